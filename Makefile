@@ -1,0 +1,44 @@
+# Two commands: `make plan` (plan the example) and `make test` (linters, types, tests).
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+RUN_STAMP := $(VENV)/.installed
+DEV_STAMP := $(VENV)/.installed-dev
+
+.PHONY: plan test lint types unit bench test-launchers clean help
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(RUN_STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+$(DEV_STAMP): pyproject.toml | $(BIN)/python
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@ $(RUN_STAMP)
+
+plan: $(RUN_STAMP)  ## plan the example: print the plan, write its launcher files under ./plans/
+	$(BIN)/meshplan plan example.yaml --out plans --force
+
+test: lint types unit  ## linters, types, tests
+
+lint: $(DEV_STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+# mypy cannot follow an editable install of a mapped package, so it is shown the tree under its installed name.
+types: $(DEV_STAMP)
+	@mkdir -p build/types/meshplan && for folder in planner profiler catalogs cli; do \
+	  ln -sfn ../../../$$folder build/types/meshplan/$$folder; done
+	MYPYPATH=build/types $(BIN)/mypy -p meshplan
+
+unit: $(DEV_STAMP)
+	$(BIN)/pytest -n auto --dist loadgroup
+
+clean:  ## remove what the other commands made
+	rm -rf $(VENV) build plans

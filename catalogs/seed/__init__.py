@@ -1,0 +1,1 @@
+"""Data of the catalog; see catalogs/README.md."""

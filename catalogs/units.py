@@ -1,0 +1,170 @@
+"""Text to SI numbers and back: the only place where units are read or written.
+
+A bare number is refused: ``900`` may be bytes, gigabytes or gigabits. Decimal and binary prefixes are kept apart
+(1 GB = 10^9 bytes, 1 GiB = 2^30 bytes), and so are bits and bytes (400 Gb/s = 50 GB/s).
+
+>>> parse_quantity("80 GiB", Dimension.BYTES)
+85899345920.0
+>>> parse_quantity("400 Gb/s", Dimension.BYTES_PER_S)
+50000000000.0
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from enum import Enum
+
+from meshplan.catalogs.errors import UnitError, closest_names, did_you_mean
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_BITS_PER_BYTE = 8.0
+_SECONDS_PER_HOUR = 3600.0
+
+
+class Dimension(Enum):
+    """What a quantity measures; the value is how messages name it, with the SI unit."""
+
+    BYTES = "an amount of memory (bytes)"
+    BYTES_PER_S = "a bandwidth (bytes/s)"
+    S = "a time (s)"
+    FLOPS_PER_S = "a compute rate (FLOP/s)"
+    W = "a power (W)"
+    USD = "an amount of money (USD)"
+    USD_PER_HOUR = "a price (USD/h)"
+
+
+def _prefixed(stem: str, scale: float, *, binary: bool = False) -> dict[str, float]:
+    table = {f"{prefix}{stem}": factor * scale for prefix, factor in _DECIMAL.items()}
+    if binary:
+        table |= {f"{prefix}{stem}": factor * scale for prefix, factor in _BINARY.items()}
+    return table
+
+
+_BYTES = _prefixed("B", 1.0, binary=True) | {"bytes": 1.0}
+_BITS = _prefixed("b", 1.0 / _BITS_PER_BYTE, binary=True) | _prefixed("bit", 1.0 / _BITS_PER_BYTE)
+UNITS: dict[Dimension, dict[str, float]] = {
+    Dimension.BYTES: _BYTES,
+    Dimension.BYTES_PER_S: {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
+    | {f"{prefix}bps": factor / _BITS_PER_BYTE for prefix, factor in _DECIMAL.items()},
+    Dimension.S: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    Dimension.FLOPS_PER_S: _prefixed("FLOP/s", 1.0) | _prefixed("FLOPS", 1.0) | _prefixed("FLOPs/s", 1.0),
+    Dimension.W: _prefixed("W", 1.0),
+    Dimension.USD: {"USD": 1.0, "$": 1.0},
+    Dimension.USD_PER_HOUR: {
+        "USD/h": 1.0,
+        "$/h": 1.0,
+        "USD/hr": 1.0,
+        "$/hr": 1.0,
+        "USD/s": _SECONDS_PER_HOUR,
+    },
+}
+_QUANTITY = re.compile(r"^\s*(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>\D.*?)?\s*$")
+
+
+def parse_quantity(text: object, dimension: Dimension) -> float:
+    """Read ``"<number> <unit>"`` and return the value in SI units.
+
+    Args:
+        text: such as ``"900 GB/s"``; anything but text is refused, because its unit is unknown.
+        dimension: what it must measure.
+
+    Raises:
+        UnitError: no unit, an unknown unit, a unit of another dimension, or not a finite number above or equal to 0.
+    """
+    match = _QUANTITY.match(text) if isinstance(text, str) else None
+    units = UNITS[dimension]
+    example = {
+        Dimension.BYTES: "80 GiB",
+        Dimension.BYTES_PER_S: "50 GB/s",
+        Dimension.S: "5 us",
+        Dimension.FLOPS_PER_S: "989 TFLOP/s",
+        Dimension.W: "700 W",
+        Dimension.USD: "1000 USD",
+        Dimension.USD_PER_HOUR: "2.5 USD/h",
+    }[dimension]
+    if match is None:
+        given = f"{text!r} has no unit" if isinstance(text, (int, float)) else f"cannot read {text!r}"
+        raise UnitError(f"{given}; {dimension.value} is written like {example!r}")
+    unit = match["unit"]
+    if unit is None:
+        raise UnitError(f"{text!r} has no unit; {dimension.value} is written like {example!r}")
+    if unit not in units:
+        raise UnitError(f"{text!r}: {_explain_unit(unit, dimension)}")
+    value = float(match["number"]) * units[unit]
+    if not math.isfinite(value) or value < 0:
+        raise UnitError(f"{text!r}: must be a finite number of at least 0")
+    return value
+
+
+def _explain_unit(unit: str, dimension: Dimension) -> str:
+    """Why ``unit`` does not measure ``dimension``, and what was probably meant."""
+    if dimension is Dimension.BYTES and unit in _BITS:
+        return f"{unit!r} counts bits; memory is in bytes: write {unit.replace('b', 'B', 1)!r}"
+    for other, table in UNITS.items():
+        if unit in table:
+            return f"{unit!r} is {other.value}, here {dimension.value} is wanted"
+    return f"unknown unit {unit!r} for {dimension.value}{did_you_mean(closest_names(unit, UNITS[dimension]))}"
+
+
+def format_bytes(value: float) -> str:
+    """Binary prefix, as the frameworks and drivers report device memory.
+
+    >>> format_bytes(85899345920)
+    '80.0 GiB'
+    """
+    for prefix, factor in reversed(_BINARY.items()):
+        if abs(value) >= factor:
+            return f"{value / factor:.1f} {prefix}B"
+    return f"{value:.0f} B"
+
+
+def format_bandwidth(value: float) -> str:
+    """Decimal prefix, as links are sold.
+
+    >>> format_bandwidth(50e9)
+    '50.0 GB/s'
+    """
+    return f"{_decimal(value)}B/s"
+
+
+def format_flops(value: float) -> str:
+    """
+    >>> format_flops(989e12)
+    '989.0 TFLOP/s'
+    """
+    return f"{_decimal(value)}FLOP/s"
+
+
+def _decimal(value: float) -> str:
+    for prefix, factor in sorted(_DECIMAL.items(), key=lambda item: -item[1]):
+        if prefix != "K" and abs(value) >= factor:
+            return f"{value / factor:.1f} {prefix}"
+    return f"{value:.1f} "
+
+
+def format_duration(value: float) -> str:
+    """The unit a person would choose.
+
+    >>> format_duration(0.0123), format_duration(4.2), format_duration(2 * 86400)
+    ('12.3 ms', '4.20 s', '2.0 d')
+    """
+    if not math.isfinite(value):
+        return "∞" if value > 0 else str(value)
+    for unit, factor in (("d", 86400.0), ("h", 3600.0)):
+        if abs(value) >= 2 * factor:
+            return f"{value / factor:.1f} {unit}"
+    if abs(value) >= 1.0:
+        return f"{value:.2f} s"
+    if abs(value) >= 1e-3:
+        return f"{value * 1e3:.1f} ms"
+    return f"{value * 1e6:.1f} us"
+
+
+def format_usd(value: float) -> str:
+    """
+    >>> format_usd(1234567.8), format_usd(2.5)
+    ('$1,234,568', '$2.50')
+    """
+    return f"${value:,.0f}" if abs(value) >= 1000 else f"${value:,.2f}"

@@ -1,0 +1,65 @@
+"""What every solver returns: an assignment with a proof of how good it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, TypeVar
+
+AssignmentT = TypeVar("AssignmentT")
+
+# Below this relative gap an incumbent counts as proven optimal: the rounding of double-precision sums, no more.
+OPTIMAL_RELATIVE_GAP = 1e-9
+
+
+class Status(Enum):
+    """Outcome of a solve; ``optimal`` is said only where ``bound`` proves it."""
+
+    OPTIMAL = "optimal"
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Solution(Generic[AssignmentT]):
+    """An answer and its proof.
+
+    Args:
+        status: see :class:`Status`.
+        assignment: the decision in the problem's own type; None when infeasible.
+        objective: value of the assignment in the problem's unit; None when infeasible.
+        bound: no assignment can be better than this (lower bound when minimising, upper when maximising).
+        gap: :func:`relative_gap` of objective and bound; None when infeasible.
+        wall_s: elapsed seconds, imports excluded. No digest covers it.
+        cpu_s: processor seconds, imports excluded. No digest covers it.
+        solver: which method found the assignment.
+        seed: what the pseudo-random choices started from.
+    """
+
+    status: Status
+    assignment: AssignmentT | None
+    objective: float | None
+    bound: float | None
+    gap: float | None
+    wall_s: float
+    cpu_s: float
+    solver: str
+    seed: int = 0
+
+
+def relative_gap(objective: float, bound: float) -> float:
+    """|objective − bound| / |objective|; 0 when both are 0, and 1 when only the objective is.
+
+    >>> relative_gap(100.0, 98.0)
+    0.02
+    """
+    if objective == bound:
+        return 0.0
+    if objective == 0.0:
+        return 1.0
+    return abs(objective - bound) / abs(objective)
+
+
+def status_of(objective: float, bound: float, *, tolerance: float = OPTIMAL_RELATIVE_GAP) -> Status:
+    """``OPTIMAL`` when the bound proves it within ``tolerance``, else ``FEASIBLE``."""
+    return Status.OPTIMAL if relative_gap(objective, bound) <= tolerance else Status.FEASIBLE
