@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, TypeVar
@@ -63,3 +64,21 @@ def relative_gap(objective: float, bound: float) -> float:
 def status_of(objective: float, bound: float, *, tolerance: float = OPTIMAL_RELATIVE_GAP) -> Status:
     """``OPTIMAL`` when the bound proves it within ``tolerance``, else ``FEASIBLE``."""
     return Status.OPTIMAL if relative_gap(objective, bound) <= tolerance else Status.FEASIBLE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """A solver's word on the way: what it has and what it cannot beat.
+
+    Args:
+        incumbent: best objective so far; None while there is none.
+        bound: best bound so far; None while there is none.
+        note: what is being done, a few words.
+    """
+
+    incumbent: float | None
+    bound: float | None
+    note: str
+
+
+OnProgress = Callable[[Progress], None]

@@ -1,0 +1,134 @@
+"""The answer: a frozen plan, its canonical JSON and its digest.
+
+Everything that a plan shows is in here: what was chosen, what it will take, why, and what was turned down. A plan is
+made once by :mod:`meshplan.planner.service` and never changes; what is measured later is attached beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+# Fields that tell of the run, not of the answer; no digest covers them.
+CLOCK_FIELDS = ("wall_s", "cpu_s", "created_at")
+PLAN_ID_LENGTH = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A predicted number with the range in which the measured one is expected (90 % unless stated)."""
+
+    value: float
+    low: float
+    high: float
+
+
+def canonical_json(document: Any) -> str:
+    """One text for one content: sorted keys, no spaces, no NaN, UTF-8 kept."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def digest(document: Any) -> str:
+    """SHA-256 of the canonical JSON of ``document``, hexadecimal."""
+    return hashlib.sha256(canonical_json(document).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One answered question.
+
+    Args:
+        kind: ``training``, or a stand-alone problem kind.
+        spec: the question, with its defaults filled in, as plain JSON.
+        spec_digest: digest of ``spec``.
+        catalog_digest: digest of every catalog entry that the answer rests on.
+        config: the choices, as plain JSON (for training: the fields of ``TrainingConfig``).
+        rank_table: (node, device) of each rank, node = host number; None for kinds without ranks.
+        predicted: metric → interval; names carry SI units.
+        memory: bytes of the worst rank by component, and of every stage.
+        breakdown: where the time goes: rows of name, seconds, share, evidence level.
+        provenance: what the numbers rest on: versions, sources, shares by evidence level.
+        solution: status, objective, bound, gap, wall_s, cpu_s, solver, seed; for ``infeasible`` also the binding
+            constraint, the nearest miss and the least change.
+        alternatives: well-known other choices, what they would take and why they lost.
+        rejected: reason → count and an example, for candidates that are not legal or do not fit.
+        answer: the decision of a stand-alone problem, in that problem's own format.
+    """
+
+    kind: str
+    spec: Mapping[str, Any]
+    spec_digest: str
+    catalog_digest: str
+    config: Mapping[str, Any]
+    predicted: Mapping[str, Interval]
+    solution: Mapping[str, Any]
+    rank_table: tuple[tuple[int, int], ...] | None = None
+    memory: Mapping[str, Any] = field(default_factory=dict)
+    breakdown: tuple[Mapping[str, Any], ...] = ()
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    alternatives: tuple[Mapping[str, Any], ...] = ()
+    rejected: tuple[Mapping[str, Any], ...] = ()
+    answer: Mapping[str, Any] | None = None
+
+    @property
+    def plan_id(self) -> str:
+        """Short digest of everything but the run's clocks."""
+        return self.digest[:PLAN_ID_LENGTH]
+
+    @property
+    def digest(self) -> str:
+        """Digest of the whole plan without the run's clocks; stamped into every launcher file."""
+        return digest(self._document(clocks=False))
+
+    def to_document(self) -> dict[str, Any]:
+        """The plan as plain JSON, ``plan_id`` first."""
+        return {"plan_id": self.plan_id, **self._document(clocks=True)}
+
+    def _document(self, *, clocks: bool) -> dict[str, Any]:
+        solution = {key: value for key, value in self.solution.items() if clocks or key not in CLOCK_FIELDS}
+        document: dict[str, Any] = {
+            "kind": self.kind,
+            "spec": dict(self.spec),
+            "spec_digest": self.spec_digest,
+            "catalog_digest": self.catalog_digest,
+            "config": dict(self.config),
+            "predicted": {
+                name: {"value": interval.value, "low": interval.low, "high": interval.high}
+                for name, interval in self.predicted.items()
+            },
+            "memory": dict(self.memory),
+            "breakdown": [dict(row) for row in self.breakdown],
+            "provenance": dict(self.provenance),
+            "solution": solution,
+            "alternatives": [dict(row) for row in self.alternatives],
+            "rejected": [dict(row) for row in self.rejected],
+        }
+        if self.rank_table is not None:
+            document["rank_table"] = [list(place) for place in self.rank_table]
+        if self.answer is not None:
+            document["answer"] = dict(self.answer)
+        return document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Plan:
+        """Read back what :meth:`to_document` wrote."""
+        table = document.get("rank_table")
+        return cls(
+            kind=document["kind"],
+            spec=document["spec"],
+            spec_digest=document["spec_digest"],
+            catalog_digest=document["catalog_digest"],
+            config=document["config"],
+            predicted={name: Interval(**interval) for name, interval in document["predicted"].items()},
+            solution=document["solution"],
+            rank_table=None if table is None else tuple((place[0], place[1]) for place in table),
+            memory=document["memory"],
+            breakdown=tuple(document["breakdown"]),
+            provenance=document["provenance"],
+            alternatives=tuple(document["alternatives"]),
+            rejected=tuple(document["rejected"]),
+            answer=document.get("answer"),
+        )

@@ -1,0 +1,66 @@
+"""The question of a training plan as data: the workload, and the choices that a plan makes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """Every choice of one training plan.
+
+    Devices = tensor × pipeline × context × data. Expert layers regroup the same devices of one pipeline stage as
+    expert_tensor × expert × expert-data ("parallel folding", arXiv:2504.14960).
+
+    Args:
+        tensor_parallel: devices that split each matrix product.
+        pipeline_parallel: stages.
+        virtual_pipeline_stages: model chunks on each stage, 1 without interleaving.
+        context_parallel: devices that split each sequence.
+        data_parallel: replicas of the model (replicate × shard).
+        data_parallel_shard: of those, how many share one copy of the sharded states; equals data_parallel × 1
+            unless states are sharded in smaller groups (HSDP). 1 when zero_stage is 0.
+        expert_parallel: devices over which the experts of a layer are spread.
+        expert_tensor_parallel: devices that split each expert's matrix products.
+        sequence_parallel: norms and dropout are split over the tensor-parallel devices.
+        zero_stage: 0 nothing, 1 optimizer states, 2 + gradients, 3 + parameters are sharded.
+        activation_recompute: ``none``, ``selective`` (attention core only) or ``full`` (whole layers).
+        pipeline_schedule: ``none`` (one stage), ``1f1b`` or ``interleaved``.
+        layers_per_chunk: transformer layers of each model chunk, in the order in which a token visits them; the
+            chunk c lies on stage c mod pipeline_parallel. Sums to the model's layers.
+        micro_batch_size: sequences of one forward pass on one replica.
+        num_microbatches: forward passes of one replica in one step.
+        global_batch_size: sequences in one optimizer step.
+        sequence_length: tokens in one sequence.
+        precision: of matrix products: ``bf16``, ``fp16`` or ``fp8``.
+    """
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    virtual_pipeline_stages: int
+    context_parallel: int
+    data_parallel: int
+    data_parallel_shard: int
+    expert_parallel: int
+    expert_tensor_parallel: int
+    sequence_parallel: bool
+    zero_stage: int
+    activation_recompute: str
+    pipeline_schedule: str
+    layers_per_chunk: tuple[int, ...]
+    micro_batch_size: int
+    num_microbatches: int
+    global_batch_size: int
+    sequence_length: int
+    precision: str
+
+    @property
+    def world_size(self) -> int:
+        """Devices in use."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def expert_data_parallel(self) -> int:
+        """Replicas of each expert: what is left of a stage's devices."""
+        stage_devices = self.world_size // self.pipeline_parallel
+        return stage_devices // (self.expert_parallel * self.expert_tensor_parallel)
