@@ -21,6 +21,7 @@ _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e1
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
 _BITS_PER_BYTE = 8.0
 _SECONDS_PER_HOUR = 3600.0
+_WHOLE_DOLLARS_FROM = 1000
 
 
 class Dimension(Enum):
@@ -130,7 +131,8 @@ def format_bandwidth(value: float) -> str:
 
 
 def format_flops(value: float) -> str:
-    """
+    """Compute rate with a decimal prefix.
+
     >>> format_flops(989e12)
     '989.0 TFLOP/s'
     """
@@ -155,16 +157,16 @@ def format_duration(value: float) -> str:
     for unit, factor in (("d", 86400.0), ("h", 3600.0)):
         if abs(value) >= 2 * factor:
             return f"{value / factor:.1f} {unit}"
-    if abs(value) >= 1.0:
-        return f"{value:.2f} s"
-    if abs(value) >= 1e-3:
-        return f"{value * 1e3:.1f} ms"
-    return f"{value * 1e6:.1f} us"
+    for unit, factor, digits in (("s", 1.0, 2), ("ms", 1e-3, 1)):
+        if abs(value) >= factor:
+            return f"{value / factor:.{digits}f} {unit}"
+    return f"{value / 1e-6:.1f} us"
 
 
 def format_usd(value: float) -> str:
-    """
+    """Money: cents below a thousand dollars, whole dollars above.
+
     >>> format_usd(1234567.8), format_usd(2.5)
     ('$1,234,568', '$2.50')
     """
-    return f"${value:,.0f}" if abs(value) >= 1000 else f"${value:,.2f}"
+    return f"${value:,.0f}" if abs(value) >= _WHOLE_DOLLARS_FROM else f"${value:,.2f}"
