@@ -3,6 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
+
+
+class Phase(Enum):
+    """What is trained."""
+
+    PRETRAINING = "pretraining"
+    FINE_TUNING = "sft"  # every weight
+    LORA = "lora"  # low-rank adapters on frozen weights (arXiv:2106.09685)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWorkload:
+    """What one optimizer step must do.
+
+    Args:
+        sequence_length: tokens in one sequence.
+        global_batch_size: sequences in one step.
+        precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
+        phase: see :class:`Phase`.
+        lora_rank: rank of the adapters, 0 unless phase is LORA.
+    """
+
+    sequence_length: int
+    global_batch_size: int
+    precision: str
+    phase: Phase = Phase.PRETRAINING
+    lora_rank: int = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step."""
+        return self.sequence_length * self.global_batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
