@@ -19,7 +19,8 @@ from dataclasses import dataclass
 
 import numpy as np
 from meshplan.catalogs.calibration import Calibration
-from meshplan.planner.estimators.candidates import FloatArray, IntArray, Machine
+from meshplan.planner.estimators.candidates import FloatArray, IntArray
+from meshplan.planner.problems.machine import Machine
 
 # What a machine without a network gets where a plan would need one: slow enough never to be chosen.
 NO_NETWORK_BYTES_PER_S = 1.0

@@ -25,15 +25,23 @@ from meshplan.planner.estimators.candidates import (
     Candidates,
     FloatArray,
     LayerKind,
-    Machine,
     Recompute,
     StageClass,
     layer_kinds,
 )
 from meshplan.planner.estimators.communication import CommunicationModel
-from meshplan.planner.estimators.compute import BYTES_16_BIT, ComputeModel, Cost
+from meshplan.planner.estimators.compute import (
+    BYTES_16_BIT,
+    LOW_PRECISION,
+    ComputeModel,
+    Cost,
+    gemm_curve,
+    peak_flops_per_s,
+)
+from meshplan.planner.estimators.flops import forward_flops_per_token
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import SCHEDULES, pipeline_s
+from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
 # The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
@@ -45,6 +53,8 @@ UNHIDDEN_SHARE = 0.05
 # weight written (4 + 12 + 12 + 2).
 ADAM_BYTES_PER_PARAMETER = 30.0
 ACTIVATION_BYTES = BYTES_16_BIT
+# Keeps the bound below the model: FLOPs count biases and routers, whose products the layer times leave out.
+BOUND_SLACK = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -396,3 +406,23 @@ def estimate_training(
         shape=shape, machine=machine, workload=workload, candidates=candidates, calibration=calibration
     )
     return model.estimate()
+
+
+def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkload, calibration: Calibration) -> float:
+    """Device-seconds that no plan can avoid: every step takes at least this over its number of devices.
+
+    The matrix products and attention of one step at the full rates that the estimator knows, without tile padding,
+    memory traffic, recompute, communication or bubble.
+    """
+    constants = calibration.time
+    curve = gemm_curve(machine.device, workload.precision)
+    low = constants.low_precision_efficiency if workload.precision in LOW_PRECISION else 1.0
+    rate = curve.rate_flops_per_s * constants.gemm_efficiency * low
+    head_rate = gemm_curve(machine.device, "bf16").rate_flops_per_s * constants.gemm_efficiency
+    passes = 2.0 if workload.phase is Phase.LORA else 3.0
+    factor = max(1.0, float(np.max(constants.expert_gemm_efficiency)))
+    flops = forward_flops_per_token(shape, workload.sequence_length)
+    attention_rate = peak_flops_per_s(machine.device, "bf16") * constants.attention_efficiency
+    per_token = passes * (flops.matrix / (rate * factor) + flops.head / max(rate, head_rate))
+    per_token += 3.0 * flops.attention / attention_rate
+    return float(BOUND_SLACK * workload.tokens_per_step * per_token)
