@@ -336,6 +336,7 @@ FAMILIES: Mapping[str, Family] = {
         mlp_bias=_BIAS,
         norm_bias=YES,
         mlp_ratio=4,
+        defaults={"max_sequence_length": 2048},
         dialect=config_dialects.falcon,
     ),
 }
