@@ -36,6 +36,8 @@ KEEP = 24
 CHUNK_ROWS = 16_384
 # Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
 TIE_RELATIVE = 1e-9
+# Names of the limits, in the order in which candidates are held against them.
+LIMITS = ("device memory", "host memory", "step time", "cost of the run")
 SOLVER_NAME = "enumeration with bounds"
 
 
