@@ -140,7 +140,8 @@ def _flattened(numbers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _si_value(place: str, name: str, number: Any) -> float | int:
     dimension = dimension_of(name)
     if dimension is not None:
-        value = parse_quantity(number, dimension)
+        # 12 digits are more than any source prints; the rest is rounding of the prefix (5.3 us is not 5.2999… us).
+        value = float(f"{parse_quantity(number, dimension):.12g}")
         return int(value) if value == int(value) else value
     if isinstance(number, int):
         return number

@@ -178,29 +178,23 @@ def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
 
 
 def _fact_rows(catalog: Catalog, kind: str, slug: str) -> list[Row]:
-    from meshplan.catalogs.facts import format_value, ruling_facts  # noqa: PLC0415
+    from meshplan.catalogs.facts import ruling_facts  # noqa: PLC0415
 
     facts = catalog.facts(kind, slug)
     ruling = ruling_facts(facts)
 
     def row(fact: Fact) -> Row:
         evidence = fact.evidence
-        ends = [evidence.low, evidence.high]
-        spread = " … ".join("" if end is None else format_value(fact.field, end) for end in ends) if any(ends) else ""
         return {
             "field": fact.field,
             "value": fact.value,
-            "text": format_value(fact.field, fact.value),
             "low": evidence.low,
             "high": evidence.high,
-            "spread": spread.strip(),
             "num_samples": evidence.num_samples,
             "level": evidence.level.value,
             "rules": ruling[fact.field] is fact,
-            "overruled": "" if ruling[fact.field] is fact else "overruled",
             "date": evidence.date,
             "source": evidence.source,
-            "reference": f"{evidence.date}, {evidence.source}",
             "origin": fact.origin,
         }
 
@@ -234,7 +228,7 @@ def _link_row(link: Link) -> Row:
 
 
 def _node_row(node: NodeType) -> Row:
-    cheapest = min(node.prices, key=lambda price: price.usd_per_hour, default=None)
+    on_demand = [price.usd_per_hour for price in node.prices if price.terms == "on-demand"]
     return {
         "slug": node.slug,
         "name": node.name,
@@ -245,9 +239,9 @@ def _node_row(node: NodeType) -> Row:
         "scale_up_link": node.scale_up_link.slug,
         "scale_out_link": node.scale_out_link.slug if node.scale_out_link else None,
         "nics_per_host": node.nics_per_host,
-        "scale_out_bytes_per_s_per_device": node.scale_out_bytes_per_s_per_device,
+        "scale_out_bytes_per_s_per_device": node.scale_out_bytes_per_s_per_device or None,
         "host_memory_bytes": node.host_memory_bytes,
-        "lowest_usd_per_hour": cheapest.usd_per_hour if cheapest else None,
+        "on_demand_usd_per_hour": min(on_demand, default=None),
     }
 
 
@@ -264,7 +258,34 @@ def _price_row(price: Price, node_type: str) -> Row:
 
 
 def _significant(value: float) -> str:
-    return f"{value:.6g}"
+    return f"{value:.4g}"
+
+
+def _readable(row: Row) -> str:
+    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
+
+    return format_value(row["field"], row["value"])
+
+
+def _spread(row: Row) -> str:
+    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
+
+    low, high = (None if row[end] is None else format_value(row["field"], row[end]) for end in ("low", "high"))
+    if low and high:
+        return f"{low} … {high}"
+    return f"from {low}" if low else f"to {high}" if high else ""
+
+
+def _level(row: Row) -> str:
+    return row["level"] if row["rules"] else f"{row['level']} (overruled)"
+
+
+def _reference(row: Row) -> str:
+    return f"{row['date']}, {row['source']}"
+
+
+def _place(row: Row) -> str:
+    return row["provider"] if row["region"] == "any" else f"{row['provider']} {row['region']}"
 
 
 _DEVICE_COLUMNS = (
@@ -282,12 +303,12 @@ _LINK_COLUMNS = (
     Column(key="latency_s", title="Latency", right=True, text=format_duration),
 )
 _NODE_COLUMNS = (
-    Column(key="slug", title="Node type"),
-    Column(key="device", title="Device"),
+    Column(key="slug", title="Node type", wrap=False),
+    Column(key="device", title="Device", wrap=False),
     Column(key="num_devices", title="#", right=True),
     Column(key="scale_up_link", title="Inside"),
-    Column(key="scale_out_bytes_per_s_per_device", title="Network a device", right=True, text=format_bandwidth),
-    Column(key="lowest_usd_per_hour", title="From, /h", right=True, text=format_usd),
+    Column(key="scale_out_bytes_per_s_per_device", title="Net/device", right=True, text=format_bandwidth, wrap=False),
+    Column(key="on_demand_usd_per_hour", title="From/h", right=True, text=format_usd, wrap=False),
 )
 _MODEL_COLUMNS = (
     Column(key="slug", title="Model"),
@@ -295,21 +316,19 @@ _MODEL_COLUMNS = (
     Column(key="family", title="Family"),
 )
 _PRICE_COLUMNS = (
-    Column(key="node_type", title="Node type"),
-    Column(key="usd_per_hour", title="Price, /h", right=True, text=format_usd),
-    Column(key="provider", title="Provider"),
-    Column(key="region", title="Region"),
-    Column(key="terms", title="Terms"),
-    Column(key="date", title="Date"),
-    Column(key="source", title="Source", footnote=True),
+    Column(key="node_type", title="Node type", wrap=False),
+    Column(key="usd_per_hour", title="Price/h", right=True, text=format_usd, wrap=False),
+    Column(key="provider", title="Provider", derive=_place),
+    Column(key="terms", title="Terms", wrap=False),
+    Column(key="date", title="Date", wrap=False),
+    Column(key="source", title="", footnote=True, wrap=False),
 )
 _FACT_COLUMNS = (
-    Column(key="field", title="Field"),
-    Column(key="text", title="Value", right=True),
-    Column(key="value", title="SI", right=True, text=_significant),
-    Column(key="spread", title="Spread", optional=True),
-    Column(key="num_samples", title="n", right=True, optional=True),
-    Column(key="level", title="Level"),
-    Column(key="overruled", title="", optional=True),
-    Column(key="reference", title="Source", footnote=True),
+    Column(key="field", title="Field", wrap=False),
+    Column(key="value", title="Value", right=True, derive=_readable, wrap=False),
+    Column(key="value", title="SI", right=True, text=_significant, wrap=False),
+    Column(key="low", title="Spread", derive=_spread, optional=True),
+    Column(key="num_samples", title="n", right=True, derive=lambda row: str(row["num_samples"] or ""), optional=True),
+    Column(key="level", title="Level", derive=_level, wrap=False),
+    Column(key="source", title="", derive=_reference, footnote=True, wrap=False),
 )

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 Row = Mapping[str, Any]
 TABLE_WIDTH = 80  # of a table that does not go to a terminal
+ABSENT = "–"
 
 
 class Format(StrEnum):
@@ -39,6 +40,8 @@ class Column:
         title: heading for people; programs see the key.
         right: numbers stand right.
         text: how a value reads in ``table`` and ``markdown``; None for the plain value.
+        derive: the cell for people from the whole row, where one value is not enough.
+        wrap: the cell may be broken over lines where the table is too wide.
         footnote: long texts such as citations: a table shows a number and lists the texts below.
         optional: left out of a table in which no row has it.
     """
@@ -47,14 +50,16 @@ class Column:
     title: str
     right: bool = False
     text: Callable[[Any], str] | None = None
+    derive: Callable[[Row], str] | None = None
+    wrap: bool = True
     footnote: bool = False
     optional: bool = False
 
     def cell(self, row: Row) -> str:
         """The cell for people; an absent value is a dash."""
-        value = row.get(self.key)
+        value = self.derive(row) if self.derive else row.get(self.key)
         if value is None or value == "":
-            return "–"
+            return ABSENT
         return self.text(value) if self.text else _plain(value)
 
 
@@ -74,8 +79,8 @@ def rendered_rows(
     """The text that :func:`show_rows` prints.
 
     Args:
-        rows: one mapping a line; JSON and YAML show all of it, the other formats its ``columns``.
-        columns: what to show, in order.
+        rows: one mapping a line; programs get all of it.
+        columns: what people get, in order.
         form: see :class:`Format`.
         title: heading of a table.
         width: of a table in characters; None for the terminal's.
@@ -118,8 +123,9 @@ def _yaml(content: Any) -> str:
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([column.key for column in columns])
-    writer.writerows([_machine(row.get(column.key)) for column in columns] for row in rows)
+    keys = list(dict.fromkeys(key for row in rows for key in row)) or [column.key for column in columns]
+    writer.writerow(keys)
+    writer.writerows([_machine(row.get(key)) for key in keys] for row in rows)
     return text.getvalue()
 
 
@@ -139,10 +145,11 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    shown = [column for column in columns if not column.optional or any(row.get(column.key) for row in rows)]
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    shown = [column for column in columns if not column.optional or any(column.cell(row) != ABSENT for row in rows)]
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in shown:
-        table.add_column(column.title, justify="right" if column.right else "left", overflow="fold")
+        justify: Literal["left", "right"] = "right" if column.right else "left"
+        table.add_column(column.title, justify=justify, overflow="fold", no_wrap=not column.wrap)
     notes: dict[str, int] = {}
     for row in rows:
         cells = []
@@ -152,7 +159,7 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width:
         # Text, not str: brackets are no markup.
         table.add_row(*map(Text, cells))
     text = io.StringIO()
-    console = Console(file=text, width=width or TABLE_WIDTH, highlight=False, no_color=True, soft_wrap=False)
+    console = Console(file=text, width=width or TABLE_WIDTH, highlight=False, no_color=True)
     if title:
         console.print(Text(title))
     console.print(table)
