@@ -75,7 +75,7 @@ def open_database(text: str | None = None) -> Engine:
         if revision is None:
             _create(engine)
         elif revision != SCHEMA_REVISION:
-            raise _version_error(engine.url, revision)
+            raise version_error(engine.url, revision)
     return engine
 
 
@@ -208,7 +208,8 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(statement)
 
 
-def _version_error(url: URL, revision: str) -> CatalogVersionError:
+def version_error(url: URL, revision: str) -> CatalogVersionError:
+    """The error for a database of another revision, with the way out."""
     from meshplan.catalogs.migrations import known_revisions  # noqa: PLC0415
 
     if revision in known_revisions():

@@ -16,7 +16,6 @@ A number is a text with its unit, a bare count, or ``{value, low, high, num_samp
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -50,7 +49,7 @@ def seed_document(folder: Path = SEED_FOLDER) -> dict[str, Any]:
         "devices": _entries(folder / "devices.yaml", "devices"),
         "links": _entries(folder / "links.yaml", "links"),
         "node_types": _entries(folder / "nodes.yaml", "node_types"),
-        "models": _models(folder / "models"),
+        "models": _models(folder / "models.yaml"),
     }
     content = _load(folder / "prices.yaml")
     for slug, prices in content["prices"].items():
@@ -140,7 +139,8 @@ def _flattened(numbers: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 def _si_value(place: str, name: str, number: Any) -> float | int:
     dimension = dimension_of(name)
     if dimension is not None:
-        value = parse_quantity(number, dimension)
+        # 12 digits are more than any source prints; the rest is rounding of the prefix (5.3 us is not 5.2999… us).
+        value = float(f"{parse_quantity(number, dimension):.12g}")
         return int(value) if value == int(value) else value
     if isinstance(number, int):
         return number
@@ -167,17 +167,17 @@ def _price(content: Mapping[str, Any], slug: str, price: Mapping[str, Any]) -> d
     }
 
 
-def _models(folder: Path) -> dict[str, Any]:
-    """One file a model, named by its slug: ``{name, source, date, config}`` with the Hugging Face config."""
-    models: dict[str, Any] = {}
-    for path in sorted(folder.glob("*.json")):
-        content = json.loads(path.read_bytes())
-        config = content["config"]
-        models[path.stem] = {
-            "name": content["name"],
-            "family": content.get("family") or config["model_type"],
-            "config": config,
-            "source": content["source"],
-            "date": str(content["date"]),
+def _models(path: Path) -> dict[str, Any]:
+    """``{name, source, date, config}`` by slug, where ``config`` is a Hugging Face configuration."""
+    if not path.is_file():
+        return {}
+    return {
+        slug: {
+            "name": model["name"],
+            "family": model["config"]["model_type"],
+            "config": model["config"],
+            "source": model["source"],
+            "date": str(model["date"]),
         }
-    return models
+        for slug, model in _load(path)["models"].items()
+    }
