@@ -98,6 +98,11 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     for model_type in dict.fromkeys(shorten(part.get("model_type")).strip("'") for part in (config, section)):
         if model_type in _REASONS:
             yield Problem(path="model_type", message=f"{model_type!r} is {_REASONS[model_type]}")
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and any(str(name).endswith("ForMaskedLM") for name in architectures):
+        yield Problem(path="architectures", message="a masked language model: a text encoder, not a decoder")
+    if "image_size" in section and not _states(section, "vocab_size"):
+        yield Problem(path="image_size", message="a vision model: it has no vocabulary")
     if config.get("is_encoder_decoder") is True:
         yield Problem(path="is_encoder_decoder", message="true: an encoder-decoder")
     if not any(_states(section, name) for name in _SIZES):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from meshplan.catalogs.config_fields import shorten
+from meshplan.catalogs.config_fields import FIELDS, shorten
 from meshplan.catalogs.config_scope import language_section, scope_problems
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.model_config import build_shape, config_error
@@ -19,8 +19,9 @@ from meshplan.catalogs.model_shapes import ModelShape
 
 ASSUMED_VOCAB_SIZE = 32_000
 """Where a measurement states none (Zero Bubble, arXiv:2401.10241, Table 3): with one matrix of that many rows the four
-models count 1.5, 6.2, 14.6 and 28.3 billion parameters, as they are named; with 51,200 rows the last two do not."""
+models count 1.5, 6.2, 14.6 and 28.3 billion parameters, as they are named; with 51,200 rows the last three do not."""
 
+_MAX_LAYERS = FIELDS["num_hidden_layers"].at_most
 _GATED = dataclasses.replace(GENERIC, gated_mlp=True)
 _PLAIN = Family(
     gated_mlp=False,
@@ -69,33 +70,34 @@ def shape_from_observation(model: Mapping[str, object]) -> ModelShape:
 
 
 def _mixed_layers(counts: object, name: str) -> list[str]:
-    """``layer_types`` from ``{kind: number}``: each kind spread evenly, the rarest last in its group.
+    """``layer_types`` from ``{kind: number}``: each kind spread evenly, the rarest (full attention) last in its group.
 
     >>> _mixed_layers({"full_attention": 1, "sliding_attention": 3}, "gemma")
     ['sliding_attention', 'sliding_attention', 'sliding_attention', 'full_attention']
     """
     if not isinstance(counts, Mapping) or not all(
-        isinstance(number, int) and 0 < number < _MAX_LAYERS for number in counts.values()
+        isinstance(number, int) and 0 <= number <= _MAX_LAYERS for number in counts.values()
     ):
         message = f"must map each kind of layer to a number of layers, is {shorten(counts)}"
         raise config_error(name, [Problem(path="layer_type_counts", message=message)])
-    # Layer i of n with number m takes the place (i + 1) / m, so that all kinds end together and fill up evenly.
-    places = [((index + 1) / number, -number, str(kind)) for kind, number in counts.items() for index in range(number)]
-    return [kind for _, _, kind in sorted(places)]
-
-
-_MAX_LAYERS = 2048
+    # The i-th of m layers of a kind takes the place (i + 1) / m, so that all kinds end together and fill up evenly.
+    places = [
+        ((index + 1) / number, -number, kind == "full_attention", str(kind))
+        for kind, number in counts.items()
+        for index in range(number)
+    ]
+    return [kind for *_, kind in sorted(places)]
 
 
 def _with_stated_parameters(shape: ModelShape, num_parameters: object) -> ModelShape:
     """A GPT shape with the learned positions that its stated parameter count implies.
 
-    Positions are the only part that adds whole rows of h alone, and measurements do not state them (llm-foundry makes
-    one a token of context, which dominates MPT-125M at 65,536 tokens).
+    Positions are the only part that measurements do not state and that adds whole rows of h; llm-foundry makes one a
+    token of context, a third of MPT-125M at 65,536 tokens.
     """
     if shape.gated_mlp or isinstance(num_parameters, bool) or not isinstance(num_parameters, int):
         return shape
     rows, remainder = divmod(num_parameters - shape.num_parameters, shape.hidden_size)
-    if rows <= 0 or remainder:
+    if remainder or not 0 < rows <= FIELDS["num_position_embeddings"].at_most:
         return shape
     return dataclasses.replace(shape, num_position_embeddings=rows)
