@@ -94,14 +94,13 @@ def _stage_row(stage: StageBytes) -> dict[str, Any]:
 
 def evidence_of(problem: TrainingProblem, term: str) -> EvidenceLevel:
     """How well the rate behind a part of the step is known."""
-    constants = EvidenceLevel.FITTED if problem.calibration.num_runs else EvidenceLevel.ASSUMED
     products = {"matrix products", "experts", "recompute", "embedding, LM head and loss"}
     if term in products:
         fitted = gemm_curve(problem.machine.device, problem.workload.precision).is_fitted
         return EvidenceLevel.FITTED if fitted else EvidenceLevel.DATASHEET
     if "communication" in term or "messages" in term:
         return problem.machine.link_level
-    return constants
+    return EvidenceLevel.FITTED if problem.calibration.num_runs else EvidenceLevel.ASSUMED
 
 
 def breakdown(problem: TrainingProblem, priced: Priced) -> tuple[dict[str, Any], ...]:
@@ -137,6 +136,7 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "date": calibration.date,
         },
         "sources": dict(resolved.sources),
+        "model": plain(problem.shape),
     }
 
 

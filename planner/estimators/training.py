@@ -334,9 +334,10 @@ class TrainingModel:
         payload = ACTIVATION_BYTES * self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
         fill = (split.pipeline_parallel - 1) * each
+        passes = batch.num_microbatches * split.virtual_pipeline_stages * each
         if SCHEDULES[split.schedule].hides_neighbour_messages:
-            return fill
-        return fill + batch.num_microbatches * each
+            return fill + UNHIDDEN_SHARE * passes
+        return fill + passes
 
     def estimate(self) -> TrainingEstimate:
         """Price the batch."""
