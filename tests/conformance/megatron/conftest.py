@@ -68,15 +68,15 @@ class MegatronJudge:
     def config(self, flags: Sequence[str], *, world_size: int, environment: Mapping[str, str]) -> tuple[Any, Any]:
         """(arguments, transformer configuration) after the three steps and the count of micro-batches."""
         argv = ["pretrain_gpt.py", *flags, *CPU_OVERRIDES]
-        with _environment({**environment, "WORLD_SIZE": str(world_size), "RANK": "0"}), _argv(argv), _silent():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                parsed = self.arguments.validate_args(self.arguments.parse_args())
-                config = self.arguments.core_transformer_config_from_args(parsed)
-                # Megatron divides the batch when it starts; validate_args does not.
-                self.microbatches.ConstantNumMicroBatchesCalculator(
-                    parsed.global_batch_size, parsed.micro_batch_size, parsed.data_parallel_size, False, 0
-                )
+        variables = {**environment, "WORLD_SIZE": str(world_size), "RANK": "0"}
+        with _environment(variables), _argv(argv), _silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = self.arguments.validate_args(self.arguments.parse_args())
+            config = self.arguments.core_transformer_config_from_args(parsed)
+            # Megatron divides the training batch when it starts; validate_args does not.
+            self.microbatches.ConstantNumMicroBatchesCalculator(
+                parsed.global_batch_size, parsed.micro_batch_size, parsed.data_parallel_size, False, 0
+            )
         return parsed, config
 
     def coordinates(self, parsed: Any, rank: int) -> dict[str, int]:
