@@ -44,6 +44,7 @@ _PARSER_AND_GROUPS = "parser and process groups"
 _ARGUMENT_LEVEL = "flags and types only: the rest of the check needs Transformer Engine"
 # Nothing that a shell, or a reader that splits at spaces, could take for more than one word.
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.,:=*|+()\[\]/-]+")
+_PRECISIONS = ("bf16", "fp16", "fp8")
 _ZERO_SHARDED_GRADIENTS = 2
 _ZERO_SHARDED_PARAMETERS = 3
 _PRE_BLACKWELL = frozenset({"volta", "turing", "ampere", "ada", "hopper"})
@@ -125,9 +126,9 @@ def _recompute(config: TrainingConfig, _: ModelShape) -> list[Flag]:
 
 
 def _precision(config: TrainingConfig, _: ModelShape) -> list[Flag]:
-    return {"bf16": [("--bf16",)], "fp16": [("--fp16",)], "fp8": [("--bf16",), ("--fp8-format", "hybrid")]}[
-        config.precision
-    ]
+    if config.precision == "fp8":
+        return [("--bf16",), ("--fp8-format", "hybrid")]
+    return [(f"--{config.precision}",)]
 
 
 def _sequence_length(config: TrainingConfig, shape: ModelShape) -> list[Flag]:
@@ -235,6 +236,11 @@ def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
     """
     config, shape = request.config, request.shape
     _refuse(config, shape)
+    return say(config, shape)
+
+
+def say(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
+    """The flags of :func:`arguments`, whether or not Megatron-LM takes them (its tests ask it)."""
     flags = [*model_flags(shape), *(flag for term in TERMS for flag in term.flags(config, shape))]
     # Causal masks are made inside the kernels; the loader would build sequence_length² of them.
     flags.append(("--no-create-attention-mask-in-dataloader",))
@@ -264,6 +270,8 @@ def _refuse(config: TrainingConfig, shape: ModelShape) -> None:
             f"sequences of {config.sequence_length} tokens with {positions} learned positions",
             f"sequence_length {positions}",
         )
+    if config.precision not in _PRECISIONS:
+        raise CannotExpressError(TARGET, f"the precision {config.precision!r}", "one of " + ", ".join(_PRECISIONS))
     broken = MEGATRON.broken(shape, config)
     if broken:
         raise CannotExpressError(

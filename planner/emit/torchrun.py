@@ -225,8 +225,8 @@ _NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is 
   listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
   for device in "${{device_list[@]}}"; do
     line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
-    IFS=, read -r _ name memory_mib <<< "$line"
-    [[ $name == *{model}* ]] || fail "GPU $device is a$name, the plan is for "{model}
+    IFS=, read -r _ name memory_mib <<< "${{line//, /,}}"
+    [[ $name == *{model}* ]] || fail "GPU $device is $name, the plan is for "{model}
     (( memory_mib >= {least_mib} )) || fail "GPU $device has $memory_mib MiB, the plan counts on {least_mib} MiB"
   done"""
 
