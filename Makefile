@@ -40,5 +40,20 @@ types: $(DEV_STAMP)
 unit: $(DEV_STAMP)
 	$(BIN)/pytest -n auto --dist loadgroup
 
+# A second environment: torch wants its CPU build, Megatron-LM ignores its Python bound; --no-deps keeps CUDA out.
+LAUNCHERS_VENV ?= .venv-launchers
+LAUNCHERS_PYTHON ?= python3.11
+LAUNCHERS_STAMP := $(LAUNCHERS_VENV)/.installed
+LAUNCHERS_REQUIREMENTS := tests/conformance/megatron/requirements.txt
+
+$(LAUNCHERS_STAMP): $(LAUNCHERS_REQUIREMENTS) pyproject.toml
+	$(LAUNCHERS_PYTHON) -m venv $(LAUNCHERS_VENV)
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --ignore-requires-python --requirement $(LAUNCHERS_REQUIREMENTS)
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+test-launchers: $(LAUNCHERS_STAMP)  ## target frameworks' own parsers over the emitted files
+	$(LAUNCHERS_VENV)/bin/pytest -m launchers tests/conformance
+
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) build plans
+	rm -rf $(VENV) $(LAUNCHERS_VENV) build plans

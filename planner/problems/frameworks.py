@@ -1,8 +1,8 @@
 """What a training framework's own rules allow, beyond what the mathematics of parallelism asks.
 
-Each rule is a named predicate over a model and the columns of :class:`~meshplan.planner.problems.training.TrainingConfig`.
-The predicates use only ``% == <= & |``, so ``config`` may be one configuration or a struct of NumPy arrays with the
-same field names: the enumeration filters whole batches with the very rules that the emitters check one plan against.
+Each rule is a named predicate over a model and a :class:`~meshplan.planner.problems.training.TrainingConfig`. The
+predicates use only ``% == <= & |``, so ``config`` may be one configuration or a struct of NumPy arrays with the same
+field names: the enumeration filters whole batches with the very rules that the emitters check one plan against.
 A rule is listed only where the framework was seen to refuse, or where its source raises at run time although its
 parser accepts (``stage``). tests/conformance/megatron holds them against the framework itself.
 """
@@ -203,6 +203,15 @@ _MEGATRON_RULES = (
         message="sequence_length must be a multiple of 2 × context_parallel",
         stage="parser",
         source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="sliding_windows_need_whole_sequences",
+        holds=lambda shape, config: (
+            (config.context_parallel == 1) | all(window is None for window in shape.sliding_windows)
+        ),
+        message="sliding windows cannot be combined with the ring (p2p) form of context parallelism",
+        stage="run time",
+        source="Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)",
     ),
     LegalityRule(
         name="pipeline_at_most_layers",
