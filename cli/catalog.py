@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
+from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
@@ -41,7 +41,7 @@ def list_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the ruling one is shown."""
-    rows, columns = _listing(_open(db), section)
+    rows, columns = _listing(open_catalog(db), section)
     show_rows(rows, columns, form)
 
 
@@ -52,7 +52,7 @@ def show(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
-    catalog = _open(db)
+    catalog = open_catalog(db)
     entry = _described(catalog, name)
     if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
         show_document(entry, form)
@@ -76,7 +76,7 @@ def export_entries(
 
     if form not in (Format.JSON, Format.YAML):
         raise typer.BadParameter(f"an export is json or yaml, not {form.value}", param_hint="--format")
-    document = export_document(_open(db).engine, name)
+    document = export_document(open_catalog(db).engine, name)
     if out is None:
         show_document(document, form)
         return
@@ -96,7 +96,7 @@ def import_entries(
     from meshplan.catalogs.transfer import import_document, read_document  # noqa: PLC0415
 
     document = read_document(file)
-    changes = import_document(_open(db).engine, document, name=str(file))
+    changes = import_document(open_catalog(db).engine, document, name=str(file))
     show_document({"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}, form)
 
 
@@ -113,16 +113,6 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
         "seeds_refreshed": done.seeds_refreshed,
     }
     show_document(document, form)
-
-
-def _open(db: str | None) -> Catalog:
-    from meshplan.catalogs.repository import Catalog  # noqa: PLC0415
-    from meshplan.catalogs.seeds import seeds_are_stale  # noqa: PLC0415
-
-    catalog = Catalog.open(db)
-    if seeds_are_stale(catalog.engine):
-        sys.stderr.write("note: the catalog holds seed numbers of another version; refresh: meshplan catalog upgrade\n")
-    return catalog
 
 
 def _listing(catalog: Catalog, section: Section) -> tuple[list[Row], tuple[Column, ...]]:

@@ -37,6 +37,12 @@ class Subcommand:
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
+    "plan": Subcommand(module="meshplan.cli.plan", help="Find the best plan for a spec, store it, write its files."),
+    "estimate": Subcommand(module="meshplan.cli.estimate", help="Price one pinned configuration."),
+    "explain": Subcommand(module="meshplan.cli.explain", help="Why this plan, and what another choice would cost."),
+    "emit": Subcommand(module="meshplan.cli.emit", help="Write the launcher files of a plan."),
+    "compare": Subcommand(module="meshplan.cli.compare", help="Plans side by side, or a plan beside its measurement."),
+    "plans": Subcommand(module="meshplan.cli.plans", help="List, show, tag, delete stored plans; record measurements."),
     "catalog": Subcommand(
         module="meshplan.cli.catalog",
         help="Show, import and upgrade hardware, models and prices.",
@@ -62,6 +68,7 @@ class LazyGroup(TyperGroup):
         if isinstance(command, _NotLoaded) and name is not None:
             module = importlib.import_module(SUBCOMMANDS[name].module)
             command = typer.main.get_command(module.app)
+            command.help = command.help or SUBCOMMANDS[name].help
             command.name = name
             self.commands[name] = command
         return name, command, rest

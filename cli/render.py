@@ -68,6 +68,16 @@ def show_rows(rows: Sequence[Row], columns: Sequence[Column], form: Format, *, t
     _write(rendered_rows(rows, columns, form, title=title, width=_terminal_width()))
 
 
+def show_text(text: str) -> None:
+    """Print text that is already rendered on stdout."""
+    _write(text)
+
+
+def terminal_width() -> int:
+    """Columns that a table may use: those of the terminal, at least :data:`TABLE_WIDTH`."""
+    return _terminal_width() or TABLE_WIDTH
+
+
 def show_document(document: Row, form: Format, *, title: str = "") -> None:
     """Print one nested document on stdout; for people and CSV it is flattened to dotted names."""
     _write(rendered_document(document, form, title=title, width=_terminal_width()))
