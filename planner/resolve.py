@@ -58,19 +58,22 @@ class _Problems(list[Problem]):
             raise SpecError(self)
 
 
-def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path) -> Resolved:
+def resolve_training(
+    spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None
+) -> Resolved:
     """Look everything up.
 
     Args:
         spec: the question.
         catalog: where the names are looked up.
         base: folder against which a model path is resolved.
+        shape: the model where it is known already.
 
     Raises:
         SpecError: unknown names and impossible choices, all of them.
     """
     problems = _Problems()
-    shape = _shape(spec, catalog, base, problems)
+    shape = shape or _shape(spec, catalog, base, problems)
     cluster = _cluster(spec.cluster, catalog, problems)
     rules = FRAMEWORKS.get(spec.constraints.target)
     if rules is None:

@@ -19,6 +19,7 @@ from meshplan.planner.solvers.solution import OnProgress, Solution
 
 if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device
+    from meshplan.catalogs.model_shapes import ModelShape
     from meshplan.catalogs.repository import Catalog
     from meshplan.planner.emit.artifact import Artifact, EmittedPlan
     from meshplan.planner.resolve import Resolved
@@ -82,8 +83,16 @@ def require_kind(document: Mapping[str, Any]) -> str:
     raise SpecError([Problem(path="kind", message=f"must be one of {', '.join(KINDS)}, not {kind!r}{hint}")])
 
 
-def resolve(document: Mapping[str, Any], catalog: Catalog, base: Path = Path()) -> Resolved:
+def resolve(
+    document: Mapping[str, Any], catalog: Catalog, base: Path = Path(), *, shape: ModelShape | None = None
+) -> Resolved:
     """Read and look up a training spec.
+
+    Args:
+        document: the spec.
+        catalog: where names are looked up.
+        base: folder against which a model path is resolved.
+        shape: the model where it is known already; the spec's model is not looked up then.
 
     Raises:
         SpecError: malformed, of another kind, or with unknown names.
@@ -93,7 +102,7 @@ def resolve(document: Mapping[str, Any], catalog: Catalog, base: Path = Path()) 
 
     if require_kind(document) != "training":
         raise SpecError([Problem(path="kind", message=f"must be training here, not {document['kind']}")])
-    return resolve_training(read_training_spec(document), catalog, base)
+    return resolve_training(read_training_spec(document), catalog, base, shape=shape)
 
 
 def _plan_training(
@@ -152,21 +161,30 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
 
 
 def explain_instead(
-    plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog, *, base: Path = Path()
+    plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog
 ) -> tuple[Plan | None, str]:
     """What the plan would be with other choices pinned, and one sentence on the difference.
 
+    The model is the one that the plan was made for; the rest of the spec is looked up again.
+
     Returns:
         The other plan (None where none fits) and the reason.
+
+    Raises:
+        SpecError: unknown or impossible choices, or the plan is not a training plan with a configuration.
     """
     from meshplan.planner import training_plan
     from meshplan.planner.alternatives import instead
     from meshplan.planner.estimators.priced import price
 
+    if plan.kind != "training" or not plan.config:
+        message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no training choices to change"
+        raise SpecError([Problem(path="", message=message)], of="the question")
+    shape = training_plan.shape_from_document(plan.provenance["model"])
     spec = {**plan.spec, "fixed": {**plan.spec.get("fixed", {}), **choices}}
-    resolved = resolve(spec, catalog, base)
+    resolved = resolve(spec, catalog, shape=shape)
     free = replace(resolved.problem, fixed=dict(plan.spec.get("fixed", {})))
-    chosen = price(free, training_plan.config_from_document(plan.config)) if plan.config else None
+    chosen = price(free, training_plan.config_from_document(plan.config))
     other = instead(free, chosen, choices)
     if other.priced is None:
         return None, other.reason
