@@ -29,7 +29,9 @@ def _headline(plan: Plan) -> str:
     solution, name = plan.solution, plan.spec.get("name", "")
     text = f"{plan.kind} {name}".strip() + f": {solution['status']}"
     if solution.get("gap") is not None:
-        text += f", {solution['objective']:.6g} where {solution['bound']:.6g} is the bound (gap {percent(solution['gap'])})"
+        text += (
+            f", {solution['objective']:.6g} where {solution['bound']:.6g} is the bound (gap {percent(solution['gap'])})"
+        )
     return f"{text}\n{solution['solver']}, {solution['cpu_s']:.2f} s"
 
 

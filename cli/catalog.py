@@ -11,6 +11,7 @@ from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.reference import schema, support
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device, Link, NodeType, Price
     from meshplan.catalogs.repository import Catalog
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=__doc__)
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help="Hardware, links, node types, models and prices, and where each number comes from.")
+app.command("schema")(schema)
+app.command("support")(support)
 
 # The dtype whose peak stands for a device in a listing; older devices lack the first.
 _LISTED_DTYPES = ("bf16", "fp16")
@@ -71,8 +74,8 @@ def export_entries(
     form: FormatOption = Format.JSON,
 ) -> None:
     """Write the catalog, or one entry, as one JSON or YAML document that 'catalog import' reads."""
-    from meshplan.catalogs.transfer import export_document  # noqa: PLC0415
-    from meshplan.cli.render import rendered_document  # noqa: PLC0415
+    from meshplan.catalogs.transfer import export_document
+    from meshplan.cli.render import rendered_document
 
     if form not in (Format.JSON, Format.YAML):
         raise typer.BadParameter(f"an export is json or yaml, not {form.value}", param_hint="--format")
@@ -93,7 +96,7 @@ def import_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Add or replace entries and facts from a file: all of it, or nothing and the list of what is wrong."""
-    from meshplan.catalogs.transfer import import_document, read_document  # noqa: PLC0415
+    from meshplan.catalogs.transfer import import_document, read_document
 
     document = read_document(file)
     changes = import_document(open_catalog(db).engine, document, name=str(file))
@@ -103,7 +106,7 @@ def import_entries(
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Bring the database to this version's schema and seed numbers; your own entries stay."""
-    from meshplan.catalogs.upgrade import upgrade_database  # noqa: PLC0415
+    from meshplan.catalogs.upgrade import upgrade_database
 
     done = upgrade_database(db)
     document = {
@@ -168,7 +171,7 @@ def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
 
 
 def _fact_rows(catalog: Catalog, kind: str, slug: str) -> list[Row]:
-    from meshplan.catalogs.facts import ruling_facts  # noqa: PLC0415
+    from meshplan.catalogs.facts import ruling_facts
 
     facts = catalog.facts(kind, slug)
     ruling = ruling_facts(facts)
@@ -252,13 +255,13 @@ def _significant(value: float) -> str:
 
 
 def _readable(row: Row) -> str:
-    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
+    from meshplan.catalogs.facts import format_value
 
     return format_value(row["field"], row["value"])
 
 
 def _spread(row: Row) -> str:
-    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
+    from meshplan.catalogs.facts import format_value
 
     low, high = (None if row[end] is None else format_value(row["field"], row[end]) for end in ("low", "high"))
     if low and high:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
     from meshplan.planner.plan import Plan
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 # Of the flat forms (CSV, Markdown): one line a difference.
 _FLAT_COLUMNS = tuple(Column(key=key, title=key) for key in ("section", "field", "values"))
@@ -99,7 +99,11 @@ def _flat_rows(document: dict[str, Any]) -> list[Row]:
         for item in document.get("metrics", ())
     ]
     rows += [
-        {"section": f"measured {run['plan_id']}", "field": item["metric"], "values": [item["predicted"]["value"], item["measured"]]}
+        {
+            "section": f"measured {run['plan_id']}",
+            "field": item["metric"],
+            "values": [item["predicted"]["value"], item["measured"]],
+        }
         for run in document["measured"]
         for item in run["metrics"]
     ]

@@ -18,17 +18,32 @@ def comparison_report(comparison: Comparison, *, width: int = TABLE_WIDTH) -> st
     """What was asked differently, chosen differently, what that changes, and why."""
     plans = comparison.plan_ids
     sections = []
-    for heading, differences in (("Question", comparison.question), ("Choice", comparison.choices)):
-        if differences:
-            rows = [_difference_row(item) for item in differences]
-            sections.append(rendered_rows(rows, _columns(heading, plans), Format.TABLE, width=width))
-    if not comparison.choices:
-        sections.append("The plans make the same choices.\n")
-    rows = [_metric_row(item) for item in comparison.metrics]
-    columns = (*_columns("Predicted", plans), Column(key="verdict", title="", optional=True))
-    sections.append(rendered_rows(rows, columns, Format.TABLE, width=width))
-    sections.append("".join(paragraph(f"{plan}: {why}", width) for plan, why in zip(plans[1:], comparison.reasons, strict=True) if why))
+    if comparison.question:
+        asked = [_difference_row(item) for item in comparison.question]
+        sections.append(rendered_rows(asked, _columns("Question", plans), Format.TABLE, width=width))
+    sections.append(choices_section(comparison, width) or "The plans make the same choices.\n")
+    sections.append(metrics_section(comparison, width))
+    reasons = zip(plans[1:], comparison.reasons, strict=True)
+    sections.append("".join(paragraph(f"{plan}: {why}", width) for plan, why in reasons if why))
     return "\n".join(section for section in sections if section)
+
+
+def choices_section(comparison: Comparison, width: int) -> str:
+    """The choices that differ."""
+    rows = [_difference_row(item) for item in comparison.choices]
+    return rendered_rows(rows, _columns("Choice", comparison.plan_ids), Format.TABLE, width=width) if rows else ""
+
+
+def metrics_section(comparison: Comparison, width: int) -> str:
+    """Every predicted metric; of two plans the change stands in its own column."""
+    is_pair = len(comparison.plan_ids) == 2  # noqa: PLR2004
+    rows = [_metric_row(item, is_pair=is_pair) for item in comparison.metrics]
+    columns = (
+        *_columns("Predicted", comparison.plan_ids),
+        Column(key="change", title="change", right=True, optional=True, wrap=False),
+        Column(key="verdict", title="intervals", optional=True, wrap=False),
+    )
+    return rendered_rows(rows, columns, Format.TABLE, width=width)
 
 
 def _columns(heading: str, plans: tuple[str, ...]) -> tuple[Column, ...]:
@@ -57,17 +72,20 @@ def _short(value: Any) -> Any:
     return ", ".join(f"{count}×{item}" if count > 1 else str(item) for item, count in runs)
 
 
-def _metric_row(item: MetricDifference) -> Row:
+def _metric_row(item: MetricDifference, *, is_pair: bool) -> Row:
     row: dict[str, Any] = {"field": metric_title(item.metric)}
     for place, (interval, change) in enumerate(zip(item.predicted, item.changes, strict=True)):
         if interval is None:
             continue
         text = metric_text(item.metric, interval.value)
-        row[f"plan{place}"] = text if place == 0 or change is None else f"{text} ({signed_percent(change)})"
+        has_own_column = is_pair or place == 0 or change is None
+        row[f"plan{place}"] = text if has_own_column else f"{text} ({signed_percent(change)})"
+    change = item.changes[1]
+    if is_pair and change is not None:
+        row["change"] = signed_percent(change)
     changed = [place for place, change in enumerate(item.changes) if change]
     if changed:
-        apart = [item.apart[place] for place in changed]
-        row["verdict"] = "certain" if all(apart) else "intervals overlap"
+        row["verdict"] = "apart" if all(item.apart[place] for place in changed) else "overlap"
     return row
 
 

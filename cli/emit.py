@@ -10,7 +10,7 @@ from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument
 from meshplan.cli.render import Column, Format
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _COLUMNS = (Column(key="path", title="File", wrap=False), Column(key="bytes", title="Bytes", right=True))
 
 

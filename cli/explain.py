@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
     from meshplan.planner.plan import Plan
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 @app.command()
@@ -99,7 +99,7 @@ def _explain(made: Plan, form: Format) -> None:
 
 
 def _explain_instead(made: Plan, choices: dict[str, int | str | bool], catalog: Catalog, form: Format) -> None:
-    from meshplan.cli.comparison_report import comparison_report
+    from meshplan.cli.comparison_report import choices_section, metrics_section
     from meshplan.cli.training_report import paragraph
     from meshplan.planner.compare import compare
     from meshplan.planner.service import explain_instead
@@ -110,8 +110,10 @@ def _explain_instead(made: Plan, choices: dict[str, int | str | bool], catalog: 
     if form is Format.TABLE:
         width = terminal_width()
         verdict = f"{label} instead: {reason}" if other is not None else f"no plan with {label}: {reason}"
-        tables = "" if comparison is None else comparison_report(comparison, width=width) + "\n"
-        show_text(tables + paragraph(verdict, width))
+        sections = [paragraph(verdict, width)]
+        if comparison is not None:
+            sections += [choices_section(comparison, width), metrics_section(comparison, width)]
+        show_text("\n".join(section for section in sections if section))
     else:
         document: dict[str, Any] = {
             "plan_id": made.plan_id,

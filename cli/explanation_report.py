@@ -43,7 +43,8 @@ def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TAB
         )
     )
     sections += [alternatives_section(plan, width), rejected_section(plan, width)]
-    # Citations are not wrapped: an address must stay in one piece to be opened.
-    cited = "".join(f"  {what}: {source}\n" for what, source in explanation.sources.items())
+    cited = "".join(
+        paragraph(f"  {what}: {source}", width, indent="    ") for what, source in explanation.sources.items()
+    )
     sections.append(f"Sources\n{cited}" if cited else "")
     return "\n".join(section for section in sections if section)

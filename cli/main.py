@@ -73,10 +73,18 @@ class LazyGroup(TyperGroup):
             self.commands[name] = command
         return name, command, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C ends it with the code that shells expect, in every version of Typer."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            _complain("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from interrupt
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import version
 
         sys.stdout.write(f"meshplan {version('meshplan')}\n")
         raise typer.Exit(EXIT_OK)
@@ -115,9 +123,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except MeshplanError as error:
         _complain(f"error: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         if DEBUG_OPTION in given:
             raise

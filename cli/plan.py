@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
     from meshplan.planner.plan import Plan
 
-app = typer.Typer(rich_markup_mode=None)
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 def _finite(value: float | None) -> float | None:

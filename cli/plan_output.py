@@ -41,7 +41,9 @@ def is_infeasible(plan: Plan) -> bool:
     return bool(plan.solution["status"] == INFEASIBLE)
 
 
-def stored_text(plan: Plan, *, stored: bool, db: str | None, files: Sequence[Path] = (), out: Path | None = None) -> str:
+def stored_text(
+    plan: Plan, *, stored: bool, db: str | None, files: Sequence[Path] = (), out: Path | None = None
+) -> str:
     """What was stored and written, and the exact commands that come next."""
     lines = []
     if files:
@@ -53,7 +55,10 @@ def stored_text(plan: Plan, *, stored: bool, db: str | None, files: Sequence[Pat
     elif not stored:
         lines.append(f"plan {plan.plan_id} (not stored)")
     else:
-        lines += [f"plan {plan.plan_id} is stored; next:", *(f"  {line}" for line in next_commands(plan, db, bool(files)))]
+        lines += [
+            f"plan {plan.plan_id} is stored; next:",
+            *(f"  {line}" for line in next_commands(plan, db, bool(files))),
+        ]
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -37,7 +37,7 @@ def metric_text(name: str, value: float) -> str:
     """The value of the metric ``name`` with its unit.
 
     >>> metric_text("mfu", 0.5168), metric_text("iteration_s", 57.6), metric_text("tokens_per_s", 72821.03)
-    ('51.7 %', '57.60 s', '72,821')
+    ('51.7%', '57.60 s', '72,821')
     """
     if name in ("mfu", "hfu"):
         return percent(value)
@@ -64,16 +64,16 @@ def percent(share: float) -> str:
     """A share.
 
     >>> percent(0.1234)
-    '12.3 %'
+    '12.3%'
     """
-    return f"{share * 100.0:.1f} %"
+    return f"{share:.1%}"
 
 
 def signed_percent(change: float) -> str:
     """A relative change, its sign always shown.
 
     >>> signed_percent(0.25), signed_percent(-0.015)
-    ('+25.0 %', '−1.5 %')
+    ('+25.0%', '−1.5%')
     """
     return f"{'−' if change < 0 else '+'}{percent(abs(change))}"
 

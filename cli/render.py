@@ -124,7 +124,7 @@ def _json(content: Any) -> str:
 
 
 def _yaml(content: Any) -> str:
-    import yaml  # noqa: PLC0415
+    import yaml
 
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
@@ -150,10 +150,10 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width: int | None) -> str:
     # rich costs 0.1 s to import, and only tables need it.
-    from rich import box  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     shown = [column for column in columns if not column.optional or any(column.cell(row) != ABSENT for row in rows)]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
@@ -213,7 +213,7 @@ def _machine(value: Any) -> Any:
 def _terminal_width() -> int | None:
     if not sys.stdout.isatty():
         return TABLE_WIDTH
-    import shutil  # noqa: PLC0415
+    import shutil
 
     return max(TABLE_WIDTH, shutil.get_terminal_size().columns)
 

@@ -89,7 +89,7 @@ def headline(plan: Plan, width: int) -> str:
 
 
 def paragraph(text: str, width: int, indent: str = "") -> str:
-    """Wrapped text, newline at the end."""
+    """Wrapped text, newline at the end; an address stays in one piece, so that it can be opened."""
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 

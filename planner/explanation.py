@@ -90,7 +90,9 @@ def calibration(plan: Plan) -> str:
     if not found["num_runs"]:
         return f"constants of the literature, not calibrated on runs; an error of {spread} is assumed"
     where = f"{found['framework']}, {found['architecture']}"
-    return f"calibrated on {found['num_runs']} published runs ({where}); 90 % of the held-out errors are within {spread}"
+    return (
+        f"calibrated on {found['num_runs']} published runs ({where}); 90 % of the held-out errors are within {spread}"
+    )
 
 
 def _excess(plan: Plan) -> str:

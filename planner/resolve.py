@@ -58,9 +58,7 @@ class _Problems(list[Problem]):
             raise SpecError(self)
 
 
-def resolve_training(
-    spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None
-) -> Resolved:
+def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None) -> Resolved:
     """Look everything up.
 
     Args:

@@ -160,9 +160,7 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
     )
 
 
-def explain_instead(
-    plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog
-) -> tuple[Plan | None, str]:
+def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:
     """What the plan would be with other choices pinned, and one sentence on the difference.
 
     The model is the one that the plan was made for; the rest of the spec is looked up again.

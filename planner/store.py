@@ -61,8 +61,9 @@ def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
         plan = Plan.from_document(document)
         actual = plan.plan_id
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"{type(error).__name__} {error}"
         raise StoreError(
-            f"{name} is not the JSON of a plan ({type(error).__name__}: {error}); meshplan plan --format json writes one"
+            f"{name} is not the JSON of a plan ({what}); 'meshplan plan --format json' writes one"
         ) from error
     if document.get("plan_id") != actual:
         raise StoreError(
@@ -87,7 +88,9 @@ def record(handle: str, measured: Mapping[str, Any], rows: PlanRows) -> Recorded
     plan = plan_from_document(rows.get(handle).document, name=f"stored plan {handle}")
     problems = [problem for name, value in measured.items() for problem in _metric_problems(plan, name, value)]
     if not measured:
-        problems = [Problem(path="", message=f"no metric is given; a plan predicts {', '.join(sorted(plan.predicted))}")]
+        problems = [
+            Problem(path="", message=f"no metric is given; a plan predicts {', '.join(sorted(plan.predicted))}")
+        ]
     if problems:
         raise SpecError(problems, of="what was measured")
     return rows.record(handle, measured)
