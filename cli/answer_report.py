@@ -7,6 +7,7 @@ from typing import Any
 
 from meshplan.cli.quantities import percent
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.cli.training_report import effort_text
 from meshplan.planner.plan import Plan
 
 # Longer lists are described by their size; --format json has them.
@@ -32,7 +33,7 @@ def _headline(plan: Plan) -> str:
         text += (
             f", {solution['objective']:.6g} where {solution['bound']:.6g} is the bound (gap {percent(solution['gap'])})"
         )
-    return f"{text}\n{solution['solver']}, {solution['cpu_s']:.2f} s"
+    return f"{text}\n{effort_text(solution)}"
 
 
 def _text(value: Any) -> str:

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device, Link, NodeType, Price
     from meshplan.catalogs.repository import Catalog
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help="Hardware, links, node types, models and prices, and where each number comes from.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Hardware, links, node types, models and prices, and where each number comes from.",
+)
 app.command("schema")(schema)
 app.command("support")(support)
 

@@ -13,7 +13,12 @@ from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 if TYPE_CHECKING:
     from meshplan.catalogs.plan_rows import PlanRow
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help="Stored plans and what was measured for them.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Stored plans and what was measured for them.",
+)
 
 _LIST_COLUMNS = (
     Column(key="plan_id", title="Plan", wrap=False),

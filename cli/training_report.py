@@ -72,15 +72,30 @@ def status_text(plan: Plan) -> str:
     solution = plan.solution
     status, gap, count = solution["status"], solution.get("gap"), solution.get("num_candidates")
     if "oom" in solution:
-        fits = "does not fit the devices' memory" if solution["oom"] else "fits"
-        return f"one configuration, priced: {fits}"
+        return f"one configuration, priced: {fit_text(plan)}"
+    if gap is None and status == "feasible":
+        return "the best plan with these choices pinned"
     if status == "infeasible":
         return f"infeasible: none of {count:,} legal candidates stays within the limits" if count else "infeasible"
     if status == "optimal":
         known = f"optimal under the model (gap 0): no better one among {count:,} legal candidates"
     else:
         known = f"feasible: at most {percent(gap or 0.0)} from the best possible, when the search stopped"
-    return f"{known}; {solution['solver']}, {solution['cpu_s']:.2f} s"
+    return f"{known}; {effort_text(solution)}"
+
+
+def fit_text(plan: Plan) -> str:
+    """Whether a pinned configuration fits, with the numbers."""
+    safe, limit = plan.memory["worst"]["safe_bytes"], plan.memory["limit_bytes"]
+    if safe <= limit:
+        return f"it fits, {format_bytes(limit - safe)} of {format_bytes(limit)} to spare on the worst rank"
+    return f"it does not fit, {format_bytes(safe - limit)} more than {format_bytes(limit)} on the worst rank"
+
+
+def effort_text(solution: Mapping[str, Any]) -> str:
+    """Solver and processor time; a plan file has no clock times."""
+    spent = solution.get("cpu_s")
+    return str(solution["solver"]) if spent is None else f"{solution['solver']}, {spent:.2f} s of one core"
 
 
 def headline(plan: Plan, width: int) -> str:

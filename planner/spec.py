@@ -59,7 +59,7 @@ BytesPerS = Annotated[
     float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_positive), _quantity_schema(Dimension.BYTES_PER_S)
 ]
 Seconds = Annotated[float, _quantity(Dimension.S), _quantity_schema(Dimension.S)]
-Count = Annotated[int, Field(strict=True, ge=1)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Dollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -148,6 +148,8 @@ class WorkloadSpec(_Model):
                 f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length "
                 f"{self.sequence_length}; nearest: {max(low, self.sequence_length)} or {low + self.sequence_length}"
             )
+        if self.num_sequences > MAX_GLOBAL_BATCH:
+            raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if (self.phase is Phase.LORA) != (self.lora_rank is not None):
             raise ValueError("phase 'lora' and lora_rank go together")
         return self
