@@ -118,15 +118,15 @@ def _expert_bias(shape: ModelShape, config: Any) -> Any:
     return (config.expert_tensor_parallel == 1) | (not biased)
 
 
-def _instances(shape: ModelShape, config: Any) -> Any:
-    """Groups of shards must divide the expert replicas too."""
-    instances = config.data_parallel // config.data_parallel_shard
-    whole = (config.data_parallel % config.data_parallel_shard == 0) | (config.zero_stage == 0)
-    if shape.moe is None:
-        return whole
-    stage = config.tensor_parallel * config.context_parallel * config.data_parallel
-    replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
-    return whole & ((replicas % instances == 0) | (config.zero_stage == 0))
+def _shard_groups(shape: ModelShape, config: Any) -> Any:
+    """The groups, data_parallel / data_parallel_shard of them, also divide the replicas of the experts."""
+    whole = config.data_parallel % config.data_parallel_shard == 0
+    if shape.moe is not None:
+        stage = config.tensor_parallel * config.context_parallel * config.data_parallel
+        replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
+        # replicas % groups == 0, without dividing by the number of groups (which may be 0 in an illegal column)
+        whole = whole & (replicas * config.data_parallel_shard % config.data_parallel == 0)
+    return whole | (config.zero_stage == 0)
 
 
 def _sequence(shape: ModelShape, config: Any) -> Any:
@@ -270,7 +270,7 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="shard_groups_divide_replicas",
-        holds=_instances,
+        holds=_shard_groups,
         message="data_parallel / data_parallel_shard must be whole, and divide the expert replicas",
         stage="process groups",
         source=_GROUPS,
