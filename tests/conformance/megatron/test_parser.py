@@ -332,6 +332,12 @@ def test_scripts_end_to_end(megatron: Any, tmp_path: Path, shape: ModelShape, co
     assert parsed.mock_data
 
 
+def test_chunks_without_layers_are_accepted(megatron: Any) -> None:
+    config = config_for(LLAMA_70B, pipeline_parallel=4, layers_per_chunk=(0, 40, 40, 0))
+    arguments, world_size = words(config, LLAMA_70B), config.world_size
+    assert megatron.layers_per_chunk(arguments, world_size=world_size, environment={}) == (0, 40, 40, 0)
+
+
 def test_fp8_experts_at_the_argument_level(megatron: Any) -> None:
     """Without Transformer Engine the parser refuses every fp8 model with experts; the flags at least are known."""
     config = config_for(MIXTRAL, data_parallel=8, expert_parallel=8, precision="fp8")
