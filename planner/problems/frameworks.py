@@ -286,7 +286,7 @@ MEGATRON = FrameworkRules(
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
-        "Chunks without layers are accepted (the parser and the layer count both take them): at least one layer a chunk "
+        "Chunks without layers are accepted by the parser and by the layer count: at least one layer a chunk "
         "is the planner's own rule.",
         "The second rank order with experts and stages needs expert_data_parallel = data_parallel.",
     ),
