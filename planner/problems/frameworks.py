@@ -288,7 +288,8 @@ MEGATRON = FrameworkRules(
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
         "Chunks without layers are accepted by the parser and by the layer count: at least one layer a chunk "
         "is the planner's own rule.",
-        "The second rank order with experts and stages needs expert_data_parallel = data_parallel.",
+        "The second rank order with several stages needs expert_parallel × expert_tensor_parallel = tensor_parallel × "
+        "context_parallel; in a dense model that is context_parallel = 1.",
     ),
 )
 

@@ -194,13 +194,21 @@ def test_ranks_sit_where_we_say(megatron: Any) -> None:
                 assert {name: found[name] for name in expected} == expected
 
 
-def test_second_rank_order(megatron: Any) -> None:
-    config = config_for(LLAMA_70B, tensor_parallel=2, pipeline_parallel=4, context_parallel=2, data_parallel=3)
+@pytest.mark.parametrize(("context_parallel", "fits"), [(1, True), (2, False)])
+def test_second_rank_order(megatron: Any, context_parallel: int, fits: bool) -> None:
+    """Its process groups want as many replicas of the experts as of the rest, even in a dense model."""
+    config = config_for(
+        LLAMA_70B, tensor_parallel=2, pipeline_parallel=4, context_parallel=context_parallel, data_parallel=3
+    )
     parsed, _ = megatron.config(
         [*words(config, LLAMA_70B), "--use-tp-pp-dp-mapping"],
         world_size=config.world_size,
         environment=environment(config, LLAMA_70B),
     )
+    if not fits:
+        with pytest.raises(AssertionError, match="data parallel size of the attention and moe layers"):
+            megatron.coordinates(parsed, 0)
+        return
     order = MEGATRON.rank_orders[1]
     sizes = [getattr(config, f"{dimension}_parallel") for dimension in order]
     for rank in range(0, config.world_size, 5):
