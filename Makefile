@@ -44,11 +44,12 @@ unit: $(DEV_STAMP)
 LAUNCHERS_VENV ?= .venv-launchers
 LAUNCHERS_PYTHON ?= python3.11
 LAUNCHERS_STAMP := $(LAUNCHERS_VENV)/.installed
-LAUNCHERS_REQUIREMENTS := tests/conformance/megatron/requirements.txt
+MEGATRON := tests/conformance/megatron
 
-$(LAUNCHERS_STAMP): $(LAUNCHERS_REQUIREMENTS) pyproject.toml
+$(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt pyproject.toml
 	$(LAUNCHERS_PYTHON) -m venv $(LAUNCHERS_VENV)
-	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --ignore-requires-python --requirement $(LAUNCHERS_REQUIREMENTS)
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --requirement $(MEGATRON)/requirements.txt
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --ignore-requires-python --requirement $(MEGATRON)/framework.txt
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
+from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.model_shapes import ModelShape
@@ -44,7 +45,22 @@ _PARSER_AND_GROUPS = "parser and process groups"
 _ARGUMENT_LEVEL = "flags and types only: the rest of the check needs Transformer Engine"
 # Nothing that a shell, or a reader that splits at spaces, could take for more than one word.
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.,:=*|+()\[\]/-]+")
-_PRECISIONS = ("bf16", "fp16", "fp8")
+# Choices by name: what Megatron-LM has a word for.
+_KNOWN_NAMES = {
+    "precision": ("bf16", "fp16", "fp8"),
+    "activation_recompute": ("none", "selective", "full"),
+    "pipeline_schedule": ("none", "1f1b", "interleaved"),
+}
+# Changes of one choice, from the smallest to the largest, in search of a configuration that is accepted.
+_SMALL_CHANGES: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("sequence_parallel", (True, False)),
+    ("zero_stage", (1,)),
+    ("virtual_pipeline_stages", (1,)),
+    ("expert_tensor_parallel", (1,)),
+    ("context_parallel", (1,)),
+    ("expert_parallel", (64, 32, 16, 8, 4, 2, 1)),
+    ("tensor_parallel", (8, 4, 2, 1)),
+)
 _ZERO_SHARDED_GRADIENTS = 2
 _ZERO_SHARDED_PARAMETERS = 3
 _PRE_BLACKWELL = frozenset({"volta", "turing", "ampere", "ada", "hopper"})
@@ -270,15 +286,28 @@ def _refuse(config: TrainingConfig, shape: ModelShape) -> None:
             f"sequences of {config.sequence_length} tokens with {positions} learned positions",
             f"sequence_length {positions}",
         )
-    if config.precision not in _PRECISIONS:
-        raise CannotExpressError(TARGET, f"the precision {config.precision!r}", "one of " + ", ".join(_PRECISIONS))
+    for field, known in _KNOWN_NAMES.items():
+        name = getattr(config, field)
+        if name not in known:
+            raise CannotExpressError(TARGET, f"{field} {name!r}", "one of " + ", ".join(known))
     broken = MEGATRON.broken(shape, config)
     if broken:
         raise CannotExpressError(
             TARGET,
             "this configuration: " + "; ".join(f"{rule.message} ({rule.source})" for rule in broken),
-            "a plan made with constraints.target: megatron",
+            _nearest(config, shape),
         )
+
+
+def _nearest(config: TrainingConfig, shape: ModelShape) -> str:
+    """The first small change after which every rule is met, in words."""
+    for field, values in _SMALL_CHANGES:
+        for value in values:
+            change: dict[str, Any] = {field: value}
+            smaller = field == "sequence_parallel" or value < getattr(config, field)
+            if smaller and not MEGATRON.broken(shape, replace(config, **change)):
+                return f"the same plan with {field} = {value}"
+    return "what meshplan plan finds with constraints.target: megatron"
 
 
 def environment(request: TrainingRequest) -> dict[str, str | None]:
@@ -311,6 +340,7 @@ def emit(request: TrainingRequest) -> EmittedPlan:
         request=request,
         placements=placements,
         verified=VERIFIED,
+        rank_order=MEGATRON.rank_orders[0],
         environment=environment(request),
         program=megatron_script.program(ARGUMENTS_FILE, request.shape.vocab_size),
     )

@@ -24,7 +24,6 @@ from meshplan.planner.emit.artifact import (
     stamp_fields,
 )
 from meshplan.planner.emit.placement import HostPlacement
-from meshplan.planner.problems.frameworks import MEGATRON
 
 # One script a host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
 MAX_HOST_SCRIPTS = 64
@@ -64,6 +63,7 @@ class Launch:
         request: plan, model, device and host names.
         placements: hosts by node rank.
         verified: parser that judged the program's arguments.
+        rank_order: parallel dimensions as the program counts its ranks, the fastest-varying first.
         environment: variables of every rank; None unsets one.
         program: bash that fills the array ``program``; it may use ``$here`` and ``fail``.
     """
@@ -71,6 +71,7 @@ class Launch:
     request: TrainingRequest
     placements: tuple[HostPlacement, ...]
     verified: ParserVerified
+    rank_order: tuple[str, ...]
     environment: Mapping[str, str | None]
     program: str
 
@@ -113,7 +114,7 @@ def _rank_table_text(launch: Launch) -> str:
     fields = {
         **stamp_fields(launch.request.plan, launch.verified),
         "world_size": len(table),
-        "rank_order": list(MEGATRON.rank_orders[0]),
+        "rank_order": list(launch.rank_order),
         "hosts": [placement.hostname or None for placement in launch.placements],
     }
     head = json.dumps(fields, indent=2, ensure_ascii=True)

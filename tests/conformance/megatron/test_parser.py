@@ -5,6 +5,7 @@ On demand: ``make test-launchers``.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import random
 import subprocess
@@ -92,6 +93,10 @@ def random_plans(*, legal: bool, seed: int, count: int) -> list[tuple[ModelShape
         if fits and (not MEGATRON.broken(shape, config)) is legal:
             found.append((shape, config))
     return found
+
+
+def test_version_is_the_one_that_the_rules_name() -> None:
+    assert importlib.metadata.version("megatron-core") == MEGATRON.version == emitter.VERIFIED.version
 
 
 def test_llama_70b_on_8_dgx_h100_is_accepted(megatron: Any) -> None:
@@ -189,6 +194,28 @@ def test_ranks_sit_where_we_say(megatron: Any) -> None:
                 assert {name: found[name] for name in expected} == expected
 
 
+@pytest.mark.parametrize(("context_parallel", "fits"), [(1, True), (2, False)])
+def test_second_rank_order(megatron: Any, context_parallel: int, fits: bool) -> None:
+    """Its process groups want as many replicas of the experts as of the rest, even in a dense model."""
+    config = config_for(
+        LLAMA_70B, tensor_parallel=2, pipeline_parallel=4, context_parallel=context_parallel, data_parallel=3
+    )
+    parsed, _ = megatron.config(
+        [*words(config, LLAMA_70B), "--use-tp-pp-dp-mapping"],
+        world_size=config.world_size,
+        environment=environment(config, LLAMA_70B),
+    )
+    if not fits:
+        with pytest.raises(AssertionError, match="data parallel size of the attention and moe layers"):
+            megatron.coordinates(parsed, 0)
+        return
+    order = MEGATRON.rank_orders[1]
+    sizes = [getattr(config, f"{dimension}_parallel") for dimension in order]
+    for rank in range(0, config.world_size, 5):
+        found = megatron.coordinates(parsed, rank)
+        assert {name: found[name] for name in order} == rank_coordinates(order, sizes, rank)
+
+
 REFUSED: Sequence[tuple[str, ModelShape, dict[str, Any]]] = (
     ("heads_divisible_by_tensor_parallel", LLAMA_70B, {"tensor_parallel": 3}),
     ("heads_divisible_by_tensor_parallel", GPT2_XL, {"tensor_parallel": 2}),
@@ -214,7 +241,7 @@ def test_what_we_refuse_megatron_refuses(megatron: Any, rule: str, shape: ModelS
 
 
 def test_parser_rules_agree_on_random_illegal_plans(megatron: Any) -> None:
-    """Whatever Megatron refuses, a rule of ours refuses: legal plans were all accepted; here nothing slips by."""
+    """A rule that is said to be the parser's is the parser's: without it, plans would be refused for nothing."""
     wrong = []
     in_parser = {rule.name for rule in MEGATRON.rules if rule.stage == "parser"}
     switched_off = {"sequence_parallel_needs_tensor_parallel", "interleaving_needs_pipeline"}
@@ -311,6 +338,12 @@ def test_scripts_end_to_end(megatron: Any, tmp_path: Path, shape: ModelShape, co
     assert parsed.data_parallel_size == config.data_parallel
     assert parsed.vocab_size == shape.vocab_size
     assert parsed.mock_data
+
+
+def test_chunks_without_layers_are_accepted(megatron: Any) -> None:
+    config = config_for(LLAMA_70B, pipeline_parallel=4, layers_per_chunk=(0, 40, 40, 0))
+    arguments, world_size = words(config, LLAMA_70B), config.world_size
+    assert megatron.layers_per_chunk(arguments, world_size=world_size, environment={}) == (0, 40, 40, 0)
 
 
 def test_fp8_experts_at_the_argument_level(megatron: Any) -> None:

@@ -174,6 +174,25 @@ def test_what_cannot_be_said_is_refused_with_the_nearest_that_can(
     assert what in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("shape", "choices", "nearest"),
+    [
+        (LLAMA_70B, {"pipeline_parallel": 4, "zero_stage": 3}, "the same plan with zero_stage = 1"),
+        (MIXTRAL, {"tensor_parallel": 2, "sequence_parallel": False}, "the same plan with sequence_parallel = True"),
+        (LLAMA_70B, {"sequence_parallel": True}, "the same plan with sequence_parallel = False"),
+        (MIXTRAL, {"data_parallel": 4, "expert_parallel": 8}, "the same plan with expert_parallel = 4"),
+        (LLAMA_70B, {"data_parallel": 6, "data_parallel_shard": 4}, "constraints.target: megatron"),
+        (QWEN3_4B, {"precision": "fp4"}, "one of bf16, fp16, fp8"),
+        (QWEN3_4B, {"activation_recompute": "block"}, "one of none, selective, full"),
+        (QWEN3_4B, {"pipeline_parallel": 2, "pipeline_schedule": "zb-h1"}, "one of none, 1f1b, interleaved"),
+    ],
+)
+def test_nearest_plan_is_one_change_away(shape: ModelShape, choices: dict[str, object], nearest: str) -> None:
+    with pytest.raises(CannotExpressError) as refusal:
+        flags(shape, **choices)
+    assert nearest in refusal.value.nearest
+
+
 def test_layers_that_do_not_add_up() -> None:
     with pytest.raises(EmitError, match=r"4 chunks and 79 layers; the plan has 4 chunks and the model 80 layers"):
         flags(LLAMA_70B, pipeline_parallel=4, layers_per_chunk=(20, 20, 20, 19))

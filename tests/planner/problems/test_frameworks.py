@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from emit_cases import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_70B, LLAMA_70B_ON_64, MIXTRAL, SHAPES, config_for
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.problems.frameworks import MEGATRON, LegalityRule, framework_rules, rank_coordinates
@@ -40,6 +40,7 @@ def columns(configs: list[TrainingConfig]) -> SimpleNamespace:
 
 
 @pytest.mark.parametrize("rule", MEGATRON.rules, ids=lambda rule: rule.name)
+@settings(max_examples=30)
 @given(choices=st.lists(CONFIGS, min_size=1, max_size=8), shape=st.sampled_from(SHAPES))
 def test_columns_and_single_plans_agree(
     rule: LegalityRule, choices: list[dict[str, object]], shape: ModelShape
@@ -55,7 +56,11 @@ def test_columns_and_single_plans_agree(
     [
         (LLAMA_70B, {"tensor_parallel": 16}, set()),
         (LLAMA_70B, {"tensor_parallel": 8, "data_parallel": 8, "data_parallel_shard": 4}, set()),
-        (replace(LLAMA_70B, num_key_value_heads=12, num_attention_heads=48), {"tensor_parallel": 16}, {"kv_heads_and_tensor_parallel_divide"}),
+        (
+            replace(LLAMA_70B, num_key_value_heads=12, num_attention_heads=48),
+            {"tensor_parallel": 16},
+            {"kv_heads_and_tensor_parallel_divide"},
+        ),
         (LLAMA_70B, {"tensor_parallel": 8, "sequence_length": 4100}, {"sequence_divisible_by_tensor_parallel"}),
         (LLAMA_70B, {"sequence_parallel": True}, {"sequence_parallel_needs_tensor_parallel"}),
         (LLAMA_70B, {"virtual_pipeline_stages": 2}, {"interleaving_needs_pipeline"}),
@@ -72,7 +77,7 @@ def test_columns_and_single_plans_agree(
         (DEEPSEEK_V3, {"tensor_parallel": 128}, set()),
         (GPT_OSS_20B, {"context_parallel": 2}, {"sliding_windows_need_whole_sequences"}),
     ],
-)  # fmt: skip
+)
 def test_which_rules_break(shape: ModelShape, choices: dict[str, object], broken: set[str]) -> None:
     assert {rule.name for rule in MEGATRON.broken(shape, config_for(shape, **choices))} == broken
 
