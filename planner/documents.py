@@ -1,9 +1,9 @@
 """Spec files to plain data: YAML or JSON from a path, hostile input refused.
 
 A document is at most :data:`MAX_BYTES` long, has no duplicate keys (YAML silently keeps the last one otherwise), no
-non-finite numbers and few aliases (a megabyte of aliases can expand to gigabytes). What comes out is what JSON knows, so
-that every document has a digest. Numbers are read as in YAML 1.2: ``1e12`` is a number, ``1:30`` and ``2026-11-21`` are
-text.
+non-finite numbers and few aliases (a megabyte of aliases can expand to gigabytes). What comes out is what JSON knows,
+so that every document has a digest. Numbers are read as in YAML 1.2: ``1e12`` is a number, ``1:30`` and ``2026-11-21``
+are text.
 """
 
 from __future__ import annotations

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from meshplan.planner.resolve import Resolved
 
 DEFAULT_TOP = 5
-# Launcher files are written for this framework where the spec names none, or any.
-DEFAULT_TARGET = "megatron"
-ANY_TARGET = "any"
 # kind of a stand-alone problem → (module of the problem, its class, module of the solver). One line a kind.
 STAND_ALONE = {
     "rank-mapping": ("problems.rank_mapping", "RankMappingProblem", "solvers.rank_mapping"),
@@ -228,8 +225,9 @@ def plan_target(plan: Plan) -> str | None:
     """The emit target that the plan was made for; None for kinds that nothing launches."""
     if plan.kind != "training":
         return None
-    target = plan.spec.get("constraints", {}).get("target", DEFAULT_TARGET)
-    return DEFAULT_TARGET if target == ANY_TARGET else str(target)
+    from meshplan.planner.spec import ConstraintsSpec
+
+    return ConstraintsSpec.model_validate(plan.spec.get("constraints", {})).target
 
 
 def plan_artifact(plan: Plan) -> Artifact:

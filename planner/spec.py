@@ -183,7 +183,7 @@ class ConstraintsSpec(_Model):
     max_usd_per_run: Dollars | None = None
     max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")
     max_run_time: Seconds | None = Field(default=None, description="longest run, such as '14 d'")
-    target: str = Field(default="megatron", description="framework whose rules the plan obeys; 'any' for none")
+    target: str = Field(default="megatron", description="framework whose rules the plan obeys")
     price: PriceSpec = PriceSpec()
 
 
