@@ -19,6 +19,7 @@ from typing import Any, Literal
 Row = Mapping[str, Any]
 TABLE_WIDTH = 80  # of a table that does not go to a terminal
 ABSENT = "–"
+_UNBOUNDED = 10_000  # columns in which any table fits
 
 
 class Format(StrEnum):
@@ -170,6 +171,8 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width:
         table.add_row(*map(Text, cells))
     text = io.StringIO()
     console = Console(file=text, width=width or TABLE_WIDTH, highlight=False, no_color=True)
+    if console.measure(table, options=console.options.update(width=_UNBOUNDED)).minimum > console.width:
+        table.padding = 0  # rather close columns than cut numbers
     if title:
         console.print(Text(title))
     console.print(table)
