@@ -1,0 +1,69 @@
+"""Runs command lines in this process, each test with its own copy of one seeded database."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from meshplan.catalogs.repository import Catalog
+from meshplan.cli.main import run
+
+SPEC = """\
+kind: training
+model: llama-3.1-8b
+cluster: {nodes: [{type: dgx-h100, count: 1}]}
+workload: {sequence_length: 4096, global_batch_size: 64, num_training_tokens: 1e9}
+"""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+Meshplan = Callable[..., Outcome]
+
+
+@pytest.fixture(scope="session")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("seeded") / "catalog.sqlite"
+    Catalog.open(str(path)).engine.dispose()
+    return path
+
+
+@pytest.fixture
+def database(seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "catalog.sqlite"
+    shutil.copy(seeded, path)
+    monkeypatch.setenv("MESHPLAN_DB", str(path))
+    return path
+
+
+@pytest.fixture
+def meshplan(database: Path, capsys: pytest.CaptureFixture[str]) -> Meshplan:
+    """``meshplan("plan", spec)``: run a command line; a traceback fails the test."""
+
+    def call(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            run(["--debug", *map(str, arguments)])
+        out, err = capsys.readouterr()
+        code = exit_.value.code
+        assert code is None or isinstance(code, int)
+        return Outcome(code=code or 0, out=out, err=err)
+
+    return call
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return path
