@@ -41,7 +41,7 @@ def described(parameter: Any) -> str:
         words = parameter.metavar or parameter.name.upper()
     else:
         words = " / ".join([*parameter.opts, *parameter.secondary_opts])
-    default = "" if parameter.default in (None, False) or callable(parameter.default) else f" = {parameter.default}"
+    default = "" if parameter.default in (None, False, "") or callable(parameter.default) else f" = {parameter.default}"
     needed = " (required)" if parameter.required else ""
     several = " (several)" if getattr(parameter, "multiple", False) or parameter.nargs == -1 else ""
     return f"  {words}{default}{needed}{several}: {parameter.help}"
