@@ -287,6 +287,12 @@ def test_missing_file_and_folder_without_config(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "config.json/config.json"])
+def test_impossible_paths_are_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ModelConfigError, match="no model configuration at|cannot read"):
+        read_config(tmp_path / path)
+
+
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelConfigError, match="no model configuration at"):
