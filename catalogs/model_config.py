@@ -92,8 +92,8 @@ def shape_from_config(config: Mapping[str, object], *, slug: str, name: str = ""
 
 
 def config_error(slug: str, problems: list[Problem]) -> ModelConfigError:
-    """One error that lists every problem of a configuration."""
-    lines = "\n".join(f"  - {problem}" for problem in problems)
+    """One error that lists every problem of a configuration, each once (two sizes may come from one key)."""
+    lines = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
     return ModelConfigError(
         f"model configuration {slug!r} does not describe a transformer that can be planned:\n{lines}"
     )

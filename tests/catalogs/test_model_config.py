@@ -244,6 +244,13 @@ def test_all_problems_come_in_one_message() -> None:
         assert f"  - {path}: " in message
 
 
+def test_one_key_that_gives_two_sizes_is_reported_once() -> None:
+    message = refusal(
+        {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0], "intermediate_size": 0}
+    )
+    assert message.count("intermediate_size") == 1
+
+
 # --- files ----------------------------------------------------------------------------------------------------------
 
 
@@ -289,7 +296,7 @@ def test_missing_file_and_folder_without_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "config.json/config.json"])
 def test_impossible_paths_are_refused(tmp_path: Path, path: str) -> None:
-    with pytest.raises(ModelConfigError, match="no model configuration at|cannot read"):
+    with pytest.raises(ModelConfigError, match=r"no model configuration at|cannot read"):
         read_config(tmp_path / path)
 
 
