@@ -88,12 +88,15 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     """
     if "_diffusers_version" in config or "_class_name" in config:
         yield Problem(path="", message=f"a diffusers component ({shorten(config.get('_class_name'))})")
-    for model_type in dict.fromkeys(shorten(part.get("model_type")).strip("'") for part in (config, section)):
+    stated = (part.get("model_type") for part in (config, section))
+    for model_type in dict.fromkeys(name for name in stated if isinstance(name, str)):
         reason = _REASONS.get(model_type.removesuffix("_model").removesuffix("_text"))
         if reason is not None:
-            yield Problem(path="model_type", message=f"{model_type!r} is {reason}")
+            yield Problem(path="model_type", message=f"{shorten(model_type)} is {reason}")
     architectures = config.get("architectures")
-    if isinstance(architectures, list) and any(str(name).endswith("ForMaskedLM") for name in architectures):
+    if isinstance(architectures, list) and any(
+        isinstance(name, str) and name.endswith("ForMaskedLM") for name in architectures
+    ):
         yield Problem(path="architectures", message="a masked language model: a text encoder, not a decoder")
     if "image_size" in section and not _states(section, "vocab_size"):
         yield Problem(path="image_size", message="a vision model: it has no vocabulary")
@@ -105,10 +108,10 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     for part, keys in _FOREIGN_PARTS.items():
         present = [key for key in keys if section.get(key) not in (None, False, 0, [], {}, "")]
         if present:
-            yield Problem(path=present[0], message=f"{part} are not supported yet")
+            yield Problem(path=present[0], message=f"not supported yet: {part}")
     kinds = section.get("attn_type_list")
     if isinstance(kinds, list) and any(kind != _ONLY_ATTENTION for kind in kinds):
-        yield Problem(path="attn_type_list", message="linear-attention layers are not supported yet")
+        yield Problem(path="attn_type_list", message="not supported yet: linear-attention layers")
 
 
 def _states_sizes(config: Mapping[str, object]) -> bool:
