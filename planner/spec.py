@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
 from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
 from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.planner.problems.training import Phase, TrainingObjective
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 MAX_DEVICES = 1_000_000
 MAX_SEQUENCE_LENGTH = 16_777_216

@@ -149,7 +149,7 @@ def rank_table(resolved: Resolved, config: TrainingConfig) -> tuple[tuple[int, i
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
     """The best candidates, the chosen one first; equals that differ in a label only stand once."""
     rows: list[dict[str, Any]] = []
-    seen: set[tuple[float, float]] = set()
+    seen: set[tuple[float, int]] = set()
     for scored in best:
         key = (round(scored.step_s, 12), round(scored.safe_bytes))
         if key in seen:

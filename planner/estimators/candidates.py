@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from meshplan.catalogs.model_shapes import ModelShape
 from numpy.typing import NDArray
+
+from meshplan.catalogs.model_shapes import ModelShape
 
 # The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.
 FloatArray = NDArray[Any]

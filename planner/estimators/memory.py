@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.candidates import (
@@ -34,6 +35,7 @@ from meshplan.planner.estimators.candidates import (
     StageClass,
     layer_kinds,
 )
+from meshplan.planner.estimators.compute import activation_bytes
 from meshplan.planner.estimators.pipeline import in_flight
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
@@ -199,8 +201,9 @@ class MemoryModel:
             query_key = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
             ranks = shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
             heads = BYTES_16_BIT * (a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim) + ranks * t)
+        wide = activation_bytes(self.workload) / BYTES_16_BIT
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
-        return kept * self._tokens + self.attention_core_bytes()
+        return wide * (kept * self._tokens + self.attention_core_bytes())
 
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
         shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
@@ -215,7 +218,7 @@ class MemoryModel:
     def _activations(self, stage: StageClass) -> FloatArray:
         batch, split, shape = self.candidates, self.candidates.split, self.shape
         kinds, _ = layer_kinds(shape)
-        inputs = BYTES_16_BIT * shape.hidden_size * self._tokens / self._kept_input_shards()
+        inputs = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._kept_input_shards()
         held: FloatArray = np.zeros(len(batch))
         largest = held
         for kind, count in zip(kinds, stage.layers, strict=True):
@@ -237,7 +240,13 @@ class MemoryModel:
             stage=stage.first_index,
             num_microbatches=batch.num_microbatches,
         )
-        embedded = BYTES_16_BIT * shape.hidden_size * self._tokens / self._sequence_shards * stage.has_embedding
+        embedded = (
+            activation_bytes(self.workload)
+            * shape.hidden_size
+            * self._tokens
+            / self._sequence_shards
+            * stage.has_embedding
+        )
         return flying * (held + embedded) + largest
 
     def _kept_input_shards(self) -> FloatArray:

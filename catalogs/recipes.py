@@ -1,0 +1,72 @@
+"""How each training framework lays out a step: the documented behaviour behind the calibrations.
+
+Recipes ship with meshplan as ``seed/recipes.yaml``; they are read from there, not stored, because they are knowledge
+about software, not measurements of a user's machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import yaml
+
+from meshplan.catalogs.calibration import FrameworkRecipe
+from meshplan.catalogs.seeds import SEED_FOLDER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstated:
+    """What a measurement means where it leaves a choice out.
+
+    Args:
+        zero_stage: 0 to 3.
+        activation_recompute: ``none``, ``selective`` or ``full``.
+        sequence_parallel: with tensor parallelism.
+    """
+
+    zero_stage: int = 1
+    activation_recompute: str = "none"
+    sequence_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One framework.
+
+    Args:
+        framework: our name.
+        observed_as: names in published measurements.
+        unstated: see :class:`Unstated`.
+        recipe: its layout of a step.
+    """
+
+    framework: str
+    observed_as: tuple[str, ...]
+    unstated: Unstated
+    recipe: FrameworkRecipe
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """Every known framework by our name."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load((SEED_FOLDER / "recipes.yaml").read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - safe
+    return {
+        name: Recipe(
+            framework=name,
+            observed_as=tuple(entry["observed_as"]),
+            unstated=Unstated(**entry["unstated"]),
+            recipe=FrameworkRecipe(**entry["recipe"], source=entry["source"]),
+        )
+        for name, entry in content["frameworks"].items()
+    }
+
+
+def recipe_observed_as(name: str) -> Recipe:
+    """The framework that a measurement calls ``name``; an unknown one gets Megatron's layout under its own name."""
+    for recipe in recipes().values():
+        if name in recipe.observed_as or name == recipe.framework:
+            return recipe
+    return Recipe(framework=name, observed_as=(name,), unstated=Unstated(), recipe=FrameworkRecipe())

@@ -1,0 +1,237 @@
+"""Fitting the estimator's named constants to measured runs, and saying how well they carry over.
+
+*Notation.* Row i has the measured step y_i and the prediction f_i(θ); θ are the constants of
+:class:`~meshplan.catalogs.calibration.TimeConstants` in log units (efficiencies and overlaps in logit units, so that
+they stay inside (0, 1)).
+
+*Objective.* Σ_i w_i ρ(ln f_i(θ) − ln y_i)/σ² + Σ_j ((θ_j − θ⁰_j)/s_j)² with ρ Huber's loss, w_i = 1/√(rows of i's
+group) so that near-duplicates do not outvote others, and a prior θ⁰: the literature for the global set, the global set
+for a framework on a generation. The prior is what keeps a constant that the rows cannot see where physics put it.
+
+*Method.* Gauss–Newton; the derivatives come from pricing a row under all perturbed constants in one vectorised call.
+
+*Error.* Leave one group out: every group is predicted by constants fitted without it. That error, not the error of the
+fit, becomes the interval.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.calibration import Calibration, TimeConstants
+from meshplan.catalogs.recipes import recipe_observed_as
+from meshplan.planner.estimators.candidates import FloatArray
+from meshplan.planner.estimators.priced import candidates_of
+from meshplan.planner.estimators.training import estimate_training
+from meshplan.planner.observations import ObservedRun
+
+# name → prior standard deviation, in log (logit for fractions) units: how far a framework may be from the literature.
+FITTED: Mapping[str, float] = {
+    "gemm_efficiency": 0.6,
+    "low_precision_efficiency": 0.6,
+    "expert_gemm_efficiency": 0.8,
+    "attention_efficiency": 0.6,
+    "memory_op_efficiency": 0.6,
+    "scale_up_efficiency": 0.6,
+    "network_efficiency": 0.6,
+    "tensor_parallel_overlap": 0.8,
+    "data_parallel_window": 0.8,
+    "fully_sharded_overlap": 1.0,
+    "expert_parallel_overlap": 1.0,
+    "host_s_per_layer": 0.7,
+    "host_s_per_moe_layer": 0.7,
+    "step_overhead_s": 1.0,
+    "data_parallel_s_per_rank": 1.0,
+}
+FRACTIONS = frozenset(name for name in FITTED if name.endswith(("efficiency", "overlap", "window")))
+# Spread of a framework's constants about the global ones, relative to the prior of the global ones.
+LOCAL_SPREAD = 0.7
+NOISE = 0.05  # run-to-run and version noise of a measured step, relative (repeat_spread of the observations)
+HUBER = 2.0  # in units of NOISE
+STEP = 1e-3
+MAX_ITERATIONS = 12
+CONVERGED = 0.01
+MAX_MOVE = 1.0
+FEWEST_FOR_P90 = 5
+# The held-out error of a set with too few groups to measure it: a framework never seen.
+UNSEEN_P90 = 0.45
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A run predicted by constants fitted without its group.
+
+    Args:
+        id: of the run.
+        group: left out.
+        framework: our name.
+        architecture: hardware generation.
+        error: predicted / measured − 1.
+        calibration: the constants.
+    """
+
+    id: str
+    group: str
+    framework: str
+    architecture: str
+    error: float
+    calibration: Calibration
+
+
+def _to_unit(name: str, value: float) -> float:
+    return float(np.log(value / (1.0 - value)) if name in FRACTIONS else np.log(value))
+
+
+def _from_unit(name: str, theta: FloatArray) -> FloatArray:
+    return 1.0 / (1.0 + np.exp(-theta)) if name in FRACTIONS else np.exp(theta)
+
+
+def theta_of(constants: TimeConstants) -> FloatArray:
+    """Constants as a vector in fit units."""
+    return np.array([_to_unit(name, float(getattr(constants, name))) for name in FITTED])
+
+
+def constants_of(theta: FloatArray) -> TimeConstants:
+    """A vector in fit units as constants, rounded to what the fit can tell."""
+    return TimeConstants(**{name: float(f"{float(_from_unit(name, theta[i])):.4g}") for i, name in enumerate(FITTED)})
+
+
+class _Row:
+    """One run, ready to be priced under many constants at once."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self.run = run
+        self.log_measured = float(np.log(run.measured["iteration_s"]))
+        self._batch = candidates_of(run.problem, run.config)
+        self._recipe = recipe_observed_as(run.framework).recipe
+
+    def log_predicted(self, thetas: FloatArray) -> FloatArray:
+        """Ln f under each row of ``thetas``, [K]."""
+        constants = TimeConstants(**{name: _from_unit(name, thetas[:, i]) for i, name in enumerate(FITTED)})
+        calibration = Calibration(framework="", architecture="", time=constants, recipe=self._recipe)
+        problem = self.run.problem
+        step_s = estimate_training(problem.shape, problem.machine, problem.workload, self._batch, calibration).step_s
+        return np.log(np.broadcast_to(step_s, (len(thetas),)))
+
+
+def fit(rows: Sequence[_Row], prior: FloatArray, spread: FloatArray) -> FloatArray:
+    """Most probable constants in fit units; the objective of the module docstring."""
+    theta = prior.copy()
+    counts = Counter(row.run.group for row in rows)
+    weights = np.array([1.0 / np.sqrt(counts[row.run.group]) for row in rows])
+    measured = np.array([row.log_measured for row in rows])
+    size = len(theta)
+    for _ in range(MAX_ITERATIONS):
+        moved = np.vstack([theta, theta + STEP * np.eye(size)])
+        logs = np.array([row.log_predicted(moved) for row in rows])
+        residual = measured - logs[:, 0]
+        slope = (logs[:, 1:] - logs[:, :1]) / STEP
+        weight = weights / np.maximum(1.0, np.abs(residual) / (HUBER * NOISE)) / NOISE**2
+        normal = (slope * weight[:, None]).T @ slope + np.diag(1.0 / spread**2)
+        gradient = (slope * weight[:, None]).T @ residual - (theta - prior) / spread**2
+        change = np.clip(np.linalg.solve(normal, gradient), -MAX_MOVE, MAX_MOVE)
+        theta = theta + change
+        if np.max(np.abs(change)) < CONVERGED:
+            break
+    return theta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """The result of a calibration.
+
+    Args:
+        calibrations: one set for each framework on a generation, each framework, and everything.
+        held_out: every run predicted without its group.
+    """
+
+    calibrations: tuple[Calibration, ...]
+    held_out: tuple[HeldOut, ...]
+
+
+def calibrate(
+    runs: Iterable[ObservedRun], *, prior: Calibration | None = None, source: str, date: str | None = None
+) -> Calibrated:
+    """Fit all sets and their held-out errors.
+
+    Args:
+        runs: measured training runs; those without ``iteration_s`` are passed over.
+        prior: where the global constants start from; None for the literature's.
+        source: what the observations are, stored with every set.
+        date: day of the fit, ISO 8601; None for today.
+    """
+    rows = [_Row(run) for run in runs if run.measured.get("iteration_s")]
+    day = date or datetime.datetime.now(datetime.UTC).date().isoformat()
+    spread = np.array(list(FITTED.values()))
+    start = theta_of((prior or Calibration(framework="any", architecture="any")).time)
+    overall = fit(rows, start, spread)
+    sets: dict[tuple[str, str], list[_Row]] = defaultdict(list)
+    for row in rows:
+        sets[(row.run.framework, row.run.architecture)].append(row)
+    fitted = {key: fit(members, overall, LOCAL_SPREAD * spread) for key, members in sets.items()}
+    held_out = [item for key, members in sets.items() for item in _held_out(key, members, overall, spread)]
+    made = [
+        _calibration("any", "any", overall, rows, [item.error for item in held_out], source, day),
+        *(
+            _calibration(
+                *key,
+                fitted[key],
+                sets[key],
+                [item.error for item in held_out if (item.framework, item.architecture) == key],
+                source,
+                day,
+            )
+            for key in sorted(fitted)
+        ),
+    ]
+    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out))
+
+
+def _held_out(key: tuple[str, str], members: Sequence[_Row], overall: FloatArray, spread: FloatArray) -> list[HeldOut]:
+    found = []
+    for group in sorted({row.run.group for row in members}):
+        others = [row for row in members if row.run.group != group]
+        theta = fit(others, overall, LOCAL_SPREAD * spread) if others else overall
+        calibration = _calibration(*key, theta, others, [], "", "")
+        for row in members:
+            if row.run.group == group:
+                error = float(np.exp(row.log_predicted(theta[None])[0] - row.log_measured) - 1.0)
+                found.append(
+                    HeldOut(
+                        id=row.run.id,
+                        group=group,
+                        framework=key[0],
+                        architecture=key[1],
+                        error=error,
+                        calibration=calibration,
+                    )
+                )
+    return found
+
+
+def _calibration(
+    framework: str,
+    architecture: str,
+    theta: FloatArray,
+    rows: Sequence[_Row],
+    errors: Sequence[float],
+    source: str,
+    date: str,
+) -> Calibration:
+    enough = len(errors) >= FEWEST_FOR_P90
+    p90 = float(np.quantile(np.abs(errors), 0.9)) if enough else UNSEEN_P90
+    return Calibration(
+        framework=framework,
+        architecture=architecture,
+        time=constants_of(theta),
+        recipe=recipe_observed_as(framework).recipe,
+        time_error_p90=round(p90, 4),
+        num_runs=len(rows),
+        source=source,
+        date=date,
+    )
