@@ -94,9 +94,10 @@ def test_a_measurement_is_imported_shown_with_its_spread_and_overrules(meshplan:
         "unchanged": 0,
     }
     table = meshplan("catalog", "show", "t4").out
-    assert "Spread" in table
-    assert "230.0" in table
-    assert "datasheet (overruled)" in table
+    assert "memory_bandwidth_bytes_per_s" in table
+    assert "n=5" in table
+    assert "(230.0 GB/s" in table
+    assert "(overruled)" in table
     listed = meshplan("catalog", "list", "--format", "json").json
     assert next(row for row in listed if row["slug"] == "t4")["memory_bandwidth_bytes_per_s"] == 2.4e11
 

@@ -90,3 +90,10 @@ def test_a_table_fits_its_width() -> None:
     text = rendered_rows(rows, (COLUMNS[0], COLUMNS[2]), Format.TABLE, width=60)
     assert max(len(line) for line in text.splitlines()) <= 60
     assert text.count("word") == 30
+
+
+def test_a_cell_that_must_not_break_is_never_cut_off() -> None:
+    rows = [{"slug": "x" * 70, "note": "a few words to wrap"}]
+    text = rendered_rows(rows, (COLUMNS[0], COLUMNS[2]), Format.TABLE, width=40)
+    assert "x" * 70 in text
+    assert text.replace("\n", " ").count("wrap") == 1
