@@ -22,6 +22,7 @@ from meshplan.catalogs.tables import SCHEMA_REVISION, metadata
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 ENVIRONMENT_VARIABLE = "MESHPLAN_DB"
 DEFAULT_FILE_NAME = "catalog.sqlite"
@@ -83,8 +84,10 @@ def connect(url: URL) -> Engine:
     """An engine with meshplan's transaction rules, nothing checked or created but the default folder."""
     if url.get_backend_name() == "sqlite":
         _require_folder(url)
+    # An SQLite file is opened in microseconds; keeping it open would only leave handles behind in forked workers.
+    in_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
     try:
-        engine = sa.create_engine(url)
+        engine = sa.create_engine(url, poolclass=NullPool) if in_file else sa.create_engine(url)
     except NoSuchModuleError as error:
         raise CatalogError(f"no SQLAlchemy dialect for {url.drivername!r}; use sqlite or postgresql") from error
     except ModuleNotFoundError as error:
