@@ -97,6 +97,8 @@ class FrameworkRecipe:
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
         deduplicates_dispatch: a token crosses the network once per node, however many experts it visits there.
+        selective_kept_share: of the activations that selective recompute keeps once the attention core's are dropped;
+            below 1 where it also recomputes some of the matrix products.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
         source: citation.
     """
@@ -111,6 +113,7 @@ class FrameworkRecipe:
     overlaps_data_parallel: bool = True
     balances_context_parallel: bool = True
     deduplicates_dispatch: bool = True
+    selective_kept_share: float = 1.0
     full_recompute_keeps_input_sharded: bool = False
     source: str = ""
 

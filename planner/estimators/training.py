@@ -147,7 +147,9 @@ class TrainingModel:
             products = products + compute.mlp(self.shape.intermediate_size)
         elementwise = compute.elementwise(kind)
         again = (batch.recompute == Recompute.FULL).astype(np.float64)
-        core_again = again if self.calibration.recipe.flash_attention else (batch.recompute != Recompute.NONE) * 1.0
+        recipe = self.calibration.recipe
+        core_again = again if recipe.flash_attention else (batch.recompute != Recompute.NONE) * 1.0
+        again = again + (batch.recompute == Recompute.SELECTIVE) * (1.0 - recipe.selective_kept_share)
         parts = {
             "matrix products": products.total_s,
             "attention": attention.total_s,
@@ -331,9 +333,8 @@ class TrainingModel:
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
             return np.zeros(len(batch))
-        payload = (
-            activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
-        )
+        elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
+        payload = activation_bytes(self.workload) * elements
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
         fill = (split.pipeline_parallel - 1) * each
         passes = batch.num_microbatches * split.virtual_pipeline_stages * each
@@ -421,12 +422,8 @@ def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkloa
     curve = gemm_curve(machine.device, workload.precision)
     low = constants.low_precision_efficiency if workload.precision in LOW_PRECISION else 1.0
     rate = curve.rate_flops_per_s * constants.gemm_efficiency * low
-    head_rate = (
-        gemm_curve(
-            machine.device, "bf16" if workload.precision in LOW_PRECISION else workload.precision
-        ).rate_flops_per_s
-        * constants.gemm_efficiency
-    )
+    wide = "bf16" if workload.precision in LOW_PRECISION else workload.precision
+    head_rate = gemm_curve(machine.device, wide).rate_flops_per_s * constants.gemm_efficiency
     passes = 2.0 if workload.phase is Phase.LORA else 3.0
     factor = max(1.0, float(np.max(constants.expert_gemm_efficiency)))
     flops = forward_flops_per_token(shape, workload.sequence_length)
