@@ -6,6 +6,7 @@ about software, not measurements of a user's machines.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -38,12 +39,14 @@ class Recipe:
     Args:
         framework: our name.
         observed_as: names in published measurements.
+        before: this is how the framework behaved before that release (``26.04``); empty where it always did.
         unstated: see :class:`Unstated`.
         recipe: its layout of a step.
     """
 
     framework: str
     observed_as: tuple[str, ...]
+    before: str
     unstated: Unstated
     recipe: FrameworkRecipe
 
@@ -57,6 +60,7 @@ def recipes() -> Mapping[str, Recipe]:
         name: Recipe(
             framework=name,
             observed_as=tuple(entry["observed_as"]),
+            before=str(entry.get("before", "")),
             unstated=Unstated(**entry["unstated"]),
             recipe=FrameworkRecipe(**entry["recipe"], source=entry["source"]),
         )
@@ -64,9 +68,26 @@ def recipes() -> Mapping[str, Recipe]:
     }
 
 
-def recipe_observed_as(name: str) -> Recipe:
-    """The framework that a measurement calls ``name``; an unknown one gets Megatron's layout under its own name."""
-    for recipe in recipes().values():
-        if name in recipe.observed_as or name == recipe.framework:
+def recipe_named(framework: str) -> Recipe:
+    """The framework with our name; an unknown one gets Megatron's layout under its own name."""
+    found = recipes().get(framework)
+    if found is not None:
+        return found
+    return Recipe(
+        framework=framework, observed_as=(framework,), before="", unstated=Unstated(), recipe=FrameworkRecipe()
+    )
+
+
+def recipe_observed_as(name: str, release: str | None = None) -> Recipe:
+    """The framework that a measurement calls ``name``, in the behaviour of its release where that changed."""
+    found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
+    for recipe in found:
+        if recipe.before and release is not None and _release(release) < _release(recipe.before):
             return recipe
-    return Recipe(framework=name, observed_as=(name,), unstated=Unstated(), recipe=FrameworkRecipe())
+    return next((recipe for recipe in found if not recipe.before), recipe_named(name))
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """``26.04.01`` as numbers; a text without numbers is newer than any release."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", text))
+    return numbers or (10**9,)

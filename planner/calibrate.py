@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.catalogs.calibration import Calibration, TimeConstants
-from meshplan.catalogs.recipes import recipe_observed_as
+from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.estimators.candidates import FloatArray
 from meshplan.planner.estimators.priced import candidates_of
 from meshplan.planner.estimators.training import estimate_training
@@ -108,7 +108,7 @@ class _Row:
         self.run = run
         self.log_measured = float(np.log(run.measured["iteration_s"]))
         self._batch = candidates_of(run.problem, run.config)
-        self._recipe = recipe_observed_as(run.framework).recipe
+        self._recipe = recipe_named(run.framework).recipe
 
     def log_predicted(self, thetas: FloatArray) -> FloatArray:
         """Ln f under each row of ``thetas``, [K]."""
@@ -229,7 +229,7 @@ def _calibration(
         framework=framework,
         architecture=architecture,
         time=constants_of(theta),
-        recipe=recipe_observed_as(framework).recipe,
+        recipe=recipe_named(framework).recipe,
         time_error_p90=round(p90, 4),
         num_runs=len(rows),
         source=source,

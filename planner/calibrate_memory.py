@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.calibration import Calibration, MemoryConstants
-from meshplan.catalogs.recipes import recipe_observed_as
+from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.estimators.candidates import FloatArray
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun
@@ -77,7 +77,7 @@ class _Peak:
 
 def _probes(framework: str) -> list[Calibration]:
     """Calibrations with all constants zero, then each of them one in turn: the model is linear in them."""
-    empty = Calibration(framework=framework, architecture="any", recipe=recipe_observed_as(framework).recipe)
+    empty = Calibration(framework=framework, architecture="any", recipe=recipe_named(framework).recipe)
     zeros = dict.fromkeys(PRIOR, 0.0)
     units = [zeros, *({**zeros, name: 1.0} for name in PRIOR)]
     return [replace(empty, memory=MemoryConstants(**unit)) for unit in units]

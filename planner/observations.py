@@ -48,6 +48,8 @@ SCHEDULES = {
 BITS_PER_BYTE = 8.0
 # LoRA rank of observations that fine-tune adapters without saying their rank (the MLPerf benchmark's).
 DEFAULT_LORA_RANK = 16
+# How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
+TOKEN_DROPPING = "(tokendrop)"
 
 
 class UnsupportedError(Exception):
@@ -136,7 +138,7 @@ class ObservationReader:
 
     def _training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
         hardware, choices, workload = row["hardware"], dict(row["parallelism"]), row["workload"]
-        recipe = recipe_observed_as(row["framework"]["name"])
+        recipe = recipe_observed_as(row["framework"]["name"], row["framework"].get("version"))
         shape = shape_from_observation(row["model"])
         machine = self.machine(hardware)
         phase = Phase(workload.get("phase", "pretraining"))
@@ -152,6 +154,7 @@ class ObservationReader:
                 global_batch_size=int(choices["global_batch_size"]),
                 precision=_precision(row),
                 phase=phase,
+                drops_tokens=TOKEN_DROPPING in str(row["model"].get("name", "")),
                 lora_rank=int(lora.get("rank", DEFAULT_LORA_RANK)) if phase is Phase.LORA else 0,
             ),
             limits=TrainingLimits(
