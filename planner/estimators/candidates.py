@@ -57,6 +57,7 @@ class PipelineSplit:
         virtual_pipeline_stages: chunks on each stage.
         layers_per_chunk: layers of each chunk in visiting order; chunk c lies on stage c mod pipeline_parallel.
         schedule: a key of :data:`meshplan.planner.estimators.pipeline.SCHEDULES`.
+        kinds: the distinct kinds of layer; ``StageClass.layers`` counts them in this order.
         classes: the distinct stages.
     """
 
@@ -64,6 +65,7 @@ class PipelineSplit:
     virtual_pipeline_stages: int
     layers_per_chunk: tuple[int, ...]
     schedule: str
+    kinds: tuple[LayerKind, ...]
     classes: tuple[StageClass, ...]
 
 
@@ -127,6 +129,7 @@ def split_layers(
         virtual_pipeline_stages=virtual_pipeline_stages,
         layers_per_chunk=layers_per_chunk,
         schedule=schedule,
+        kinds=kinds,
         classes=classes,
     )
 

@@ -33,7 +33,6 @@ from meshplan.planner.estimators.candidates import (
     LayerKind,
     Recompute,
     StageClass,
-    layer_kinds,
 )
 from meshplan.planner.estimators.compute import activation_bytes
 from meshplan.planner.estimators.pipeline import in_flight
@@ -106,7 +105,7 @@ class MemoryModel:
     def dense_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of one rank outside the routed experts, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
-        kinds, _ = layer_kinds(shape)
+        kinds = self.candidates.split.kinds
         split, whole = 0.0, 0.0
         for kind, count in zip(kinds, stage.layers, strict=True):
             mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
@@ -122,7 +121,7 @@ class MemoryModel:
     def expert_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of the routed experts on one rank, [n]."""
         moe, batch = self.shape.moe, self.candidates
-        kinds, _ = layer_kinds(self.shape)
+        kinds = self.candidates.split.kinds
         layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
         if moe is None or layers == 0:
             return np.zeros(len(batch))
@@ -217,7 +216,7 @@ class MemoryModel:
 
     def _activations(self, stage: StageClass) -> FloatArray:
         batch, split, shape = self.candidates, self.candidates.split, self.shape
-        kinds, _ = layer_kinds(shape)
+        kinds = self.candidates.split.kinds
         inputs = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._kept_input_shards()
         held: FloatArray = np.zeros(len(batch))
         largest = held

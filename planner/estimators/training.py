@@ -28,7 +28,6 @@ from meshplan.planner.estimators.candidates import (
     LayerKind,
     Recompute,
     StageClass,
-    layer_kinds,
 )
 from meshplan.planner.estimators.communication import CommunicationModel
 from meshplan.planner.estimators.compute import (
@@ -346,7 +345,7 @@ class TrainingModel:
     def estimate(self) -> TrainingEstimate:
         """Price the batch."""
         split = self.candidates.split
-        kinds, _ = layer_kinds(self.shape)
+        kinds = self.candidates.split.kinds
         layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
         stage_parts = [self._stage(stage, layers) for stage in split.classes]
         stage_s = [sum(parts.values(), np.zeros_like(layers[0].total_s)) for parts in stage_parts]

@@ -119,15 +119,15 @@ def _expert_bias(shape: ModelShape, config: Any) -> Any:
     return (config.expert_tensor_parallel == 1) | (not biased)
 
 
-def _instances(shape: ModelShape, config: Any) -> Any:
-    """Groups of shards must divide the expert replicas too."""
-    instances = config.data_parallel // config.data_parallel_shard
-    whole = (config.data_parallel % config.data_parallel_shard == 0) | (config.zero_stage == 0)
-    if shape.moe is None:
-        return whole
-    stage = config.tensor_parallel * config.context_parallel * config.data_parallel
-    replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
-    return whole & ((replicas % instances == 0) | (config.zero_stage == 0))
+def _shard_groups(shape: ModelShape, config: Any) -> Any:
+    """The groups, data_parallel / data_parallel_shard of them, also divide the replicas of the experts."""
+    whole = config.data_parallel % config.data_parallel_shard == 0
+    if shape.moe is not None:
+        stage = config.tensor_parallel * config.context_parallel * config.data_parallel
+        replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
+        # replicas % groups == 0, without dividing by the number of groups (which may be 0 in an illegal column)
+        whole = whole & (replicas * config.data_parallel_shard % config.data_parallel == 0)
+    return whole | (config.zero_stage == 0)
 
 
 def _sequence(shape: ModelShape, config: Any) -> Any:
@@ -206,13 +206,13 @@ _MEGATRON_RULES = (
         source=_VALIDATE,
     ),
     LegalityRule(
-        name="pipeline_at_most_layers",
+        name="sliding_windows_need_whole_sequences",
         holds=lambda shape, config: (
-            config.pipeline_parallel * config.virtual_pipeline_stages <= shape.num_hidden_layers
+            (config.context_parallel == 1) | all(window is None for window in shape.sliding_windows)
         ),
-        message="each model chunk needs a layer (the parser takes empty chunks; they only wait)",
+        message="sliding windows cannot be combined with the ring (p2p) form of context parallelism",
         stage="run time",
-        source=f"{_CORE}: core/transformer/transformer_block.py, get_num_layers_to_build",
+        source="Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)",
     ),
     LegalityRule(
         name="interleaving_needs_pipeline",
@@ -262,7 +262,7 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="shard_groups_divide_replicas",
-        holds=_instances,
+        holds=_shard_groups,
         message="data_parallel / data_parallel_shard must be whole, and divide the expert replicas",
         stage="process groups",
         source=_GROUPS,
@@ -294,7 +294,10 @@ MEGATRON = FrameworkRules(
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
-        "The second rank order with experts and stages needs expert_data_parallel = data_parallel.",
+        "Chunks without layers are accepted by the parser and by the layer count: at least one layer a chunk "
+        "is the planner's own rule.",
+        "The second rank order with several stages needs expert_parallel × expert_tensor_parallel = tensor_parallel × "
+        "context_parallel; in a dense model that is context_parallel = 1.",
     ),
 )
 
