@@ -154,10 +154,10 @@ class Catalog:
 
     def models(self) -> tuple[Mapping[str, Any], ...]:
         """Every model as ``slug, name, family, source, date``, without its configuration."""
-        table = tables.models
-        query = sa.select(table.c.slug, table.c.name, table.c.family, table.c.source, table.c.date)
+        columns = ("slug", "name", "family", "source", "date")
+        query = sa.select(*(tables.models.c[column] for column in columns)).order_by(tables.models.c.slug)
         with reading(self.engine) as connection:
-            return tuple(dict(row) for row in connection.execute(query.order_by(table.c.slug)).mappings())
+            return tuple(dict(zip(columns, row, strict=True)) for row in connection.execute(query))
 
     # --- calibrations -------------------------------------------------------------------------------------------
 
