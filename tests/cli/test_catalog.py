@@ -37,6 +37,19 @@ def test_tables_fit_80_columns_but_for_the_citations(meshplan: Command, section:
     assert max(len(line) for line in lines if not line.startswith("[")) <= 80
 
 
+@pytest.mark.parametrize("form", ["table", "json", "yaml", "csv", "markdown"])
+def test_a_model_is_listed_and_shown_in_every_format(meshplan: Command, tmp_path: Path, form: str) -> None:
+    config = {"model_type": "llama", "hidden_size": 64, "rope_scaling": {"factor": 8.0}}
+    model = {"name": "Tiny", "family": "llama", "config": config, "source": "a test", "date": "2026-11-21"}
+    file = tmp_path / "model.yaml"
+    file.write_text(yaml.safe_dump({"format": "meshplan-catalog/1", "models": {"tiny": model}}), encoding="utf-8")
+    assert meshplan("catalog", "import", str(file)).code == 0
+    assert "tiny" in meshplan("catalog", "list", "models", "--format", form).out
+    shown = meshplan("catalog", "show", "tiny", "--format", form)
+    assert (shown.code, shown.err) == (0, "")
+    assert "hidden_size" in shown.out
+
+
 def test_show_tells_where_every_number_comes_from(meshplan: Command) -> None:
     entry = meshplan("catalog", "show", "h100-sxm-80gb", "--format", "json").json
     assert (entry["kind"], entry["vendor"], entry["architecture"]) == ("device", "nvidia", "hopper")

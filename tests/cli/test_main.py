@@ -84,7 +84,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def fail(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr("meshplan.cli.catalog._open", fail)
+        monkeypatch.setattr("meshplan.catalogs.repository.Catalog.open", fail)
 
     return install
 
