@@ -97,6 +97,7 @@ class FrameworkRecipe:
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
         deduplicates_dispatch: a token crosses the network once per node, however many experts it visits there.
+        moe_host_factor: host time of a dropless MoE layer over ``host_s_per_moe_layer``.
         selective_kept_share: of the activations that selective recompute keeps once the attention core's are dropped;
             below 1 where it also recomputes some of the matrix products.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
@@ -113,6 +114,7 @@ class FrameworkRecipe:
     overlaps_data_parallel: bool = True
     balances_context_parallel: bool = True
     deduplicates_dispatch: bool = True
+    moe_host_factor: float = 1.0
     selective_kept_share: float = 1.0
     full_recompute_keeps_input_sharded: bool = False
     source: str = ""

@@ -40,6 +40,8 @@ class Recipe:
         framework: our name.
         observed_as: names in published measurements.
         before: this is how the framework behaved before that release (``26.04``); empty where it always did.
+        calibrated_as: the framework whose constants it shares.
+        relatives: whose constants to take on hardware where the framework itself was not measured, best first.
         unstated: see :class:`Unstated`.
         recipe: its layout of a step.
     """
@@ -47,6 +49,8 @@ class Recipe:
     framework: str
     observed_as: tuple[str, ...]
     before: str
+    calibrated_as: str
+    relatives: tuple[str, ...]
     unstated: Unstated
     recipe: FrameworkRecipe
 
@@ -61,6 +65,8 @@ def recipes() -> Mapping[str, Recipe]:
             framework=name,
             observed_as=tuple(entry["observed_as"]),
             before=str(entry.get("before", "")),
+            calibrated_as=str(entry.get("calibrated_as", name)),
+            relatives=tuple(entry.get("relatives", ())),
             unstated=Unstated(**entry["unstated"]),
             recipe=FrameworkRecipe(**entry["recipe"], source=entry["source"]),
         )
@@ -74,7 +80,13 @@ def recipe_named(framework: str) -> Recipe:
     if found is not None:
         return found
     return Recipe(
-        framework=framework, observed_as=(framework,), before="", unstated=Unstated(), recipe=FrameworkRecipe()
+        framework=framework,
+        observed_as=(framework,),
+        before="",
+        calibrated_as=framework,
+        relatives=(),
+        unstated=Unstated(),
+        recipe=FrameworkRecipe(),
     )
 
 

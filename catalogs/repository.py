@@ -12,14 +12,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import open_database, reading, shown, writing
 from meshplan.catalogs.document import FORMAT, SECTIONS
+from meshplan.catalogs.efficiency import gemm_curves
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
 from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel, Link, NodeType, Price
 from meshplan.catalogs.transfer import SECTION_TABLES, USER, import_document
-from sqlalchemy.engine import Connection, Engine
 
 if TYPE_CHECKING:
     from meshplan.catalogs.model_shapes import ModelShape
@@ -98,7 +100,7 @@ class Catalog:
         Raises:
             UnknownEntryError: no such model.
         """
-        from meshplan.catalogs.model_config import shape_from_config  # noqa: PLC0415
+        from meshplan.catalogs.model_config import shape_from_config
 
         with reading(self.engine) as connection:
             row = _row(connection, tables.models, slug, "model")
@@ -306,6 +308,7 @@ def _device(row: Mapping[str, Any], facts: Iterable[Fact]) -> Device:
             if field.startswith(PEAK_PREFIX)
         },
         tdp_w=ruling["tdp_w"].value if "tdp_w" in ruling else None,
+        gemm_curves=gemm_curves({field: fact.value for field, fact in ruling.items()}),
         evidence=_evidence(ruling),
     )
 

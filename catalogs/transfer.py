@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import reading, writing
 from meshplan.catalogs.document import FORMAT, SECTIONS, Section, problems_of
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
-from sqlalchemy.engine import Connection, Engine
 
 SEED = "seed"
 USER = "user"
@@ -58,7 +59,7 @@ def read_document(path: Path) -> Any:
     Raises:
         CatalogError: unreadable, or not JSON/YAML.
     """
-    import yaml  # noqa: PLC0415
+    import yaml
 
     try:
         text = path.read_text(encoding="utf-8")

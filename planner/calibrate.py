@@ -23,8 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration, TimeConstants
+from meshplan.catalogs.calibration import Calibration, MemoryConstants, TimeConstants
 from meshplan.catalogs.recipes import recipe_named
+from meshplan.planner.calibrate_memory import UNMEASURED_SAFE_FACTOR, MemoryFit, calibrate_memory
 from meshplan.planner.estimators.candidates import FloatArray
 from meshplan.planner.estimators.priced import candidates_of
 from meshplan.planner.estimators.training import estimate_training
@@ -48,6 +49,7 @@ FITTED: Mapping[str, float] = {
     "step_overhead_s": 1.0,
     "data_parallel_s_per_rank": 1.0,
 }
+SPREAD = np.array(list(FITTED.values()))
 FRACTIONS = frozenset(name for name in FITTED if name.endswith(("efficiency", "overlap", "window")))
 # Spread of a framework's constants about the global ones, relative to the prior of the global ones.
 LOCAL_SPREAD = 0.7
@@ -58,8 +60,10 @@ MAX_ITERATIONS = 12
 CONVERGED = 0.01
 MAX_MOVE = 1.0
 FEWEST_FOR_P90 = 5
-# The held-out error of a set with too few groups to measure it: a framework never seen.
-UNSEEN_P90 = 0.45
+WARM_ITERATIONS = 3  # from the constants of all rows, when a few rows are left out
+# Half-width where nothing at all could be held out: two frameworks are needed to predict one from the other.
+UNJUDGED_P90 = 0.5
+UNMEASURED = MemoryConstants(safe_factor=UNMEASURED_SAFE_FACTOR)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,6 @@ class HeldOut:
         framework: our name.
         architecture: hardware generation.
         error: predicted / measured − 1.
-        calibration: the constants.
     """
 
     id: str
@@ -80,7 +83,6 @@ class HeldOut:
     framework: str
     architecture: str
     error: float
-    calibration: Calibration
 
 
 def _to_unit(name: str, value: float) -> float:
@@ -119,14 +121,29 @@ class _Row:
         return np.log(np.broadcast_to(step_s, (len(thetas),)))
 
 
-def fit(rows: Sequence[_Row], prior: FloatArray, spread: FloatArray) -> FloatArray:
-    """Most probable constants in fit units; the objective of the module docstring."""
-    theta = prior.copy()
+def fit(
+    rows: Sequence[_Row],
+    prior: FloatArray,
+    spread: FloatArray,
+    *,
+    start: FloatArray | None = None,
+    iterations: int = MAX_ITERATIONS,
+) -> FloatArray:
+    """Most probable constants in fit units; the objective of the module docstring.
+
+    Args:
+        rows: measured runs.
+        prior: θ⁰.
+        spread: s.
+        start: where the iteration begins; None for the prior.
+        iterations: at most so many.
+    """
+    theta = (prior if start is None else start).copy()
     counts = Counter(row.run.group for row in rows)
     weights = np.array([1.0 / np.sqrt(counts[row.run.group]) for row in rows])
     measured = np.array([row.log_measured for row in rows])
     size = len(theta)
-    for _ in range(MAX_ITERATIONS):
+    for _ in range(iterations):
         moved = np.vstack([theta, theta + STEP * np.eye(size)])
         logs = np.array([row.log_predicted(moved) for row in rows])
         residual = measured - logs[:, 0]
@@ -146,92 +163,105 @@ class Calibrated:
     """The result of a calibration.
 
     Args:
-        calibrations: one set for each framework on a generation, each framework, and everything.
+        calibrations: the global set first, then one for each framework on a generation.
         held_out: every run predicted without its group.
+        unseen: every run predicted without its whole framework.
+        memory: memory constants of the frameworks with measured peaks.
     """
 
     calibrations: tuple[Calibration, ...]
     held_out: tuple[HeldOut, ...]
+    unseen: tuple[HeldOut, ...]
+    memory: Mapping[str, MemoryFit]
 
 
-def calibrate(
-    runs: Iterable[ObservedRun], *, prior: Calibration | None = None, source: str, date: str | None = None
-) -> Calibrated:
+Key = tuple[str, str]
+
+
+def _key(row: _Row) -> Key:
+    return recipe_named(row.run.framework).calibrated_as, row.run.architecture
+
+
+def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = None) -> Calibrated:
     """Fit all sets and their held-out errors.
 
     Args:
-        runs: measured training runs; those without ``iteration_s`` are passed over.
-        prior: where the global constants start from; None for the literature's.
+        runs: measured training runs; those without ``iteration_s`` serve the memory constants only.
         source: what the observations are, stored with every set.
         date: day of the fit, ISO 8601; None for today.
     """
-    rows = [_Row(run) for run in runs if run.measured.get("iteration_s")]
+    observed = list(runs)
+    rows = [_Row(run) for run in observed if run.measured.get("iteration_s")]
     day = date or datetime.datetime.now(datetime.UTC).date().isoformat()
-    spread = np.array(list(FITTED.values()))
-    start = theta_of((prior or Calibration(framework="any", architecture="any")).time)
-    overall = fit(rows, start, spread)
-    sets: dict[tuple[str, str], list[_Row]] = defaultdict(list)
+    literature = theta_of(TimeConstants())
+    overall = fit(rows, literature, SPREAD)
+    sets: dict[Key, list[_Row]] = defaultdict(list)
     for row in rows:
-        sets[(row.run.framework, row.run.architecture)].append(row)
-    fitted = {key: fit(members, overall, LOCAL_SPREAD * spread) for key, members in sets.items()}
-    held_out = [item for key, members in sets.items() for item in _held_out(key, members, overall, spread)]
-    made = [
-        _calibration("any", "any", overall, rows, [item.error for item in held_out], source, day),
-        *(
-            _calibration(
-                *key,
-                fitted[key],
-                sets[key],
-                [item.error for item in held_out if (item.framework, item.architecture) == key],
-                source,
-                day,
-            )
-            for key in sorted(fitted)
-        ),
+        sets[_key(row)].append(row)
+    held_out = _held_out(rows, sets, overall, literature)
+    unseen = _unseen(rows, overall, literature)
+    memory = calibrate_memory(observed)
+
+    def made(key: Key, theta: FloatArray, members: Sequence[_Row], errors: Sequence[float]) -> Calibration:
+        framework, architecture = key
+        enough = len(errors) >= FEWEST_FOR_P90
+        judged = errors if enough else [item.error for item in unseen]
+        constants = memory[framework].constants if framework in memory else UNMEASURED
+        return Calibration(
+            framework=framework,
+            architecture=architecture,
+            time=constants_of(theta),
+            memory=constants,
+            recipe=recipe_named(framework).recipe,
+            num_runs=len(members),
+            source=source,
+            date=day,
+            time_error_p90=round(float(np.quantile(np.abs(judged), 0.9)), 4) if judged else UNJUDGED_P90,
+        )
+
+    local = [
+        made(
+            key,
+            fit(sets[key], overall, LOCAL_SPREAD * SPREAD),
+            sets[key],
+            [item.error for item in held_out if (item.framework, item.architecture) == key],
+        )
+        for key in sorted(sets)
     ]
-    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out))
+    everything = made(("any", "any"), overall, rows, [item.error for item in unseen])
+    return Calibrated(calibrations=(everything, *local), held_out=tuple(held_out), unseen=tuple(unseen), memory=memory)
 
 
-def _held_out(key: tuple[str, str], members: Sequence[_Row], overall: FloatArray, spread: FloatArray) -> list[HeldOut]:
+def _judge(row: _Row, key: Key, theta: FloatArray) -> HeldOut:
+    error = float(np.exp(row.log_predicted(theta[None])[0] - row.log_measured) - 1.0)
+    return HeldOut(id=row.run.id, group=row.run.group, framework=key[0], architecture=key[1], error=error)
+
+
+def _held_out(
+    rows: Sequence[_Row], sets: Mapping[Key, Sequence[_Row]], overall: FloatArray, literature: FloatArray
+) -> list[HeldOut]:
+    """Each group predicted by a global set and a local set that were both fitted without it."""
     found = []
-    for group in sorted({row.run.group for row in members}):
-        others = [row for row in members if row.run.group != group]
-        theta = fit(others, overall, LOCAL_SPREAD * spread) if others else overall
-        calibration = _calibration(*key, theta, others, [], "", "")
-        for row in members:
-            if row.run.group == group:
-                error = float(np.exp(row.log_predicted(theta[None])[0] - row.log_measured) - 1.0)
-                found.append(
-                    HeldOut(
-                        id=row.run.id,
-                        group=group,
-                        framework=key[0],
-                        architecture=key[1],
-                        error=error,
-                        calibration=calibration,
-                    )
-                )
+    for key, members in sets.items():
+        for group in sorted({row.run.group for row in members}):
+            without = fit(
+                [row for row in rows if row.run.group != group],
+                literature,
+                SPREAD,
+                start=overall,
+                iterations=WARM_ITERATIONS,
+            )
+            others = [row for row in members if row.run.group != group]
+            theta = fit(others, without, LOCAL_SPREAD * SPREAD) if others else without
+            found += [_judge(row, key, theta) for row in members if row.run.group == group]
     return found
 
 
-def _calibration(
-    framework: str,
-    architecture: str,
-    theta: FloatArray,
-    rows: Sequence[_Row],
-    errors: Sequence[float],
-    source: str,
-    date: str,
-) -> Calibration:
-    enough = len(errors) >= FEWEST_FOR_P90
-    p90 = float(np.quantile(np.abs(errors), 0.9)) if enough else UNSEEN_P90
-    return Calibration(
-        framework=framework,
-        architecture=architecture,
-        time=constants_of(theta),
-        recipe=recipe_named(framework).recipe,
-        time_error_p90=round(p90, 4),
-        num_runs=len(rows),
-        source=source,
-        date=date,
-    )
+def _unseen(rows: Sequence[_Row], overall: FloatArray, literature: FloatArray) -> list[HeldOut]:
+    """Each framework predicted by the global set of all the others."""
+    found = []
+    for framework in sorted({_key(row)[0] for row in rows}):
+        others = [row for row in rows if _key(row)[0] != framework]
+        theta = fit(others, literature, SPREAD, start=overall, iterations=WARM_ITERATIONS) if others else literature
+        found += [_judge(row, _key(row), theta) for row in rows if _key(row)[0] == framework]
+    return found

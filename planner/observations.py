@@ -49,7 +49,7 @@ BITS_PER_BYTE = 8.0
 # LoRA rank of observations that fine-tune adapters without saying their rank (the MLPerf benchmark's).
 DEFAULT_LORA_RANK = 16
 # How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
-TOKEN_DROPPING = "(tokendrop)"
+DROPPING_MARK = "(tokendrop)"
 
 
 class UnsupportedError(Exception):
@@ -154,7 +154,7 @@ class ObservationReader:
                 global_batch_size=int(choices["global_batch_size"]),
                 precision=_precision(row),
                 phase=phase,
-                drops_tokens=TOKEN_DROPPING in str(row["model"].get("name", "")),
+                drops_tokens=DROPPING_MARK in str(row["model"].get("name", "")),
                 lora_rank=int(lora.get("rank", DEFAULT_LORA_RANK)) if phase is Phase.LORA else 0,
             ),
             limits=TrainingLimits(

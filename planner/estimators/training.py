@@ -163,7 +163,7 @@ class TrainingModel:
         device = sum(parts.values(), zero)
         constants = self.calibration.time
         waits = kind.is_moe and not self.workload.drops_tokens
-        host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
+        host = constants.host_s_per_moe_layer * recipe.moe_host_factor if waits else constants.host_s_per_layer
         total = np.sqrt(np.sqrt(device**4 + np.asarray(host) ** 4))
         return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
 
