@@ -69,6 +69,16 @@ def show_rows(rows: Sequence[Row], columns: Sequence[Column], form: Format, *, t
     _write(rendered_rows(rows, columns, form, title=title, width=_terminal_width()))
 
 
+def show_text(text: str) -> None:
+    """Print text that is already rendered on stdout."""
+    _write(text)
+
+
+def terminal_width() -> int:
+    """Columns that a table may use: those of the terminal, at least :data:`TABLE_WIDTH`."""
+    return _terminal_width() or TABLE_WIDTH
+
+
 def show_document(document: Row, form: Format, *, title: str = "") -> None:
     """Print one nested document on stdout; for people and CSV it is flattened to dotted names."""
     _write(rendered_document(document, form, title=title, width=_terminal_width()))
@@ -115,7 +125,7 @@ def _json(content: Any) -> str:
 
 
 def _yaml(content: Any) -> str:
-    import yaml  # noqa: PLC0415
+    import yaml
 
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
@@ -141,10 +151,10 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width: int | None) -> str:
     # rich costs 0.1 s to import, and only tables need it.
-    from rich import box  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     shown = [column for column in columns if not column.optional or any(column.cell(row) != ABSENT for row in rows)]
     notes: dict[str, int] = {}
@@ -210,7 +220,7 @@ def _machine(value: Any) -> Any:
 def _terminal_width() -> int | None:
     if not sys.stdout.isatty():
         return TABLE_WIDTH
-    import shutil  # noqa: PLC0415
+    import shutil
 
     return max(TABLE_WIDTH, shutil.get_terminal_size().columns)
 

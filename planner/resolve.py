@@ -59,19 +59,20 @@ class _Problems(list[Problem]):
             raise SpecError(self)
 
 
-def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path) -> Resolved:
+def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None) -> Resolved:
     """Look everything up.
 
     Args:
         spec: the question.
         catalog: where the names are looked up.
         base: folder against which a model path is resolved.
+        shape: the model where it is known already.
 
     Raises:
         SpecError: unknown names and impossible choices, all of them.
     """
     problems = _Problems()
-    shape = _shape(spec, catalog, base, problems)
+    shape = shape or _shape(spec, catalog, base, problems)
     cluster = _cluster(spec.cluster, catalog, problems)
     rules = FRAMEWORKS.get(spec.constraints.target)
     if rules is None:
@@ -131,7 +132,7 @@ def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems
             return read_config(base / spec.model)
         return catalog.model_shape(spec.model)
     except UnknownEntryError as error:
-        problems.say("model", f"{error}, or give the path of a config.json (meshplan catalog list models)")
+        problems.say("model", f"{error} (see: meshplan catalog list models; or give the path of a config.json)")
     except CatalogError as error:
         problems.say("model", str(error))
     return None
@@ -144,7 +145,7 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluste
             try:
                 groups.append(NodeGroup(node=catalog.node_type(item.type), count=item.count))
             except UnknownEntryError as error:
-                problems.say(f"cluster.nodes[{index}].type", f"{error} (meshplan catalog list nodes)")
+                problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
     elif spec.devices is not None:
         node = _node_in_place(spec, catalog, problems)
         groups = [] if node is None else [NodeGroup(node=node, count=spec.devices.nodes)]
@@ -164,7 +165,7 @@ def _node_in_place(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> 
     try:
         device = catalog.device(spec.devices.type)
     except UnknownEntryError as error:
-        problems.say("cluster.devices.type", f"{error} (meshplan catalog list devices)")
+        problems.say("cluster.devices.type", f"{error} (see: meshplan catalog list devices)")
         return None
     inside, outside = spec.links.intra_node, spec.links.inter_node
     per_node = spec.devices.per_node

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.alternatives import Alternative
 from meshplan.planner.estimators.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.estimators.priced import Priced, StageBytes
@@ -228,6 +229,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value
+
+
+def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
+    """Read back the model that a plan carries in its provenance (what :func:`plain` made of it)."""
+    values = dict(document)
+    latent, experts = values["latent"], values["moe"]
+    return ModelShape(
+        **{
+            **values,
+            "attention": AttentionKind(values["attention"]),
+            "latent": None if latent is None else LatentAttention(**latent),
+            "moe": None
+            if experts is None
+            else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
+            "sliding_windows": tuple(values["sliding_windows"]),
+        }
+    )
 
 
 def make_training_plan(

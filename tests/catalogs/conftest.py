@@ -6,10 +6,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import Engine
+
 from meshplan.catalogs.database import connect, open_database, parse_url
 from meshplan.catalogs.repository import Catalog
 from meshplan.catalogs.tables import metadata
-from sqlalchemy.engine import Engine
 
 
 @pytest.fixture(autouse=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import open_database, parse_url, reading, shown, writing
 from meshplan.catalogs.errors import CatalogError, CatalogVersionError

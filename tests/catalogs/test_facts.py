@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshplan.catalogs.facts import FIELDS, LEVEL_RANK, Fact, dimension_of, fact_problems, format_value, ruling_fact
 from meshplan.catalogs.hardware import Evidence, EvidenceLevel
 from meshplan.catalogs.units import Dimension

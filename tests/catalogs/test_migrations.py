@@ -11,13 +11,14 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlalchemy.engine import Engine
+
 from meshplan.catalogs.database import connect, open_database, parse_url, stored_revision
 from meshplan.catalogs.migrations import known_revisions, upgrade
 from meshplan.catalogs.plan_rows import PlanRows
 from meshplan.catalogs.repository import Catalog
 from meshplan.catalogs.tables import SCHEMA_REVISION, metadata
 from meshplan.catalogs.upgrade import upgrade_database
-from sqlalchemy.engine import Engine
 
 DUMPS = sorted((Path(__file__).parent / "fixtures").glob("revision_*.sql"))
 

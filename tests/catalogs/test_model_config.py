@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshplan.catalogs import model_config
 from meshplan.catalogs.config_fields import FIELDS
 from meshplan.catalogs.errors import ModelConfigError

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from meshplan.catalogs.model_config import shape_from_config
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshplan.catalogs.errors import ModelConfigError
 from meshplan.catalogs.model_shapes import AttentionKind
 from meshplan.catalogs.observed_model import ASSUMED_VOCAB_SIZE, shape_from_observation

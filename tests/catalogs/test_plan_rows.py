@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy.engine import Engine
+
 from meshplan.catalogs.errors import StoreError
 from meshplan.catalogs.plan_rows import PlanRows
-from sqlalchemy.engine import Engine
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from meshplan.catalogs.document import problems_of
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import LEVEL_RANK

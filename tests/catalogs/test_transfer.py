@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sqlalchemy.engine import Engine
+
 from meshplan.catalogs.database import connect, parse_url, writing
 from meshplan.catalogs.document import FORMAT
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
@@ -19,7 +21,6 @@ from meshplan.catalogs.seeds import refresh_seeds, seed_document, write_seeds
 from meshplan.catalogs.tables import metadata
 from meshplan.catalogs.transfer import export_document, import_document, read_document
 from meshplan.cli.render import Format, rendered_document
-from sqlalchemy.engine import Engine
 
 SLUGS = st.from_regex(r"[a-z][a-z0-9]{0,8}(-[a-z0-9]{1,4})?", fullmatch=True)
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1, max_size=20)

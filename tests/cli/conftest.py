@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from meshplan.catalogs.database import open_database
 from meshplan.cli.main import run
 

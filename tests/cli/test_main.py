@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+
 from meshplan.catalogs.errors import CatalogError, EmitError, MeshplanError, Problem, SolverError, SpecError
 from meshplan.cli import main
 from meshplan.cli.main import SUBCOMMANDS

@@ -8,6 +8,7 @@ import json
 
 import pytest
 import yaml
+
 from meshplan.catalogs.units import format_bytes
 from meshplan.cli.render import Column, Format, Row, rendered_document, rendered_rows
 
