@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -265,3 +265,54 @@ def _unseen(rows: Sequence[_Row], overall: FloatArray, literature: FloatArray) -
         theta = fit(others, literature, SPREAD, start=overall, iterations=WARM_ITERATIONS) if others else literature
         found += [_judge(row, _key(row), theta) for row in rows if _key(row)[0] == framework]
     return found
+
+
+def refine(
+    runs: Iterable[ObservedRun],
+    shipped: Callable[[str, str], Calibration],
+    *,
+    source: str,
+    date: str | None = None,
+) -> Calibrated:
+    """Adapt the catalog's constants to a user's own runs, however few.
+
+    Every set starts from the one in the catalog, which is also the prior, so three runs move what they can see and
+    leave the rest. Held out: every run in turn.
+
+    Args:
+        runs: measured training runs of the user.
+        shipped: (framework, architecture) → the catalog's set.
+        source: what the runs are.
+        date: day of the fit, ISO 8601; None for today.
+    """
+    observed = list(runs)
+    rows = [_Row(run) for run in observed if run.measured.get("iteration_s")]
+    day = date or datetime.datetime.now(datetime.UTC).date().isoformat()
+    sets: dict[Key, list[_Row]] = defaultdict(list)
+    for row in rows:
+        sets[_key(row)].append(row)
+    memory = calibrate_memory(observed)
+    made, held_out = [], []
+    for key, members in sorted(sets.items()):
+        prior = shipped(*key)
+        start = theta_of(prior.time)
+        found = []
+        for row in members:
+            others = [other for other in members if other is not row]
+            found.append(_judge(row, key, fit(others, start, LOCAL_SPREAD * SPREAD) if others else start))
+        held_out += found
+        p90 = float(np.quantile(np.abs([item.error for item in found]), 0.9))
+        made.append(
+            replace(
+                prior,
+                framework=key[0],
+                architecture=key[1],
+                time=constants_of(fit(members, start, LOCAL_SPREAD * SPREAD)),
+                memory=memory[key[0]].constants if key[0] in memory else prior.memory,
+                time_error_p90=round(p90 if len(members) >= FEWEST_FOR_P90 else max(p90, prior.time_error_p90), 4),
+                num_runs=len(members),
+                source=f"{source}; starting from: {prior.source}",
+                date=day,
+            )
+        )
+    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out), unseen=(), memory=memory)
