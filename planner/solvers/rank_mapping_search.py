@@ -1,0 +1,206 @@
+"""Local search for rank mappings: annealing of many chains at once, started from constructed and random layouts.
+
+Each step proposes one small move in every chain (NumPy works on all chains at once, which pays for the interpreter),
+accepts by the Metropolis rule on the smooth energy of :class:`MappingStates`, and remembers the best true objective.
+From time to time the worst chains restart from the best ones. Work is counted in steps, never in seconds, so that
+one seed gives one answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
+from meshplan.planner.solvers.rank_mapping_states import MappingStates
+
+# Chosen on random, island and degraded-link matrices of 16 to 64 nodes (tests/benchmarks/rank_mapping.py).
+NUM_CHAINS = 32
+NORM_DOUBLINGS = (5, 6)  # p = 32, then 64: smooth first, close to the maximum later
+START_TEMPERATURE = 5e-3  # of the best energy at the start: accepts what loses half a percent
+END_TEMPERATURE = 2e-4
+NUM_RESAMPLINGS = 40
+RESAMPLED_FRACTION = 0.25
+CRITICAL_PIPELINE_SHARE = 1 / 3  # of node exchanges that start in the slowest pipeline; as many at the slowest link
+MOVE_SHARES = (0.5, 0.25, 0.25)  # node exchange, segment exchange, ring runs
+
+# More nodes need more steps a node; the cap keeps 1,024 nodes within a minute.
+STEPS_PER_NODE_SQUARED = 12
+MAX_STEPS_PER_NODE = 420
+MAX_STEPS = 60_000
+CLOCK_CHECK_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Found:
+    """The best mapping of a search: [P, d] lines and rings, and its objective."""
+
+    lines: Ints
+    rings: Ints
+    objective_s: float
+
+
+def default_steps(num_nodes: int) -> int:
+    """Steps of one search."""
+    return min(num_nodes * min(STEPS_PER_NODE_SQUARED * num_nodes, MAX_STEPS_PER_NODE), MAX_STEPS)
+
+
+def identity_lines(costs: LinkCosts) -> Ints:
+    """[P, d] default layout: node(r, q) = q·d + r."""
+    return np.arange(costs.num_nodes, dtype=np.int64).reshape(costs.num_stages, costs.num_pipelines)
+
+
+def neighbourly_order(costs: LinkCosts) -> Ints:
+    """[n] nodes such that well connected ones stand together: leaves of the single-linkage tree of the links."""
+    closeness = np.maximum(costs.ring_s, costs.ring_s.T) if costs.num_pipelines > 1 else costs.hop_s
+    left, right = np.triu_indices(costs.num_nodes, k=1)
+    groups = {node: [node] for node in range(costs.num_nodes)}
+    group_of = list(range(costs.num_nodes))
+    for link in np.argsort(closeness[left, right], kind="stable"):
+        large, small = group_of[left[link]], group_of[right[link]]
+        if large == small:
+            continue
+        if len(groups[large]) < len(groups[small]):
+            large, small = small, large
+        moved = groups.pop(small)
+        groups[large] += moved
+        for node in moved:
+            group_of[node] = large
+        if len(groups) == 1:
+            break
+    return np.array(next(iter(groups.values())), dtype=np.int64)
+
+
+def starting_lines(costs: LinkCosts, num_chains: int, rng: np.random.Generator) -> Ints:
+    """[K, P, d]: half constructed (neighbours share a stage, or a pipeline; by index and by links), half random."""
+    stages, pipelines, nodes = costs.num_stages, costs.num_pipelines, costs.num_nodes
+    orders = (np.arange(nodes), neighbourly_order(costs))
+    layouts = [
+        layout for order in orders for layout in (order.reshape(stages, pipelines), order.reshape(pipelines, stages).T)
+    ]
+    constructed = [layouts[chain % len(layouts)] for chain in range(num_chains // 2)]
+    random = [rng.permutation(nodes).reshape(stages, pipelines) for _ in range(num_chains - len(constructed))]
+    return np.stack([*constructed, *random])
+
+
+def anneal(
+    costs: LinkCosts,
+    *,
+    seed: int,
+    steps: int,
+    ring_scale_s: float,
+    deadline_s: float | None = None,
+    on_improvement: Callable[[float], None] | None = None,
+) -> Found:
+    """The best mapping found in ``steps`` steps.
+
+    Args:
+        costs: of the links.
+        seed: of the pseudo-random choices.
+        steps: moves proposed in every chain.
+        ring_scale_s: a ring time near the best one (see :class:`MappingStates`).
+        deadline_s: value of ``time.monotonic()`` after which to stop; None for the whole work.
+        on_improvement: told the best objective at every resampling that improved it.
+    """
+    rng = np.random.default_rng(seed)
+    lines = starting_lines(costs, NUM_CHAINS, rng)
+    states = MappingStates(costs, lines, lines, ring_scale_s=ring_scale_s)
+    moves = _available_moves(costs)
+    best, best_lines, best_rings = states.objective_s(), states.lines.copy(), states.rings.copy()
+    if moves is None:
+        steps = 0
+    kinds = rng.choice(len(MOVE_SHARES), size=steps, p=moves) if steps else np.zeros(0, dtype=np.int64)
+    told = float(best.min())
+    phase = -(-steps // len(NORM_DOUBLINGS)) if steps else 1
+    resample_every = max(1, steps // NUM_RESAMPLINGS)
+    scale_s = 0.0
+    for step in range(steps):
+        if step % phase == 0:
+            states.set_exponent(NORM_DOUBLINGS[step // phase])
+            scale_s = scale_s or float(states.energy_s.min())
+        if step and step % resample_every == 0:
+            _resample(states)
+            if on_improvement is not None and best.min() < told:
+                told = float(best.min())
+                on_improvement(told)
+        if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
+            break
+        cooling = (END_TEMPERATURE / START_TEMPERATURE) ** (step / steps)
+        slack = scale_s * START_TEMPERATURE * cooling * rng.exponential(size=NUM_CHAINS)
+        limit = states.energy_s + slack
+        states.settle(_PROPOSALS[kinds[step]](states, rng.random((6, NUM_CHAINS))) <= limit)
+        objective = states.objective_s()
+        better = np.flatnonzero(objective < best)
+        if better.size:
+            best[better] = objective[better]
+            best_lines[better], best_rings[better] = states.lines[better], states.rings[better]
+    winner = int(best.argmin())
+    shape = (costs.num_stages, costs.num_pipelines)
+    found_lines, found_rings = best_lines[winner].reshape(shape), best_rings[winner].reshape(shape)
+    return Found(lines=found_lines, rings=found_rings, objective_s=costs.objective_s(found_lines, found_rings))
+
+
+def _available_moves(costs: LinkCosts) -> list[float] | None:
+    """Shares of the kinds of move that can change anything here; None when none can."""
+    possible = (costs.num_stages > 1, costs.num_stages > 1 and costs.num_pipelines > 1, costs.num_pipelines > 2)  # noqa: PLR2004 - a ring of two has one order
+    shares = [share if able else 0.0 for share, able in zip(MOVE_SHARES, possible, strict=True)]
+    total = sum(shares)
+    return [share / total for share in shares] if total else None
+
+
+def _resample(states: MappingStates) -> None:
+    order = np.argsort(states.energy_s, kind="stable")
+    count = int(RESAMPLED_FRACTION * states.num_chains)
+    states.copy_chains(order[-count:], order[:count])
+
+
+def _index(uniform: Floats, size: int) -> Ints:
+    """Uniform numbers in [0, 1) → whole numbers 0 … size − 1."""
+    return (uniform * size).astype(np.int64)
+
+
+def _propose_node_exchange(states: MappingStates, uniform: Floats) -> Floats:
+    """A node of the slowest pipeline, of the slowest link, or any, against any node of another stage."""
+    pick = uniform[0, 0]
+    if pick < CRITICAL_PIPELINE_SHARE:
+        cell = _index(uniform[1], states.stages) * states.pipelines + states.slowest_pipeline()
+        first = states.lines[states.chain, cell]
+    elif pick < 2 * CRITICAL_PIPELINE_SHARE:
+        sender = states.slowest_ring_cell()
+        place = sender % states.pipelines
+        receiver = sender - place + (place + 1) % states.pipelines
+        first = states.rings[states.chain, np.where(uniform[1] < 0.5, sender, receiver)]  # noqa: PLR2004 - a coin
+    else:
+        first = _index(uniform[1], states.num_nodes)
+    stage = states.line_cell[states.chain, first] // states.pipelines
+    other_stage = (stage + 1 + _index(uniform[2], states.stages - 1)) % states.stages
+    cell = other_stage * states.pipelines + _index(uniform[3], states.pipelines)
+    return states.exchange_nodes(first, states.lines[states.chain, cell])
+
+
+def _propose_segment_exchange(states: MappingStates, uniform: Floats) -> Floats:
+    """The slowest pipeline, or any, against any other: a tail or a single stage."""
+    coin = 0.5
+    first = states.slowest_pipeline() if uniform[0, 0] < coin else _index(uniform[1], states.pipelines)
+    second = (first + 1 + _index(uniform[2], states.pipelines - 1)) % states.pipelines
+    start = _index(uniform[3], states.stages)
+    return states.exchange_segments(first, second, start, np.where(uniform[4] < coin, states.stages, start + 1))
+
+
+def _propose_ring_runs(states: MappingStates, uniform: Floats) -> Floats:
+    """Two neighbouring runs of one ring; mostly with the slowest link as one of the cuts and a short run beside it."""
+    size = states.pipelines
+    cuts = _index(uniform[1:4], size + 1)
+    stage = _index(uniform[4], states.stages)
+    if uniform[0, 0] < 0.6:  # noqa: PLR2004 - mostly
+        cell = states.slowest_ring_cell()
+        stage, cut = cell // size, cell % size + 1
+        near = (cut + 1 + _index(uniform[2], 3)) % (size + 1)
+        cuts = np.stack([cut, np.where(uniform[1] < 0.5, near, cuts[1]), cuts[2]])  # noqa: PLR2004 - a coin
+    return states.exchange_ring_runs(stage, np.sort(cuts, axis=0))
+
+
+_PROPOSALS = (_propose_node_exchange, _propose_segment_exchange, _propose_ring_runs)
