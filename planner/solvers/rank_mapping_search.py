@@ -22,9 +22,11 @@ NUM_CHAINS = 32
 NORM_DOUBLINGS = (5, 6)  # p = 32, then 64: smooth first, close to the maximum later
 START_TEMPERATURE = 5e-3  # of the best energy at the start: accepts what loses half a percent
 END_TEMPERATURE = 2e-4
+COLDER_BEYOND_NODES = 64  # one move changes the energy of a larger job less
 NUM_RESAMPLINGS = 40
 RESAMPLED_FRACTION = 0.25
 CRITICAL_PIPELINE_SHARE = 1 / 3  # of node exchanges that start in the slowest pipeline; as many at the slowest link
+NEIGHBOUR_SHARE = 0.5  # of node exchanges whose partner is drawn from the neighbours' nearest nodes
 MOVE_SHARES = (0.5, 0.25, 0.25)  # node exchange, segment exchange, ring runs
 
 # More nodes need more steps a node; the cap keeps 1,024 nodes within a minute.
@@ -81,7 +83,11 @@ def starting_lines(costs: LinkCosts, num_chains: int, rng: np.random.Generator) 
     layouts = [
         layout for order in orders for layout in (order.reshape(stages, pipelines), order.reshape(pipelines, stages).T)
     ]
-    constructed = [layouts[chain % len(layouts)] for chain in range(num_chains // 2)]
+    # Which island is the first stage matters and no small move changes it: every copy has its own order of stages.
+    constructed = [
+        layouts[chain % len(layouts)][rng.permutation(stages) if chain >= len(layouts) else np.arange(stages)]
+        for chain in range(num_chains // 2)
+    ]
     random = [rng.permutation(nodes).reshape(stages, pipelines) for _ in range(num_chains - len(constructed))]
     return np.stack([*constructed, *random])
 
@@ -117,6 +123,7 @@ def anneal(
     phase = -(-steps // len(NORM_DOUBLINGS)) if steps else 1
     resample_every = max(1, steps // NUM_RESAMPLINGS)
     scale_s = 0.0
+    start_temperature = START_TEMPERATURE * min(1.0, COLDER_BEYOND_NODES / costs.num_nodes)
     for step in range(steps):
         if step % phase == 0:
             states.set_exponent(NORM_DOUBLINGS[step // phase])
@@ -129,7 +136,7 @@ def anneal(
         if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
             break
         cooling = (END_TEMPERATURE / START_TEMPERATURE) ** (step / steps)
-        slack = scale_s * START_TEMPERATURE * cooling * rng.exponential(size=NUM_CHAINS)
+        slack = scale_s * start_temperature * cooling * rng.exponential(size=NUM_CHAINS)
         limit = states.energy_s + slack
         states.settle(_PROPOSALS[kinds[step]](states, rng.random((6, NUM_CHAINS))) <= limit)
         objective = states.objective_s()
@@ -178,7 +185,26 @@ def _propose_node_exchange(states: MappingStates, uniform: Floats) -> Floats:
     stage = states.line_cell[states.chain, first] // states.pipelines
     other_stage = (stage + 1 + _index(uniform[2], states.stages - 1)) % states.stages
     cell = other_stage * states.pipelines + _index(uniform[3], states.pipelines)
-    return states.exchange_nodes(first, states.lines[states.chain, cell])
+    second = states.lines[states.chain, cell]
+    if uniform[0, 1] < NEIGHBOUR_SHARE:
+        second = _neighbour_candidate(states, uniform, first, stage, otherwise=second)
+    return states.exchange_nodes(first, second)
+
+
+def _neighbour_candidate(states: MappingStates, uniform: Floats, first: Ints, stage: Ints, *, otherwise: Ints) -> Ints:
+    """A node that would suit the neighbour of ``first`` in its pipeline, or in its ring."""
+    size = states.pipelines
+    if uniform[0, 2] < 0.5:  # noqa: PLR2004 - a coin
+        step = np.where((uniform[4] < 0.5) & (stage > 0) | (stage == states.stages - 1), -size, size)  # noqa: PLR2004
+        anchor = states.lines[states.chain, states.line_cell[states.chain, first] + step]
+        near = states.near_by_hop
+    else:
+        cell = states.ring_cell[states.chain, first]
+        anchor = states.rings[states.chain, cell - cell % size + (cell - 1) % size]
+        near = states.near_by_ring
+    candidate = near[anchor, _index(uniform[5], near.shape[1])]
+    same_stage = states.line_cell[states.chain, candidate] // size == stage
+    return np.where(same_stage, otherwise, candidate)
 
 
 def _propose_segment_exchange(states: MappingStates, uniform: Floats) -> Floats:

@@ -21,6 +21,8 @@ Bools = NDArray[np.bool_]
 # Powers of link costs are kept below 10^250, so that the sum of all of them stays a finite double.
 MAX_POWER_DECADES = 250.0
 
+NUM_NEAREST = 12  # candidates a node, for moves that look for a better neighbour
+
 
 class MappingStates:
     """K mappings; cell q·d + r is stage q of pipeline r, ring cell q·d + i is place i in the ring of stage q.
@@ -48,6 +50,7 @@ class MappingStates:
         self._along = np.arange(self.pipelines)
         self._stage_start = np.arange(self.stages) * self.pipelines
         self._chain_2d, self._chain_3d = self.chain[:, None], self.chain[:, None, None]
+        self.near_by_hop, self.near_by_ring = _nearest(costs.hop_s), _nearest(costs.ring_s)
         self._settle: Callable[[Bools], None] = lambda _: None
         self.set_exponent(1)
 
@@ -226,3 +229,8 @@ class MappingStates:
         for _ in range(self._doublings):
             values = np.sqrt(values)
         return values
+
+
+def _nearest(cost: Floats) -> Ints:
+    """[n, m] the cheapest partners of each node as a sender, without itself."""
+    return np.argsort(cost + np.diag(np.full(len(cost), np.inf)), axis=1, kind="stable")[:, : min(NUM_NEAREST, len(cost) - 1)]
