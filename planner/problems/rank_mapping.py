@@ -85,6 +85,7 @@ class RankMappingProblem:
                 rule="must be a positive finite number of bytes/s",
                 fix="measure it again, or leave a node with a dead link out (and lower the parallel degrees)",
             )
+            reader.check_connected("bandwidth_bytes_per_s", bandwidth)
         latency = reader.matrix("latency_s", num_nodes) if document.get("latency_s") is not None else None
         if latency is not None:
             reader.check_links(
@@ -188,9 +189,10 @@ class _Reader:
             return None
         if array is None:
             return None
-        if num_nodes is not None and array.shape != (num_nodes, num_nodes):
+        nodes = num_nodes or max(array.shape, default=0)
+        if array.shape != (nodes, nodes):
             shape = " × ".join(str(size) for size in array.shape) or "a single number"
-            self.problem(key, f"is {shape}, expected num_nodes × num_nodes = {num_nodes} × {num_nodes}")
+            self.problem(key, f"is {shape}, expected num_nodes × num_nodes = {nodes} × {nodes}")
             return None
         return array
 
@@ -207,10 +209,14 @@ class _Reader:
             self.problem(f"{key}.file", f"{name!r} leaves the folder of the instance; put the file beside it")
             return None
         try:
-            with np.load(file, allow_pickle=False) as archive:
-                if isinstance(archive, np.ndarray) or entry not in archive:
-                    known = [] if isinstance(archive, np.ndarray) else list(archive)
-                    self.problem(f"{key}.key", f"{name} has no entry {entry!r}{did_you_mean(closest_names(entry, known))}")
+            archive = np.load(file, allow_pickle=False)
+            if isinstance(archive, np.ndarray):
+                self.problem(f"{key}.file", f"{name!r} holds a bare array; save it with numpy.savez under a name")
+                return None
+            with archive:
+                if entry not in archive:
+                    hint = did_you_mean(closest_names(entry, archive))
+                    self.problem(f"{key}.key", f"{name!r} has no entry {entry!r}{hint}")
                     return None
                 return np.array(archive[entry], dtype=np.float64)
         except FileNotFoundError:
@@ -220,7 +226,7 @@ class _Reader:
         return None
 
     def check_links(self, key: str, matrix: NDArray[np.float64], *, bad: NDArray[np.bool_], rule: str, fix: str) -> None:
-        """Note every off-diagonal entry in ``bad`` by its sender and receiver, and nodes that nothing reaches."""
+        """Note the off-diagonal entries in ``bad`` by sender and receiver."""
         bad = bad & ~np.eye(len(matrix), dtype=bool)
         senders, receivers = np.nonzero(bad)
         for sender, receiver in list(zip(senders.tolist(), receivers.tolist(), strict=True))[:MAX_LINKS_NAMED]:
@@ -231,8 +237,22 @@ class _Reader:
             )
         if len(senders) > MAX_LINKS_NAMED:
             self.problem(key, f"{len(senders) - MAX_LINKS_NAMED} more links of this sort")
-        others = len(matrix) - 1
-        for node in range(len(matrix) if others else 0):
-            if bad[node].sum() == others or bad[:, node].sum() == others:
-                way = "sends to nobody" if bad[node].sum() == others else "hears from nobody"
-                self.problem(key, f"node {node} is disconnected: it {way}; {fix}")
+
+    def check_connected(self, key: str, matrix: NDArray[np.float64]) -> None:
+        """Note nodes that no chain of working links leads to, or from."""
+        working = np.isfinite(matrix) & (matrix > 0)
+        for links, way in ((working, "cannot reach"), (working.T, "cannot be reached from")):
+            lost = np.flatnonzero(~_reached_from_first(links)).tolist()
+            if lost:
+                named = ", ".join(map(str, lost[:MAX_LINKS_NAMED])) + (" …" if len(lost) > MAX_LINKS_NAMED else "")
+                self.problem(key, f"is disconnected: node 0 {way} {len(lost)} of {len(matrix)} nodes ({named})")
+
+
+def _reached_from_first(links: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    reached = np.zeros(len(links), dtype=bool)
+    reached[0] = True
+    fresh = reached
+    while fresh.any():
+        fresh = links[fresh].any(axis=0) & ~reached
+        reached = reached | fresh
+    return reached
