@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from numpy.typing import NDArray
 
 KIND = "rank-mapping"
 
@@ -171,8 +170,11 @@ class _Reader:
         if stages * pipelines > nodes:
             self.problem("num_nodes", f"{cells} cells, more than the {nodes} nodes; lower a degree or add nodes")
         else:
-            self.problem("num_nodes", f"{cells} cells leave {nodes - stages * pipelines} of {nodes} nodes without a rank; "
-                         "raise a degree or leave nodes out of the matrix")
+            self.problem(
+                "num_nodes",
+                f"{cells} cells leave {nodes - stages * pipelines} of {nodes} nodes without a rank; "
+                "raise a degree or leave nodes out of the matrix",
+            )
 
     def matrix(self, key: str, num_nodes: int | None) -> NDArray[np.float64] | None:
         """A fresh [n, n] array of floats (None entries become NaN), or None with a problem noted."""
@@ -225,7 +227,9 @@ class _Reader:
             self.problem(f"{key}.file", f"{name!r} is not a NumPy archive of plain arrays: {error}")
         return None
 
-    def check_links(self, key: str, matrix: NDArray[np.float64], *, bad: NDArray[np.bool_], rule: str, fix: str) -> None:
+    def check_links(
+        self, key: str, matrix: NDArray[np.float64], *, bad: NDArray[np.bool_], rule: str, fix: str
+    ) -> None:
         """Note the off-diagonal entries in ``bad`` by sender and receiver."""
         bad = bad & ~np.eye(len(matrix), dtype=bool)
         senders, receivers = np.nonzero(bad)

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping_bound import LowerBound, lower_bound
 from meshplan.planner.solvers.rank_mapping_exact import MAX_EXACT_NODES, improve_exactly
@@ -100,9 +99,7 @@ def solve(
         solver = SOLVER
     may_prove = costs.num_nodes <= MAX_EXACT_NODES and (deadline is None or time.monotonic() < deadline)
     if may_prove and status_of(objective, bound_s) is not Status.OPTIMAL:
-        exact = improve_exactly(
-            costs, bound_s=bound_s, pipeline_bound_s=bound.pipeline_s, incumbent_s=objective
-        )
+        exact = improve_exactly(costs, bound_s=bound_s, pipeline_bound_s=bound.pipeline_s, incumbent_s=objective)
         bound_s, solver = exact.bound_s, SOLVER_EXACT
         if exact.lines is not None:
             lines, rings = exact.lines, best_rings(costs.ring_s, exact.lines)

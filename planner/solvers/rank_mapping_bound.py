@@ -11,10 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
-
 from meshplan.planner.solvers.rank_mapping_objective import (
     MAX_EXACT_RING_NODES,
     Floats,
@@ -22,6 +21,7 @@ from meshplan.planner.solvers.rank_mapping_objective import (
     LinkCosts,
     best_ring,
 )
+from numpy.typing import NDArray
 
 MAX_SUBGRADIENT_STEPS = 150
 # Prim's tree costs n vector operations of length n; this keeps 1,024 nodes at a few seconds.
@@ -49,14 +49,14 @@ def lower_bound(costs: LinkCosts) -> LowerBound:
     here = first
     while True:
         parts = _parts(costs, float(thresholds[here]))
-        if parts is None:  # cannot be: the last threshold joins everything
+        if parts is None:
             break
         num_parts = int(parts.max()) + 1
         range_ring_s = max(float(thresholds[here]), _forced_rings_s(costs, parts))
-        after = _first(thresholds, lambda threshold: _merged(costs, threshold, num_parts), at_least=here)
         if num_parts == 1:
             total = min(total, range_ring_s + free_pipeline_s)
             break
+        after = _first(thresholds, partial(_merged, costs, num_parts), at_least=here)
         if range_ring_s < thresholds[after]:
             total = min(total, range_ring_s + max(free_pipeline_s, pipeline_bound_s(costs, parts)))
         here = after
@@ -75,7 +75,7 @@ def pipeline_bound_s(costs: LinkCosts, parts: Ints) -> float:
 
 
 def _dearest_node_s(costs: LinkCosts, parts: Ints) -> float:
-    """max over nodes of the cheapest walk of P nodes through it with at least (parts − 1) crossings.
+    """Max over nodes of the cheapest walk of P nodes through it with at least (parts − 1) crossings.
 
     ``tail[s, c, v]`` is the cheapest walk of s hops that ends in v and crosses at least c times. A pipeline through
     v is two such walks that meet there.
@@ -195,7 +195,7 @@ def _reached(links: NDArray[np.bool_], start: int) -> NDArray[np.bool_]:
     return reached
 
 
-def _merged(costs: LinkCosts, threshold_s: float, num_parts: int) -> bool:
+def _merged(costs: LinkCosts, num_parts: int, threshold_s: float) -> bool:
     """Whether fewer than ``num_parts`` parts are left."""
     parts = _parts(costs, threshold_s)
     return parts is not None and int(parts.max()) + 1 < num_parts

@@ -12,7 +12,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-
 from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
 
 MAX_EXACT_NODES = 16  # tables have 2^n rows
@@ -122,7 +121,9 @@ def _bit_tables(nodes: int) -> tuple[Ints, Ints]:
 
 def _cheap_paths(costs: LinkCosts, *, limit_s: float) -> list[_Paths] | None:
     """Oriented paths below the limit, in lists by their lowest node; None when there are too many."""
-    cheapest_hop = float((costs.hop_s + np.diag(np.full(costs.num_nodes, np.inf))).min()) if costs.num_nodes > 1 else 0.0
+    cheapest_hop = (
+        float((costs.hop_s + np.diag(np.full(costs.num_nodes, np.inf))).min()) if costs.num_nodes > 1 else 0.0
+    )
     nodes = np.arange(costs.num_nodes, dtype=np.int64)[:, None]
     masks, seconds = np.int64(1) << nodes[:, 0], np.zeros(costs.num_nodes)
     for length in range(1, costs.num_stages):
@@ -181,7 +182,7 @@ class _Search:
     def _grown(self, partial: _Partial, target_s: float) -> list[_Partial]:
         """Every partial mapping with one pipeline more that can still beat the target, in chunks."""
         lowest_unused = self.lowest_bit[~partial.used & self.everything]
-        chunks = []
+        chunks: list[_Partial] = []
         for node in np.unique(lowest_unused):
             paths = self._usable(int(node), target_s, at_root=partial.lines.shape[1] == 0)
             members = np.flatnonzero(lowest_unused == node)

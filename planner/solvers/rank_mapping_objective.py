@@ -10,15 +10,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
+from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 # Largest ring whose best order is found by the subset recursion: 2^d · d² steps a stage.
 MAX_EXACT_RING_NODES = 8
+
+NUM_NODES_WITH_ONE_RING = 2  # one or two nodes can stand in one order only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +52,7 @@ class LinkCosts:
 
     @property
     def num_nodes(self) -> int:
-        """n = P·d."""
+        """N = P·d."""
         return self.num_stages * self.num_pipelines
 
     def pipeline_times_s(self, lines: Ints) -> Floats:
@@ -82,7 +83,7 @@ def best_ring(ring_s: Floats, nodes: Ints) -> Ints:
     ``reach[S ∪ w, w] = min_v max(reach[S, v], cost[v, w])``. Ties fall to the lowest index.
     """
     size = len(nodes)
-    if size <= 2:  # noqa: PLR2004 - one or two nodes have one ring
+    if size <= NUM_NODES_WITH_ONE_RING:
         return nodes
     cost = ring_s[np.ix_(nodes, nodes)]
     reach = np.full((1 << size, size), np.inf)

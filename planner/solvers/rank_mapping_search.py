@@ -13,8 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-
-from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
+from meshplan.planner.solvers.rank_mapping_objective import NUM_NODES_WITH_ONE_RING, Floats, Ints, LinkCosts
 from meshplan.planner.solvers.rank_mapping_states import MappingStates
 
 # Chosen on random, island and degraded-link matrices of 16 to 64 nodes (tests/benchmarks/rank_mapping.py).
@@ -29,11 +28,15 @@ CRITICAL_PIPELINE_SHARE = 1 / 3  # of node exchanges that start in the slowest p
 NEIGHBOUR_SHARE = 0.5  # of node exchanges whose partner is drawn from the neighbours' nearest nodes
 MOVE_SHARES = (0.5, 0.25, 0.25)  # node exchange, segment exchange, ring runs
 
-# More nodes need more steps a node; the cap keeps 1,024 nodes within a minute.
-STEPS_PER_NODE_SQUARED = 12
-MAX_STEPS_PER_NODE = 420
-MAX_STEPS = 60_000
+# Small jobs need steps in proportion to n³; the cap keeps 64 nodes within seconds and 1,024 nodes within a minute.
+STEPS_PER_NODE_CUBED = 0.75
+MAX_STEPS = 27_000
+MAX_STEPS_PER_NODE = 32
 CLOCK_CHECK_STEPS = 64
+
+COIN = 0.5
+SLOWEST_LINK_SHARE = 0.6  # of ring moves that cut at the slowest link
+NEAR_CUT_PLACES = 3  # how far from that cut the next one mostly lies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -47,7 +50,7 @@ class Found:
 
 def default_steps(num_nodes: int) -> int:
     """Steps of one search."""
-    return min(num_nodes * min(STEPS_PER_NODE_SQUARED * num_nodes, MAX_STEPS_PER_NODE), MAX_STEPS)
+    return int(min(STEPS_PER_NODE_CUBED * num_nodes**3, MAX_STEPS + MAX_STEPS_PER_NODE * num_nodes))
 
 
 def identity_lines(costs: LinkCosts) -> Ints:
@@ -152,7 +155,8 @@ def anneal(
 
 def _available_moves(costs: LinkCosts) -> list[float] | None:
     """Shares of the kinds of move that can change anything here; None when none can."""
-    possible = (costs.num_stages > 1, costs.num_stages > 1 and costs.num_pipelines > 1, costs.num_pipelines > 2)  # noqa: PLR2004 - a ring of two has one order
+    lines, rings = costs.num_stages > 1, costs.num_pipelines > NUM_NODES_WITH_ONE_RING
+    possible = (lines, lines and costs.num_pipelines > 1, rings)
     shares = [share if able else 0.0 for share, able in zip(MOVE_SHARES, possible, strict=True)]
     total = sum(shares)
     return [share / total for share in shares] if total else None
@@ -179,7 +183,7 @@ def _propose_node_exchange(states: MappingStates, uniform: Floats) -> Floats:
         sender = states.slowest_ring_cell()
         place = sender % states.pipelines
         receiver = sender - place + (place + 1) % states.pipelines
-        first = states.rings[states.chain, np.where(uniform[1] < 0.5, sender, receiver)]  # noqa: PLR2004 - a coin
+        first = states.rings[states.chain, np.where(uniform[1] < COIN, sender, receiver)]
     else:
         first = _index(uniform[1], states.num_nodes)
     stage = states.line_cell[states.chain, first] // states.pipelines
@@ -194,8 +198,8 @@ def _propose_node_exchange(states: MappingStates, uniform: Floats) -> Floats:
 def _neighbour_candidate(states: MappingStates, uniform: Floats, first: Ints, stage: Ints, *, otherwise: Ints) -> Ints:
     """A node that would suit the neighbour of ``first`` in its pipeline, or in its ring."""
     size = states.pipelines
-    if uniform[0, 2] < 0.5:  # noqa: PLR2004 - a coin
-        step = np.where((uniform[4] < 0.5) & (stage > 0) | (stage == states.stages - 1), -size, size)  # noqa: PLR2004
+    if uniform[0, 2] < COIN:
+        step = np.where((uniform[4] < COIN) & (stage > 0) | (stage == states.stages - 1), -size, size)
         anchor = states.lines[states.chain, states.line_cell[states.chain, first] + step]
         near = states.near_by_hop
     else:
@@ -209,11 +213,10 @@ def _neighbour_candidate(states: MappingStates, uniform: Floats, first: Ints, st
 
 def _propose_segment_exchange(states: MappingStates, uniform: Floats) -> Floats:
     """The slowest pipeline, or any, against any other: a tail or a single stage."""
-    coin = 0.5
-    first = states.slowest_pipeline() if uniform[0, 0] < coin else _index(uniform[1], states.pipelines)
+    first = states.slowest_pipeline() if uniform[0, 0] < COIN else _index(uniform[1], states.pipelines)
     second = (first + 1 + _index(uniform[2], states.pipelines - 1)) % states.pipelines
     start = _index(uniform[3], states.stages)
-    return states.exchange_segments(first, second, start, np.where(uniform[4] < coin, states.stages, start + 1))
+    return states.exchange_segments(first, second, start, np.where(uniform[4] < COIN, states.stages, start + 1))
 
 
 def _propose_ring_runs(states: MappingStates, uniform: Floats) -> Floats:
@@ -221,11 +224,11 @@ def _propose_ring_runs(states: MappingStates, uniform: Floats) -> Floats:
     size = states.pipelines
     cuts = _index(uniform[1:4], size + 1)
     stage = _index(uniform[4], states.stages)
-    if uniform[0, 0] < 0.6:  # noqa: PLR2004 - mostly
+    if uniform[0, 0] < SLOWEST_LINK_SHARE:
         cell = states.slowest_ring_cell()
         stage, cut = cell // size, cell % size + 1
-        near = (cut + 1 + _index(uniform[2], 3)) % (size + 1)
-        cuts = np.stack([cut, np.where(uniform[1] < 0.5, near, cuts[1]), cuts[2]])  # noqa: PLR2004 - a coin
+        near = (cut + 1 + _index(uniform[2], NEAR_CUT_PLACES)) % (size + 1)
+        cuts = np.stack([cut, np.where(uniform[1] < COIN, near, cuts[1]), cuts[2]])
     return states.exchange_ring_runs(stage, np.sort(cuts, axis=0))
 
 

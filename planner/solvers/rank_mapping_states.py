@@ -12,9 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
-
 from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
+from numpy.typing import NDArray
 
 Bools = NDArray[np.bool_]
 
@@ -74,11 +73,11 @@ class MappingStates:
 
     def slowest_pipeline(self) -> Ints:
         """[K] pipeline that binds."""
-        return self.pipeline_s.argmax(axis=1)
+        return np.asarray(self.pipeline_s.argmax(axis=1))
 
     def slowest_ring_cell(self) -> Ints:
         """[K] ring cell whose outgoing link binds."""
-        return self.link_power.argmax(axis=1)
+        return np.asarray(self.link_power.argmax(axis=1))
 
     def exchange_nodes(self, first: Ints, second: Ints) -> Floats:
         """Propose that two nodes of different stages change places; return the new energies.
@@ -207,7 +206,7 @@ class MappingStates:
 
     def _line_nodes(self, pipelines: Ints) -> Ints:
         """[K, m, P] nodes of m pipelines in each chain."""
-        return self.lines[self._chain_3d, self._stage_start + pipelines[:, :, None]]
+        return np.asarray(self.lines[self._chain_3d, self._stage_start + pipelines[:, :, None]])
 
     def _line_times_s(self, nodes: Ints) -> Floats:
         return np.asarray(self.costs.hop_s[nodes[..., :-1], nodes[..., 1:]].sum(axis=-1))
@@ -233,4 +232,6 @@ class MappingStates:
 
 def _nearest(cost: Floats) -> Ints:
     """[n, m] the cheapest partners of each node as a sender, without itself."""
-    return np.argsort(cost + np.diag(np.full(len(cost), np.inf)), axis=1, kind="stable")[:, : min(NUM_NEAREST, len(cost) - 1)]
+    return np.argsort(cost + np.diag(np.full(len(cost), np.inf)), axis=1, kind="stable")[
+        :, : min(NUM_NEAREST, len(cost) - 1)
+    ]

@@ -12,11 +12,13 @@ import json
 from pathlib import Path
 
 import numpy as np
-
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping import answer, solve
 
-HEAD = f"{'instance':34} {'objective_s':>12} {'bound_s':>12} {'gap':>7} {'identity_s':>11} {'cpu_s':>7} {'ratio':>8}  status"
+HEAD = (
+    f"{'instance':34} {'objective_s':>12} {'bound_s':>12} {'gap':>7} {'identity_s':>11} "
+    f"{'cpu_s':>7} {'ratio':>8}  status"
+)
 
 
 def main() -> None:

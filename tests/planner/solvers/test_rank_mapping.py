@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping import RankMapping, answer, solve
 from meshplan.planner.solvers.rank_mapping_bound import lower_bound
@@ -101,14 +100,15 @@ def check_solution(problem: RankMappingProblem, solution: Solution[RankMapping])
         assert sorted(ring) == sorted(row[stage] for row in mapping.assignment)
     assert solution.objective == pytest.approx(time_of(problem, mapping.assignment, mapping.rings), rel=1e-12)
     assert solution.bound <= solution.objective
-    assert solution.gap == pytest.approx((solution.objective - solution.bound) / solution.objective, abs=1e-12)
+    assert solution.gap is not None
+    assert solution.gap * solution.objective == pytest.approx(solution.objective - solution.bound, abs=1e-12)
     assert (solution.status is Status.OPTIMAL) == (solution.gap <= 1e-9)
     return mapping
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_agrees_with_brute_force(shape: tuple[int, int]) -> None:
-    for seed in range(4):
+    for seed in range(3):
         problem = random_problem(np.random.default_rng([*shape, seed]), *shape)
         solution = solve(problem)
         check_solution(problem, solution)
@@ -143,7 +143,7 @@ def test_exact_search_finds_what_a_bad_incumbent_hides() -> None:
     assert costs.objective_s(found.lines, rings) == pytest.approx(best_time(problem), rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(2, 2), (2, 3), (3, 2), (1, 5), (4, 1)]))
 def test_the_structural_bound_never_exceeds_the_optimum(seed: int, shape: tuple[int, int]) -> None:
     problem = random_problem(np.random.default_rng(seed), *shape)
@@ -152,7 +152,7 @@ def test_the_structural_bound_never_exceeds_the_optimum(seed: int, shape: tuple[
     assert bound.ring_s + bound.pipeline_s <= bound.total_s * (1 + 1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(2, 3), (2, 4), (3, 3), (4, 2)]))
 def test_renumbering_nodes_never_changes_the_optimum(seed: int, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(seed)
@@ -170,7 +170,7 @@ def test_renumbering_nodes_never_changes_the_optimum(seed: int, shape: tuple[int
     assert first.objective == pytest.approx(second.objective, rel=1e-9)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(2, 3), (2, 4), (3, 3), (4, 2)]))
 def test_more_bandwidth_is_never_slower(seed: int, shape: tuple[int, int]) -> None:
     rng = np.random.default_rng(seed)
@@ -178,7 +178,8 @@ def test_more_bandwidth_is_never_slower(seed: int, shape: tuple[int, int]) -> No
     faster = random_problem(
         rng,
         *shape,
-        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s * rng.uniform(1.0, 2.0, problem.bandwidth_bytes_per_s.shape),
+        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s
+        * rng.uniform(1.0, 2.0, problem.bandwidth_bytes_per_s.shape),
         latency_s=problem.latency_s,
         data_parallel_message_bytes=problem.data_parallel_message_bytes,
     )
@@ -189,17 +190,18 @@ def test_more_bandwidth_is_never_slower(seed: int, shape: tuple[int, int]) -> No
 
 
 def test_uniform_links_keep_the_default_layout() -> None:
-    problem = random_problem(np.random.default_rng(0), 4, 8, bandwidth_bytes_per_s=np.full((32, 32), 25e9),
-                             latency_s=np.zeros((32, 32)))
+    problem = random_problem(
+        np.random.default_rng(0), 4, 8, bandwidth_bytes_per_s=np.full((32, 32), 25e9), latency_s=np.zeros((32, 32))
+    )
     solution = solve(problem)
     mapping = check_solution(problem, solution)
     assert solution.status is Status.OPTIMAL
     assert mapping.assignment == tuple(tuple(range(r, 32, 8)) for r in range(8))
 
 
-@pytest.mark.parametrize("shape", [(3, 8), (2, 12), (12, 2), (24, 1), (1, 24), (8, 3)])
+@pytest.mark.parametrize("shape", [(3, 6), (9, 2), (18, 1), (1, 18)])
 def test_larger_jobs_are_valid_better_than_default_and_repeatable(shape: tuple[int, int]) -> None:
-    problem = random_problem(np.random.default_rng([*shape, 24]), *shape)
+    problem = random_problem(np.random.default_rng([*shape, 18]), *shape)
     first, second = solve(problem, seed=5), solve(problem, seed=5)
     check_solution(problem, first)
     assert first.assignment == second.assignment
@@ -211,7 +213,11 @@ def test_larger_jobs_are_valid_better_than_default_and_repeatable(shape: tuple[i
 
 def test_messages_of_no_bytes_cost_nothing() -> None:
     problem = random_problem(
-        np.random.default_rng(1), 2, 3, pipeline_message_bytes=0.0, data_parallel_message_bytes=0.0,
+        np.random.default_rng(1),
+        2,
+        3,
+        pipeline_message_bytes=0.0,
+        data_parallel_message_bytes=0.0,
         latency_s=np.zeros((6, 6)),
     )
     solution = solve(problem)
@@ -272,6 +278,4 @@ def test_best_ring_is_the_best_of_all_orders(seed: int, size: int) -> None:
         return max(cost[a, b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
 
     if size > 1:
-        assert slowest(list(found)) == min(
-            slowest([nodes[0], *rest]) for rest in itertools.permutations(nodes[1:])
-        )
+        assert slowest(list(found)) == min(slowest([nodes[0], *rest]) for rest in itertools.permutations(nodes[1:]))
