@@ -17,9 +17,10 @@ from meshplan.planner.solvers.rank_mapping_objective import NUM_NODES_WITH_ONE_R
 from meshplan.planner.solvers.rank_mapping_states import MappingStates
 
 # Chosen on random, island and degraded-link matrices of 16 to 64 nodes (tests/benchmarks/rank_mapping.py).
-NUM_CHAINS = 32
+CHAIN_NODES = 4096  # nodes of all chains together, so that a step of a large job costs little more than a small one's
+MIN_CHAINS, MAX_CHAINS = 16, 64
 NORM_DOUBLINGS = (5, 6)  # p = 32, then 64: smooth first, close to the maximum later
-START_TEMPERATURE = 5e-3  # of the best energy at the start: accepts what loses half a percent
+START_TEMPERATURE = 1e-2  # of the best energy at the start: accepts what loses about a percent
 END_TEMPERATURE = 2e-4
 COLDER_BEYOND_NODES = 64  # one move changes the energy of a larger job less
 NUM_RESAMPLINGS = 40
@@ -51,6 +52,11 @@ class Found:
 def default_steps(num_nodes: int) -> int:
     """Steps of one search."""
     return int(min(STEPS_PER_NODE_CUBED * num_nodes**3, MAX_STEPS + MAX_STEPS_PER_NODE * num_nodes))
+
+
+def default_chains(num_nodes: int) -> int:
+    """Chains of one search."""
+    return max(MIN_CHAINS, min(MAX_CHAINS, CHAIN_NODES // num_nodes))
 
 
 def identity_lines(costs: LinkCosts) -> Ints:
@@ -115,7 +121,8 @@ def anneal(
         on_improvement: told the best objective at every resampling that improved it.
     """
     rng = np.random.default_rng(seed)
-    lines = starting_lines(costs, NUM_CHAINS, rng)
+    num_chains = default_chains(costs.num_nodes)
+    lines = starting_lines(costs, num_chains, rng)
     states = MappingStates(costs, lines, lines, ring_scale_s=ring_scale_s)
     moves = _available_moves(costs)
     best, best_lines, best_rings = states.objective_s(), states.lines.copy(), states.rings.copy()
@@ -139,9 +146,9 @@ def anneal(
         if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
             break
         cooling = (END_TEMPERATURE / START_TEMPERATURE) ** (step / steps)
-        slack = scale_s * start_temperature * cooling * rng.exponential(size=NUM_CHAINS)
+        slack = scale_s * start_temperature * cooling * rng.exponential(size=num_chains)
         limit = states.energy_s + slack
-        states.settle(_PROPOSALS[kinds[step]](states, rng.random((6, NUM_CHAINS))) <= limit)
+        states.settle(_PROPOSALS[kinds[step]](states, rng.random((6, num_chains))) <= limit)
         objective = states.objective_s()
         better = np.flatnonzero(objective < best)
         if better.size:
