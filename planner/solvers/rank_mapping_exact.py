@@ -16,7 +16,7 @@ from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCo
 
 MAX_EXACT_NODES = 16  # tables have 2^n rows
 MAX_PATHS = 200_000
-DEFAULT_WORK = 12_000_000  # pairs of a partial mapping and a path looked at
+DEFAULT_WORK = 8_000_000  # pairs of a partial mapping and a path looked at
 PAIRS_AT_ONCE = 400_000
 TARGET_STEPS = (0.25, 0.5, 0.75, 1.0)  # of the way from the bound to the incumbent
 

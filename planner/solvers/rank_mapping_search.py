@@ -17,8 +17,8 @@ from meshplan.planner.solvers.rank_mapping_objective import NUM_NODES_WITH_ONE_R
 from meshplan.planner.solvers.rank_mapping_states import MappingStates
 
 # Chosen on random, island and degraded-link matrices of 16 to 64 nodes (tests/benchmarks/rank_mapping.py).
-CHAIN_NODES = 4096  # nodes of all chains together, so that a step of a large job costs little more than a small one's
-MIN_CHAINS, MAX_CHAINS = 16, 64
+CHAIN_NODES = 2048  # nodes of all chains together, so that a step of a large job costs little more than a small one's
+MIN_CHAINS, MAX_CHAINS = 12, 32
 NORM_DOUBLINGS = (5, 6)  # p = 32, then 64: smooth first, close to the maximum later
 START_TEMPERATURE = 1e-2  # of the best energy at the start: accepts what loses about a percent
 END_TEMPERATURE = 2e-4
@@ -26,13 +26,13 @@ COLDER_BEYOND_NODES = 64  # one move changes the energy of a larger job less
 NUM_RESAMPLINGS = 40
 RESAMPLED_FRACTION = 0.25
 CRITICAL_PIPELINE_SHARE = 1 / 3  # of node exchanges that start in the slowest pipeline; as many at the slowest link
-NEIGHBOUR_SHARE = 0.5  # of node exchanges whose partner is drawn from the neighbours' nearest nodes
+NUM_CANDIDATES = 8  # partners looked at for one node exchange
 MOVE_SHARES = (0.5, 0.25, 0.25)  # node exchange, segment exchange, ring runs
 
 # Small jobs need steps in proportion to n³; the cap keeps 64 nodes within seconds and 1,024 nodes within a minute.
-STEPS_PER_NODE_CUBED = 0.75
-MAX_STEPS = 27_000
-MAX_STEPS_PER_NODE = 32
+STEPS_PER_NODE_CUBED = 0.4
+MAX_STEPS = 16_000
+MAX_STEPS_PER_NODE = 16
 CLOCK_CHECK_STEPS = 64
 
 COIN = 0.5
@@ -148,7 +148,7 @@ def anneal(
         cooling = (END_TEMPERATURE / START_TEMPERATURE) ** (step / steps)
         slack = scale_s * start_temperature * cooling * rng.exponential(size=num_chains)
         limit = states.energy_s + slack
-        states.settle(_PROPOSALS[kinds[step]](states, rng.random((6, num_chains))) <= limit)
+        states.settle(_PROPOSALS[kinds[step]](states, rng) <= limit)
         objective = states.objective_s()
         better = np.flatnonzero(objective < best)
         if better.size:
@@ -180,8 +180,9 @@ def _index(uniform: Floats, size: int) -> Ints:
     return (uniform * size).astype(np.int64)
 
 
-def _propose_node_exchange(states: MappingStates, uniform: Floats) -> Floats:
+def _propose_node_exchange(states: MappingStates, rng: np.random.Generator) -> Floats:
     """A node of the slowest pipeline, of the slowest link, or any, against any node of another stage."""
+    uniform = rng.random((5, states.num_chains))
     pick = uniform[0, 0]
     if pick < CRITICAL_PIPELINE_SHARE:
         cell = _index(uniform[1], states.stages) * states.pipelines + states.slowest_pipeline()
@@ -194,40 +195,44 @@ def _propose_node_exchange(states: MappingStates, uniform: Floats) -> Floats:
     else:
         first = _index(uniform[1], states.num_nodes)
     stage = states.line_cell[states.chain, first] // states.pipelines
-    other_stage = (stage + 1 + _index(uniform[2], states.stages - 1)) % states.stages
-    cell = other_stage * states.pipelines + _index(uniform[3], states.pipelines)
-    second = states.lines[states.chain, cell]
-    if uniform[0, 1] < NEIGHBOUR_SHARE:
-        second = _neighbour_candidate(states, uniform, first, stage, otherwise=second)
+    candidates = _candidates(states, first, stage, rng)
+    second = states.most_promising(first, candidates) if states.pipelines > 1 else candidates[:, 0]
     return states.exchange_nodes(first, second)
 
 
-def _neighbour_candidate(states: MappingStates, uniform: Floats, first: Ints, stage: Ints, *, otherwise: Ints) -> Ints:
-    """A node that would suit the neighbour of ``first`` in its pipeline, or in its ring."""
-    size = states.pipelines
-    if uniform[0, 2] < COIN:
-        step = np.where((uniform[4] < COIN) & (stage > 0) | (stage == states.stages - 1), -size, size)
+def _candidates(states: MappingStates, first: Ints, stage: Ints, rng: np.random.Generator) -> Ints:
+    """[K, m] nodes of other stages: half any, half near a neighbour that ``first`` has in its pipeline or ring."""
+    size, half = states.pipelines, NUM_CANDIDATES // 2
+    uniform = rng.random((2, states.num_chains, NUM_CANDIDATES))
+    other_stage = (stage[:, None] + 1 + _index(uniform[0], states.stages - 1)) % states.stages
+    candidates = states.lines[states.chain[:, None], other_stage * size + _index(uniform[1], size)]
+    coins = rng.random((2, states.num_chains))
+    if coins[0, 0] < COIN:
+        step = np.where((coins[1] < COIN) & (stage > 0) | (stage == states.stages - 1), -size, size)
         anchor = states.lines[states.chain, states.line_cell[states.chain, first] + step]
         near = states.near_by_hop
     else:
         cell = states.ring_cell[states.chain, first]
         anchor = states.rings[states.chain, cell - cell % size + (cell - 1) % size]
         near = states.near_by_ring
-    candidate = near[anchor, _index(uniform[5], near.shape[1])]
-    same_stage = states.line_cell[states.chain, candidate] // size == stage
-    return np.where(same_stage, otherwise, candidate)
+    close = near[anchor[:, None], _index(rng.random((states.num_chains, half)), near.shape[1])]
+    same_stage = states.line_cell[states.chain[:, None], close] // size == stage[:, None]
+    candidates[:, :half] = np.where(same_stage, candidates[:, :half], close)
+    return np.asarray(candidates)
 
 
-def _propose_segment_exchange(states: MappingStates, uniform: Floats) -> Floats:
+def _propose_segment_exchange(states: MappingStates, rng: np.random.Generator) -> Floats:
     """The slowest pipeline, or any, against any other: a tail or a single stage."""
+    uniform = rng.random((5, states.num_chains))
     first = states.slowest_pipeline() if uniform[0, 0] < COIN else _index(uniform[1], states.pipelines)
     second = (first + 1 + _index(uniform[2], states.pipelines - 1)) % states.pipelines
     start = _index(uniform[3], states.stages)
     return states.exchange_segments(first, second, start, np.where(uniform[4] < COIN, states.stages, start + 1))
 
 
-def _propose_ring_runs(states: MappingStates, uniform: Floats) -> Floats:
+def _propose_ring_runs(states: MappingStates, rng: np.random.Generator) -> Floats:
     """Two neighbouring runs of one ring; mostly with the slowest link as one of the cuts and a short run beside it."""
+    uniform = rng.random((5, states.num_chains))
     size = states.pipelines
     cuts = _index(uniform[1:4], size + 1)
     stage = _index(uniform[4], states.stages)

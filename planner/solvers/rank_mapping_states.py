@@ -20,6 +20,7 @@ Bools = NDArray[np.bool_]
 # Powers of link costs are kept below 10^250, so that the sum of all of them stays a finite double.
 MAX_POWER_DECADES = 250.0
 
+TINY = 1e-300  # keeps zero costs out of denominators
 NUM_NEAREST = 12  # candidates a node, for moves that look for a better neighbour
 
 
@@ -56,8 +57,8 @@ class MappingStates:
     def set_exponent(self, doublings: int) -> None:
         """Use the norm with p = 2**doublings; powers and roots are then repeated squares and square roots."""
         self._doublings = doublings
-        ratio = np.minimum(self.costs.ring_s / self._ring_scale_s, 10.0 ** (MAX_POWER_DECADES / 2.0**doublings))
-        self._power = self._raised(ratio)
+        self._max_ratio = 10.0 ** (MAX_POWER_DECADES / 2.0**doublings)
+        self._power = self._raised(np.minimum(self.costs.ring_s / self._ring_scale_s, self._max_ratio))
         following = self._stage_start[:, None] + np.roll(self._along, -1)
         self.link_power = self._power[self.rings, self.rings[:, following.ravel()]]
         self.ring_energy, self.pipeline_energy = self._ring_energies(), self._pipeline_energies()
@@ -78,6 +79,55 @@ class MappingStates:
     def slowest_ring_cell(self) -> Ints:
         """[K] ring cell whose outgoing link binds."""
         return np.asarray(self.link_power.argmax(axis=1))
+
+    def most_promising(self, first: Ints, candidates: Ints) -> Ints:
+        """[K] the candidate whose exchange with ``first`` raises the energy least, to first order.
+
+        dE = E/p · dS/S for each of the two norms E = S^(1/p). Neighbours that are themselves exchanged are ignored:
+        :meth:`exchange_nodes` evaluates the choice exactly.
+
+        Args:
+            first: [K] nodes.
+            candidates: [K, m] nodes of other stages.
+        """
+        rows, chosen = self._chain_2d, first[:, None]
+        ring_rise = self._entering_power(first[:, None], candidates) + self._entering_power(candidates, first[:, None])
+        ring_rise = ring_rise * (self.ring_energy / np.maximum(self.link_power.sum(axis=1), TINY))[:, None]
+        slowest = np.maximum(self.pipeline_s.max(axis=1), TINY)[:, None]
+        here, there = self.line_cell[rows, chosen], self.line_cell[rows, candidates]
+        now_here = self.pipeline_s[rows, here % self.pipelines]
+        now_there = self.pipeline_s[rows, there % self.pipelines]
+        change_here = self._hops_s(here, candidates) - self._hops_s(here, chosen)
+        change_there = self._hops_s(there, chosen) - self._hops_s(there, candidates)
+        new = np.stack([now_here + change_here, now_there + change_there]) / slowest
+        new = np.clip(new, 0.0, self._max_ratio)
+        old = np.stack([np.broadcast_to(now_here, now_there.shape), now_there]) / slowest
+        pipeline_rise = (self._raised(new) - self._raised(old)).sum(axis=0) * slowest
+        best = (ring_rise + pipeline_rise).argmin(axis=1)
+        return np.asarray(candidates[self.chain, best])
+
+    def _hops_s(self, cells: Ints, nodes: Ints) -> Floats:
+        """Time of both hops of a pipeline cell if it held the node."""
+        stage = cells // self.pipelines
+        rows = self._chain_2d
+        before = self.lines[rows, np.maximum(cells - self.pipelines, 0)]
+        after = self.lines[rows, np.minimum(cells + self.pipelines, self.num_nodes - 1)]
+        first_hop = np.where(stage > 0, self.costs.hop_s[before, nodes], 0.0)
+        return np.asarray(first_hop + np.where(stage < self.stages - 1, self.costs.hop_s[nodes, after], 0.0))
+
+    def _entering_power(self, leaving: Ints, entering: Ints) -> Floats:
+        """[K, m] least change of a ring's powers when ``leaving`` goes and ``entering`` takes any place."""
+        size, rows, chain = self.pipelines, self._chain_2d, self._chain_3d
+        place = self.ring_cell[rows, leaving]
+        start = (place - place % size)[:, :, None]
+        turned = start + (place[:, :, None] - start + self._along[1:]) % size
+        others = self.rings[chain, turned]
+        following = np.roll(others, -1, axis=2)
+        node = entering[:, :, None]
+        between = self._power[others, following]
+        harm = self._power[others, node] + self._power[node, following] - between
+        gone = self._power[others[:, :, -1], leaving] + self._power[leaving, others[:, :, 0]] - between[:, :, -1]
+        return np.asarray(harm.min(axis=2) - gone)
 
     def exchange_nodes(self, first: Ints, second: Ints) -> Floats:
         """Propose that two nodes of different stages change places; return the new energies.

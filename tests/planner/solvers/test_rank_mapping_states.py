@@ -75,3 +75,21 @@ def test_copied_chains_are_equal_and_independent() -> None:
     propose(rng, states)
     states.settle(np.arange(CHAINS) == 0)
     assert sorted(states.lines[4]) == list(range(12))
+
+
+def test_the_promising_partner_is_mostly_among_the_best() -> None:
+    """The first-order choice is no worse than the median of all candidates in nine of ten chains or more."""
+    rng = np.random.default_rng(2)
+    costs = random_costs(rng, 4, 4)
+    good = 0
+    for _ in range(40):
+        states = random_states(rng, costs)
+        first = states.lines[:, 0]
+        candidates = np.stack([rng.permutation(row[4:])[:8] for row in states.lines])
+        chosen = states.most_promising(first, candidates)
+        energies = []
+        for second in [*candidates.T, chosen]:
+            energies.append(states.exchange_nodes(first, second))
+            states.settle(np.zeros(CHAINS, dtype=bool))
+        good += int((energies[-1] <= np.median(energies[:-1], axis=0)).sum())
+    assert good >= 0.9 * 40 * CHAINS
