@@ -30,7 +30,7 @@ NUM_CANDIDATES = 8  # partners looked at for one node exchange
 MOVE_SHARES = (0.5, 0.25, 0.25)  # node exchange, segment exchange, ring runs
 
 # Small jobs need steps in proportion to n³; the cap keeps 64 nodes within seconds and 1,024 nodes within a minute.
-STEPS_PER_NODE_CUBED = 0.4
+STEPS_PER_NODE_CUBED = 0.6
 MAX_STEPS = 16_000
 MAX_STEPS_PER_NODE = 16
 CLOCK_CHECK_STEPS = 64
