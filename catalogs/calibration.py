@@ -22,7 +22,8 @@ class TimeConstants:
     """Constants of the step time. Efficiencies are fractions of the rate they multiply.
 
     Args:
-        gemm_efficiency: of the device's GEMM curve, inside a training step.
+        gemm_efficiency: of the device's GEMM curve, inside a training step; above 1 where the curve is only derived
+            from the datasheet and the device does better.
         low_precision_efficiency: further factor on the curve of fp8 and narrower GEMMs (quantisation included).
         expert_gemm_efficiency: further factor for grouped expert GEMMs (permutation and padding included).
         attention_efficiency: causal attention FLOPs, forward and backward, over the dense bf16 peak.
@@ -130,8 +131,9 @@ class Calibration:
         time: constants of the step time.
         memory: constants of the memory.
         recipe: documented behaviour of the framework.
-        time_error_p90: 90th percentile of |error| of the step time on runs held out by group; half-width of the
-            interval of what is predicted from this set.
+        time_error_p90: 90th percentile of |error| of a dense model's step time on runs held out by group; half-width
+            of the interval of what is predicted from this set.
+        moe_time_error_p90: the same for mixtures of experts.
         num_runs: published runs behind the fit; 0 where nothing was fitted.
         source: which observations, with their version.
         date: day of the fit, ISO 8601.
@@ -143,9 +145,14 @@ class Calibration:
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
     time_error_p90: float = 0.35
+    moe_time_error_p90: float = 0.55
     num_runs: int = 0
     source: str = ""
     date: str = ""
+
+    def error_p90(self, *, is_moe: bool) -> float:
+        """Half-width of the interval of a step time, as a fraction."""
+        return self.moe_time_error_p90 if is_moe else self.time_error_p90
 
     def with_time(self, **constants: Constant) -> Calibration:
         """A copy with other time constants."""

@@ -33,7 +33,7 @@ from meshplan.planner.observations import ObservedRun
 
 # name → prior standard deviation, in log (logit for fractions) units: how far a framework may be from the literature.
 FITTED: Mapping[str, float] = {
-    "gemm_efficiency": 0.6,
+    "gemm_efficiency": 0.2,
     "low_precision_efficiency": 0.6,
     "expert_gemm_efficiency": 0.8,
     "attention_efficiency": 0.6,
@@ -50,7 +50,10 @@ FITTED: Mapping[str, float] = {
     "data_parallel_s_per_rank": 1.0,
 }
 SPREAD = np.array(list(FITTED.values()))
-FRACTIONS = frozenset(name for name in FITTED if name.endswith(("efficiency", "overlap", "window")))
+# Fitted inside (0, 1). The GEMM efficiency is not: a curve derived from a datasheet may be too low.
+FRACTIONS = frozenset(
+    name for name in FITTED if name.endswith(("efficiency", "overlap", "window")) and name != "gemm_efficiency"
+)
 # Spread of a framework's constants about the global ones, relative to the prior of the global ones.
 LOCAL_SPREAD = 0.7
 NOISE = 0.05  # run-to-run and version noise of a measured step, relative (repeat_spread of the observations)
@@ -76,6 +79,7 @@ class HeldOut:
         framework: our name.
         architecture: hardware generation.
         error: predicted / measured − 1.
+        is_moe: the model is a mixture of experts.
     """
 
     id: str
@@ -83,6 +87,7 @@ class HeldOut:
     framework: str
     architecture: str
     error: float
+    is_moe: bool
 
 
 def _to_unit(name: str, value: float) -> float:
@@ -202,10 +207,8 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
     unseen = _unseen(rows, overall, literature)
     memory = calibrate_memory(observed)
 
-    def made(key: Key, theta: FloatArray, members: Sequence[_Row], errors: Sequence[float]) -> Calibration:
+    def made(key: Key, theta: FloatArray, members: Sequence[_Row], own: Sequence[HeldOut]) -> Calibration:
         framework, architecture = key
-        enough = len(errors) >= FEWEST_FOR_P90
-        judged = errors if enough else [item.error for item in unseen]
         constants = memory[framework].constants if framework in memory else UNMEASURED
         return Calibration(
             framework=framework,
@@ -216,7 +219,8 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
             num_runs=len(members),
             source=source,
             date=day,
-            time_error_p90=round(float(np.quantile(np.abs(judged), 0.9)), 4) if judged else UNJUDGED_P90,
+            time_error_p90=_p90(own, held_out, unseen, is_moe=False),
+            moe_time_error_p90=_p90(own, held_out, unseen, is_moe=True),
         )
 
     local = [
@@ -224,17 +228,33 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
             key,
             fit(sets[key], overall, LOCAL_SPREAD * SPREAD),
             sets[key],
-            [item.error for item in held_out if (item.framework, item.architecture) == key],
+            [item for item in held_out if (item.framework, item.architecture) == key],
         )
         for key in sorted(sets)
     ]
-    everything = made(("any", "any"), overall, rows, [item.error for item in unseen])
+    everything = made(("any", "any"), overall, rows, unseen)
     return Calibrated(calibrations=(everything, *local), held_out=tuple(held_out), unseen=tuple(unseen), memory=memory)
+
+
+def _p90(*samples: Sequence[HeldOut], is_moe: bool) -> float:
+    """90th percentile of |error| in the first of the samples that has enough runs of the kind."""
+    for sample in samples:
+        errors = [abs(item.error) for item in sample if item.is_moe == is_moe]
+        if len(errors) >= FEWEST_FOR_P90:
+            return round(float(np.quantile(errors, 0.9)), 4)
+    return UNJUDGED_P90
 
 
 def _judge(row: _Row, key: Key, theta: FloatArray) -> HeldOut:
     error = float(np.exp(row.log_predicted(theta[None])[0] - row.log_measured) - 1.0)
-    return HeldOut(id=row.run.id, group=row.run.group, framework=key[0], architecture=key[1], error=error)
+    return HeldOut(
+        id=row.run.id,
+        group=row.run.group,
+        framework=key[0],
+        architecture=key[1],
+        error=error,
+        is_moe=row.run.problem.shape.moe is not None,
+    )
 
 
 def _held_out(
@@ -301,7 +321,6 @@ def refine(
             others = [other for other in members if other is not row]
             found.append(_judge(row, key, fit(others, start, LOCAL_SPREAD * SPREAD) if others else start))
         held_out += found
-        p90 = float(np.quantile(np.abs([item.error for item in found]), 0.9))
         made.append(
             replace(
                 prior,
@@ -309,10 +328,18 @@ def refine(
                 architecture=key[1],
                 time=constants_of(fit(members, start, LOCAL_SPREAD * SPREAD)),
                 memory=memory[key[0]].constants if key[0] in memory else prior.memory,
-                time_error_p90=round(p90 if len(members) >= FEWEST_FOR_P90 else max(p90, prior.time_error_p90), 4),
+                time_error_p90=_refined_p90(found, prior, is_moe=False),
+                moe_time_error_p90=_refined_p90(found, prior, is_moe=True),
                 num_runs=len(members),
                 source=f"{source}; starting from: {prior.source}",
                 date=day,
             )
         )
     return Calibrated(calibrations=tuple(made), held_out=tuple(held_out), unseen=(), memory=memory)
+
+
+def _refined_p90(found: Sequence[HeldOut], prior: Calibration, *, is_moe: bool) -> float:
+    """The user's own held-out error where there are enough runs; else never narrower than the catalog's."""
+    errors = [abs(item.error) for item in found if item.is_moe == is_moe]
+    own = round(float(np.quantile(errors, 0.9)), 4) if errors else 0.0
+    return own if len(errors) >= FEWEST_FOR_P90 else max(own, prior.error_p90(is_moe=is_moe))

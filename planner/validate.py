@@ -190,7 +190,7 @@ def interval_of(problem: TrainingProblem, metric: str, priced: Priced, value: fl
     """The interval of one predicted metric."""
     if metric in ("peak_memory_bytes", "total_memory_bytes"):
         return Interval(value=value, low=value / 1.1, high=priced.safe_bytes)
-    spread = 1.0 + problem.calibration.time_error_p90
+    spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
     return Interval(value=value, low=value / spread, high=value * spread)
 
 

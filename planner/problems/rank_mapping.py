@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 from numpy.typing import NDArray
+
+from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 
 KIND = "rank-mapping"
 

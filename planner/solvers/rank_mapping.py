@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping_bound import LowerBound, lower_bound
 from meshplan.planner.solvers.rank_mapping_exact import MAX_EXACT_NODES, improve_exactly

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
+
 from meshplan.planner.solvers.rank_mapping_objective import (
     MAX_EXACT_RING_NODES,
     Floats,
@@ -21,7 +23,6 @@ from meshplan.planner.solvers.rank_mapping_objective import (
     LinkCosts,
     best_ring,
 )
-from numpy.typing import NDArray
 
 MAX_SUBGRADIENT_STEPS = 150
 # Prim's tree costs n vector operations of length n; this keeps 1,024 nodes at a few seconds.

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
 
 MAX_EXACT_NODES = 16  # tables have 2^n rows

@@ -10,8 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from numpy.typing import NDArray
+
+from meshplan.planner.problems.rank_mapping import RankMappingProblem
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

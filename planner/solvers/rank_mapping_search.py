@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.planner.solvers.rank_mapping_objective import NUM_NODES_WITH_ONE_RING, Floats, Ints, LinkCosts
 from meshplan.planner.solvers.rank_mapping_states import MappingStates
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
 from numpy.typing import NDArray
+
+from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
 
 Bools = NDArray[np.bool_]
 
