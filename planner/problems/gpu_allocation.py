@@ -10,8 +10,8 @@ within the latency objective (0: it cannot); mixed traffic adds up linearly. The
      "max_request_rate_per_s": {"l4": [2.0]},
      "max_utilization": 1.0, "min_spare_replicas": 0}
 
-``max_utilization``, ``min_spare_replicas`` and ``name`` may be left out, and so may ``max_count``. An array may stand in
-a NumPy archive beside the instance: ``{"file": "rates.npz", "key": "rate"}``; other folders are refused, and so are
+``max_utilization``, ``min_spare_replicas`` and ``name`` may be left out, and so may ``max_count``. An array may stand
+in a NumPy archive beside the instance: ``{"file": "rates.npz", "key": "rate"}``; other folders are refused, and so are
 pickled objects. Optional keys of a type, for one accelerator offered in several ways (each its own entry and name):
 
     region                 where it is, as text; shown in the answer
@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 
 KIND = "gpu-allocation"
@@ -53,6 +52,9 @@ _TYPE_KEYS = ("name", "usd_per_hour", "max_count", "region", "terms", "interrupt
 _BUCKET_KEYS = ("input_tokens", "output_tokens")
 _RANGE_ENDS = 2
 _MOST_SHOWN = 5
+_MOST_CHARACTERS = 60
+# Stands in for a number that was refused: a legal price, share and rate, so that it raises no second complaint.
+_HARMLESS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -305,17 +307,17 @@ class _Reader:
         return value
 
     def _number(self, value: Any, path: str) -> float:
-        """A finite number; 0 after a complaint that it is none (which callers may complain about no more)."""
+        """A finite number; after a complaint, one that no caller complains about again."""
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             self.say(path, f"expected a number, got {_describe(value)}")
-            return 0.5
+            return _HARMLESS
         try:
             number = float(value)
         except OverflowError:
             number = math.inf
         if not math.isfinite(number):
             self.say(path, f"expected a finite number, got {_describe(value)}")
-            return 0.5
+            return _HARMLESS
         return number
 
     def _amount(self, value: Any, path: str) -> float:
@@ -349,4 +351,4 @@ def _describe(value: Any) -> str:
     if value is None:
         return "nothing"
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"  # noqa: PLR2004
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 import numpy as np
-
+import numpy.typing as npt
 from meshplan.planner.problems.gpu_allocation import Allocation, GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_infeasible import explain, impossible
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of
@@ -58,7 +58,7 @@ def answer(problem: GpuAllocationProblem, solution: Solution[Allocation]) -> dic
 
 def _single_types(problem: GpuAllocationProblem, instance: Instance) -> dict[str, float | None]:
     """What serving everything on one type costs, USD/h."""
-    possible = instance.servable.all(axis=1)
+    possible: npt.NDArray[np.bool_] = np.all(instance.servable, axis=1)
     busy = np.where(possible[:, None], instance.load, 0.0).sum(axis=1)
     usable = round_up(busy / instance.utilization)
     counts = usable + instance.spare * (usable > 0)

@@ -15,14 +15,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, IntArray
 from meshplan.planner.solvers.gpu_allocation_relaxation import balance
 from meshplan.planner.solvers.gpu_allocation_search import WHOLE
 
-_TOLERANCE = 1e-6
+_FITS_TOLERANCE = 1e-7
+_MOST_NAMED = 3
 
 
 def impossible(instance: Instance) -> bool:
@@ -52,15 +52,15 @@ def explain(problem: GpuAllocationProblem) -> dict[str, Any]:
         price, served = stranded / stranded.sum(), 0.0
         buckets = instance.buckets[critical[stranded]].tolist()
         binding = (
-            f"{len(buckets)} buckets (first: {problem.buckets[buckets[0]]}) are served only by types of which no replica "
-            f"is usable: max_count is at most the {instance.spare} spare ones"
+            f"{len(buckets)} buckets (first: {problem.buckets[buckets[0]]}) are served only by types of which no "
+            f"replica is usable: max_count is at most the {instance.spare} spare ones"
         )
     else:
         price = np.where(np.isfinite(load), found.prices[:, None] * load, np.inf)[capacity > 0].min(axis=0)
         price, served = price / price.sum(), 1.0 / found.bound
         binding = (
-            f"the max_count of {', '.join(_capped_names(problem, instance, critical))}: together they can serve at most "
-            f"{served:.1%} of the traffic that only they can serve"
+            f"the max_count of {', '.join(_capped_names(problem, instance, critical))}: together they can serve at "
+            f"most {served:.1%} of the traffic that only they can serve"
         )
     proof = np.zeros(len(problem.buckets))
     proof[instance.buckets[critical]] = price
@@ -80,7 +80,9 @@ def explain(problem: GpuAllocationProblem) -> dict[str, Any]:
 def _beyond_the_objective(problem: GpuAllocationProblem, instance: Instance, beyond: IntArray) -> dict[str, Any]:
     buckets = instance.buckets[beyond].tolist()
     names = [f"bucket {b} ({problem.buckets[b]})" for b in buckets]
-    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")  # noqa: PLR2004
+    shown = ", ".join(names[:_MOST_NAMED]) + (
+        f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    )
     prices = np.zeros(len(problem.buckets))
     prices[buckets] = 1.0 / len(buckets)
     rate = sum(problem.request_rate_per_s[b] for b in buckets)
@@ -135,7 +137,7 @@ def _replicas_more(instance: Instance, g: int) -> int | None:
     def fits(more: int) -> bool:
         raised: FloatArray = usable.copy()
         raised[g] += more
-        found = balance(load, instance.utilization * raised, tolerance=_TOLERANCE / 10)
+        found = balance(load, instance.utilization * raised, tolerance=_FITS_TOLERANCE)
         return found is not None and found.peak <= 1.0 + WHOLE
 
     high = int(np.ceil(np.where(np.isfinite(load[g]), load[g], 0.0).sum() / instance.utilization[g])) + 1

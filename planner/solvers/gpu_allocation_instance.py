@@ -1,4 +1,4 @@
-"""A GPU allocation problem as the arrays that the solver works on: only buckets with traffic, loads in busy replicas."""
+"""A GPU allocation problem as arrays: only the buckets with traffic, and loads in busy replicas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, IntArray
 

@@ -79,8 +79,8 @@ class LoadPolytope:
         price = floored(price)
         types = (self._load_by_bucket * price).argmin(axis=1)
         busy = self._load_by_bucket[self._rows, types]
-        loads = np.bincount(self._cell + types, weights=busy, minlength=self.num_groups * self.num_types)
-        loads = loads.reshape(self.num_groups, self.num_types)
+        flat = np.bincount(self._cell + types, weights=busy, minlength=self.num_groups * self.num_types)
+        loads: FloatArray = flat.reshape(self.num_groups, self.num_types)
         return Corner(loads, loads @ price, types)
 
 

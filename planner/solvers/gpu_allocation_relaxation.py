@@ -2,8 +2,9 @@
 
 Two programs over the corners k of each group's polytope (λ ≥ 0, Σ_k λ_k = 1 in each group):
 
-*cheapest fleet*   min Σ_g slope_g · m_g + penalty · e   with   utilization_g · m_g + e_g ≥ Σ_k λ_k ℓ_kg,  low ≤ m ≤ high
-*best balance*     min t                                 with   t · capacity_g ≥ Σ_k λ_k ℓ_kg
+*cheapest fleet*  min Σ_g slope_g · m_g + penalty_g · e_g  with  utilization_g · m_g + e_g ≥ Σ_k λ_k ℓ_kg,
+                                                           low ≤ m ≤ high, e ≥ 0
+*best balance*    min t                                    with  t · capacity_g ≥ Σ_k λ_k ℓ_kg
 
 The duals w of the capacity rows are prices of a busy replica. They name the next corner (the cheapest at w) and, by
 weak duality and for *any* w ≥ 0, the bounds
@@ -22,7 +23,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.solvers.gpu_allocation_loads import Corner, FloatArray, IntArray, LoadPolytope, floored
 

@@ -7,12 +7,12 @@ Notation (loads and relaxation: the two files before this one)
 Objective      min Σ_g c_g · m_g + c_g · spare · [m_g > 0]
 Constraints    utilization_g · m_g ≥ ℓ_g for some load vector ℓ of the polytope; m_g ≤ max_count_g − spare
 
-The step at m_g = 0 (the spares) needs no indicator: within a box low ≤ m ≤ high its convex envelope is a line, of slope
-c_g · (1 + spare / high_g) where low_g = 0, and exact once the box excludes 0 or has high_g ≤ 1. So a type is branched on
-where m_g is fractional *or* where the envelope still lies below the true cost.
+The step at m_g = 0 (the spares) needs no indicator: within a box low ≤ m ≤ high its convex envelope is a line, of
+slope c_g · (1 + spare / high_g) where low_g = 0, and exact once the box excludes 0. So a type is branched on where m_g
+is fractional *or* where the envelope still lies below the true cost.
 
-Bound          the least bound of the open boxes; where all prices are multiples of some step (cents), only costs that are
-               multiples count, so a box within one step of the best fleet is closed.
+Bound          the least bound of the open boxes; where all prices are multiples of some step (cents), so are all
+               costs, and a box within one step of the best fleet is closed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
-
 from meshplan.planner.solvers.gpu_allocation_instance import Instance
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, LoadPolytope
 from meshplan.planner.solvers.gpu_allocation_relaxation import EXACT, FleetRelaxation, Relaxed, balance
@@ -259,8 +258,8 @@ def price_step(price: FloatArray) -> float:
     >>> price_step(np.array([0.7, 1.01, 3.67]))
     0.01
     """
-    scale = 10**_PRICE_DECIMALS
+    scale: int = 10**_PRICE_DECIMALS
     scaled = [Decimal(repr(float(value))) * scale for value in price]
     if any(value != value.to_integral_value() for value in scaled):
         return 0.0
-    return math.gcd(*(int(value) for value in scaled)) / scale
+    return float(math.gcd(*(int(value) for value in scaled)) / scale)
