@@ -60,6 +60,8 @@ class Device:
         memory_bandwidth_bytes_per_s: peak of the device memory, bytes/s.
         peak_flops_per_s: dense peak by dtype (``bf16``, ``fp8`` …), FLOP/s, without sparsity.
         tdp_w: board power limit, watt; None where no source gives it.
+        gemm_curves: dtype → (rate FLOP/s, operand bandwidth bytes/s, saturation length), fitted to measured matrix
+            products; empty where none were measured. See :mod:`meshplan.planner.estimators.compute`.
         evidence: field name (``peak_flops_per_s.bf16``) → where the number comes from.
     """
 
@@ -72,6 +74,7 @@ class Device:
     memory_bandwidth_bytes_per_s: float
     peak_flops_per_s: Mapping[str, float]
     tdp_w: float | None = None
+    gemm_curves: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
 

@@ -50,6 +50,7 @@ class MixtureOfExperts:
         shared_intermediate_size: total MLP width of the shared experts, 0 where there are none.
         moe_layers: which layers are MoE layers, one flag a layer.
         expert_bias: experts and router carry biases (gpt-oss).
+        shared_expert_gate: the shared experts are scaled by a learned gate of h parameters (Qwen-MoE).
     """
 
     num_experts: int
@@ -58,6 +59,7 @@ class MixtureOfExperts:
     shared_intermediate_size: int
     moe_layers: tuple[bool, ...]
     expert_bias: bool = False
+    shared_expert_gate: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +88,18 @@ class ModelShape:
         max_sequence_length: longest trained context in tokens, None where unknown.
         attention_bias: biases on the query, key and value projections.
         attention_output_bias: bias on the output projection.
-        mlp_bias: biases on the MLP.
+        attention_sinks: one learned softmax sink a head (gpt-oss).
+        mlp_bias: biases on the dense MLP.
+        lm_head_bias: bias on the output projection to the vocabulary (GPT-J, Phi-2).
+        norm_weight: norms have a weight; False for the parameter-free LayerNorm of OLMo.
         norm_bias: norms have a bias (LayerNorm) or not (RMSNorm).
         norms_per_layer: norms over h in each layer (2; 4 in Gemma 2/3; 1 with a parallel attention-MLP block and
             one shared norm).
-        qk_norm: queries and keys are normalised per head (Qwen3, Gemma 3): 2·d parameters a layer.
+        num_outer_norms: norms over h outside the layers: 1 before the LM head; 2 with one after the embedding (BLOOM).
+        qk_norm: queries and keys are normalised: per head (Qwen3, Gemma 3), which costs 2·d parameters a layer.
+        qk_norm_full_width: that norm spans all heads together (OLMo 2, Command R+, MiniMax-M2): (a + k)·d parameters.
+        word_embedding_size: width of the embedding and the LM head where two extra matrices map it to h and back
+            (OPT-350M); None where it is h.
         num_nextn_predict_layers: multi-token-prediction layers (DeepSeek-V3); they train but do not count as layers.
         source: citation of the configuration.
     """
@@ -115,10 +124,16 @@ class ModelShape:
     max_sequence_length: int | None = None
     attention_bias: bool = False
     attention_output_bias: bool = False
+    attention_sinks: bool = False
     mlp_bias: bool = False
+    lm_head_bias: bool = False
+    norm_weight: bool = True
     norm_bias: bool = False
     norms_per_layer: int = 2
+    num_outer_norms: int = 1
     qk_norm: bool = False
+    qk_norm_full_width: bool = False
+    word_embedding_size: int | None = None
     num_nextn_predict_layers: int = 0
     source: str = ""
 
@@ -127,6 +142,11 @@ class ModelShape:
     def is_moe_layer(self, layer: int) -> bool:
         """Whether layer ``layer`` (from 0) routes tokens to experts."""
         return self.moe is not None and self.moe.moe_layers[layer]
+
+    @property
+    def num_moe_layers(self) -> int:
+        """How many layers route tokens to experts."""
+        return 0 if self.moe is None else sum(self.moe.moe_layers)
 
     def window(self, layer: int) -> int | None:
         """Attention window of layer ``layer`` in tokens, None for full attention."""
@@ -146,7 +166,8 @@ class ModelShape:
         queries, keys = a * self.head_dim, self.num_key_value_heads * self.head_dim
         weights = h * (2 * queries + 2 * keys)
         biases = self.attention_bias * (queries + 2 * keys) + self.attention_output_bias * h
-        return weights + biases + self.qk_norm * 2 * self.head_dim
+        norms = queries + keys if self.qk_norm_full_width else 2 * self.head_dim
+        return weights + biases + self.qk_norm * norms + self.attention_sinks * a
 
     def _latent_attention_parameters(self, latent: LatentAttention) -> int:
         h, a = self.hidden_size, self.num_attention_heads
@@ -182,8 +203,11 @@ class ModelShape:
 
     @property
     def shared_expert_parameters(self) -> int:
-        """Parameters of the shared experts of one MoE layer together."""
-        return 0 if self.moe is None else self.mlp_matrices * self.hidden_size * self.moe.shared_intermediate_size
+        """Parameters of the shared experts of one MoE layer together, and of their gate."""
+        if self.moe is None:
+            return 0
+        width = self.mlp_matrices * self.moe.shared_intermediate_size + self.moe.shared_expert_gate
+        return self.hidden_size * width
 
     @property
     def router_parameters(self) -> int:
@@ -193,9 +217,14 @@ class ModelShape:
         return self.hidden_size * self.moe.num_experts + self.moe.expert_bias * self.moe.num_experts
 
     @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm over h: weight and bias, as far as it has them."""
+        return self.hidden_size * (self.norm_weight + self.norm_bias)
+
+    @property
     def norm_parameters_per_layer(self) -> int:
         """Parameters of the norms over h in one layer."""
-        return self.norms_per_layer * self.hidden_size * (2 if self.norm_bias else 1)
+        return self.norms_per_layer * self.norm_parameters
 
     def layer_parameters(self, layer: int) -> int:
         """All parameters of one layer, every expert included."""
@@ -207,20 +236,26 @@ class ModelShape:
 
     @property
     def embedding_parameters(self) -> int:
-        """Input embedding: V·h and learned positions."""
-        return (self.vocab_size + self.num_position_embeddings) * self.hidden_size
+        """Input embedding: V·h and learned positions; V·e + e·h where the embedding is e wide (OPT-350M)."""
+        positions = self.num_position_embeddings * self.hidden_size
+        if self.word_embedding_size is None:
+            return self.vocab_size * self.hidden_size + positions
+        return (self.vocab_size + self.hidden_size) * self.word_embedding_size + positions
 
     @property
     def lm_head_parameters(self) -> int:
-        """Output projection V·h; 0 when tied to the embedding."""
-        return 0 if self.tie_word_embeddings else self.vocab_size * self.hidden_size
+        """Output projection V·h and its bias, without the matrix where it is tied to the embedding."""
+        width = self.hidden_size if self.word_embedding_size is None else self.word_embedding_size
+        narrowing = 0 if self.word_embedding_size is None else self.hidden_size * width
+        matrix = 0 if self.tie_word_embeddings else self.vocab_size * width
+        return matrix + narrowing + self.lm_head_bias * self.vocab_size
 
     @property
     def num_parameters(self) -> int:
         """All parameters, without multi-token-prediction layers (as publishers count)."""
         layers = sum(self.layer_parameters(layer) for layer in range(self.num_hidden_layers))
-        final_norm = self.hidden_size * (2 if self.norm_bias else 1)
-        return layers + self.embedding_parameters + self.lm_head_parameters + final_norm
+        norms = self.num_outer_norms * self.norm_parameters
+        return layers + self.embedding_parameters + self.lm_head_parameters + norms
 
     @property
     def num_active_parameters(self) -> int:
@@ -228,4 +263,16 @@ class ModelShape:
         if self.moe is None:
             return self.num_parameters
         idle = (self.moe.num_experts - self.moe.num_experts_per_token) * self.expert_parameters
-        return self.num_parameters - idle * sum(self.moe.moe_layers)
+        return self.num_parameters - idle * self.num_moe_layers
+
+    @property
+    def nextn_layer_parameters(self) -> int:
+        """Parameters of ONE multi-token-prediction layer, embedding and LM head shared with the model.
+
+        A layer like the last one, a projection of the concatenated (embedding, hidden state) from 2h to h, and three
+        norms (DeepSeek-V3, arXiv:2412.19437, §2.2). 0 where the model has none.
+        """
+        if not self.num_nextn_predict_layers:
+            return 0
+        projection = 2 * self.hidden_size * self.hidden_size
+        return self.layer_parameters(self.num_hidden_layers - 1) + projection + 3 * self.norm_parameters

@@ -42,7 +42,7 @@ class Plan:
 
     Args:
         kind: ``training``, or a stand-alone problem kind.
-        spec: the question, with its defaults filled in, as plain JSON.
+        spec: the question as it was asked, as plain JSON.
         spec_digest: digest of ``spec``.
         catalog_digest: digest of every catalog entry that the answer rests on.
         config: the choices, as plain JSON (for training: the fields of ``TrainingConfig``).

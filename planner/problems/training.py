@@ -2,7 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.problems.frameworks import FrameworkRules
+from meshplan.planner.problems.machine import Machine
+
+
+class Phase(Enum):
+    """What is trained."""
+
+    PRETRAINING = "pretraining"
+    FINE_TUNING = "sft"  # every weight
+    LORA = "lora"  # low-rank adapters on frozen weights (arXiv:2106.09685)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWorkload:
+    """What one optimizer step must do.
+
+    Args:
+        sequence_length: tokens in one sequence.
+        global_batch_size: sequences in one step.
+        precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
+        phase: see :class:`Phase`.
+        lora_rank: rank of the adapters, 0 unless phase is LORA.
+    """
+
+    sequence_length: int
+    global_batch_size: int
+    precision: str
+    phase: Phase = Phase.PRETRAINING
+    lora_rank: int = 0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step."""
+        return self.sequence_length * self.global_batch_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +103,66 @@ class TrainingConfig:
         """Replicas of each expert: what is left of a stage's devices."""
         stage_devices = self.world_size // self.pipeline_parallel
         return stage_devices // (self.expert_parallel * self.expert_tensor_parallel)
+
+
+class TrainingObjective(Enum):
+    """What a training plan is best at. Every objective is minimised internally."""
+
+    THROUGHPUT = "throughput"  # tokens/s of the job
+    USD_PER_RUN = "usd_per_run"  # money for all training tokens
+    NUM_DEVICES = "num_devices"  # fewest devices that meet the constraints, then fastest
+    ENERGY = "energy"  # joules of a step at the board power limit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLimits:
+    """What a plan must stay within; None = no limit.
+
+    Args:
+        memory_bytes: device memory that the safe bound of every rank must fit in.
+        max_devices: most devices in use.
+        host_memory_bytes: of one host; the states of its ranks must fit in it, because a distributed checkpoint
+            stages them there.
+        max_usd_per_hour: of the devices in use.
+        max_usd_per_run: for all training tokens.
+        max_step_s: longest optimizer step.
+    """
+
+    memory_bytes: float
+    max_devices: int
+    host_memory_bytes: float | None = None
+    max_usd_per_hour: float | None = None
+    max_usd_per_run: float | None = None
+    max_step_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProblem:
+    """A training question with everything looked up.
+
+    Args:
+        shape: the model.
+        machine: the cluster.
+        workload: what one step must do.
+        calibration: the estimator's constants.
+        rules: the target framework's own legality rules.
+        limits: see :class:`TrainingLimits`.
+        objective: see :class:`TrainingObjective`.
+        num_training_tokens: of the whole run; None when the spec does not say.
+        fixed: choice → value that the user pinned (fields of :class:`TrainingConfig`).
+    """
+
+    shape: ModelShape
+    machine: Machine
+    workload: TrainingWorkload
+    calibration: Calibration
+    rules: FrameworkRules
+    limits: TrainingLimits
+    objective: TrainingObjective
+    num_training_tokens: float | None = None
+    fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> float | None:
+        """Optimizer steps of the whole run."""
+        return None if self.num_training_tokens is None else self.num_training_tokens / self.workload.tokens_per_step

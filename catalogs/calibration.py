@@ -1,0 +1,162 @@
+"""The estimator's named constants: what hardware and framework do that no datasheet says.
+
+The equations of :mod:`meshplan.planner.estimators` are fixed; these constants are not. They are fitted to published
+runs per framework and hardware generation (``meshplan calibrate``), stored in the catalog with their provenance, and
+every estimate names the set it rests on. A constant has one physical meaning and one unit; there is no constant for a
+single run. Values may be arrays that broadcast against the candidates, which is how a fit takes its derivatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from numpy.typing import NDArray
+
+Constant = float | NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeConstants:
+    """Constants of the step time. Efficiencies are fractions of the rate they multiply.
+
+    Args:
+        gemm_efficiency: of the device's GEMM curve, inside a training step.
+        low_precision_efficiency: further factor on the curve of fp8 and narrower GEMMs (quantisation included).
+        expert_gemm_efficiency: further factor for grouped expert GEMMs (permutation and padding included).
+        attention_efficiency: causal attention FLOPs, forward and backward, over the dense bf16 peak.
+        memory_op_efficiency: of the device memory bandwidth, for norms, activations, residuals, losses.
+        optimizer_efficiency: of the device memory bandwidth, for the optimizer step.
+        scale_up_efficiency: of the scale-up link (NVLink, xGMI, PCIe), for collectives.
+        network_efficiency: of the host's NICs, for collectives.
+        tensor_parallel_overlap: share of tensor-parallel communication hidden behind compute.
+        data_parallel_window: share of the last micro-batch's time that hides gradient and parameter collectives.
+        fully_sharded_overlap: share of ZeRO-3 gathers and scatters that compute can hide.
+        expert_parallel_overlap: share of the expert all-to-all hidden behind compute.
+        context_parallel_overlap: share of attention time that hides ring exchange.
+        host_s_per_layer: host time to launch one dense layer forward and backward, s.
+        host_s_per_moe_layer: the same for a layer with experts, s.
+        step_overhead_s: fixed time of a step outside the layers (data, logging, host synchronisation), s.
+        data_parallel_s_per_rank: growth of a step's cost with the data-parallel group (bookkeeping, stragglers), s.
+    """
+
+    gemm_efficiency: Constant = 0.9
+    low_precision_efficiency: Constant = 0.75
+    expert_gemm_efficiency: Constant = 0.7
+    attention_efficiency: Constant = 0.35
+    memory_op_efficiency: Constant = 0.7
+    optimizer_efficiency: Constant = 0.7
+    scale_up_efficiency: Constant = 0.75
+    network_efficiency: Constant = 0.68
+    tensor_parallel_overlap: Constant = 0.2
+    data_parallel_window: Constant = 0.66
+    fully_sharded_overlap: Constant = 0.65
+    expert_parallel_overlap: Constant = 0.3
+    context_parallel_overlap: Constant = 0.8
+    host_s_per_layer: Constant = 0.6e-3
+    host_s_per_moe_layer: Constant = 4e-3
+    step_overhead_s: Constant = 10e-3
+    data_parallel_s_per_rank: Constant = 0.05e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryConstants:
+    """Constants of the memory of a rank.
+
+    Args:
+        fixed_bytes: device context, communication buffers, workspace and allocator reserve of one process.
+        extra_bytes_per_parameter: what the framework holds per resident parameter beyond the recipe (flat buffers,
+            bucket padding).
+        activation_factor: resident over counted activations.
+        logits_bytes_per_entry: bytes held per logit on the rank that computes the loss, copies included.
+        safe_factor: safe bound over typical, for the part that is not fixed.
+        safe_fixed_bytes: added to the safe bound.
+    """
+
+    fixed_bytes: Constant = 4.0e9
+    extra_bytes_per_parameter: Constant = 0.0
+    activation_factor: Constant = 1.0
+    logits_bytes_per_entry: Constant = 12.0
+    safe_factor: float = 1.10
+    safe_fixed_bytes: float = 1.0e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkRecipe:
+    """How a framework lays out a step: documented behaviour, not fitted.
+
+    Args:
+        flash_attention: attention scores never leave the chip; otherwise they are stored (5·a·s²·b bytes a layer).
+        dropout_masks: dropout after attention and MLP keeps its masks.
+        weight_bytes: of one parameter as used in compute.
+        gradient_bytes: of one resident gradient.
+        optimizer_bytes: of one parameter's optimizer states, master copy included.
+        gradient_reduce_bytes: of one gradient on the wire.
+        parameter_gather_bytes: of one parameter on the wire.
+        overlaps_data_parallel: gradient and parameter collectives run behind compute.
+        balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
+        deduplicates_dispatch: a token crosses the network once per node, however many experts it visits there.
+        full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
+        source: citation.
+    """
+
+    flash_attention: bool = True
+    dropout_masks: bool = False
+    weight_bytes: float = 2.0
+    gradient_bytes: float = 4.0
+    optimizer_bytes: float = 12.0
+    gradient_reduce_bytes: float = 4.0
+    parameter_gather_bytes: float = 2.0
+    overlaps_data_parallel: bool = True
+    balances_context_parallel: bool = True
+    deduplicates_dispatch: bool = True
+    full_recompute_keeps_input_sharded: bool = False
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """One set of constants, for a framework on a hardware generation.
+
+    Args:
+        framework: such as ``megatron``; ``any`` for the global set.
+        architecture: hardware generation, such as ``hopper``; ``any`` for the global set.
+        time: constants of the step time.
+        memory: constants of the memory.
+        recipe: documented behaviour of the framework.
+        time_error_p90: 90th percentile of |error| of the step time on runs held out by group; half-width of the
+            interval of what is predicted from this set.
+        num_runs: published runs behind the fit; 0 where nothing was fitted.
+        source: which observations, with their version.
+        date: day of the fit, ISO 8601.
+    """
+
+    framework: str
+    architecture: str
+    time: TimeConstants = field(default_factory=TimeConstants)
+    memory: MemoryConstants = field(default_factory=MemoryConstants)
+    recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
+    time_error_p90: float = 0.35
+    num_runs: int = 0
+    source: str = ""
+    date: str = ""
+
+    def with_time(self, **constants: Constant) -> Calibration:
+        """A copy with other time constants."""
+        return replace(self, time=replace(self.time, **constants))
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain JSON, all constants by name."""
+        document: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        for part in ("time", "memory", "recipe"):
+            section = document[part]
+            document[part] = {item.name: getattr(section, item.name) for item in fields(section)}
+        return document
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> Calibration:
+        """Read back what :meth:`to_document` wrote; a missing constant takes its default."""
+        parts = {"time": TimeConstants, "memory": MemoryConstants, "recipe": FrameworkRecipe}
+        values = {key: value for key, value in document.items() if key not in parts}
+        return cls(**values, **{part: make(**document.get(part, {})) for part, make in parts.items()})

@@ -1,0 +1,334 @@
+"""``meshplan catalog``: what hardware, links, node types, models and prices exist, and where each number comes from."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from meshplan.catalogs.errors import UnknownEntryError
+from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
+from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.render import Column, Format, Row, show_document, show_rows
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.facts import Fact
+    from meshplan.catalogs.hardware import Device, Link, NodeType, Price
+    from meshplan.catalogs.repository import Catalog
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=__doc__)
+
+# The dtype whose peak stands for a device in a listing; older devices lack the first.
+_LISTED_DTYPES = ("bf16", "fp16")
+
+
+class Section(StrEnum):
+    """What ``catalog list`` can list."""
+
+    DEVICES = "devices"
+    LINKS = "links"
+    NODES = "nodes"
+    MODELS = "models"
+    PRICES = "prices"
+
+
+@app.command("list")
+def list_entries(
+    section: Annotated[Section, typer.Argument(help="What to list.")] = Section.DEVICES,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """List devices, links, nodes, models or prices; of several facts for one number the ruling one is shown."""
+    rows, columns = _listing(_open(db), section)
+    show_rows(rows, columns, form)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="Slug of a device, link, node type or model.")],
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
+    catalog = _open(db)
+    entry = _described(catalog, name)
+    if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
+        show_document(entry, form)
+        return
+    texts = ", ".join(value for key, value in entry.items() if isinstance(value, str) and key not in ("kind", "slug"))
+    show_rows(entry["facts"], _FACT_COLUMNS, form, title=f"{name} ({entry['kind'].replace('_', ' ')}): {texts}")
+    if entry.get("prices") and form is not Format.CSV:
+        show_rows(entry["prices"], _PRICE_COLUMNS[1:], form, title="\nPrices")
+
+
+@app.command("export")
+def export_entries(
+    name: Annotated[str | None, typer.Argument(help="One entry; everything when left out.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write instead of stdout.")] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.JSON,
+) -> None:
+    """Write the catalog, or one entry, as one JSON or YAML document that 'catalog import' reads."""
+    from meshplan.catalogs.transfer import export_document  # noqa: PLC0415
+    from meshplan.cli.render import rendered_document  # noqa: PLC0415
+
+    if form not in (Format.JSON, Format.YAML):
+        raise typer.BadParameter(f"an export is json or yaml, not {form.value}", param_hint="--format")
+    document = export_document(_open(db).engine, name)
+    if out is None:
+        show_document(document, form)
+        return
+    try:
+        out.write_text(rendered_document(document, form), encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"cannot write {out}: {error.strerror}", param_hint="--out") from error
+
+
+@app.command("import")
+def import_entries(
+    file: Annotated[Path, typer.Argument(help="JSON or YAML document, as 'catalog export' writes it.")],
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Add or replace entries and facts from a file: all of it, or nothing and the list of what is wrong."""
+    from meshplan.catalogs.transfer import import_document, read_document  # noqa: PLC0415
+
+    document = read_document(file)
+    changes = import_document(_open(db).engine, document, name=str(file))
+    show_document({"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}, form)
+
+
+@app.command()
+def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Bring the database to this version's schema and seed numbers; your own entries stay."""
+    from meshplan.catalogs.upgrade import upgrade_database  # noqa: PLC0415
+
+    done = upgrade_database(db)
+    document = {
+        "database": done.database,
+        "from_revision": done.from_revision or "new",
+        "to_revision": done.to_revision,
+        "seeds_refreshed": done.seeds_refreshed,
+    }
+    show_document(document, form)
+
+
+def _open(db: str | None) -> Catalog:
+    from meshplan.catalogs.repository import Catalog  # noqa: PLC0415
+    from meshplan.catalogs.seeds import seeds_are_stale  # noqa: PLC0415
+
+    catalog = Catalog.open(db)
+    if seeds_are_stale(catalog.engine):
+        sys.stderr.write("note: the catalog holds seed numbers of another version; refresh: meshplan catalog upgrade\n")
+    return catalog
+
+
+def _listing(catalog: Catalog, section: Section) -> tuple[list[Row], tuple[Column, ...]]:
+    match section:
+        case Section.DEVICES:
+            return [_device_row(device) for device in catalog.devices()], _DEVICE_COLUMNS
+        case Section.LINKS:
+            return [_link_row(link) for link in catalog.links()], _LINK_COLUMNS
+        case Section.NODES:
+            return [_node_row(node) for node in catalog.node_types()], _NODE_COLUMNS
+        case Section.MODELS:
+            return list(catalog.models()), _MODEL_COLUMNS
+        case Section.PRICES:
+            nodes = catalog.node_types()
+            return [_price_row(price, node.slug) for node in nodes for price in node.prices], _PRICE_COLUMNS
+
+
+def _described(catalog: Catalog, name: str) -> dict[str, Any]:
+    """The entry ``name`` of whatever kind, with all its facts."""
+    known: list[str] = []
+    for device in catalog.devices():
+        known.append(device.slug)
+        if device.slug == name:
+            texts = {"name": device.name, "vendor": device.vendor, "architecture": device.architecture}
+            return {"kind": "device", "slug": name, **texts, "facts": _fact_rows(catalog, "device", name)}
+    for link in catalog.links():
+        known.append(link.slug)
+        if link.slug == name:
+            texts = {"name": link.name, "technology": link.technology}
+            return {"kind": "link", "slug": name, **texts, "facts": _fact_rows(catalog, "link", name)}
+    for node in catalog.node_types():
+        known.append(node.slug)
+        if node.slug == name:
+            return _described_node(catalog, node)
+    models = catalog.models()
+    if any(model["slug"] == name for model in models):
+        model = next(model for model in models if model["slug"] == name)
+        return {"kind": "model", **model, "config": catalog.model(name)}
+    raise UnknownEntryError("catalog entry", name, [*known, *(model["slug"] for model in models)])
+
+
+def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
+    return {
+        "kind": "node_type",
+        "slug": node.slug,
+        "name": node.name,
+        "device": node.device.slug,
+        "scale_up_link": node.scale_up_link.slug,
+        "scale_out_link": node.scale_out_link.slug if node.scale_out_link else None,
+        "facts": _fact_rows(catalog, "node_type", node.slug),
+        "prices": [_price_row(price, node.slug) for price in node.prices],
+    }
+
+
+def _fact_rows(catalog: Catalog, kind: str, slug: str) -> list[Row]:
+    from meshplan.catalogs.facts import ruling_facts  # noqa: PLC0415
+
+    facts = catalog.facts(kind, slug)
+    ruling = ruling_facts(facts)
+
+    def row(fact: Fact) -> Row:
+        evidence = fact.evidence
+        return {
+            "field": fact.field,
+            "value": fact.value,
+            "low": evidence.low,
+            "high": evidence.high,
+            "num_samples": evidence.num_samples,
+            "level": evidence.level.value,
+            "rules": ruling[fact.field] is fact,
+            "date": evidence.date,
+            "source": evidence.source,
+            "origin": fact.origin,
+        }
+
+    return [row(fact) for fact in facts]
+
+
+def _device_row(device: Device) -> Row:
+    dtype = next((dtype for dtype in _LISTED_DTYPES if dtype in device.peak_flops_per_s), None)
+    return {
+        "slug": device.slug,
+        "name": device.name,
+        "vendor": device.vendor,
+        "architecture": device.architecture,
+        "memory_bytes": device.memory_bytes,
+        "usable_memory_bytes": device.usable_memory_bytes,
+        "memory_bandwidth_bytes_per_s": device.memory_bandwidth_bytes_per_s,
+        "half_precision_flops_per_s": device.peak_flops_per_s[dtype] if dtype else None,
+        "peak_flops_per_s": dict(device.peak_flops_per_s),
+        "tdp_w": device.tdp_w,
+    }
+
+
+def _link_row(link: Link) -> Row:
+    return {
+        "slug": link.slug,
+        "name": link.name,
+        "technology": link.technology,
+        "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s,
+        "latency_s": link.latency_s,
+    }
+
+
+def _node_row(node: NodeType) -> Row:
+    on_demand = [price.usd_per_hour for price in node.prices if price.terms == "on-demand"]
+    return {
+        "slug": node.slug,
+        "name": node.name,
+        "device": node.device.slug,
+        "num_hosts": node.num_hosts,
+        "devices_per_host": node.devices_per_host,
+        "num_devices": node.num_devices,
+        "scale_up_link": node.scale_up_link.slug,
+        "scale_out_link": node.scale_out_link.slug if node.scale_out_link else None,
+        "nics_per_host": node.nics_per_host,
+        "scale_out_bytes_per_s_per_device": node.scale_out_bytes_per_s_per_device or None,
+        "host_memory_bytes": node.host_memory_bytes,
+        "on_demand_usd_per_hour": min(on_demand, default=None),
+    }
+
+
+def _price_row(price: Price, node_type: str) -> Row:
+    return {
+        "node_type": node_type,
+        "usd_per_hour": price.usd_per_hour,
+        "provider": price.provider,
+        "region": price.region,
+        "terms": price.terms,
+        "date": price.date,
+        "source": price.source,
+    }
+
+
+def _significant(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _readable(row: Row) -> str:
+    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
+
+    return format_value(row["field"], row["value"])
+
+
+def _spread(row: Row) -> str:
+    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
+
+    low, high = (None if row[end] is None else format_value(row["field"], row[end]) for end in ("low", "high"))
+    if low and high:
+        return f"{low} … {high}"
+    return f"from {low}" if low else f"to {high}" if high else ""
+
+
+def _level(row: Row) -> str:
+    return row["level"] if row["rules"] else f"{row['level']} (overruled)"
+
+
+def _reference(row: Row) -> str:
+    return f"{row['date']}, {row['source']}"
+
+
+def _place(row: Row) -> str:
+    return row["provider"] if row["region"] == "any" else f"{row['provider']} {row['region']}"
+
+
+_DEVICE_COLUMNS = (
+    Column(key="slug", title="Device"),
+    Column(key="architecture", title="Generation"),
+    Column(key="memory_bytes", title="Memory", right=True, text=format_bytes),
+    Column(key="memory_bandwidth_bytes_per_s", title="Bandwidth", right=True, text=format_bandwidth),
+    Column(key="half_precision_flops_per_s", title="BF16/FP16", right=True, text=format_flops),
+    Column(key="tdp_w", title="W", right=True),
+)
+_LINK_COLUMNS = (
+    Column(key="slug", title="Link"),
+    Column(key="name", title="Name"),
+    Column(key="bandwidth_bytes_per_s", title="Bandwidth", right=True, text=format_bandwidth),
+    Column(key="latency_s", title="Latency", right=True, text=format_duration),
+)
+_NODE_COLUMNS = (
+    Column(key="slug", title="Node type", wrap=False),
+    Column(key="device", title="Device", wrap=False),
+    Column(key="num_devices", title="#", right=True),
+    Column(key="scale_up_link", title="Inside"),
+    Column(key="scale_out_bytes_per_s_per_device", title="Net/device", right=True, text=format_bandwidth, wrap=False),
+    Column(key="on_demand_usd_per_hour", title="From/h", right=True, text=format_usd, wrap=False),
+)
+_MODEL_COLUMNS = (
+    Column(key="slug", title="Model"),
+    Column(key="name", title="Name"),
+    Column(key="family", title="Family"),
+)
+_PRICE_COLUMNS = (
+    Column(key="node_type", title="Node type", wrap=False),
+    Column(key="usd_per_hour", title="Price/h", right=True, text=format_usd, wrap=False),
+    Column(key="provider", title="Provider", derive=_place),
+    Column(key="terms", title="Terms", wrap=False),
+    Column(key="date", title="Date", wrap=False),
+    Column(key="source", title="", footnote=True, wrap=False),
+)
+_FACT_COLUMNS = (
+    Column(key="field", title="Field", wrap=False),
+    Column(key="value", title="Value", right=True, derive=_readable, wrap=False),
+    Column(key="value", title="SI", right=True, text=_significant, wrap=False),
+    Column(key="low", title="Spread", derive=_spread, optional=True),
+    Column(key="num_samples", title="n", right=True, derive=lambda row: str(row["num_samples"] or ""), optional=True),
+    Column(key="level", title="Level", derive=_level, wrap=False),
+    Column(key="source", title="", derive=_reference, footnote=True, wrap=False),
+)

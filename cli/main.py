@@ -1,0 +1,127 @@
+"""The ``meshplan`` command: which sub-commands exist, and how every error leaves the process.
+
+Sub-commands are loaded when they are called, so that ``meshplan --help`` costs neither SQLAlchemy nor NumPy nor a
+solver. A new command is one line in :data:`SUBCOMMANDS` and one module with a Typer ``app``.
+
+Exit codes: 0 done, 1 a bug of meshplan, 2 usage or spec, 3 no feasible plan, 4 catalog, 5 solver, 6 emit (see
+:mod:`meshplan.catalogs.errors`); 130 after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from meshplan.catalogs.errors import EXIT_BUG, EXIT_OK, MeshplanError
+from typer.core import TyperCommand, TyperGroup
+
+DEBUG_OPTION = "--debug"
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subcommand:
+    """Where a sub-command lives.
+
+    Args:
+        module: importable module with a Typer application named ``app``.
+        help: the line that ``meshplan --help`` shows.
+    """
+
+    module: str
+    help: str
+
+
+SUBCOMMANDS: dict[str, Subcommand] = {
+    "catalog": Subcommand(
+        module="meshplan.cli.catalog",
+        help="Show, import and upgrade hardware, models and prices.",
+    ),
+}
+
+
+class _NotLoaded(TyperCommand):
+    """Stands in for a sub-command in listings, suggestions and completion until it is called."""
+
+
+class LazyGroup(TyperGroup):
+    """A command group whose members are imported on the call."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        for name, subcommand in SUBCOMMANDS.items():
+            self.commands[name] = _NotLoaded(name=name, help=subcommand.help, callback=None)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """Find the command that ``args`` call, importing it if need be."""
+        name, command, rest = super().resolve_command(ctx, args)
+        if isinstance(command, _NotLoaded) and name is not None:
+            module = importlib.import_module(SUBCOMMANDS[name].module)
+            command = typer.main.get_command(module.app)
+            command.name = name
+            self.commands[name] = command
+        return name, command, rest
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version  # noqa: PLC0415
+
+        sys.stdout.write(f"meshplan {version('meshplan')}\n")
+        raise typer.Exit(EXIT_OK)
+
+
+# Plain help: the rich one costs 0.1 s and breaks when piped into a pager.
+app = typer.Typer(
+    name="meshplan",
+    cls=LazyGroup,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=False)
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+    debug: Annotated[bool, typer.Option(DEBUG_OPTION, help="Show the traceback of an unexpected error.")] = False,
+) -> None:
+    """Find the best way to train or serve a model on given accelerators, and prove how good it is."""
+
+
+def run(arguments: Sequence[str] | None = None) -> None:
+    """Entry point of the ``meshplan`` script: run a command line and exit with its code.
+
+    Args:
+        arguments: without the program's name; those of the process where None.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        typer.main.get_command(app)(args=given, prog_name="meshplan")
+    except MeshplanError as error:
+        _complain(f"error: {error}")
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        _complain("interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+    except Exception as error:
+        if DEBUG_OPTION in given:
+            raise
+        _complain(f"error: this is a bug of meshplan, not of your input: {type(error).__name__}: {error}")
+        _complain(f"run it again as 'meshplan {DEBUG_OPTION} …' and report the traceback")
+        sys.exit(EXIT_BUG)
+
+
+def _complain(message: str) -> None:
+    sys.stderr.write(f"{message}\n")
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,174 @@
+"""What the training estimators work on: a batch of candidates as a struct of arrays.
+
+One plan is a batch of one; there is no second, scalar model. All candidates of a batch share the pipeline split
+(how layers are dealt to stages), because a split decides how many stages there are to look at; everything else is an
+array of shape ``[n]``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from meshplan.catalogs.model_shapes import ModelShape
+from numpy.typing import NDArray
+
+# The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.
+FloatArray = NDArray[Any]
+IntArray = NDArray[Any]
+BoolArray = NDArray[Any]
+
+
+class Recompute(IntEnum):
+    """Which activations the backward pass computes again."""
+
+    NONE = 0
+    SELECTIVE = 1  # the attention core (Korthikanti et al., arXiv:2205.05198)
+    FULL = 2  # every layer from its input
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageClass:
+    """Stages that cost the same: the same layers, the same ends.
+
+    Args:
+        layers: layers of each kind (see :func:`layer_kinds`) on the stage, all its chunks together.
+        has_embedding: the stage holds the input embedding.
+        has_head: the stage holds the LM head and computes the loss.
+        first_index: lowest index of such a stage: it keeps the most micro-batches in flight.
+        count: how many stages are of this class.
+    """
+
+    layers: tuple[int, ...]
+    has_embedding: bool
+    has_head: bool
+    first_index: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSplit:
+    """How the layers are dealt to pipeline stages.
+
+    Args:
+        pipeline_parallel: stages.
+        virtual_pipeline_stages: chunks on each stage.
+        layers_per_chunk: layers of each chunk in visiting order; chunk c lies on stage c mod pipeline_parallel.
+        schedule: a key of :data:`meshplan.planner.estimators.pipeline.SCHEDULES`.
+        classes: the distinct stages.
+    """
+
+    pipeline_parallel: int
+    virtual_pipeline_stages: int
+    layers_per_chunk: tuple[int, ...]
+    schedule: str
+    classes: tuple[StageClass, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Layers of a model that cost the same.
+
+    Args:
+        is_moe: routes tokens to experts.
+        window: attention window in tokens, None for full attention.
+    """
+
+    is_moe: bool
+    window: int | None
+
+
+def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """The distinct kinds of layer and, for each layer, the index of its kind."""
+    per_layer = [
+        LayerKind(is_moe=shape.is_moe_layer(layer), window=shape.window(layer))
+        for layer in range(shape.num_hidden_layers)
+    ]
+    kinds = tuple(dict.fromkeys(per_layer))
+    return kinds, tuple(kinds.index(kind) for kind in per_layer)
+
+
+def split_layers(
+    shape: ModelShape,
+    *,
+    pipeline_parallel: int,
+    virtual_pipeline_stages: int,
+    layers_per_chunk: tuple[int, ...],
+    schedule: str,
+) -> PipelineSplit:
+    """Deal layers to stages and find the distinct stages.
+
+    Args:
+        shape: the model.
+        pipeline_parallel: stages p.
+        virtual_pipeline_stages: chunks a stage v.
+        layers_per_chunk: p·v counts that sum to the model's layers.
+        schedule: pipeline schedule.
+    """
+    kinds, kind_of = layer_kinds(shape)
+    stages = [[0] * len(kinds) for _ in range(pipeline_parallel)]
+    layer = 0
+    for chunk, count in enumerate(layers_per_chunk):
+        for index in kind_of[layer : layer + count]:
+            stages[chunk % pipeline_parallel][index] += 1
+        layer += count
+    last = pipeline_parallel - 1
+    distinct: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
+    for stage, counts in enumerate(stages):
+        distinct.setdefault((tuple(counts), stage == 0, stage == last), []).append(stage)
+    classes = tuple(
+        StageClass(layers=layers, has_embedding=first, has_head=end, first_index=where[0], count=len(where))
+        for (layers, first, end), where in distinct.items()
+    )
+    return PipelineSplit(
+        pipeline_parallel=pipeline_parallel,
+        virtual_pipeline_stages=virtual_pipeline_stages,
+        layers_per_chunk=layers_per_chunk,
+        schedule=schedule,
+        classes=classes,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """A batch of training configurations that share a pipeline split. Arrays have shape [n].
+
+    The fields are those of :class:`meshplan.planner.problems.training.TrainingConfig`.
+    """
+
+    split: PipelineSplit
+    tensor_parallel: IntArray
+    context_parallel: IntArray
+    data_parallel: IntArray
+    data_parallel_shard: IntArray
+    expert_parallel: IntArray
+    expert_tensor_parallel: IntArray
+    micro_batch_size: IntArray
+    num_microbatches: IntArray
+    zero_stage: IntArray
+    recompute: IntArray
+    sequence_parallel: BoolArray
+
+    def __len__(self) -> int:
+        return len(self.tensor_parallel)
+
+    @property
+    def world_size(self) -> IntArray:
+        """Devices in use, [n]."""
+        return self.split.pipeline_parallel * self.stage_devices
+
+    @property
+    def stage_devices(self) -> IntArray:
+        """Devices of one pipeline stage, [n]."""
+        return self.tensor_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def expert_data_parallel(self) -> IntArray:
+        """Replicas of each expert, [n]."""
+        return self.stage_devices // (self.expert_parallel * self.expert_tensor_parallel)
+
+    def take(self, rows: IntArray | BoolArray) -> Candidates:
+        """The candidates at ``rows``."""
+        names = [name for name in self.__slots__ if name != "split"]
+        return Candidates(split=self.split, **{name: getattr(self, name)[rows] for name in names})

@@ -1,0 +1,271 @@
+"""How long the arithmetic of one layer takes on one device: matrix products, attention, memory-bound operators.
+
+Notation: T tokens of one micro-batch on one device (micro_batch_size·sequence/context_parallel), t = tensor_parallel,
+h hidden size, a heads, k key/value heads, d head dimension, f MLP width, V vocabulary.
+
+- Matrix product (m, n, k):  ((2·⌈m⌉·⌈n⌉·(k + k₀)/(R·η))⁴ + (bytes/B)⁴)^¼ with m, n rounded up to the tile;
+  R, B, k₀ from the device's :class:`GemmCurve`, η the calibrated efficiency. Backward = input gradient (m, k, n)
+  + weight gradient (n, k, m).
+- Attention: forward FLOPs 4·T·c·a·d/t with c the mean context of a token (s/2 when causal); backward 2.5 × with flash
+  kernels, which compute the scores again (arXiv:2205.14135), 2 × without.
+- Memory-bound operators: bytes moved over the calibrated share of the memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from meshplan.catalogs.calibration import Calibration, Constant
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
+from meshplan.planner.estimators.candidates import Candidates, FloatArray, LayerKind
+from meshplan.planner.problems.training import Phase, TrainingWorkload
+
+# Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
+GEMM_TILE = 128
+# Backward over forward of fused attention: five products against two (arXiv:2205.14135, algorithm 4).
+FLASH_BACKWARD_RATIO = 2.5
+PLAIN_BACKWARD_RATIO = 2.0
+BYTES_16_BIT = 2.0
+# Hidden-size elements read and written in one layer's forward: two norms (2 each), two residual additions (3 each).
+HIDDEN_ELEMENTS_PER_LAYER = 10.0
+# Bytes moved per logit forward and backward: 16-bit logits, their fp32 copy, softmax, gradient (read and written).
+LOSS_BYTES_PER_LOGIT = 20.0
+LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
+ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
+# The peak that a precision's matrix products run at; fp32 training runs on tensor cores as TF32.
+PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4", "fp32": "tf32"}
+# Without a measured curve: median over the devices with one of rate / dense peak (bf16 on A100, H100, H200, B200,
+# GB200, L40S: 0.88 0.82 0.82 0.70 0.67 0.59), and of the saturation length.
+DEFAULT_RATE_FRACTION = 0.76
+DEFAULT_INNER_SATURATION = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmCurve:
+    """How fast a device multiplies matrices, by size.
+
+    Args:
+        rate_flops_per_s: rate of a large product, FLOP/s.
+        bandwidth_bytes_per_s: at which operands stream, bytes/s.
+        inner_saturation: k₀, inner length that costs as much as filling the pipeline.
+        is_fitted: fitted to measured products (else derived from the datasheet).
+    """
+
+    rate_flops_per_s: float
+    bandwidth_bytes_per_s: float
+    inner_saturation: float
+    is_fitted: bool
+
+
+def gemm_curve(device: Device, precision: str) -> GemmCurve:
+    """The device's curve for a precision: fitted where the catalog has one, else from the datasheet.
+
+    A device without the precision (fp8 on A100) computes it at its 16-bit rate.
+    """
+    dtype = PEAK_DTYPE.get(precision, precision)
+    for name in (precision, dtype):
+        if name in device.gemm_curves:
+            rate, bandwidth, saturation = device.gemm_curves[name]
+            return GemmCurve(
+                rate_flops_per_s=rate, bandwidth_bytes_per_s=bandwidth, inner_saturation=saturation, is_fitted=True
+            )
+    return GemmCurve(
+        rate_flops_per_s=DEFAULT_RATE_FRACTION * peak_flops_per_s(device, precision),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        inner_saturation=DEFAULT_INNER_SATURATION,
+        is_fitted=False,
+    )
+
+
+def peak_flops_per_s(device: Device, precision: str) -> float:
+    """Dense peak for a precision, falling back to what the device has instead, FLOP/s."""
+    peaks = device.peak_flops_per_s
+    dtype = PEAK_DTYPE.get(precision, precision)
+    chain = {
+        "fp4": ("fp4", "fp8", "bf16", "fp16"),
+        "fp8": ("fp8", "bf16", "fp16"),
+        "bf16": ("bf16", "fp16", "fp32"),
+        "fp16": ("fp16", "bf16", "fp32"),
+        "tf32": ("tf32", "fp32", "bf16", "fp16"),
+    }.get(dtype, (dtype, "bf16", "fp16"))
+    return next(peaks[name] for name in chain if name in peaks)
+
+
+def gemm_s(
+    curve: GemmCurve, m: FloatArray, n: FloatArray, k: FloatArray, *, efficiency: Constant, element_bytes: float
+) -> FloatArray:
+    """Seconds of one matrix product m×k by k×n, with the tile and memory terms of the module docstring."""
+    rows, columns = np.ceil(m / GEMM_TILE) * GEMM_TILE, np.ceil(n / GEMM_TILE) * GEMM_TILE
+    compute = 2.0 * rows * columns * (k + curve.inner_saturation) / (curve.rate_flops_per_s * efficiency)
+    moved = (element_bytes * (m * k + k * n) + BYTES_16_BIT * m * n) / curve.bandwidth_bytes_per_s
+    return np.sqrt(np.sqrt(compute**4 + moved**4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds forward and backward of one piece of work on one micro-batch, [n] each."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(forward_s=self.forward_s + other.forward_s, backward_s=self.backward_s + other.backward_s)
+
+    def scaled(self, factor: Constant) -> Cost:
+        """The same work ``factor`` times."""
+        return Cost(forward_s=self.forward_s * factor, backward_s=self.backward_s * factor)
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeModel:
+    """Prices the arithmetic of a batch of candidates.
+
+    Args:
+        shape: the model.
+        device: the accelerator.
+        workload: sequence length, precision, phase.
+        candidates: the batch.
+        calibration: the constants.
+    """
+
+    shape: ModelShape
+    device: Device
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+
+    @property
+    def tokens(self) -> FloatArray:
+        """T, tokens of a micro-batch on one device, [n]."""
+        batch = self.candidates
+        return batch.micro_batch_size * self.workload.sequence_length / batch.context_parallel
+
+    @property
+    def sharded_tokens(self) -> FloatArray:
+        """Tokens for which one device runs the norms: T/t with sequence parallelism, else T, [n]."""
+        batch = self.candidates
+        return self.tokens / np.where(batch.sequence_parallel, batch.tensor_parallel, 1)
+
+    def gemm(
+        self, m: FloatArray, n: FloatArray, k: FloatArray, *, precision: str | None = None, factor: Constant = 1.0
+    ) -> Cost:
+        """Forward and backward of one weight matrix; LoRA's frozen weights have no weight gradient."""
+        name = precision or self.workload.precision
+        constants = self.calibration.time
+        efficiency = constants.gemm_efficiency * factor
+        if name in LOW_PRECISION:
+            efficiency = efficiency * constants.low_precision_efficiency
+        curve, width = gemm_curve(self.device, name), ELEMENT_BYTES[name]
+        forward = gemm_s(curve, m, n, k, efficiency=efficiency, element_bytes=width)
+        backward = gemm_s(curve, m, k, n, efficiency=efficiency, element_bytes=width)
+        if self.workload.phase is not Phase.LORA:
+            backward = backward + gemm_s(curve, n, k, m, efficiency=efficiency, element_bytes=width)
+        return Cost(forward_s=forward, backward_s=backward)
+
+    def memory_op(self, forward_bytes: FloatArray, *, backward_ratio: float = 2.0) -> Cost:
+        """A memory-bound operator that moves ``forward_bytes`` forward."""
+        rate = self.device.memory_bandwidth_bytes_per_s * self.calibration.time.memory_op_efficiency
+        return Cost(forward_s=forward_bytes / rate, backward_s=backward_ratio * forward_bytes / rate)
+
+    # --- attention ------------------------------------------------------------------------------------------------
+
+    def attention_core(self, kind: LayerKind) -> Cost:
+        """Scores and weighted values of one layer."""
+        shape, batch = self.shape, self.candidates
+        sequence = float(self.workload.sequence_length)
+        window = sequence if kind.window is None else min(float(kind.window), sequence)
+        mean_context = window - window**2 / (2.0 * sequence)
+        heads = shape.num_attention_heads / batch.tensor_parallel
+        if shape.latent is None:
+            width = 2.0 * shape.head_dim
+        else:
+            width = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim + float(shape.latent.v_head_dim)
+        flops = 2.0 * self.tokens * mean_context * heads * width
+        recipe = self.calibration.recipe
+        if not recipe.balances_context_parallel:  # the rank with the last tokens attends to all others
+            flops = flops * (2.0 - 1.0 / batch.context_parallel)
+        rate = peak_flops_per_s(self.device, "bf16") * self.calibration.time.attention_efficiency
+        ratio = FLASH_BACKWARD_RATIO if recipe.flash_attention else PLAIN_BACKWARD_RATIO
+        return Cost(forward_s=flops / rate, backward_s=ratio * flops / rate)
+
+    def attention_projections(self) -> Cost:
+        """Query, key, value and output projections of one layer."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        h, a, tokens = float(shape.hidden_size), shape.num_attention_heads, self.tokens
+        ones = np.ones_like(tokens)
+        if shape.latent is None:
+            width = (a + 2 * shape.num_key_value_heads) * shape.head_dim / t
+            inputs = self.gemm(tokens, width, h * ones)
+            return inputs + self.gemm(tokens, h * ones, a * shape.head_dim / t)
+        latent = shape.latent
+        query_width = a * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) / t
+        if latent.q_lora_rank is None:
+            cost = self.gemm(tokens, query_width, h * ones)
+        else:
+            rank = float(latent.q_lora_rank) * ones
+            cost = self.gemm(tokens, rank, h * ones) + self.gemm(tokens, query_width, rank)
+        compressed = float(latent.kv_lora_rank)
+        cost = cost + self.gemm(tokens, (compressed + latent.qk_rope_head_dim) * ones, h * ones)
+        expanded = a * (latent.qk_nope_head_dim + latent.v_head_dim) / t
+        cost = cost + self.gemm(tokens, expanded, compressed * ones)
+        return cost + self.gemm(tokens, h * ones, a * latent.v_head_dim / t)
+
+    # --- MLP and experts --------------------------------------------------------------------------------------------
+
+    def mlp(self, width: int) -> Cost:
+        """A dense (or shared-expert) MLP of ``width``, split over the tensor-parallel devices."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        h = np.full_like(self.tokens, float(shape.hidden_size))
+        inputs = shape.mlp_matrices - 1
+        return self.gemm(self.tokens, inputs * width / t, h) + self.gemm(self.tokens, h, width / t)
+
+    def experts(self, moe: MixtureOfExperts) -> Cost:
+        """The routed experts of one MoE layer on one device, under balanced routing."""
+        batch = self.candidates
+        received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
+        local = moe.num_experts / batch.expert_parallel
+        h = np.full_like(received, float(self.shape.hidden_size))
+        width = moe.expert_intermediate_size / batch.expert_tensor_parallel
+        factor = self.calibration.time.expert_gemm_efficiency
+        each = self.gemm(received / local, (self.shape.mlp_matrices - 1) * width, h, factor=factor)
+        each = each + self.gemm(received / local, h, width, factor=factor)
+        return each.scaled(local)
+
+    # --- memory-bound -----------------------------------------------------------------------------------------------
+
+    def elementwise(self, kind: LayerKind) -> Cost:
+        """Norms, residuals, rotary embedding, activation function, expert permutation of one layer."""
+        shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        elements = HIDDEN_ELEMENTS_PER_LAYER * shape.hidden_size * self.sharded_tokens
+        rotary = 2.0 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
+        elements = elements + rotary * self.tokens / t
+        if kind.is_moe and shape.moe is not None:
+            moe = shape.moe
+            routed = self.tokens / t * moe.num_experts_per_token * batch.expert_tensor_parallel
+            activated = shape.mlp_matrices * moe.expert_intermediate_size / batch.expert_tensor_parallel
+            elements = elements + routed * (activated + 4.0 * shape.hidden_size)  # dispatch and combine: read, write
+            elements = elements + self.tokens * shape.mlp_matrices * moe.shared_intermediate_size / t
+        else:
+            elements = elements + self.tokens * shape.mlp_matrices * shape.intermediate_size / t
+        return self.memory_op(BYTES_16_BIT * elements)
+
+    def embedding(self) -> Cost:
+        """Looking up and later adding into the input embedding."""
+        return self.memory_op(2.0 * BYTES_16_BIT * self.tokens * self.shape.hidden_size)
+
+    def head(self) -> Cost:
+        """The LM head and the loss: a product with V/t columns in 16 bits, then softmax over the logits."""
+        columns = self.shape.vocab_size / self.candidates.tensor_parallel
+        precision = "fp16" if self.workload.precision == "fp16" else "bf16"
+        product = self.gemm(
+            self.tokens, columns, np.full_like(self.tokens, float(self.shape.hidden_size)), precision=precision
+        )
+        moved = LOSS_BYTES_PER_LOGIT / 2.0 * self.tokens * columns
+        return product + self.memory_op(moved, backward_ratio=1.0)

@@ -1,0 +1,84 @@
+"""Model FLOPs: the arithmetic that a token needs, whatever the plan; the numerator of MFU.
+
+Causal attention is counted half, recompute not at all (design vocabulary: MFU against HFU).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.catalogs.model_shapes import ModelShape
+
+FLOPS_PER_MULTIPLY_ADD = 2.0
+TRAINING_PASSES = 3.0  # forward, input gradient, weight gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenFlops:
+    """Forward FLOPs of one token.
+
+    Args:
+        matrix: weight matrices of the layers, visited experts only.
+        attention: scores and weighted values over the mean causal context.
+        head: LM head.
+    """
+
+    matrix: float
+    attention: float
+    head: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.matrix + self.attention + self.head
+
+
+def attention_width(shape: ModelShape) -> float:
+    """Multiply-adds per query-key pair: score and value widths over all heads."""
+    if shape.latent is None:
+        per_head = 2.0 * shape.head_dim
+    else:
+        per_head = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim + float(shape.latent.v_head_dim)
+    return shape.num_attention_heads * per_head
+
+
+def mean_context(sequence_length: int, window: int | None) -> float:
+    """Keys that a token attends to on average: s/2 when causal, w − w²/2s within a window of w.
+
+    >>> mean_context(8192, None)
+    4096.0
+    """
+    reach = float(sequence_length if window is None else min(window, sequence_length))
+    return reach - reach**2 / (2.0 * sequence_length)
+
+
+def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlops:
+    """Forward FLOPs of one token at a sequence length.
+
+    Args:
+        shape: the model.
+        sequence_length: tokens.
+    """
+    active = 0.0
+    scores = 0.0
+    for layer in range(shape.num_hidden_layers):
+        active += shape.attention_parameters
+        if shape.moe is not None and shape.is_moe_layer(layer):
+            active += shape.moe.num_experts_per_token * shape.expert_parameters
+            active += shape.shared_expert_parameters + shape.router_parameters
+        else:
+            active += shape.dense_mlp_parameters
+        scores += mean_context(sequence_length, shape.window(layer)) * attention_width(shape)
+    predicted = 1 + shape.num_nextn_predict_layers
+    extra = shape.num_nextn_predict_layers / shape.num_hidden_layers
+    return TokenFlops(
+        matrix=FLOPS_PER_MULTIPLY_ADD * active * (1.0 + extra),
+        attention=FLOPS_PER_MULTIPLY_ADD * scores * (1.0 + extra),
+        head=FLOPS_PER_MULTIPLY_ADD * predicted * shape.vocab_size * shape.hidden_size,
+    )
+
+
+def model_flops_per_step(shape: ModelShape, sequence_length: int, global_batch_size: int) -> float:
+    """FLOPs of one optimizer step that train every weight, no recompute."""
+    tokens = sequence_length * global_batch_size
+    return TRAINING_PASSES * tokens * forward_flops_per_token(shape, sequence_length).total

@@ -1,0 +1,252 @@
+"""How many bytes a rank holds at its peak: every component, every distinct stage, typical and safe.
+
+States per parameter on a rank, with w, g, o the framework's bytes of a weight, a gradient and its optimizer states
+(ZeRO, arXiv:1910.02054, §5) and d the ranks that share one copy:
+
+    ZeRO 0: w + g + o      1: w + g + o/d      2: w + (g + o)/d      3: (w + g + o)/d  (+ the layers gathered at a time)
+
+Experts are split over expert- and expert-tensor-parallel ranks and shared over their own replicas.
+
+Activations of one layer per token and device, in bytes of 16-bit tensors kept for the backward pass (generalises
+Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries, latent attention and experts):
+
+    norms and residuals 8h (÷t with sequence parallelism) · queries, keys, values and their output ÷t
+    · MLP: input shared with the norm, each product's output and the activation's output ÷t
+    · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
+
+full recompute keeps 2h a layer and one layer's working set; selective recompute drops what the attention core keeps.
+A stage holds as many micro-batches as the schedule keeps in flight (:mod:`.pipeline`). The last stage adds the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.estimators.candidates import (
+    Candidates,
+    FloatArray,
+    LayerKind,
+    Recompute,
+    StageClass,
+    layer_kinds,
+)
+from meshplan.planner.estimators.pipeline import in_flight
+from meshplan.planner.problems.training import Phase, TrainingWorkload
+
+BYTES_16_BIT = 2.0
+ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_PARAMETERS = 1, 2, 3
+# Layers whose parameters a fully sharded rank holds gathered at once: the one in use and the one fetched ahead.
+GATHERED_LAYERS = 2.0
+# 5·a·s bytes a token and layer: 16-bit scores, softmax output, 1-byte dropout mask (arXiv:2205.05198, §4.1).
+PLAIN_ATTENTION_BYTES_PER_SCORE = 5.0
+LORA_MATRICES_PER_LAYER = 4  # adapters on the query, key, value and output projections
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of one rank of one class of stages, [n] each.
+
+    Args:
+        stage: the class.
+        components: name (of :data:`COMPONENTS`) → bytes.
+        typical_bytes: expected peak.
+        safe_bytes: bound that a run must not exceed.
+    """
+
+    stage: StageClass
+    components: Mapping[str, FloatArray]
+    typical_bytes: FloatArray
+    safe_bytes: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """Prices the memory of a batch of candidates.
+
+    Args:
+        shape: the model.
+        workload: sequence length, phase.
+        candidates: the batch.
+        calibration: constants and the framework's recipe.
+    """
+
+    shape: ModelShape
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+
+    def stages(self) -> tuple[StageMemory, ...]:
+        """Memory of every distinct stage."""
+        return tuple(self.stage(stage) for stage in self.candidates.split.classes)
+
+    def stage(self, stage: StageClass) -> StageMemory:
+        """Memory of one rank of ``stage``."""
+        constants = self.calibration.memory
+        components = dict(self._states(stage))
+        components["activations"] = self._activations(stage) * constants.activation_factor
+        components["logits"] = self._logits(stage) * constants.logits_bytes_per_entry
+        components["fixed"] = np.broadcast_to(
+            np.asarray(constants.fixed_bytes, dtype=np.float64), components["weights"].shape
+        )
+        typical = sum(components.values(), np.zeros_like(components["weights"]))
+        variable = typical - components["fixed"]
+        safe = components["fixed"] + constants.safe_fixed_bytes + variable * constants.safe_factor
+        return StageMemory(stage=stage, components=components, typical_bytes=typical, safe_bytes=safe)
+
+    # --- states ---------------------------------------------------------------------------------------------------
+
+    def dense_parameters(self, stage: StageClass) -> FloatArray:
+        """Parameters of one rank outside the routed experts, [n]."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        kinds, _ = layer_kinds(shape)
+        split, whole = 0.0, 0.0
+        for kind, count in zip(kinds, stage.layers, strict=True):
+            mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
+            split += count * (shape.attention_parameters + mlp)
+            whole += count * (shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0))
+        if stage.has_embedding:
+            split += shape.embedding_parameters
+        if stage.has_head:
+            copies_tied = shape.tie_word_embeddings and self.candidates.split.pipeline_parallel > 1
+            split += shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
+        return split / t + whole
+
+    def expert_parameters(self, stage: StageClass) -> FloatArray:
+        """Parameters of the routed experts on one rank, [n]."""
+        moe, batch = self.shape.moe, self.candidates
+        kinds, _ = layer_kinds(self.shape)
+        layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
+        if moe is None or layers == 0:
+            return np.zeros(len(batch))
+        total = layers * moe.num_experts * float(self.shape.expert_parameters)
+        return total / (batch.expert_parallel * batch.expert_tensor_parallel)
+
+    def lora_parameters(self, stage: StageClass) -> FloatArray:
+        """Adapter parameters of one rank: rank·(inputs + outputs) of each adapted matrix, [n]."""
+        shape = self.shape
+        queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        widths = LORA_MATRICES_PER_LAYER * shape.hidden_size + 2 * queries + 2 * keys
+        layers = float(sum(stage.layers))
+        return layers * self.workload.lora_rank * widths / self.candidates.tensor_parallel
+
+    def _states(self, stage: StageClass) -> Mapping[str, FloatArray]:
+        recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
+        extra = self.calibration.memory.extra_bytes_per_parameter
+        shares = (
+            (self.dense_parameters(stage), batch.data_parallel_shard * batch.context_parallel),
+            (self.expert_parameters(stage), self._expert_shard()),
+        )
+        weights: FloatArray = np.zeros(len(batch))
+        gradients = optimizer = weights
+        for parameters, ranks in shares:
+            trained = self.lora_parameters(stage) if self.workload.phase is Phase.LORA else parameters
+            weights = weights + parameters * recipe.weight_bytes / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
+            gradients = gradients + trained * (
+                recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1) + extra
+            )
+            optimizer = optimizer + trained * recipe.optimizer_bytes / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
+            if self.workload.phase is Phase.LORA:
+                break  # adapters sit on attention only: counted once
+        gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
+        return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
+
+    def _expert_shard(self) -> FloatArray:
+        """Ranks that share one copy of the sharded states of an expert, [n]."""
+        batch = self.candidates
+        shards = batch.data_parallel_shard / batch.data_parallel
+        return np.maximum(batch.expert_data_parallel * shards, 1.0)
+
+    def _gathered_bytes(self, stage: StageClass) -> FloatArray:
+        """Gathered parameters and unreduced gradients of the layers in use under ZeRO-3, [n]."""
+        layers = max(sum(stage.layers), 1)
+        recipe = self.calibration.recipe
+        largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
+        return GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * recipe.gradient_reduce_bytes
+
+    # --- activations -----------------------------------------------------------------------------------------------
+
+    @property
+    def _tokens(self) -> FloatArray:
+        batch = self.candidates
+        return batch.micro_batch_size * self.workload.sequence_length / batch.context_parallel
+
+    @property
+    def _sequence_shards(self) -> FloatArray:
+        batch = self.candidates
+        return np.where(batch.sequence_parallel, batch.tensor_parallel, 1).astype(np.float64)
+
+    def attention_core_bytes(self) -> FloatArray:
+        """What the attention core alone keeps of one layer and micro-batch (dropped by selective recompute), [n]."""
+        if self.calibration.recipe.flash_attention:
+            return np.zeros(len(self.candidates))
+        scores = self.shape.num_attention_heads * self.workload.sequence_length
+        return PLAIN_ATTENTION_BYTES_PER_SCORE * scores * self._tokens / self.candidates.tensor_parallel
+
+    def layer_bytes(self, kind: LayerKind) -> FloatArray:
+        """What one layer keeps of one micro-batch without recompute, scores included, [n]."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        h, a = shape.hidden_size, shape.num_attention_heads
+        hidden = 8.0 * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
+        heads: FloatArray | float
+        if shape.latent is None:
+            heads = BYTES_16_BIT * (2.0 * a + 2.0 * shape.num_key_value_heads) * shape.head_dim
+        else:
+            query_key = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
+            ranks = shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
+            heads = BYTES_16_BIT * (a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim) + ranks * t)
+        kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
+        return kept * self._tokens + self.attention_core_bytes()
+
+    def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
+        shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        if not kind.is_moe or shape.moe is None:
+            return BYTES_16_BIT * shape.mlp_matrices * shape.intermediate_size / t
+        moe = shape.moe
+        routed = moe.num_experts_per_token * batch.expert_tensor_parallel / t
+        width = moe.expert_intermediate_size / batch.expert_tensor_parallel
+        experts = routed * (2.0 * BYTES_16_BIT * shape.hidden_size + BYTES_16_BIT * shape.mlp_matrices * width)
+        return experts + BYTES_16_BIT * shape.mlp_matrices * moe.shared_intermediate_size / t
+
+    def _activations(self, stage: StageClass) -> FloatArray:
+        batch, split, shape = self.candidates, self.candidates.split, self.shape
+        kinds, _ = layer_kinds(shape)
+        inputs = BYTES_16_BIT * shape.hidden_size * self._tokens / self._kept_input_shards()
+        held: FloatArray = np.zeros(len(batch))
+        largest = held
+        for kind, count in zip(kinds, stage.layers, strict=True):
+            if count == 0:
+                continue
+            whole = self.layer_bytes(kind)
+            selective = whole - self.attention_core_bytes()
+            kept = np.select(
+                [batch.recompute == Recompute.FULL, batch.recompute == Recompute.SELECTIVE],
+                [inputs, selective],
+                default=whole,
+            )
+            held = held + count * kept
+            largest = np.maximum(largest, whole - kept)
+        flying = in_flight(
+            split.schedule,
+            pipeline_parallel=split.pipeline_parallel,
+            virtual_pipeline_stages=split.virtual_pipeline_stages,
+            stage=stage.first_index,
+            num_microbatches=batch.num_microbatches,
+        )
+        embedded = BYTES_16_BIT * shape.hidden_size * self._tokens / self._sequence_shards * stage.has_embedding
+        return flying * (held + embedded) + largest
+
+    def _kept_input_shards(self) -> FloatArray:
+        batch = self.candidates
+        if self.calibration.recipe.full_recompute_keeps_input_sharded:
+            return batch.tensor_parallel.astype(np.float64)
+        return self._sequence_shards
+
+    def _logits(self, stage: StageClass) -> FloatArray:
+        if not stage.has_head:
+            return np.zeros(len(self.candidates))
+        return self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel

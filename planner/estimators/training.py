@@ -1,0 +1,429 @@
+"""How long one optimizer step takes and what it holds: the training estimate, for a batch of candidates at once.
+
+    T_step = T_pipeline(m, stage times, schedule) + exposed stage-to-stage messages + exposed data-parallel
+             communication + optimizer + fixed overhead
+
+    stage time = Σ layers of the stage · layer time (+ embedding, + LM head and loss)
+    layer time = ((device time)⁴ + (host time)⁴)^¼        host launches and device work overlap; the slower one shows
+    device time = compute (+ recompute) + exposed tensor-, context- and expert-parallel communication
+
+Every term keeps its name, so that a plan can say where its time goes.
+
+Assumes: balanced routing; all stages' devices alike; the last micro-batch's backward hides gradient reduction as far
+as ``data_parallel_window`` says; the slowest stage sets the steady state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.estimators.candidates import (
+    Candidates,
+    FloatArray,
+    LayerKind,
+    Recompute,
+    StageClass,
+    layer_kinds,
+)
+from meshplan.planner.estimators.communication import CommunicationModel
+from meshplan.planner.estimators.compute import (
+    BYTES_16_BIT,
+    LOW_PRECISION,
+    ComputeModel,
+    Cost,
+    gemm_curve,
+    peak_flops_per_s,
+)
+from meshplan.planner.estimators.flops import forward_flops_per_token
+from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
+from meshplan.planner.estimators.pipeline import SCHEDULES, pipeline_s
+from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.training import Phase, TrainingWorkload
+
+# The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
+BACKWARD_SHARE = 2.0 / 3.0
+FORWARD_SHARE = 1.0 / 3.0
+# Part of a hidden collective that cannot be hidden: the first and last bucket.
+UNHIDDEN_SHARE = 0.05
+# Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
+# weight written (4 + 12 + 12 + 2).
+ADAM_BYTES_PER_PARAMETER = 30.0
+ACTIVATION_BYTES = BYTES_16_BIT
+# Keeps the bound below the model: FLOPs count biases and routers, whose products the layer times leave out.
+BOUND_SLACK = 0.99
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEstimate:
+    """What a batch of candidates would take. Arrays [n].
+
+    Args:
+        step_s: seconds of one optimizer step.
+        breakdown_s: name → seconds of the step; sums to ``step_s``.
+        stages: memory of each distinct stage.
+        gradient_reduce_s: gradient collectives of one step, hidden or not.
+    """
+
+    step_s: FloatArray
+    breakdown_s: Mapping[str, FloatArray]
+    stages: tuple[StageMemory, ...]
+    gradient_reduce_s: FloatArray
+
+    @property
+    def typical_bytes(self) -> FloatArray:
+        """Expected peak of the worst rank."""
+        return np.maximum.reduce([stage.typical_bytes for stage in self.stages])
+
+    @property
+    def safe_bytes(self) -> FloatArray:
+        """Bound of the worst rank; plans are admitted on it."""
+        return np.maximum.reduce([stage.safe_bytes for stage in self.stages])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerTimes:
+    """One layer, one micro-batch: seconds by name, and their sum with the host floor."""
+
+    parts: Mapping[str, FloatArray]
+    total_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingModel:
+    """Prices training steps.
+
+    Args:
+        shape: the model.
+        machine: the homogeneous cluster.
+        workload: what one step must do.
+        candidates: the batch.
+        calibration: constants and framework recipe.
+    """
+
+    shape: ModelShape
+    machine: Machine
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+
+    @property
+    def _compute(self) -> ComputeModel:
+        return ComputeModel(
+            shape=self.shape,
+            device=self.machine.device,
+            workload=self.workload,
+            candidates=self.candidates,
+            calibration=self.calibration,
+        )
+
+    @property
+    def _links(self) -> CommunicationModel:
+        return CommunicationModel(machine=self.machine, calibration=self.calibration)
+
+    @property
+    def memory(self) -> MemoryModel:
+        """The memory side of the same batch."""
+        return MemoryModel(
+            shape=self.shape, workload=self.workload, candidates=self.candidates, calibration=self.calibration
+        )
+
+    # --- one layer ------------------------------------------------------------------------------------------------
+
+    def _layer(self, kind: LayerKind) -> _LayerTimes:
+        compute, batch = self._compute, self.candidates
+        attention = compute.attention_core(kind)
+        products = compute.attention_projections()
+        zero = np.zeros_like(products.forward_s)
+        experts = Cost(forward_s=zero, backward_s=zero)
+        if kind.is_moe and self.shape.moe is not None:
+            experts = compute.experts(self.shape.moe)
+            if self.shape.moe.shared_intermediate_size:
+                products = products + compute.mlp(self.shape.moe.shared_intermediate_size)
+        else:
+            products = products + compute.mlp(self.shape.intermediate_size)
+        elementwise = compute.elementwise(kind)
+        again = (batch.recompute == Recompute.FULL).astype(np.float64)
+        core_again = again if self.calibration.recipe.flash_attention else (batch.recompute != Recompute.NONE) * 1.0
+        parts = {
+            "matrix products": products.total_s,
+            "attention": attention.total_s,
+            "experts": experts.total_s,
+            "memory-bound operators": elementwise.total_s,
+            "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
+            + core_again * attention.forward_s,
+            "tensor-parallel communication": self._tensor_parallel_s(again),
+            "context-parallel communication": self._context_parallel_s(attention),
+            "expert-parallel communication": self._expert_parallel_s(kind, again),
+        }
+        device = sum(parts.values(), zero)
+        constants = self.calibration.time
+        host = constants.host_s_per_moe_layer if kind.is_moe else constants.host_s_per_layer
+        total = np.sqrt(np.sqrt(device**4 + np.asarray(host) ** 4))
+        return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
+
+    def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
+        """Exposed time of a layer's tensor-parallel collectives.
+
+        Two all-reduces (or gather + scatter pairs with sequence parallelism, same volume) of T·h elements forward
+        and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones.
+        """
+        batch, links = self.candidates, self._links
+        volume = ACTIVATION_BYTES * self._compute.tokens * self.shape.hidden_size
+        each = links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
+        passes = 4.0 + 2.0 * recompute_full
+        return passes * each * (1.0 - self.calibration.time.tensor_parallel_overlap)
+
+    def _context_parallel_s(self, attention: Cost) -> FloatArray:
+        """Exposed time of passing keys and values round the context-parallel ring.
+
+        Forward cp − 1 steps of 2·T·k·d/t elements, backward twice that (keys, values and their gradients); attention
+        hides what its own time allows.
+        """
+        batch, links = self.candidates, self._links
+        if self.shape.latent is None:
+            width = 2.0 * self.shape.num_key_value_heads * self.shape.head_dim
+        else:
+            heads = self.shape.num_attention_heads
+            width = heads * float(
+                self.shape.latent.qk_nope_head_dim + self.shape.latent.qk_rope_head_dim + self.shape.latent.v_head_dim
+            )
+        step = ACTIVATION_BYTES * self._compute.tokens * width / batch.tensor_parallel
+        ring = (batch.context_parallel - 1) * links.neighbour_s(
+            step, batch.tensor_parallel * (batch.context_parallel - 1)
+        )
+        hidden = self.calibration.time.context_parallel_overlap * attention.total_s
+        return np.where(batch.context_parallel > 1, np.maximum(3.0 * ring - hidden, UNHIDDEN_SHARE * ring), 0.0)
+
+    def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
+        """Exposed time of dispatching tokens to experts and combining their outputs.
+
+        Two all-to-alls forward and two backward of T/t·k·h elements from each device; expert tensor parallelism
+        adds a gather and a scatter of what arrived.
+        """
+        moe, batch, links = self.shape.moe, self.candidates, self._links
+        if moe is None or not kind.is_moe:
+            return np.zeros(len(batch))
+        routed = self._compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
+        sent = ACTIVATION_BYTES * routed * self.shape.hidden_size
+        copies = float(moe.num_experts_per_token) if self.calibration.recipe.deduplicates_dispatch else None
+        each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
+        inside = links.gather_s(
+            sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
+        )
+        passes = 4.0 + 2.0 * recompute_full
+        return passes * (each + inside) * (1.0 - self.calibration.time.expert_parallel_overlap)
+
+    # --- one stage, one step ----------------------------------------------------------------------------------------
+
+    def _stage(self, stage: StageClass, layers: Mapping[int, _LayerTimes]) -> dict[str, FloatArray]:
+        """Seconds by name that one micro-batch takes on a stage, ZeRO-3 transfers included."""
+        parts: dict[str, FloatArray] = {}
+        zero = np.zeros_like(next(iter(layers.values())).total_s)
+        for index, count in enumerate(stage.layers):
+            for name, seconds in layers[index].parts.items():
+                parts[name] = parts.get(name, zero) + count * seconds
+        ends = zero
+        if stage.has_embedding:
+            ends = ends + self._compute.embedding().total_s
+        if stage.has_head:
+            predicted_tokens = 1 + self.shape.num_nextn_predict_layers
+            ends = ends + predicted_tokens * self._compute.head().total_s
+            extra = layers[len(layers) - 1]  # a multi-token-prediction layer is one more layer of the last kind
+            for name, seconds in extra.parts.items():
+                parts[name] = parts[name] + self.shape.num_nextn_predict_layers * seconds
+        parts["embedding, LM head and loss"] = ends
+        busy = sum(parts.values(), zero)
+        parts["data-parallel communication"] = self._fully_sharded_s(stage, busy)
+        return parts
+
+    def _fully_sharded_s(self, stage: StageClass, busy: FloatArray) -> FloatArray:
+        """Exposed ZeRO-3 transfers of one micro-batch: two parameter gathers and a gradient scatter.
+
+        ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too.
+        """
+        batch, recipe = self.candidates, self.calibration.recipe
+        if not (batch.zero_stage >= ZERO_PARAMETERS).any():
+            return np.zeros_like(busy)
+        size, stride = self._data_group()
+        gather = self._links.gather_s(self.memory.dense_parameters(stage) * recipe.parameter_gather_bytes, size, stride)
+        scatter = self._links.gather_s(self.memory.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
+        expert_size, expert_stride = self._expert_data_group()
+        experts = self.memory.expert_parameters(stage)
+        gather = gather + self._links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
+        scatter = scatter + self._links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
+        if self.workload.phase is Phase.LORA:
+            scatter = np.zeros_like(scatter)
+        moved = 2.0 * gather + scatter
+        hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
+
+    def _data_group(self) -> tuple[FloatArray, FloatArray]:
+        """Size and stride of the ranks that share one copy of the dense states."""
+        batch = self.candidates
+        return batch.data_parallel_shard * batch.context_parallel, batch.tensor_parallel
+
+    def _expert_data_group(self) -> tuple[FloatArray, FloatArray]:
+        batch = self.candidates
+        size = np.maximum(batch.expert_data_parallel * batch.data_parallel_shard // batch.data_parallel, 1)
+        return size, batch.expert_parallel * batch.expert_tensor_parallel
+
+    def _replica_reduce_s(self, reduced_bytes: FloatArray) -> FloatArray:
+        """All-reduce between the copies where states are sharded in smaller groups (HSDP)."""
+        batch = self.candidates
+        copies = batch.data_parallel // batch.data_parallel_shard
+        stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
+        share = reduced_bytes / (batch.data_parallel_shard * batch.context_parallel)
+        return self._links.all_reduce_s(share, copies, stride)
+
+    def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a step's gradient reduction and parameter gathering on a stage, hidden or not, for ZeRO 0–2."""
+        batch, recipe, links = self.candidates, self.calibration.recipe, self._links
+        lora = self.workload.phase is Phase.LORA
+        dense = self.memory.lora_parameters(stage) if lora else self.memory.dense_parameters(stage)
+        experts = np.zeros_like(dense) if lora else self.memory.expert_parameters(stage)
+        reduce_s = gather_s = np.zeros_like(dense)
+        full = (batch.data_parallel * batch.context_parallel, batch.tensor_parallel)
+        full_experts = (batch.expert_data_parallel, batch.expert_parallel * batch.expert_tensor_parallel)
+        for parameters, shard, everyone in (
+            (dense, self._data_group(), full),
+            (experts, self._expert_data_group(), full_experts),
+        ):
+            gradient_bytes = parameters * recipe.gradient_reduce_bytes
+            whole = links.all_reduce_s(gradient_bytes, *everyone)
+            sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes)
+            reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
+            gathered = links.gather_s(parameters * recipe.parameter_gather_bytes, *shard)
+            gather_s = gather_s + np.where(batch.zero_stage == 0, 0.0, gathered)
+        return reduce_s, gather_s
+
+    def _data_parallel_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Exposed data-parallel seconds of a step outside the micro-batches, and all of its gradient reduction."""
+        batch, constants = self.candidates, self.calibration.time
+        reduce_s, gather_s = self._gradient_and_parameter_s(stage)
+        window = constants.data_parallel_window if self.calibration.recipe.overlaps_data_parallel else 0.0
+
+        def exposed(seconds: FloatArray, share: float) -> FloatArray:
+            return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
+
+        outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
+        growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, outside) + growth, reduce_s
+
+    def _optimizer_s(self, stage: StageClass) -> FloatArray:
+        batch = self.candidates
+        if self.workload.phase is Phase.LORA:
+            owned = self.memory.lora_parameters(stage)
+        else:
+            dense_ranks, _ = self._data_group()
+            expert_ranks, _ = self._expert_data_group()
+            sharded = batch.zero_stage >= 1
+            owned = self.memory.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
+            owned = owned + self.memory.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
+        rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
+        return owned * ADAM_BYTES_PER_PARAMETER / rate
+
+    def _neighbour_messages_s(self) -> FloatArray:
+        """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split)."""
+        batch, split = self.candidates, self.candidates.split
+        if split.pipeline_parallel == 1:
+            return np.zeros(len(batch))
+        payload = ACTIVATION_BYTES * self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
+        each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
+        fill = (split.pipeline_parallel - 1) * each
+        passes = batch.num_microbatches * split.virtual_pipeline_stages * each
+        if SCHEDULES[split.schedule].hides_neighbour_messages:
+            return fill + UNHIDDEN_SHARE * passes
+        return fill + passes
+
+    def estimate(self) -> TrainingEstimate:
+        """Price the batch."""
+        split = self.candidates.split
+        kinds, _ = layer_kinds(self.shape)
+        layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
+        stage_parts = [self._stage(stage, layers) for stage in split.classes]
+        stage_s = [sum(parts.values(), np.zeros_like(layers[0].total_s)) for parts in stage_parts]
+        slowest = np.maximum.reduce(stage_s)
+        total = sum(
+            (seconds * stage.count for seconds, stage in zip(stage_s, split.classes, strict=True)),
+            np.zeros_like(slowest),
+        )
+        pipeline = pipeline_s(
+            split.schedule,
+            pipeline_parallel=split.pipeline_parallel,
+            virtual_pipeline_stages=split.virtual_pipeline_stages,
+            num_microbatches=self.candidates.num_microbatches,
+            slowest_stage_s=slowest,
+            sum_of_stages_s=total,
+        )
+        outside = [
+            (*self._data_parallel_s(stage, seconds), self._optimizer_s(stage))
+            for stage, seconds in zip(split.classes, stage_s, strict=True)
+        ]
+        # The step ends when the stage with the most left to do is done.
+        data_parallel = np.maximum.reduce([row[0] for row in outside])
+        optimizer = np.maximum.reduce([row[2] for row in outside])
+        messages = self._neighbour_messages_s()
+        overhead = np.asarray(self.calibration.time.step_overhead_s)
+        breakdown = self._breakdown(stage_parts, stage_s, slowest, pipeline)
+        breakdown["stage-to-stage messages"] = messages
+        breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
+        breakdown["optimizer step"] = optimizer
+        breakdown["step overhead"] = overhead + np.zeros_like(slowest)
+        return TrainingEstimate(
+            step_s=pipeline + messages + data_parallel + optimizer + overhead,
+            breakdown_s=breakdown,
+            stages=self.memory.stages(),
+            gradient_reduce_s=np.maximum.reduce([row[1] for row in outside]),
+        )
+
+    def _breakdown(
+        self,
+        stage_parts: list[dict[str, FloatArray]],
+        stage_s: list[FloatArray],
+        slowest: FloatArray,
+        pipeline: FloatArray,
+    ) -> dict[str, FloatArray]:
+        """Where the pipeline's time goes: the slowest stage's own work m times, and the bubble."""
+        m = self.candidates.num_microbatches
+        parts: dict[str, FloatArray] = {}
+        for name in stage_parts[0]:
+            chosen = np.zeros_like(slowest)
+            for seconds, own in zip(stage_s, stage_parts, strict=True):
+                chosen = np.where(seconds == slowest, own[name], chosen)
+            parts[name] = m * chosen
+        parts["pipeline bubble"] = pipeline - m * slowest
+        return parts
+
+
+def estimate_training(
+    shape: ModelShape, machine: Machine, workload: TrainingWorkload, candidates: Candidates, calibration: Calibration
+) -> TrainingEstimate:
+    """Step time and memory of a batch of candidates; see the module docstring for the equation."""
+    model = TrainingModel(
+        shape=shape, machine=machine, workload=workload, candidates=candidates, calibration=calibration
+    )
+    return model.estimate()
+
+
+def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkload, calibration: Calibration) -> float:
+    """Device-seconds that no plan can avoid: every step takes at least this over its number of devices.
+
+    The matrix products and attention of one step at the full rates that the estimator knows, without tile padding,
+    memory traffic, recompute, communication or bubble.
+    """
+    constants = calibration.time
+    curve = gemm_curve(machine.device, workload.precision)
+    low = constants.low_precision_efficiency if workload.precision in LOW_PRECISION else 1.0
+    rate = curve.rate_flops_per_s * constants.gemm_efficiency * low
+    head_rate = gemm_curve(machine.device, "bf16").rate_flops_per_s * constants.gemm_efficiency
+    passes = 2.0 if workload.phase is Phase.LORA else 3.0
+    factor = max(1.0, float(np.max(constants.expert_gemm_efficiency)))
+    flops = forward_flops_per_token(shape, workload.sequence_length)
+    attention_rate = peak_flops_per_s(machine.device, "bf16") * constants.attention_efficiency
+    per_token = passes * (flops.matrix / (rate * factor) + flops.head / max(rate, head_rate))
+    per_token += 3.0 * flops.attention / attention_rate
+    return float(BOUND_SLACK * workload.tokens_per_step * per_token)

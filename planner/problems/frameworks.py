@@ -1,0 +1,298 @@
+"""What a training framework's own rules allow, beyond what the mathematics of parallelism asks.
+
+Each rule is a named predicate over a model and the columns of :class:`~meshplan.planner.problems.training.TrainingConfig`.
+The predicates use only ``% == <= & |``, so ``config`` may be one configuration or a struct of NumPy arrays with the
+same field names: the enumeration filters whole batches with the very rules that the emitters check one plan against.
+A rule is listed only where the framework was seen to refuse, or where its source raises at run time although its
+parser accepts (``stage``). tests/conformance/megatron holds them against the framework itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalityRule:
+    """One condition that a framework puts on a training configuration.
+
+    Args:
+        name: short, stable; rejected candidates are counted under it.
+        holds: (model, configuration or columns) → whether it is met, element-wise.
+        message: what is asked for, in our vocabulary.
+        stage: where the framework notices: ``parser``, ``process groups`` or ``run time``.
+        source: file of the framework and version.
+    """
+
+    name: str
+    holds: Callable[[ModelShape, Any], Any]
+    message: str
+    stage: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkRules:
+    """A training framework as the planner sees it.
+
+    Args:
+        name: as in ``constraints.target`` of a spec.
+        version: the release that the rules were checked against.
+        rules: every rule that can refuse a configuration.
+        rank_orders: parallel dimensions from the fastest-varying to the slowest, the default first.
+        uneven_layers: stages may hold different numbers of layers.
+        shards_over_context_parallel: sharded states are split over data × context parallel devices, not data alone.
+        vocab_multiple_per_tensor_parallel: the vocabulary is padded to this multiple × tensor_parallel.
+        notes: traps that no rule expresses.
+    """
+
+    name: str
+    version: str
+    rules: tuple[LegalityRule, ...]
+    rank_orders: tuple[tuple[str, ...], ...]
+    uneven_layers: bool
+    shards_over_context_parallel: bool
+    vocab_multiple_per_tensor_parallel: int
+    notes: tuple[str, ...] = ()
+
+    def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
+        """The rules that ONE configuration breaks; empty when the framework takes it."""
+        return tuple(rule for rule in self.rules if not rule.holds(shape, config))
+
+    def padded_vocab_size(self, vocab_size: int, tensor_parallel: int) -> int:
+        """Rows of the embedding and of the LM head as the framework allocates them."""
+        multiple = self.vocab_multiple_per_tensor_parallel * tensor_parallel
+        return -(-vocab_size // multiple) * multiple
+
+
+def rank_coordinates(order: Sequence[str], sizes: Sequence[int], rank: int) -> dict[str, int]:
+    """Position of ``rank`` in each dimension of ``order`` (fastest-varying first).
+
+    >>> rank_coordinates(("tensor", "data"), (4, 2), 6)
+    {'tensor': 2, 'data': 1}
+    """
+    coordinates = {}
+    for dimension, size in zip(order, sizes, strict=True):
+        rank, coordinates[dimension] = divmod(rank, size)
+    return coordinates
+
+
+def _kv_heads(shape: ModelShape, config: Any) -> Any:
+    if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
+        return config.tensor_parallel >= 1
+    heads = shape.num_key_value_heads
+    return (heads % config.tensor_parallel == 0) | (config.tensor_parallel % heads == 0)
+
+
+def _mlp_width(shape: ModelShape, config: Any) -> Any:
+    has_dense = shape.moe is None or not all(shape.moe.moe_layers)
+    width = shape.intermediate_size if has_dense else 0
+    shared = 0 if shape.moe is None else shape.moe.shared_intermediate_size
+    return (width % config.tensor_parallel == 0) & (shared % config.tensor_parallel == 0)
+
+
+def _expert_width(shape: ModelShape, config: Any) -> Any:
+    width = 0 if shape.moe is None else shape.moe.expert_intermediate_size
+    return width % config.expert_tensor_parallel == 0
+
+
+def _experts(shape: ModelShape, config: Any) -> Any:
+    if shape.moe is None:
+        return (config.expert_parallel == 1) & (config.expert_tensor_parallel >= 1)
+    return shape.moe.num_experts % config.expert_parallel == 0
+
+
+def _expert_groups(shape: ModelShape, config: Any) -> Any:
+    if shape.moe is None:
+        return config.tensor_parallel >= 1
+    stage = config.tensor_parallel * config.context_parallel * config.data_parallel
+    return stage % (config.expert_parallel * config.expert_tensor_parallel) == 0
+
+
+def _expert_bias(shape: ModelShape, config: Any) -> Any:
+    biased = shape.moe is not None and shape.moe.expert_bias
+    return (config.expert_tensor_parallel == 1) | (not biased)
+
+
+def _instances(shape: ModelShape, config: Any) -> Any:
+    """Groups of shards must divide the expert replicas too."""
+    instances = config.data_parallel // config.data_parallel_shard
+    whole = (config.data_parallel % config.data_parallel_shard == 0) | (config.zero_stage == 0)
+    if shape.moe is None:
+        return whole
+    stage = config.tensor_parallel * config.context_parallel * config.data_parallel
+    replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
+    return whole & ((replicas % instances == 0) | (config.zero_stage == 0))
+
+
+def _sequence(shape: ModelShape, config: Any) -> Any:
+    per_device = config.sequence_length // config.context_parallel
+    split_evenly = per_device % config.tensor_parallel == 0
+    return split_evenly | (config.sequence_parallel == False)  # noqa: E712 - arrays have no `not`
+
+
+def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
+    return (config.tensor_parallel == 1) | (config.sequence_parallel == True) | (shape.moe is None)  # noqa: E712
+
+
+_CORE = "megatron-core 0.19.2"
+_CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
+_VALIDATE = f"{_CORE}: training/arguments.py, validate_args"
+_GROUPS = f"{_CORE}: core/parallel_state.py, initialize_model_parallel"
+_LAYERS = f"{_CORE}: core/tensor_parallel/layers.py, divide"
+
+_MEGATRON_RULES = (
+    LegalityRule(
+        name="heads_divisible_by_tensor_parallel",
+        holds=lambda shape, config: shape.num_attention_heads % config.tensor_parallel == 0,
+        message="num_attention_heads must be a multiple of tensor_parallel",
+        stage="parser",
+        source=_CONFIG,
+    ),
+    LegalityRule(
+        name="kv_heads_and_tensor_parallel_divide",
+        holds=_kv_heads,
+        message="num_key_value_heads must be a multiple or a divisor of tensor_parallel",
+        stage="parser",
+        source=_CONFIG,
+    ),
+    LegalityRule(
+        name="mlp_width_divisible_by_tensor_parallel",
+        holds=_mlp_width,
+        message="the MLP width (and that of the shared experts) must be a multiple of tensor_parallel",
+        stage="run time",
+        source=_LAYERS,
+    ),
+    LegalityRule(
+        name="expert_width_divisible_by_expert_tensor_parallel",
+        holds=_expert_width,
+        message="the expert width must be a multiple of expert_tensor_parallel",
+        stage="run time",
+        source=_LAYERS,
+    ),
+    LegalityRule(
+        name="sequence_parallel_needs_tensor_parallel",
+        holds=lambda _, config: (config.tensor_parallel > 1) | (config.sequence_parallel == False),  # noqa: E712
+        message="sequence_parallel needs tensor_parallel > 1 (it is switched off silently)",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="moe_tensor_parallel_needs_sequence_parallel",
+        holds=_moe_sequence_parallel,
+        message="a mixture of experts with tensor_parallel > 1 trains only with sequence_parallel",
+        stage="run time",
+        source=f"{_CORE}: core/transformer/moe/moe_layer.py, MoELayer.forward",
+    ),
+    LegalityRule(
+        name="sequence_divisible_by_tensor_parallel",
+        holds=_sequence,
+        message="sequence_length / context_parallel must be a multiple of tensor_parallel under sequence_parallel",
+        stage="run time",
+        source=f"{_CORE}: core/tensor_parallel/mappings.py",
+    ),
+    LegalityRule(
+        name="sequence_divisible_by_twice_context_parallel",
+        holds=lambda _, config: (
+            (config.context_parallel == 1) | (config.sequence_length % (2 * config.context_parallel) == 0)
+        ),
+        message="sequence_length must be a multiple of 2 × context_parallel",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="pipeline_at_most_layers",
+        holds=lambda shape, config: (
+            config.pipeline_parallel * config.virtual_pipeline_stages <= shape.num_hidden_layers
+        ),
+        message="each model chunk needs a layer (the parser takes empty chunks; they only wait)",
+        stage="run time",
+        source=f"{_CORE}: core/transformer/transformer_block.py, get_num_layers_to_build",
+    ),
+    LegalityRule(
+        name="interleaving_needs_pipeline",
+        holds=lambda _, config: (config.virtual_pipeline_stages == 1) | (config.pipeline_parallel > 1),
+        message="virtual_pipeline_stages > 1 needs pipeline_parallel > 1",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="interleaving_microbatches_multiple_of_pipeline",
+        holds=lambda _, config: (
+            (config.virtual_pipeline_stages == 1) | (config.num_microbatches % config.pipeline_parallel == 0)
+        ),
+        message="interleaving needs num_microbatches that are a multiple of pipeline_parallel",
+        stage="run time",
+        source=f"{_CORE}: core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving",
+    ),
+    LegalityRule(
+        name="global_batch_divisible",
+        holds=lambda _, config: (
+            config.global_batch_size == config.micro_batch_size * config.data_parallel * config.num_microbatches
+        ),
+        message="global_batch_size must be micro_batch_size × data_parallel × num_microbatches",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="experts_divisible_by_expert_parallel",
+        holds=_experts,
+        message="num_experts must be a multiple of expert_parallel (1 for a dense model)",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="expert_groups_divide_stage",
+        holds=_expert_groups,
+        message="expert_parallel × expert_tensor_parallel must divide the devices of one pipeline stage",
+        stage="process groups",
+        source=_GROUPS,
+    ),
+    LegalityRule(
+        name="expert_bias_needs_whole_experts",
+        holds=_expert_bias,
+        message="experts with biases need expert_tensor_parallel = 1",
+        stage="parser",
+        source=_CONFIG,
+    ),
+    LegalityRule(
+        name="shard_groups_divide_replicas",
+        holds=_instances,
+        message="data_parallel / data_parallel_shard must be whole, and divide the expert replicas",
+        stage="process groups",
+        source=_GROUPS,
+    ),
+    LegalityRule(
+        name="zero_2_and_3_need_one_stage",
+        holds=lambda _, config: (config.zero_stage <= 1) | (config.pipeline_parallel == 1),
+        message="zero_stage 2 and 3 (Megatron-FSDP) need pipeline_parallel = 1",
+        stage="run time",
+        source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py, _get_dp_tp_mesh",
+    ),
+)
+
+MEGATRON = FrameworkRules(
+    name="megatron",
+    version="0.19.2",
+    rules=_MEGATRON_RULES,
+    rank_orders=(("tensor", "context", "data", "pipeline"), ("tensor", "context", "pipeline", "data")),
+    uneven_layers=True,
+    shards_over_context_parallel=True,
+    vocab_multiple_per_tensor_parallel=128,
+    notes=(
+        "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
+        "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
+        "The second rank order with experts and stages needs expert_data_parallel = data_parallel.",
+    ),
+)
+
+FRAMEWORKS = {rules.name: rules for rules in (MEGATRON,)}
+
+
+def framework_rules(name: str) -> FrameworkRules | None:
+    """Rules of the framework ``name``; None where none are known, so that nothing is invented."""
+    return FRAMEWORKS.get(name)

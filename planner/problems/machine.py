@@ -1,0 +1,56 @@
+"""The machine beneath a plan: a homogeneous cluster as the estimators see it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.catalogs.hardware import Cluster, Device, EvidenceLevel, NodeType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """A homogeneous cluster as the estimators see it.
+
+    Args:
+        device: the accelerator.
+        num_devices: devices in the cluster.
+        domain_size: devices in one scale-up domain.
+        devices_per_host: devices under one operating system.
+        scale_up_bytes_per_s: per device and direction, bytes/s.
+        scale_up_latency_s: s.
+        scale_out_bytes_per_s: network share of one device and direction, bytes/s; 0 without a network.
+        scale_out_latency_s: s.
+        link_level: how well the bandwidths are known.
+        host_memory_bytes: of one host; None where unknown.
+        usd_per_hour_per_device: None where no price is known.
+    """
+
+    device: Device
+    num_devices: int
+    domain_size: int
+    devices_per_host: int
+    scale_up_bytes_per_s: float
+    scale_up_latency_s: float
+    scale_out_bytes_per_s: float
+    scale_out_latency_s: float
+    link_level: EvidenceLevel = EvidenceLevel.DATASHEET
+    host_memory_bytes: int | None = None
+    usd_per_hour_per_device: float | None = None
+
+
+def machine_of(cluster: Cluster, *, usd_per_hour_per_device: float | None = None) -> Machine:
+    """The machine of a cluster whose groups are all of one node type (the caller has checked)."""
+    node: NodeType = cluster.groups[0].node
+    network = node.scale_out_link
+    return Machine(
+        device=node.device,
+        num_devices=cluster.num_devices,
+        domain_size=node.num_devices,
+        devices_per_host=node.devices_per_host,
+        scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
+        scale_up_latency_s=node.scale_up_link.latency_s,
+        scale_out_bytes_per_s=node.scale_out_bytes_per_s_per_device,
+        scale_out_latency_s=0.0 if network is None else network.latency_s,
+        host_memory_bytes=node.host_memory_bytes,
+        usd_per_hour_per_device=usd_per_hour_per_device,
+    )

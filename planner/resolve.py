@@ -1,0 +1,290 @@
+"""From the spec's words to a problem with everything looked up, every misfit reported at once.
+
+Names become catalog objects, units are already numbers, prices are chosen, the framework's rules and the calibration
+are attached. What is impossible in itself (a degree that does not divide the heads, a precision that the device lacks)
+is a :class:`~meshplan.catalogs.errors.SpecError`; what merely does not fit is left to the solver, which answers with
+the nearest miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.errors import CatalogError, Problem, SpecError, UnknownEntryError, closest_names, did_you_mean
+from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
+from meshplan.catalogs.model_config import read_config
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.problems.frameworks import FRAMEWORKS
+from meshplan.planner.problems.machine import Machine, machine_of
+from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
+from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+
+ANY = "any"
+IN_PLACE = "as described in the spec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A problem and what it was made of.
+
+    Args:
+        problem: for the solver.
+        cluster: the hardware, hosts in order.
+        price: what the money rests on; None where no price is known.
+        sources: what → citation, for the plan's provenance.
+    """
+
+    problem: TrainingProblem
+    cluster: Cluster
+    price: Price | None
+    sources: Mapping[str, str]
+
+
+class _Problems(list[Problem]):
+    """Collects problems; adding one is a sentence."""
+
+    def say(self, path: str, message: str) -> None:
+        self.append(Problem(path=path, message=message))
+
+    def check(self) -> None:
+        if self:
+            raise SpecError(self)
+
+
+def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path) -> Resolved:
+    """Look everything up.
+
+    Args:
+        spec: the question.
+        catalog: where the names are looked up.
+        base: folder against which a model path is resolved.
+
+    Raises:
+        SpecError: unknown names and impossible choices, all of them.
+    """
+    problems = _Problems()
+    shape = _shape(spec, catalog, base, problems)
+    cluster = _cluster(spec.cluster, catalog, problems)
+    rules = FRAMEWORKS.get(spec.constraints.target)
+    if rules is None:
+        hint = did_you_mean(closest_names(spec.constraints.target, FRAMEWORKS))
+        problems.say("constraints.target", f"no rules are known for {spec.constraints.target!r}{hint}")
+    problems.check()
+    if shape is None or cluster is None or rules is None:
+        raise AssertionError("a missing part is a problem, and problems were checked")
+    price = _price(spec, cluster)
+    per_device = None if price is None else price.usd_per_hour / cluster.groups[0].node.num_devices
+    machine = machine_of(cluster, usd_per_hour_per_device=per_device)
+    workload = TrainingWorkload(
+        sequence_length=spec.workload.sequence_length,
+        global_batch_size=spec.workload.num_sequences,
+        precision=spec.workload.precision,
+        phase=spec.workload.phase,
+        lora_rank=spec.workload.lora_rank or 0,
+    )
+    _check_choices(spec, shape, machine, problems)
+    limits = _limits(spec, machine, workload, price, problems)
+    problems.check()
+    problem = TrainingProblem(
+        shape=shape,
+        machine=machine,
+        workload=workload,
+        rules=rules,
+        limits=limits,
+        objective=spec.objective,
+        calibration=calibration_for(catalog, rules.name, machine.device.architecture),
+        num_training_tokens=spec.workload.num_training_tokens,
+        fixed=spec.fixed.pinned(),
+    )
+    return Resolved(problem=problem, cluster=cluster, price=price, sources=_sources(problem, cluster, price))
+
+
+def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
+    """The constants fitted for the framework on the generation, else for either, else the literature's."""
+    for name, generation in ((framework, architecture), (framework, ANY), (ANY, architecture), (ANY, ANY)):
+        document = catalog.calibration(name, generation)
+        if document is not None:
+            return Calibration.from_document(document)
+    return Calibration(framework=ANY, architecture=ANY, source="defaults of meshplan.catalogs.calibration")
+
+
+def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems) -> ModelShape | None:
+    looks_like_path = spec.model.endswith(".json") or "/" in spec.model or (base / spec.model).is_dir()
+    try:
+        if looks_like_path:
+            return read_config(base / spec.model)
+        return catalog.model_shape(spec.model)
+    except UnknownEntryError as error:
+        problems.say("model", f"{error}, or give the path of a config.json (meshplan catalog list models)")
+    except CatalogError as error:
+        problems.say("model", str(error))
+    return None
+
+
+def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluster | None:
+    groups = []
+    if spec.nodes is not None:
+        for index, item in enumerate(spec.nodes):
+            try:
+                groups.append(NodeGroup(node=catalog.node_type(item.type), count=item.count))
+            except UnknownEntryError as error:
+                problems.say(f"cluster.nodes[{index}].type", f"{error} (meshplan catalog list nodes)")
+    elif spec.devices is not None:
+        node = _node_in_place(spec, catalog, problems)
+        groups = [] if node is None else [NodeGroup(node=node, count=spec.devices.nodes)]
+    types = {group.node.slug for group in groups}
+    if len(types) > 1:
+        problems.say("cluster.nodes", f"one training job runs on one node type, not on {', '.join(sorted(types))}")
+    if spec.host_memory is not None:
+        groups = [replace(g, node=replace(g.node, host_memory_bytes=int(spec.host_memory))) for g in groups]
+    if not groups or len(types) > 1:
+        return None
+    return Cluster(name=" + ".join(f"{group.count} × {group.node.slug}" for group in groups), groups=tuple(groups))
+
+
+def _node_in_place(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> NodeType | None:
+    if spec.devices is None or spec.links is None:
+        return None
+    try:
+        device = catalog.device(spec.devices.type)
+    except UnknownEntryError as error:
+        problems.say("cluster.devices.type", f"{error} (meshplan catalog list devices)")
+        return None
+    inside, outside = spec.links.intra_node, spec.links.inter_node
+    per_node = spec.devices.per_node
+    return NodeType(
+        slug=f"{per_node}x-{device.slug}",
+        name=f"{per_node} × {device.name}, {IN_PLACE}",
+        device=device,
+        num_hosts=1,
+        devices_per_host=per_node,
+        nics_per_host=per_node,
+        host_memory_bytes=None,
+        scale_up_link=Link(
+            slug="intra-node",
+            name=IN_PLACE,
+            technology=IN_PLACE,
+            bandwidth_bytes_per_s=inside.bandwidth,
+            latency_s=inside.latency,
+        ),
+        scale_out_link=None
+        if outside is None
+        else Link(
+            slug="inter-node",
+            name=IN_PLACE,
+            technology=IN_PLACE,
+            bandwidth_bytes_per_s=outside.bandwidth,
+            latency_s=outside.latency,
+        ),
+    )
+
+
+def choose_price(prices: tuple[Price, ...], wanted: PriceSpec) -> Price | None:
+    """The newest price that fits, on-demand before other terms, then the cheapest."""
+    fitting = [
+        price
+        for price in prices
+        if wanted.provider in (None, price.provider)
+        and wanted.region in (None, price.region, ANY)
+        and wanted.terms in (None, price.terms)
+    ]
+    if not fitting:
+        return None
+    preferred = [price for price in fitting if price.terms == "on-demand"] or fitting
+    newest = max(price.date for price in preferred)
+    return min((price for price in preferred if price.date == newest), key=lambda price: price.usd_per_hour)
+
+
+def _price(spec: TrainingSpec, cluster: Cluster) -> Price | None:
+    own = spec.cluster.usd_per_hour_per_node
+    if own is not None:
+        return Price(usd_per_hour=own, provider="yours", region=ANY, terms="as given", date="", source="the spec")
+    return choose_price(cluster.groups[0].node.prices, spec.constraints.price)
+
+
+def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, problems: _Problems) -> None:
+    """Choices that no search could make legal."""
+    fixed, device = spec.fixed, machine.device
+    if spec.workload.precision not in device.peak_flops_per_s:
+        offered = ", ".join(sorted(device.peak_flops_per_s))
+        problems.say("workload.precision", f"{device.name} has no {spec.workload.precision} units (it has {offered})")
+    heads = shape.num_attention_heads
+    if fixed.tensor_parallel is not None and heads % fixed.tensor_parallel:
+        legal = [t for t in range(1, heads + 1) if heads % t == 0]
+        problems.say("fixed.tensor_parallel", f"{fixed.tensor_parallel} does not divide {heads} heads; legal: {legal}")
+    if fixed.pipeline_parallel is not None and fixed.pipeline_parallel > shape.num_hidden_layers:
+        problems.say("fixed.pipeline_parallel", f"{fixed.pipeline_parallel} stages, {shape.num_hidden_layers} layers")
+    experts = 1 if shape.moe is None else shape.moe.num_experts
+    if fixed.expert_parallel is not None and experts % fixed.expert_parallel:
+        what = "a dense model has no experts" if shape.moe is None else f"it does not divide {experts} experts"
+        problems.say("fixed.expert_parallel", f"{fixed.expert_parallel}: {what}")
+    batch = spec.workload.num_sequences
+    if fixed.data_parallel is not None and batch % fixed.data_parallel:
+        problems.say("fixed.data_parallel", f"{fixed.data_parallel} does not divide the global batch of {batch}")
+    elif fixed.micro_batch_size is not None and batch % ((fixed.data_parallel or 1) * fixed.micro_batch_size):
+        problems.say(
+            "fixed.micro_batch_size",
+            f"{fixed.micro_batch_size} × data_parallel does not divide the global batch of {batch}",
+        )
+    product = 1
+    for degree in (fixed.tensor_parallel, fixed.pipeline_parallel, fixed.context_parallel, fixed.data_parallel):
+        product *= degree or 1
+    if product > machine.num_devices:
+        problems.say("fixed", f"the pinned degrees need {product} devices, the cluster has {machine.num_devices}")
+    positions = shape.num_position_embeddings
+    if positions and spec.workload.sequence_length > positions:
+        problems.say("workload.sequence_length", f"{shape.name} has learned positions for {positions} tokens only")
+    if spec.workload.phase is Phase.LORA and shape.latent is not None:
+        problems.say("workload.phase", "LoRA on multi-head latent attention is not modelled yet")
+
+
+def _limits(
+    spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: _Problems
+) -> TrainingLimits:
+    wanted = spec.constraints
+    usable = machine.device.usable_memory_bytes * (1.0 - wanted.memory_headroom_fraction)
+    usable -= wanted.memory_headroom or 0.0
+    if usable <= 0:
+        problems.say("constraints.memory_headroom", "leaves no device memory at all")
+    if price is None and (wanted.max_usd_per_hour or wanted.max_usd_per_run or spec.objective.value == "usd_per_run"):
+        problems.say(
+            "cluster",
+            "no price is known for this node type with these price filters; give cluster.usd_per_hour_per_node",
+        )
+    if spec.objective.value == "energy" and machine.device.tdp_w is None:
+        problems.say("objective", f"the catalog has no power limit for {machine.device.name}")
+    steps = [wanted.max_step_time] if wanted.max_step_time else []
+    if wanted.max_run_time and spec.workload.num_training_tokens:
+        steps.append(wanted.max_run_time / (spec.workload.num_training_tokens / workload.tokens_per_step))
+    return TrainingLimits(
+        memory_bytes=usable,
+        max_devices=min(machine.num_devices, wanted.max_devices or machine.num_devices),
+        host_memory_bytes=wanted.host_memory,
+        max_usd_per_hour=wanted.max_usd_per_hour,
+        max_usd_per_run=wanted.max_usd_per_run,
+        max_step_s=min(steps) if steps else None,
+    )
+
+
+def _sources(problem: TrainingProblem, cluster: Cluster, price: Price | None) -> dict[str, Any]:
+    node, device = cluster.groups[0].node, problem.machine.device
+    sources = {
+        f"model {problem.shape.slug}": problem.shape.source,
+        f"rules {problem.rules.name}": f"version {problem.rules.version}",
+        "calibration": problem.calibration.source,
+    }
+    for what, item in ((f"device {device.slug}", device), (f"link {node.scale_up_link.slug}", node.scale_up_link)):
+        sources[what] = "; ".join(sorted({evidence.source for evidence in item.evidence.values()})) or IN_PLACE
+    if node.scale_out_link is not None:
+        link = node.scale_out_link
+        sources[f"link {link.slug}"] = "; ".join(sorted({e.source for e in link.evidence.values()})) or IN_PLACE
+    if price is not None:
+        sources["price"] = f"{price.provider} {price.region} {price.terms} {price.date}: {price.source}"
+    return sources

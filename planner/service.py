@@ -1,0 +1,227 @@
+"""The straight line: spec → catalog → problem → solver → plan. Command line, HTTP and notebooks call this.
+
+Nothing here prints, and nothing here decides: each step is one call into its own room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.planner.plan import Plan, digest
+from meshplan.planner.solvers.solution import OnProgress, Solution
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+    from meshplan.planner.resolve import Resolved
+
+DEFAULT_TOP = 5
+# kind of a stand-alone problem → (module of the problem, its class, module of the solver). One line a kind.
+STAND_ALONE = {
+    "rank-mapping": ("problems.rank_mapping", "RankMappingProblem", "solvers.rank_mapping"),
+    "expert-placement": ("problems.expert_placement", "ExpertPlacementProblem", "solvers.expert_placement"),
+    "gpu-allocation": ("problems.gpu_allocation", "GpuAllocationProblem", "solvers.gpu_allocation"),
+}
+KINDS = ("training", *STAND_ALONE)
+
+
+def make_plan(
+    document: Mapping[str, Any],
+    catalog: Catalog,
+    *,
+    base: Path = Path(),
+    seed: int = 0,
+    top: int = DEFAULT_TOP,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Plan:
+    """Answer one question.
+
+    Args:
+        document: the spec as plain data, with its ``kind``.
+        catalog: what hardware, models and prices exist.
+        base: folder against which paths in the spec are resolved.
+        seed: where pseudo-random choices start from.
+        top: candidates to keep in the plan's table.
+        time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
+        on_progress: called with incumbent and bound now and then.
+
+    Returns:
+        The plan. Where none exists its solution has the status ``infeasible`` and says what would lift it.
+
+    Raises:
+        SpecError: the spec is malformed; every problem at once.
+    """
+    kind = require_kind(document)
+    if kind == "training":
+        return _plan_training(document, catalog, base, seed, top, time_limit_s, on_progress)
+    return _plan_stand_alone(kind, document, base, seed, time_limit_s, on_progress)
+
+
+def require_kind(document: Mapping[str, Any]) -> str:
+    """The document's kind.
+
+    Raises:
+        SpecError: it has none, or an unknown one.
+    """
+    kind = document.get("kind")
+    if isinstance(kind, str) and kind in KINDS:
+        return kind
+    hint = did_you_mean(closest_names(str(kind), KINDS)) if kind is not None else ""
+    raise SpecError([Problem(path="kind", message=f"must be one of {', '.join(KINDS)}, not {kind!r}{hint}")])
+
+
+def resolve(document: Mapping[str, Any], catalog: Catalog, base: Path = Path()) -> Resolved:
+    """Read and look up a training spec.
+
+    Raises:
+        SpecError: malformed, of another kind, or with unknown names.
+    """
+    from meshplan.planner.resolve import resolve_training
+    from meshplan.planner.spec import read_training_spec
+
+    if require_kind(document) != "training":
+        raise SpecError([Problem(path="kind", message=f"must be training here, not {document['kind']}")])
+    return resolve_training(read_training_spec(document), catalog, base)
+
+
+def _plan_training(
+    document: Mapping[str, Any],
+    catalog: Catalog,
+    base: Path,
+    seed: int,
+    top: int,
+    time_limit_s: float | None,
+    on_progress: OnProgress | None,
+) -> Plan:
+    from meshplan.planner import training_plan
+    from meshplan.planner.alternatives import alternatives
+    from meshplan.planner.estimators.priced import price
+    from meshplan.planner.infeasible import explain_infeasible
+    from meshplan.planner.solvers.degree_search import search_degrees
+
+    resolved = resolve(document, catalog, base)
+    problem = resolved.problem
+    solution, search = search_degrees(problem, time_limit_s=time_limit_s, on_progress=on_progress)
+    common: dict[str, Any] = {
+        **_identity(document, resolved),
+        "rejected": tuple(training_plan.rejected_rows(search.report)),
+    }
+    report = solution_document(solution, seed)
+    report["num_candidates"] = search.report.considered
+    if solution.assignment is None:
+        return Plan(
+            config={}, predicted={}, solution={**report, **explain_infeasible(problem, search.report)}, **common
+        )
+    chosen = price(problem, solution.assignment.config)
+    rows = training_plan.runner_up_rows(search.best, top=top)
+    rows += training_plan.alternative_rows(chosen, alternatives(problem, chosen))
+    return training_plan.make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+
+
+def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path = Path()) -> Plan:
+    """Price one fixed configuration: ``fixed`` pins the degrees, what it leaves out takes its plain default.
+
+    Raises:
+        SpecError: malformed, or the pinned choices are not legal together (each broken rule is named).
+    """
+    from meshplan.planner import training_plan
+    from meshplan.planner.estimators.priced import price
+    from meshplan.planner.single import fixed_config
+
+    resolved = resolve(document, catalog, base)
+    priced = price(resolved.problem, fixed_config(resolved.problem))
+    fits = priced.safe_bytes <= resolved.problem.limits.memory_bytes
+    report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
+    return training_plan.make_training_plan(
+        resolved, priced, solution=report, alternatives=(), rejected=(), **_identity(document, resolved)
+    )
+
+
+def explain_instead(
+    plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog, *, base: Path = Path()
+) -> tuple[Plan | None, str]:
+    """What the plan would be with other choices pinned, and one sentence on the difference.
+
+    Returns:
+        The other plan (None where none fits) and the reason.
+    """
+    from meshplan.planner import training_plan
+    from meshplan.planner.alternatives import instead
+    from meshplan.planner.estimators.priced import price
+
+    spec = {**plan.spec, "fixed": {**plan.spec.get("fixed", {}), **choices}}
+    resolved = resolve(spec, catalog, base)
+    free = replace(resolved.problem, fixed=dict(plan.spec.get("fixed", {})))
+    chosen = price(free, training_plan.config_from_document(plan.config)) if plan.config else None
+    other = instead(free, chosen, choices)
+    if other.priced is None:
+        return None, other.reason
+    made = training_plan.make_training_plan(
+        resolved,
+        other.priced,
+        solution={"status": "feasible", "solver": "pinned choices"},
+        alternatives=(),
+        rejected=(),
+        **_identity(spec, resolved),
+    )
+    return made, other.reason
+
+
+def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:
+    """Kind, spec and digests; the catalog digest covers exactly what the answer rests on."""
+    from meshplan.planner.training_plan import catalog_content
+
+    spec = dict(document)
+    return {
+        "kind": str(document["kind"]),
+        "spec": spec,
+        "spec_digest": digest(spec),
+        "catalog_digest": digest(catalog_content(resolved)),
+    }
+
+
+def solution_document(solution: Solution[Any], seed: int) -> dict[str, Any]:
+    """The solver's report as plain JSON."""
+    return {
+        "status": solution.status.value,
+        "objective": solution.objective,
+        "bound": solution.bound,
+        "gap": solution.gap,
+        "wall_s": solution.wall_s,
+        "cpu_s": solution.cpu_s,
+        "solver": solution.solver,
+        "seed": seed,
+    }
+
+
+def _plan_stand_alone(
+    kind: str,
+    document: Mapping[str, Any],
+    base: Path,
+    seed: int,
+    time_limit_s: float | None,
+    on_progress: OnProgress | None,
+) -> Plan:
+    problem_module, class_name, solver_module = STAND_ALONE[kind]
+    problem_class = getattr(import_module(f"meshplan.planner.{problem_module}"), class_name)
+    solver = import_module(f"meshplan.planner.{solver_module}")
+    problem = problem_class.from_document(document, base)
+    solution = solver.solve(problem, seed=seed, time_limit_s=time_limit_s, on_progress=on_progress)
+    spec = dict(document)
+    return Plan(
+        kind=kind,
+        spec=spec,
+        spec_digest=digest(spec),
+        catalog_digest=digest({}),
+        config={},
+        predicted={},
+        solution=solution_document(solution, seed),
+        answer=solver.answer(problem, solution),
+        provenance={"meshplan": version("meshplan")},
+    )

@@ -1,0 +1,71 @@
+"""One configuration from pinned choices: what the user fixed, plain defaults for the rest, every broken rule named."""
+
+from __future__ import annotations
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+
+
+def fixed_config(problem: TrainingProblem) -> TrainingConfig:
+    """The configuration that ``fixed`` describes.
+
+    Defaults: degrees 1, data parallelism from the devices that are left, micro-batch 1, ZeRO-1, no recompute, experts
+    split like the dense layers' tensor parallelism only where pinned.
+
+    Raises:
+        SpecError: the choices do not fit the devices, the batch or the framework's rules.
+    """
+    fixed, workload = problem.fixed, problem.workload
+
+    def number(name: str, default: int) -> int:
+        return int(fixed.get(name, default))
+
+    tensor, pipeline, context = (number(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
+    model_devices = tensor * pipeline * context
+    data = number("data_parallel", max(problem.limits.max_devices // model_devices, 1))
+    micro, batch = number("micro_batch_size", 1), workload.global_batch_size
+    chunks = number("virtual_pipeline_stages", 1)
+    problems = _impossible(problem, model_devices * data, batch, micro * data, pipeline * chunks)
+    if problems:
+        raise SpecError(problems)
+    zero = number("zero_stage", 1)
+    schedule = "none" if pipeline == 1 else "interleaved" if chunks > 1 else "1f1b"
+    config = TrainingConfig(
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        virtual_pipeline_stages=chunks,
+        context_parallel=context,
+        data_parallel=data,
+        data_parallel_shard=number("data_parallel_shard", data if zero else 1),
+        expert_parallel=number("expert_parallel", 1),
+        expert_tensor_parallel=number("expert_tensor_parallel", 1),
+        sequence_parallel=bool(fixed.get("sequence_parallel", tensor > 1)),
+        zero_stage=zero,
+        activation_recompute=str(fixed.get("activation_recompute", "none")),
+        pipeline_schedule=str(fixed.get("pipeline_schedule", schedule)),
+        layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks),
+        micro_batch_size=micro,
+        num_microbatches=batch // (micro * data),
+        global_batch_size=batch,
+        sequence_length=workload.sequence_length,
+        precision=workload.precision,
+    )
+    broken = problem.rules.broken(problem.shape, config)
+    if broken:
+        raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
+    return config
+
+
+def _impossible(problem: TrainingProblem, devices: int, batch: int, per_pass: int, chunks: int) -> list[Problem]:
+    found = []
+    most, layers = problem.limits.max_devices, problem.shape.num_hidden_layers
+    if devices > most:
+        found.append(Problem(path="fixed", message=f"the degrees need {devices} devices, there are {most}"))
+    if batch % per_pass:
+        found.append(
+            Problem(path="fixed", message=f"micro_batch_size × data_parallel = {per_pass} does not divide {batch}")
+        )
+    if chunks > layers:
+        found.append(Problem(path="fixed", message=f"{chunks} model chunks, but the model has {layers} layers"))
+    return found

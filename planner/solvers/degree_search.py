@@ -1,0 +1,347 @@
+"""The best parallel degrees: every legal candidate, priced or ruled out by a bound.
+
+*Notation.* A candidate c uses n_c devices and takes T(c) seconds a step under the estimator; M(c) is the safe bound of
+its worst rank.
+
+*Objective.* min f(T, n): T for throughput; n·T for money and energy; n, then T, for fewest devices.
+
+*Constraints.* M(c) ≤ device memory; n_c ≤ max_devices; the rules of the model and of the framework; limits on money,
+host memory and step time.
+
+*Bound.* No step can be shorter than its matrix products and attention at the full rate of all its devices,
+T(c) ≥ W/n_c with W from :func:`work_device_s`. Candidates are visited by devices, most first; those with f(W/n_c, n_c)
+no better than the K-th best incumbent are not priced. What is left is priced completely, so the incumbent is optimal
+under the estimator and the gap is 0; a search that is cut short reports the best bound of what it did not visit.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
+from meshplan.planner.estimators.memory import MemoryModel
+from meshplan.planner.estimators.training import estimate_training, work_device_s
+from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
+from meshplan.planner.solvers.degree_templates import Templates, legal_candidates, make_templates, pipeline_splits
+from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
+
+# Candidates kept besides the best: what the table of alternatives is made of.
+KEEP = 24
+# Rows priced at once: small enough for the processor's cache and the memory limit, large enough to amortise NumPy.
+CHUNK_ROWS = 16_384
+# Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
+TIE_RELATIVE = 1e-9
+# Names of the limits, in the order in which candidates are held against them.
+LIMITS = ("device memory", "host memory", "step time", "cost of the run")
+SOLVER_NAME = "enumeration with bounds"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredConfig:
+    """One priced candidate.
+
+    Args:
+        config: its choices.
+        objective: f(T, n), smaller is better.
+        step_s: T.
+        safe_bytes: M.
+    """
+
+    config: TrainingConfig
+    objective: float
+    step_s: float
+    safe_bytes: float
+
+
+@dataclass(slots=True, kw_only=True)
+class SearchReport:
+    """What a search saw.
+
+    Args:
+        considered: legal candidates, priced or ruled out by the bound.
+        priced: of those, completely priced.
+        ruled_out: not priced because their bound is no better than the incumbents.
+        refused: reason → candidates refused by a rule.
+        over_limit: limit → candidates beyond it.
+        nearest_miss: limit → the candidate that exceeds it least, and by how much (in the limit's unit).
+        illegal: reason → single values that no candidate may take.
+    """
+
+    considered: int = 0
+    priced: int = 0
+    ruled_out: int = 0
+    refused: Counter[str] = field(default_factory=Counter)
+    over_limit: Counter[str] = field(default_factory=Counter)
+    nearest_miss: dict[str, tuple[float, TrainingConfig]] = field(default_factory=dict)
+    illegal: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
+def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> TrainingConfig:
+    """One row of a batch as a configuration."""
+    split, workload = candidates.split, problem.workload
+    return TrainingConfig(
+        tensor_parallel=int(candidates.tensor_parallel[row]),
+        pipeline_parallel=split.pipeline_parallel,
+        virtual_pipeline_stages=split.virtual_pipeline_stages,
+        context_parallel=int(candidates.context_parallel[row]),
+        data_parallel=int(candidates.data_parallel[row]),
+        data_parallel_shard=int(candidates.data_parallel_shard[row]),
+        expert_parallel=int(candidates.expert_parallel[row]),
+        expert_tensor_parallel=int(candidates.expert_tensor_parallel[row]),
+        sequence_parallel=bool(candidates.sequence_parallel[row]),
+        zero_stage=int(candidates.zero_stage[row]),
+        activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
+        pipeline_schedule=split.schedule,
+        layers_per_chunk=split.layers_per_chunk,
+        micro_batch_size=int(candidates.micro_batch_size[row]),
+        num_microbatches=int(candidates.num_microbatches[row]),
+        global_batch_size=workload.global_batch_size,
+        sequence_length=workload.sequence_length,
+        precision=workload.precision,
+    )
+
+
+def _simplicity(config: TrainingConfig) -> tuple[int, ...]:
+    """Order among equals: fewer devices, then fewer and smaller departures from plain data parallelism."""
+    modes = ("none", "selective", "full")
+    return (
+        config.world_size,
+        config.zero_stage,
+        config.pipeline_parallel,
+        config.virtual_pipeline_stages,
+        config.tensor_parallel,
+        config.context_parallel,
+        config.expert_parallel,
+        config.expert_tensor_parallel,
+        modes.index(config.activation_recompute),
+        -config.data_parallel_shard,
+        config.micro_batch_size,
+    )
+
+
+class DegreeSearch:
+    """One search; keeps its incumbents and what it turned down.
+
+    Args:
+        problem: the question.
+        keep: incumbents to keep.
+    """
+
+    def __init__(self, problem: TrainingProblem, *, keep: int = KEEP) -> None:
+        self.problem = problem
+        self.keep = keep
+        self.report = SearchReport()
+        self.best: list[ScoredConfig] = []
+        self._work_s = work_device_s(problem.shape, problem.machine, problem.workload, problem.calibration)
+
+    # --- objective and limits -------------------------------------------------------------------------------------
+
+    def _objective(self, step_s: FloatArray, devices: FloatArray) -> FloatArray:
+        kind = self.problem.objective
+        if kind is TrainingObjective.THROUGHPUT:
+            return step_s
+        if kind is TrainingObjective.NUM_DEVICES:
+            # Devices are whole: a fraction below one orders equals by time, T/(1 + T).
+            return devices + step_s / (1.0 + step_s)
+        per_device_s = self._unit_rate()
+        return step_s * devices * per_device_s
+
+    def _unit_rate(self) -> float:
+        """Dollars or joules of one device-second, times the steps of the run where they are known."""
+        machine, steps = self.problem.machine, self.problem.num_steps or 1.0
+        if self.problem.objective is TrainingObjective.ENERGY:
+            return machine.device.tdp_w or 1.0
+        return (machine.usd_per_hour_per_device or 1.0) / 3600.0 * steps
+
+    def bound(self, devices: FloatArray) -> FloatArray:
+        """F can be no better than this with that many devices."""
+        return self._objective(self._work_s / devices, devices)
+
+    @property
+    def threshold(self) -> float:
+        """Objective that a candidate must beat to be kept."""
+        return self.best[-1].objective if len(self.best) >= self.keep else math.inf
+
+    def _device_range(self) -> tuple[float, float]:
+        """Fewest and most devices with which a candidate can still be kept."""
+        limits, machine = self.problem.limits, self.problem.machine
+        most = float(limits.max_devices)
+        if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
+            most = min(most, limits.max_usd_per_hour / machine.usd_per_hour_per_device)
+        least = 1.0
+        if limits.max_step_s is not None:
+            least = max(least, self._work_s / limits.max_step_s)
+        if math.isfinite(self.threshold):
+            if self.problem.objective is TrainingObjective.THROUGHPUT:
+                least = max(least, self._work_s / self.threshold)
+            elif self.problem.objective is TrainingObjective.NUM_DEVICES:
+                most = min(most, self.threshold)
+        return least, most
+
+    # --- search -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, *, time_limit_s: float | None = None, on_progress: OnProgress | None = None
+    ) -> Solution[ScoredConfig]:
+        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        templates = make_templates(self.problem)
+        self.report.illegal = templates.illegal
+        splits = pipeline_splits(self.problem)
+        open_splits: list[PipelineSplit] = list(splits)
+        try:
+            while open_splits:
+                self._visit(open_splits[0], templates)
+                open_splits.pop(0)
+                if on_progress is not None:
+                    on_progress(self._progress(len(splits) - len(open_splits), len(splits)))
+                if time_limit_s is not None and time.perf_counter() - wall > time_limit_s:
+                    break
+        except KeyboardInterrupt:
+            if not self.best:
+                raise
+        return self._solution(open_splits, templates, wall, cpu)
+
+    def _progress(self, done: int, total: int) -> Progress:
+        incumbent = self.best[0].objective if self.best else None
+        return Progress(incumbent=incumbent, bound=None, note=f"pipeline splits {done}/{total}")
+
+    def _visit(self, split: PipelineSplit, templates: Templates) -> None:
+        p = split.pipeline_parallel
+        fits = templates.between(1, self.problem.limits.max_devices / p)
+        stop = fits.stop
+        while stop > fits.start:
+            least, most = self._device_range()
+            window = templates.between(least / p, most / p)
+            upper = min(stop, window.stop)
+            lower = max(window.start, upper - CHUNK_ROWS, fits.start)
+            skipped = (stop - upper) + (0 if lower > window.start else max(window.start - fits.start, 0))
+            if upper <= window.start:
+                self._rule_out(stop - fits.start)
+                return
+            self._rule_out(skipped)
+            self._price(split, templates, slice(lower, upper))
+            stop = lower if lower > window.start else fits.start
+
+    def _rule_out(self, count: int) -> None:
+        self.report.considered += count
+        self.report.ruled_out += count
+
+    def _price(self, split: PipelineSplit, templates: Templates, rows: slice) -> None:
+        batch = legal_candidates(self.problem, templates, rows, split, self.report.refused)
+        self.report.considered += len(batch)
+        self.report.priced += len(batch)
+        if not len(batch):
+            return
+        problem = self.problem
+        memory = MemoryModel(
+            shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
+        )
+        stages = memory.stages()
+        safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        keep = self._within("device memory", safe, problem.limits.memory_bytes, batch)
+        if problem.limits.host_memory_bytes is not None:
+            states = np.maximum.reduce(
+                [stage.components["weights"] + stage.components["optimizer"] for stage in stages]
+            )
+            host = states * np.minimum(problem.machine.devices_per_host, batch.world_size)
+            keep &= self._within("host memory", host, problem.limits.host_memory_bytes, batch)
+        batch, safe = batch.take(keep), safe[keep]
+        if not len(batch):
+            return
+        step_s = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration).step_s
+        keep = np.ones(len(batch), dtype=bool)
+        if problem.limits.max_step_s is not None:
+            keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)
+        if problem.limits.max_usd_per_run is not None:
+            rate = (problem.machine.usd_per_hour_per_device or 0.0) / 3600.0 * (problem.num_steps or 0.0)
+            keep &= self._within(
+                "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
+            )
+        self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+
+    def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
+        """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""
+        fits = values <= limit
+        misses = int(np.count_nonzero(~fits))
+        if misses:
+            self.report.over_limit[name] += misses
+            excess = np.where(fits, np.inf, values - limit)
+            row = int(np.argmin(excess))
+            nearest = self.report.nearest_miss.get(name)
+            if nearest is None or excess[row] < nearest[0]:
+                self.report.nearest_miss[name] = (float(excess[row]), config_of(batch, row, self.problem))
+        return fits
+
+    def _keep_best(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
+        objective = self._objective(step_s, batch.world_size)
+        limit = self.threshold * (1.0 + TIE_RELATIVE)
+        rows = np.flatnonzero(objective <= limit)
+        rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]
+        for row in rows:
+            self.best.append(
+                ScoredConfig(
+                    config=config_of(batch, int(row), self.problem),
+                    objective=float(objective[row]),
+                    step_s=float(step_s[row]),
+                    safe_bytes=float(safe[row]),
+                )
+            )
+        self.best.sort(key=lambda scored: (float(f"{scored.objective:.9e}"), _simplicity(scored.config)))
+        del self.best[self.keep :]
+
+    def _solution(
+        self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float
+    ) -> Solution[ScoredConfig]:
+        wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+        if not self.best:
+            return Solution(
+                status=Status.INFEASIBLE,
+                assignment=None,
+                objective=None,
+                bound=None,
+                gap=None,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                solver=SOLVER_NAME,
+            )
+        best = self.best[0]
+        bound = min([best.objective, *(self._best_bound(split, templates) for split in left)])
+        return Solution(
+            status=status_of(best.objective, bound),
+            assignment=best,
+            objective=best.objective,
+            bound=bound,
+            gap=relative_gap(best.objective, bound),
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            solver=SOLVER_NAME,
+        )
+
+    def _best_bound(self, split: PipelineSplit, templates: Templates) -> float:
+        """No candidate of an unvisited split can be better than this."""
+        rows = templates.between(1, self.problem.limits.max_devices / split.pipeline_parallel)
+        if rows.stop <= rows.start:
+            return math.inf
+        return float(np.min(self.bound(templates.stage_devices[rows] * split.pipeline_parallel)))
+
+
+def search_degrees(
+    problem: TrainingProblem,
+    *,
+    keep: int = KEEP,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[Solution[ScoredConfig], DegreeSearch]:
+    """Find the best configuration; see the module docstring.
+
+    Returns:
+        The solution, and the search with its incumbents (``best``) and its ``report``.
+    """
+    search = DegreeSearch(problem, keep=keep)
+    return search.run(time_limit_s=time_limit_s, on_progress=on_progress), search

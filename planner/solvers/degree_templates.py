@@ -1,0 +1,254 @@
+"""Every legal candidate, as arrays: all choices but the pipeline split, sorted by the devices they need.
+
+A *template* is a candidate without its pipeline: (tensor, context, data, shard, expert, expert-tensor parallelism,
+micro-batch, ZeRO stage, recompute). For each pipeline split the templates that fit its share of the devices become
+:class:`~meshplan.planner.estimators.candidates.Candidates`. What makes a value legal in itself (heads, batch, sequence,
+experts) is settled here, once; what ties choices together is asked of the framework's own rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.planner.estimators.candidates import (
+    BoolArray,
+    Candidates,
+    IntArray,
+    PipelineSplit,
+    Recompute,
+    split_layers,
+)
+from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.problems.training import TrainingProblem
+
+COLUMNS = (
+    "tensor_parallel",
+    "context_parallel",
+    "data_parallel",
+    "micro_batch_size",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "zero_stage",
+    "data_parallel_shard",
+    "recompute",
+    "sequence_parallel",
+)
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleColumns:
+    """Candidates under the names that framework rules ask for; arrays [n] or one number for all."""
+
+    tensor_parallel: IntArray
+    pipeline_parallel: int
+    virtual_pipeline_stages: int
+    context_parallel: IntArray
+    data_parallel: IntArray
+    data_parallel_shard: IntArray
+    expert_parallel: IntArray
+    expert_tensor_parallel: IntArray
+    sequence_parallel: BoolArray
+    zero_stage: IntArray
+    micro_batch_size: IntArray
+    num_microbatches: IntArray
+    global_batch_size: int
+    sequence_length: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """All templates of a problem, ascending by devices of one stage.
+
+    Args:
+        columns: name (of :data:`COLUMNS`) → array [n].
+        stage_devices: tensor × context × data parallelism, ascending [n].
+        illegal: reason → values of a single choice that no candidate may take.
+    """
+
+    columns: Mapping[str, IntArray]
+    stage_devices: IntArray
+    illegal: Mapping[str, tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return len(self.stage_devices)
+
+    def between(self, least: float, most: float) -> slice:
+        """Rows whose stage needs from ``least`` to ``most`` devices."""
+        first = int(np.searchsorted(self.stage_devices, np.ceil(least), side="left"))
+        last = int(np.searchsorted(self.stage_devices, np.floor(most), side="right"))
+        return slice(first, max(first, last))
+
+
+def _kv_fits(shape: ModelShape, t: int) -> bool:
+    heads = shape.num_key_value_heads
+    return shape.attention is AttentionKind.MULTI_HEAD_LATENT or heads % t == 0 or t % heads == 0
+
+
+def _choices(problem: TrainingProblem, name: str, legal: Iterable[int]) -> list[int]:
+    """The legal values of one choice, or the pinned one where it is among them."""
+    values = list(legal)
+    if name in problem.fixed:
+        pinned = int(problem.fixed[name])
+        return [pinned] if pinned in values else []
+    return values
+
+
+def _cross(
+    rows: dict[str, IntArray], name: str, options: Mapping[int, list[int]], key: IntArray
+) -> dict[str, IntArray]:
+    """Extend each row by every option of its key."""
+    counts = np.array([len(options[int(value)]) for value in key], dtype=np.int64)
+    repeat = np.repeat(np.arange(len(key)), counts)
+    values = [np.asarray(options[int(value)], dtype=np.int64) for value in key]
+    extended = {column: array[repeat] for column, array in rows.items()}
+    extended[name] = np.concatenate(values) if values else np.zeros(0, dtype=np.int64)
+    return extended
+
+
+def make_templates(problem: TrainingProblem) -> Templates:
+    """Enumerate the templates of a problem."""
+    shape, workload, most = problem.shape, problem.workload, problem.limits.max_devices
+    tensor_all = [t for t in range(1, most + 1) if shape.num_attention_heads % t == 0]
+    tensor = _choices(problem, "tensor_parallel", [t for t in tensor_all if _kv_fits(shape, t)])
+    context_all = [c for c in divisors(workload.sequence_length) if c <= most]
+    context = _choices(
+        problem, "context_parallel", [c for c in context_all if c == 1 or workload.sequence_length % (2 * c) == 0]
+    )
+    data = _choices(problem, "data_parallel", [d for d in divisors(workload.global_batch_size) if d <= most])
+    grid = np.array(np.meshgrid(tensor, context, data, indexing="ij"), dtype=np.int64).reshape(3, -1)
+    grid = grid[:, grid.prod(axis=0) <= most]
+    rows = {"tensor_parallel": grid[0], "context_parallel": grid[1], "data_parallel": grid[2]}
+    micro = {d: _choices(problem, "micro_batch_size", divisors(workload.global_batch_size // d)) for d in data}
+    rows = _cross(rows, "micro_batch_size", micro, rows["data_parallel"])
+    rows = _with_experts(problem, rows)
+    rows = _with_states(problem, rows)
+    modes = _recompute_modes(problem)
+    rows = _cross(rows, "recompute", {0: modes}, np.zeros(len(rows["data_parallel"]), dtype=np.int64))
+    rows["sequence_parallel"] = (rows["tensor_parallel"] > 1) & bool(problem.fixed.get("sequence_parallel", True))
+    stage_devices = rows["tensor_parallel"] * rows["context_parallel"] * rows["data_parallel"]
+    order = np.argsort(stage_devices, kind="stable")
+    illegal = {
+        "num_attention_heads is not a multiple of tensor_parallel": tuple(
+            f"tensor_parallel={t}" for t in range(2, min(most, problem.machine.domain_size) + 1) if t not in tensor_all
+        ),
+        "num_key_value_heads and tensor_parallel do not divide": tuple(
+            f"tensor_parallel={t}" for t in tensor_all if not _kv_fits(shape, t)
+        ),
+    }
+    return Templates(
+        columns={name: rows[name][order] for name in COLUMNS}, stage_devices=stage_devices[order], illegal=illegal
+    )
+
+
+def _recompute_modes(problem: TrainingProblem) -> list[int]:
+    if "activation_recompute" in problem.fixed:
+        return [int(Recompute[str(problem.fixed["activation_recompute"]).upper()])]
+    return [int(mode) for mode in Recompute]
+
+
+def _with_experts(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:
+    moe = problem.shape.moe
+    experts = _choices(problem, "expert_parallel", divisors(moe.num_experts) if moe else [1])
+    widths = divisors(moe.expert_intermediate_size) if moe else [1]
+    tensor = _choices(problem, "expert_tensor_parallel", [w for w in widths if w <= problem.machine.domain_size])
+    devices = rows["tensor_parallel"] * rows["context_parallel"] * rows["data_parallel"]
+    fitting = {
+        int(count): [
+            e * len(widths) + i for e in experts for i, w in enumerate(widths) if w in tensor and count % (e * w) == 0
+        ]
+        for count in np.unique(devices)
+    }
+    rows = _cross(rows, "_pair", fitting, devices)
+    pair = rows.pop("_pair")
+    rows["expert_parallel"] = pair // len(widths)
+    rows["expert_tensor_parallel"] = np.asarray(widths, dtype=np.int64)[pair % len(widths)]
+    return rows
+
+
+def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:
+    """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states."""
+    stages = _choices(problem, "zero_stage", ZERO_STAGES)
+    shards = {}
+    for d in np.unique(rows["data_parallel"]):
+        groups = _choices(problem, "data_parallel_shard", divisors(int(d)))
+        pairs = [(0, 1)] if 0 in stages and problem.fixed.get("data_parallel_shard", 1) == 1 else []
+        sharded = [s for s in groups if s > 1 or int(d) == 1]
+        pairs += [(stage, shard) for stage in stages if stage >= 1 for shard in sharded]
+        shards[int(d)] = [stage + len(ZERO_STAGES) * shard for stage, shard in pairs]
+    rows = _cross(rows, "_state", shards, rows["data_parallel"])
+    state = rows.pop("_state")
+    rows["zero_stage"] = state % len(ZERO_STAGES)
+    rows["data_parallel_shard"] = state // len(ZERO_STAGES)
+    return rows
+
+
+def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
+    """Every way to deal the layers to stages, stages ascending, then chunks."""
+    shape, layers = problem.shape, problem.shape.num_hidden_layers
+    most = min(layers, problem.limits.max_devices)
+    splits = []
+    for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
+        chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _deals_evenly(layers, p * v))]
+        for v in _choices(problem, "virtual_pipeline_stages", chunks):
+            if not problem.rules.uneven_layers and layers % (p * v) != 0:
+                continue
+            schedule = "none" if p == 1 else "interleaved" if v > 1 else "1f1b"
+            if problem.fixed.get("pipeline_schedule", schedule) != schedule:
+                continue
+            splits.append(
+                split_layers(
+                    shape,
+                    pipeline_parallel=p,
+                    virtual_pipeline_stages=v,
+                    layers_per_chunk=deal_layers(layers, p * v),
+                    schedule=schedule,
+                )
+            )
+    return splits
+
+
+def _deals_evenly(layers: int, chunks: int) -> bool:
+    """Whether chunks are alike, the embedding and the LM head counted as layers if need be."""
+    return layers % chunks == 0 or (layers + 2) % chunks == 0
+
+
+def legal_candidates(
+    problem: TrainingProblem, templates: Templates, rows: slice, split: PipelineSplit, refused: Counter[str]
+) -> Candidates:
+    """Templates ``rows`` under ``split``, without those that a rule of the framework refuses (counted in ``refused``)."""
+    columns = {name: array[rows] for name, array in templates.columns.items()}
+    batch = problem.workload.global_batch_size
+    microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
+    view = RuleColumns(
+        pipeline_parallel=split.pipeline_parallel,
+        virtual_pipeline_stages=split.virtual_pipeline_stages,
+        num_microbatches=microbatches,
+        global_batch_size=batch,
+        sequence_length=problem.workload.sequence_length,
+        **{name: columns[name] for name in COLUMNS if name != "recompute"},
+    )
+    keep = np.ones(len(microbatches), dtype=bool)
+    for rule in problem.rules.rules:
+        holds = np.broadcast_to(rule.holds(problem.shape, view), keep.shape)
+        count = int(np.count_nonzero(keep & ~holds))
+        if count:
+            refused[rule.message] += count
+            keep &= holds
+    return Candidates(
+        split=split, num_microbatches=microbatches[keep], **{name: array[keep] for name, array in columns.items()}
+    )

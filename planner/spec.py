@@ -1,0 +1,260 @@
+"""The training question as users write it: pydantic models, every error at once with its path.
+
+The text form is for people (units in text, names of catalog entries); :mod:`meshplan.planner.service` looks everything
+up and makes a :class:`~meshplan.planner.problems.training.TrainingProblem` of it. The JSON Schema of these models is
+what ``meshplan catalog schema`` prints for editors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
+from meshplan.catalogs.units import Dimension, parse_quantity
+from meshplan.planner.problems.training import Phase, TrainingObjective
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+MAX_DEVICES = 1_000_000
+MAX_SEQUENCE_LENGTH = 16_777_216
+MAX_GLOBAL_BATCH = 1_000_000
+PRECISIONS = ("bf16", "fp16", "fp8")
+
+
+def _quantity(dimension: Dimension) -> Any:
+    def read(value: object) -> float:
+        try:
+            return parse_quantity(value, dimension)
+        except UnitError as error:
+            raise ValueError(str(error)) from error
+
+    return BeforeValidator(read)
+
+
+def _positive(value: float) -> float:
+    if not value > 0:
+        raise ValueError("must be above 0")
+    return value
+
+
+Bytes = Annotated[float, _quantity(Dimension.BYTES), AfterValidator(_positive)]
+BytesPerS = Annotated[float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_positive)]
+Seconds = Annotated[float, _quantity(Dimension.S)]
+Count = Annotated[int, Field(strict=True, ge=1)]
+Dollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class NodesSpec(_Model):
+    """Some nodes of a type that the catalog knows."""
+
+    type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="how many")]
+
+
+class DevicesSpec(_Model):
+    """Devices described in place, where the catalog has no such node type."""
+
+    type: str = Field(description="device of the catalog, such as h100-sxm-80gb", min_length=1)
+    per_node: Annotated[int, Field(strict=True, ge=1, le=1024, description="devices in one host")]
+    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="hosts")]
+
+
+class LinkSpec(_Model):
+    """One kind of link, per device and direction."""
+
+    bandwidth: BytesPerS = Field(description="such as '450 GB/s' or '400 Gb/s'")
+    latency: Seconds = Field(description="such as '5 us'")
+
+
+class LinksSpec(_Model):
+    """The links of a cluster described in place."""
+
+    intra_node: LinkSpec
+    inter_node: LinkSpec | None = None
+
+
+class ClusterSpec(_Model):
+    """What there is to plan on: catalog nodes, or devices and links in place."""
+
+    nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None
+    devices: DevicesSpec | None = None
+    links: LinksSpec | None = None
+    host_memory: Bytes | None = Field(default=None, description="of one host, such as '2 TiB'")
+    usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ClusterSpec:
+        if (self.nodes is None) == (self.devices is None):
+            raise ValueError("give either 'nodes' (catalog node types) or 'devices' with 'links', not both")
+        if self.devices is not None and self.links is None:
+            raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
+        if self.devices is None and self.links is not None:
+            raise ValueError("'links' goes with 'devices'; catalog node types bring their own links")
+        if self.devices is not None and self.links is not None:
+            several = self.devices.nodes > 1
+            if several and self.links.inter_node is None:
+                raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
+        return self
+
+
+class WorkloadSpec(_Model):
+    """What one optimizer step must do, and how many steps there are."""
+
+    sequence_length: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCE_LENGTH, description="tokens")]
+    global_batch_size: Annotated[int, Field(strict=True, ge=1, le=MAX_GLOBAL_BATCH)] | None = Field(
+        default=None, description="sequences in one step"
+    )
+    global_batch_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="tokens in one step; a multiple of sequence_length"
+    )
+    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    optimizer: Literal["adam"] = "adam"
+    phase: Phase = Phase.PRETRAINING
+    lora_rank: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None
+    num_training_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+        default=None, description="of the whole run, such as 15e12"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkloadSpec:
+        if (self.global_batch_size is None) == (self.global_batch_tokens is None):
+            raise ValueError("give either global_batch_size (sequences) or global_batch_tokens")
+        if self.global_batch_tokens is not None and self.global_batch_tokens % self.sequence_length:
+            low = self.global_batch_tokens // self.sequence_length * self.sequence_length
+            raise ValueError(
+                f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length "
+                f"{self.sequence_length}; nearest: {max(low, self.sequence_length)} or {low + self.sequence_length}"
+            )
+        if (self.phase is Phase.LORA) != (self.lora_rank is not None):
+            raise ValueError("phase 'lora' and lora_rank go together")
+        return self
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in one step."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return (self.global_batch_tokens or 0) // self.sequence_length
+
+
+class PriceSpec(_Model):
+    """Which of a node type's prices counts; the newest that fits, on-demand first."""
+
+    provider: str | None = None
+    region: str | None = None
+    terms: str | None = None
+
+
+class ConstraintsSpec(_Model):
+    """What a plan must stay within."""
+
+    memory_headroom_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of device memory to leave free beyond the safe bound"
+    )
+    memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
+    host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
+    max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_usd_per_hour: Dollars | None = None
+    max_usd_per_run: Dollars | None = None
+    max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")
+    max_run_time: Seconds | None = Field(default=None, description="longest run, such as '14 d'")
+    target: str = Field(default="megatron", description="framework whose rules the plan obeys; 'any' for none")
+    price: PriceSpec = PriceSpec()
+
+
+class FixedSpec(_Model):
+    """Choices that the user pins; the search decides the others."""
+
+    tensor_parallel: Count | None = None
+    pipeline_parallel: Count | None = None
+    virtual_pipeline_stages: Count | None = None
+    context_parallel: Count | None = None
+    data_parallel: Count | None = None
+    data_parallel_shard: Count | None = None
+    expert_parallel: Count | None = None
+    expert_tensor_parallel: Count | None = None
+    micro_batch_size: Count | None = None
+    zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
+    sequence_parallel: Annotated[bool, Field(strict=True)] | None = None
+    activation_recompute: Literal["none", "selective", "full"] | None = None
+    pipeline_schedule: Literal["none", "1f1b", "interleaved"] | None = None
+
+    def pinned(self) -> dict[str, int | str | bool]:
+        """Only what is pinned."""
+        return self.model_dump(exclude_none=True)
+
+
+class TrainingSpec(_Model):
+    """A training question."""
+
+    kind: Literal["training"]
+    model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
+    cluster: ClusterSpec
+    workload: WorkloadSpec
+    objective: TrainingObjective = TrainingObjective.THROUGHPUT
+    constraints: ConstraintsSpec = ConstraintsSpec()
+    fixed: FixedSpec = FixedSpec()
+
+    @model_validator(mode="after")
+    def _tokens_where_needed(self) -> TrainingSpec:
+        needs = {
+            "objective usd_per_run": self.objective is TrainingObjective.USD_PER_RUN,
+            "constraints.max_usd_per_run": self.constraints.max_usd_per_run is not None,
+            "constraints.max_run_time": self.constraints.max_run_time is not None,
+        }
+        wanting = [name for name, asked in needs.items() if asked]
+        if wanting and self.workload.num_training_tokens is None:
+            raise ValueError(f"{', '.join(wanting)} needs workload.num_training_tokens")
+        return self
+
+
+def read_training_spec(document: Mapping[str, Any]) -> TrainingSpec:
+    """Validate a document; every problem at once.
+
+    Raises:
+        SpecError: with the path and the fix of each problem.
+    """
+    try:
+        return TrainingSpec.model_validate(document)
+    except ValidationError as error:
+        raise SpecError([_problem(dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def _problem(error: Mapping[str, Any]) -> Problem:
+    """One pydantic error in our words; an unknown key gets the closest known one."""
+    parts = [part for part in error["loc"] if not str(part).startswith(("list[", "function-", "constrained-"))]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden" and parts:
+        known = _known_keys(parts[:-1])
+        return Problem(path=path, message=f"unknown key{did_you_mean(closest_names(str(parts[-1]), known))}")
+    if error["type"] == "missing":
+        return Problem(path=path, message="is required")
+    given = error.get("input")
+    if isinstance(given, str | int | float | bool) and repr(given) not in message:
+        message = f"{message} (given: {given!r})"
+    return Problem(path=path, message=message)
+
+
+def _known_keys(path: list[Any]) -> list[str]:
+    """Keys that a spec may have at ``path``."""
+    model: Any = TrainingSpec
+    sections = {
+        "cluster": ClusterSpec,
+        "workload": WorkloadSpec,
+        "constraints": ConstraintsSpec,
+        "fixed": FixedSpec,
+        "nodes": NodesSpec,
+        "devices": DevicesSpec,
+        "links": LinksSpec,
+        "intra_node": LinkSpec,
+        "inter_node": LinkSpec,
+        "price": PriceSpec,
+    }
+    for part in path:
+        model = sections.get(str(part), model)
+    return list(model.model_fields)
