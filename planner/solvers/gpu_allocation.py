@@ -41,7 +41,7 @@ __all__ = ["answer", "solve"]
 
 SOLVER = "branch and bound over fleets, column generation over loads (GLOP)"
 # Estimated work after which an answer with a gap beats a later proof; a count, so that every run stops at the same box.
-DEFAULT_WORK_S = 1.2
+DEFAULT_WORK_S = 1.0
 # How far from the lowest peak the final routing may be: it is for comfort, the fleet is settled.
 _ROUTING_TOLERANCE = 1e-4
 

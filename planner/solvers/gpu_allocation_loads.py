@@ -80,7 +80,7 @@ class LoadPolytope:
         types = (self._load_by_bucket * price).argmin(axis=1)
         busy = self._load_by_bucket[self._rows, types]
         flat = np.bincount(self._cell + types, weights=busy, minlength=self.num_groups * self.num_types)
-        loads: FloatArray = flat.reshape(self.num_groups, self.num_types)
+        loads = flat.astype(np.float64).reshape(self.num_groups, self.num_types)
         return Corner(loads, loads @ price, types)
 
 

@@ -19,6 +19,7 @@ GLOP solves the programs: a row per type and group, whatever the number of bucke
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,9 @@ from meshplan.planner.solvers.gpu_allocation_loads import Corner, FloatArray, In
 
 # Relative distance at which a relaxation counts as solved to the end.
 EXACT = 1e-9
+# Numbers this close (relative, absolute below 1) to a whole count are one, and loads this much above a capacity fit it:
+# ten times finer than what the plain program's solvers let pass.
+WHOLE = 1e-7
 # A corner must promise this much, relative to its group's dual, to be worth a column.
 _IMPROVES = 1e-12
 # Weights of a corner below this are rounding of the LP solver.
@@ -185,10 +189,18 @@ class FleetRelaxation:
         polytope: the loads.
         utilization: [types] load that one usable replica may carry.
         penalty_usd_per_hour: [types] price of a missing busy replica, far above any real one.
+        on_cut: told of every valid inequality met: cut · m ≥ 1.
     """
 
-    def __init__(self, polytope: LoadPolytope, utilization: FloatArray, penalty_usd_per_hour: FloatArray) -> None:
+    def __init__(
+        self,
+        polytope: LoadPolytope,
+        utilization: FloatArray,
+        penalty_usd_per_hour: FloatArray,
+        on_cut: Callable[[FloatArray], None],
+    ) -> None:
         self._columns = _Columns(polytope)
+        self._on_cut = on_cut
         self._polytope, self._utilization, self._penalty = polytope, utilization, penalty_usd_per_hour
         self._prices: FloatArray = penalty_usd_per_hour
         self._set_up()
@@ -248,8 +260,10 @@ class FleetRelaxation:
                 break
             corner = self._polytope.cheapest(prices)
             prices = floored(prices)
+            least = float(corner.costs.sum())
+            self._on_cut(self._utilization * prices / least)
             saving = slope - self._utilization * prices
-            bound = constant + float(corner.costs.sum()) + float(np.minimum(saving * low, saving * high).sum())
+            bound = constant + least + float(np.minimum(saving * low, saving * high).sum())
             best = max(best, bound)
             close = objective - best <= tolerance * max(abs(objective), 1e-300)
             if best >= cutoff or close or not self._columns.add_improving(corner):
@@ -269,22 +283,29 @@ class Balance:
         peak: highest load / capacity of any type; above 1 the capacities do not suffice.
         bound: no routing has a lower peak.
         shares: [types, buckets].
-        prices: [types] proof of the bound: L(prices) / Σ prices · capacity = bound.
+        prices: [types] proof of the bound: Σ prices · capacity · bound = least.
+        least: L(prices), the least that the load can be worth at these prices.
+        work_s: estimated processor seconds.
     """
 
     peak: float
     bound: float
     shares: FloatArray
     prices: FloatArray
+    least: float
+    work_s: float
 
 
-def balance(load: FloatArray, capacity: FloatArray, *, tolerance: float = EXACT) -> Balance | None:
+def balance(
+    load: FloatArray, capacity: FloatArray, *, tolerance: float = EXACT, decide: bool = False
+) -> Balance | None:
     """Route so that the fullest type is as empty as possible.
 
     Args:
         load: [types, buckets] busy replicas, ∞ where a type cannot serve a bucket.
         capacity: [types] busy replicas that fit; types with 0 take no load.
         tolerance: relative distance of peak and bound to stop at.
+        decide: stop as soon as it is plain whether the capacities suffice (peak at most 1, or bound above 1).
 
     Returns:
         The routing, or None when some bucket has no type with capacity that can serve it.
@@ -292,7 +313,9 @@ def balance(load: FloatArray, capacity: FloatArray, *, tolerance: float = EXACT)
     active = np.flatnonzero(capacity > 0)
     num_types, num_buckets = load.shape
     if num_buckets == 0:
-        return Balance(peak=0.0, bound=0.0, shares=np.zeros(load.shape), prices=np.zeros(num_types))
+        return Balance(
+            peak=0.0, bound=0.0, shares=np.zeros(load.shape), prices=np.zeros(num_types), least=0.0, work_s=0.0
+        )
     if not active.size or not np.isfinite(load[active]).any(axis=0).all():
         return None
     fits = capacity[active]
@@ -306,19 +329,27 @@ def balance(load: FloatArray, capacity: FloatArray, *, tolerance: float = EXACT)
     corner = polytope.cheapest(prices)
     for group in range(polytope.num_groups):
         columns.add(corner, group)
-    best, best_prices = 0.0, prices
+    best, best_prices, least = 0.0, prices, 0.0
     while True:
         objective = columns.solve()
         prices = floored(columns.prices())
         corner = polytope.cheapest(prices)
         bound = float(corner.costs.sum() / (prices @ fits))
         if bound > best:
-            best, best_prices = bound, prices
-        if objective - best <= tolerance * objective or not columns.add_improving(corner):
+            best, best_prices, least = bound, prices, float(corner.costs.sum())
+        decided = decide and (objective <= 1.0 or best > 1.0 + WHOLE)
+        if decided or objective - best <= tolerance * objective or not columns.add_improving(corner):
             break
     shares = np.zeros(load.shape)
     shares[active] = columns.routing()
     all_prices = np.zeros(num_types)
     all_prices[active] = best_prices
     used = np.where(shares > 0, shares * np.where(np.isfinite(load), load, 0.0), 0.0).sum(axis=1)[active]
-    return Balance(peak=float((used / fits).max()), bound=best, shares=shares, prices=all_prices)
+    return Balance(
+        peak=float((used / fits).max()),
+        bound=best,
+        shares=shares,
+        prices=all_prices,
+        least=least,
+        work_s=columns.work_s,
+    )

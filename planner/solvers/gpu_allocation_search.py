@@ -24,19 +24,19 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
+from meshplan.planner.solvers.gpu_allocation_exchange import CutPool, improve
 from meshplan.planner.solvers.gpu_allocation_instance import Instance
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, LoadPolytope
-from meshplan.planner.solvers.gpu_allocation_relaxation import EXACT, FleetRelaxation, Relaxed, balance
+from meshplan.planner.solvers.gpu_allocation_relaxation import EXACT, WHOLE, FleetRelaxation, Relaxed, balance
 from meshplan.planner.solvers.solution import OnProgress, Progress
 
-# A count this close to a whole number is one: ten times finer than what a capacity may be overrun by (1e-6).
-WHOLE = 1e-7
 # Relative distance at which the relaxation of a wide problem is good enough to branch on.
 _ROUGH = 1e-4
 # Price of a missing replica, relative to a real one; raised where the loads call for it.
 _PENALTY = 1e3
 _WIDE = 5_000  # entries of the load matrix
-_NODES_BETWEEN_DIVES = 30
+# Narrow problems are mostly proven before a dive would pay; wide ones start with one.
+_NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
 _PRICE_DECIMALS = 6
 
 
@@ -93,6 +93,7 @@ class FleetSearch:
     """
 
     def __init__(self, instance: Instance, budget: Budget, on_progress: OnProgress | None = None) -> None:
+        self._instance = instance
         self._load, self._price, self._utilization = instance.load, instance.price, instance.utilization
         self._most, self._spare, self._budget = instance.most, instance.spare, budget
         self._on_progress = on_progress
@@ -100,7 +101,9 @@ class FleetSearch:
         start = price / utilization
         start = np.maximum(start, 1e-9 * max(float(start.max()), 1e-9))
         polytope = LoadPolytope(load, start)
-        self._relaxation = FleetRelaxation(polytope, utilization, _PENALTY * start)
+        self._cuts = CutPool(len(price))
+        self._relaxation = FleetRelaxation(polytope, utilization, _PENALTY * start, self._cuts.add)
+        self._exchange_work_s = 0.0
         self._relaxation.start_from(polytope.cheapest(start))
         self._tolerance = EXACT if polytope.size <= _WIDE else _ROUGH
         self._step = price_step(price)
@@ -114,9 +117,12 @@ class FleetSearch:
         root = self._relax(np.zeros_like(self._most), self._most)
         heap: list[tuple[float, int, _Box]] = [] if root is None else [(root.relaxed.bound, 0, root)]
         pushed = 0
-        while heap and heap[0][0] < self._cutoff() and not self._budget.spent(self._relaxation.work_s):
-            if self._nodes % _NODES_BETWEEN_DIVES == 1 and self._tolerance > EXACT:
+        next_dive = 0 if self._tolerance > EXACT else _NODES_BEFORE_DIVES
+        while heap and heap[0][0] < self._cutoff() and not self._spent():
+            if self._nodes >= next_dive:
+                next_dive = self._nodes + _NODES_BETWEEN_DIVES
                 self._dive(heap[0][2])
+                self._exchange()
             bound, _, box = heapq.heappop(heap)
             for child in self._branch(box):
                 pushed += 1
@@ -125,6 +131,18 @@ class FleetSearch:
         return Fleet(
             usable=self._best, cost=self._cost, bound=min(bound, self._cost), nodes=self._nodes, prices=self._prices
         )
+
+    def _spent(self) -> bool:
+        return self._budget.spent(self._relaxation.work_s + self._exchange_work_s)
+
+    def _exchange(self) -> None:
+        """Exchange replicas of the best fleet until no better one is found nearby."""
+        while self._best is not None and not self._spent():
+            better, work_s = improve(self._instance, self._best, self._cost, self._cutoff(), self._cuts)
+            self._exchange_work_s += work_s
+            if better is None:
+                return
+            self._accept(better)
 
     def _cutoff(self) -> float:
         """A box whose bound reaches this holds no better fleet than the best one."""
@@ -167,8 +185,11 @@ class FleetSearch:
     def _consider(self, needed: FloatArray) -> None:
         """Round up: what a fractional fleet carries, the next whole one carries too."""
         whole = round_up(needed)
-        if (whole > self._most).any():
-            return
+        if not (whole > self._most).any():
+            self._accept(whole)
+
+    def _accept(self, whole: FloatArray) -> None:
+        """Keep a fleet that works if it is the cheapest so far."""
         cost = float(self._price @ (whole + self._spare * (whole > 0)))
         if cost < self._cost - EXACT * max(1.0, abs(cost)):
             self._best, self._cost = whole, cost
@@ -206,16 +227,16 @@ class FleetSearch:
         return [child for child in children if child is not None]
 
     def _dive(self, box: _Box) -> None:
-        """Round one type after the other, the least costly rounding first, and relax again after each."""
+        """Round one type after the other and relax again after each: dear types first, cheap ones make up the rest."""
         current: _Box | None = box
-        while current is not None and not self._budget.spent(self._relaxation.work_s):
+        while current is not None and not self._spent():
             usable, low, high = current.relaxed.usable, current.low, current.high
             nearest = np.round(usable)
             distance = np.abs(usable - nearest)
             fractional = (distance > WHOLE * np.maximum(1.0, nearest)) & (low < high)
             if not fractional.any():
                 return
-            g = int(np.where(fractional, distance * np.maximum(self._price, 1e-9), np.inf).argmin())
+            g = int(np.where(fractional, self._price + 1e-9, 0.0).argmax())
             down, up = high.copy(), low.copy()
             down[g], up[g] = math.floor(usable[g]), math.ceil(usable[g])
             choices = [(low, down), (up, high)]
