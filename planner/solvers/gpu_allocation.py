@@ -33,8 +33,8 @@ from meshplan.planner.solvers.gpu_allocation_answer import answer
 from meshplan.planner.solvers.gpu_allocation_infeasible import impossible
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray
-from meshplan.planner.solvers.gpu_allocation_relaxation import Balance, balance
-from meshplan.planner.solvers.gpu_allocation_search import WHOLE, Budget, Fleet, cheapest_fleet
+from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, Balance, balance
+from meshplan.planner.solvers.gpu_allocation_search import Budget, Fleet, cheapest_fleet
 from meshplan.planner.solvers.solution import OnProgress, Solution, Status, relative_gap, status_of
 
 __all__ = ["answer", "solve"]

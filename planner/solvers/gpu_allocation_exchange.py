@@ -1,4 +1,4 @@
-"""Better fleets near a given one: exchange one replica for up to two others or two for one, guided by the prices met so far.
+"""Better fleets near a given one: one replica out for up to two in, or two out for up to one, guided by known prices.
 
 Every price vector w that the relaxation has used left a valid inequality Σ_g u_g · w_g · m_g ≥ L(w), which any fleet
 that works must meet. Hundreds of them describe the fleets that work so well that of thousands of cheaper neighbours a
@@ -11,7 +11,6 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
-
 from meshplan.planner.solvers.gpu_allocation_instance import Instance
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray
 from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, balance
@@ -87,13 +86,13 @@ def _room(candidates: FloatArray, cuts: FloatArray) -> FloatArray:
 
 
 def _cheaper_neighbours(instance: Instance, usable: FloatArray, cost: float, cutoff: float) -> FloatArray:
-    """[neighbours, types] fleets that cost less than ``cutoff`` and differ by one replica out and up to two in, or the reverse."""
+    """[neighbours, types] fleets that cost less than ``cutoff``, a change of one or two replicas away."""
     most, price = instance.most, instance.price
     changes = _changes(len(price), np.flatnonzero(usable > 0).tolist(), np.flatnonzero(usable < most).tolist())
     if instance.spare == 0:  # prefilter without the spares' steps
         changes = changes[cost + changes @ price < cutoff]
     fleets: FloatArray = usable + changes
-    legal: npt.NDArray[np.bool_] = ((fleets >= 0) & (fleets <= most)).all(axis=1)
+    legal: npt.NDArray[np.bool_] = np.all((fleets >= 0) & (fleets <= most), axis=1)
     fleets = fleets[legal]
     costs = (fleets + instance.spare * (fleets > 0)) @ price
     return fleets[costs < cutoff]

@@ -18,8 +18,7 @@ import numpy as np
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, IntArray
-from meshplan.planner.solvers.gpu_allocation_relaxation import balance
-from meshplan.planner.solvers.gpu_allocation_search import WHOLE
+from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, balance
 
 _FITS_TOLERANCE = 1e-7
 _MOST_NAMED = 3

@@ -14,6 +14,7 @@ through ``pywraplp`` it keeps a relative gap of 1e-4 whatever is asked, and it w
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,11 +100,12 @@ def _with_cbc(instance: Instance) -> tuple[int, ...] | None:
     import pulp
 
     program = pulp.LpProblem("gpu_allocation", pulp.LpMinimize)
+    variable = getattr(program, "add_variable", pulp.LpVariable)  # the latter is deprecated from PuLP 3.3 on
     types, buckets = range(len(instance.price)), range(instance.load.shape[1])
     most = _most_rented(instance)
-    n = [pulp.LpVariable(f"n{g}", 0, most[g], cat="Integer") for g in types]
-    y = [pulp.LpVariable(f"y{g}", cat="Binary") for g in types]
-    x = {(g, b): pulp.LpVariable(f"x{g}_{b}", 0, 1) for g in types for b in buckets if instance.servable[g, b]}
+    n = [variable(f"n{g}", 0, most[g], cat="Integer") for g in types]
+    y = [variable(f"y{g}", cat="Binary") for g in types]
+    x = {(g, b): variable(f"x{g}_{b}", 0, 1) for g in types for b in buckets if instance.servable[g, b]}
     program += pulp.lpSum(float(instance.price[g]) * n[g] for g in types)
     for b in buckets:
         program += pulp.lpSum(x[g, b] for g in types if (g, b) in x) == 1
@@ -111,9 +113,12 @@ def _with_cbc(instance: Instance) -> tuple[int, ...] | None:
         load = pulp.lpSum(float(instance.load[g, b]) * x[g, b] for b in buckets if (g, b) in x)
         program += load <= float(instance.utilization[g]) * (n[g] - instance.spare * y[g])
         program += n[g] <= most[g] * y[g]
-    program.solve(pulp.PULP_CBC_CMD(msg=False, gapRel=0.0, gapAbs=0.0, threads=1))
+    with warnings.catch_warnings():  # PuLP 3.3 announces that 4.0 will not bundle CBC; we ask for PuLP below 4
+        warnings.simplefilter("ignore", DeprecationWarning)
+        bundled = pulp.PULP_CBC_CMD(msg=False, gapRel=0.0, gapAbs=0.0, threads=1)
+    program.solve(bundled)
     if program.sol_status == pulp.LpSolutionInfeasible or program.status == pulp.LpStatusInfeasible:
         return None
     if program.sol_status != pulp.LpSolutionOptimal:  # `status` says Optimal for unproven incumbents too
         raise SolverError(f"CBC stopped with {pulp.LpSolution[program.sol_status]!r} before a proof")
-    return tuple(round(variable.value() or 0.0) for variable in n)
+    return tuple(round(count.value() or 0.0) for count in n)
