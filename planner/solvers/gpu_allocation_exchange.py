@@ -20,7 +20,7 @@ _MOST_CUTS = 400
 # Routings tried in one round of exchanges.
 _MOST_TRIALS = 12
 # Estimated seconds to list and sift the neighbours of a fleet.
-_SIFTING_S, _SIFTING_S_PER_ENTRY = 0.005, 3e-7
+_SIFTING_S, _SIFTING_S_PER_ENTRY = 0.005, 6e-7
 
 
 class CutPool:

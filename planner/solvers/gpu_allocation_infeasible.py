@@ -55,7 +55,8 @@ def explain(problem: GpuAllocationProblem) -> dict[str, Any]:
             f"replica is usable: max_count is at most the {instance.spare} spare ones"
         )
     else:
-        price = np.where(np.isfinite(load), found.prices[:, None] * load, np.inf)[capacity > 0].min(axis=0)
+        usable = np.isfinite(load) & (capacity > 0)[:, None]
+        price = np.where(usable, found.prices[:, None] * np.where(usable, load, 1.0), np.inf).min(axis=0)
         price, served = price / price.sum(), 1.0 / found.bound
         binding = (
             f"the max_count of {', '.join(_capped_names(problem, instance, critical))}: together they can serve at "

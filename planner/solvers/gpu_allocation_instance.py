@@ -54,6 +54,18 @@ class Instance:
             spare=self.spare,
         )
 
+    def only(self, types: IntArray) -> Instance:
+        """The same question with no types but these, in this order."""
+        return Instance(
+            buckets=self.buckets,
+            load=self.load[types],
+            price=self.price[types],
+            utilization=self.utilization[types],
+            cap=self.cap[types],
+            most=self.most[types],
+            spare=self.spare,
+        )
+
 
 def instance_of(problem: GpuAllocationProblem) -> Instance:
     """The arrays of a problem."""

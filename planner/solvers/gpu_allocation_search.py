@@ -38,6 +38,8 @@ _WIDE = 5_000  # entries of the load matrix
 # Narrow problems are mostly proven before a dive would pay; wide ones start with one.
 _NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
 _PRICE_DECIMALS = 6
+# Types searched apart: at most this share of all, with this share of the budget.
+_FEW_TYPES, _FEW_TYPES_WORK = 0.5, 0.3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +106,7 @@ class FleetSearch:
         self._cuts = CutPool(len(price))
         self._relaxation = FleetRelaxation(polytope, utilization, _PENALTY * start, self._cuts.add)
         self._exchange_work_s = 0.0
+        self._few_tried: set[bytes] = set()
         self._relaxation.start_from(polytope.cheapest(start))
         self._tolerance = EXACT if polytope.size <= _WIDE else _ROUGH
         self._step = price_step(price)
@@ -123,6 +126,7 @@ class FleetSearch:
                 next_dive = self._nodes + _NODES_BETWEEN_DIVES
                 self._dive(heap[0][2])
                 self._exchange()
+                self._search_few_types(heap[0][2].relaxed.usable)
             bound, _, box = heapq.heappop(heap)
             for child in self._branch(box):
                 pushed += 1
@@ -143,6 +147,25 @@ class FleetSearch:
             if better is None:
                 return
             self._accept(better)
+
+    def _search_few_types(self, relaxed: FloatArray) -> None:
+        """Search apart the types of the best fleet and of the relaxation: fewer types, far fewer boxes."""
+        if self._best is None or self._tolerance <= EXACT or self._spent():
+            return
+        few = np.flatnonzero((self._best > 0) | (relaxed > WHOLE))
+        if few.tobytes() in self._few_tried or len(few) > len(self._price) * _FEW_TYPES:
+            return
+        self._few_tried.add(few.tobytes())
+        part = self._instance.only(few)
+        work_s = _FEW_TYPES_WORK * self._budget.work_s if math.isfinite(self._budget.work_s) else _FEW_TYPES_WORK
+        search = FleetSearch(part, Budget(work_s=work_s, deadline_s=self._budget.deadline_s))
+        search._best, search._cost = self._best[few], self._cost
+        found = search.run()
+        self._exchange_work_s += search._relaxation.work_s + search._exchange_work_s
+        if found.usable is not None and found.cost < self._cost:
+            whole = np.zeros_like(self._best)
+            whole[few] = found.usable
+            self._accept(whole)
 
     def _cutoff(self) -> float:
         """A box whose bound reaches this holds no better fleet than the best one."""
