@@ -15,7 +15,6 @@ from meshplan.planner.solvers.solution import Solution, relative_gap
 
 # Work spent on each "what if this type were not to be had"; enough for a proof at the sizes where it is asked.
 _WHAT_IF_WORK_S = 0.3
-_WHAT_IF_MOST_ENTRIES = 5_000
 _SECONDS_PER_HOUR = 3600.0
 _MILLION = 1e6
 _WORTH_SAYING_USD_PER_HOUR = 1e-6
@@ -73,7 +72,7 @@ def _without_each(
     problem: GpuAllocationProblem, instance: Instance, allocation: Allocation
 ) -> dict[str, dict[str, Any]]:
     """What the best fleet costs without each of the types in use."""
-    if instance.load.size > _WHAT_IF_MOST_ENTRIES:
+    if not instance.narrow:
         return {}
     budget = Budget(work_s=_WHAT_IF_WORK_S, deadline_s=math.inf)
     results: dict[str, dict[str, Any]] = {}

@@ -11,6 +11,7 @@ from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, IntArray
 
 # A bucket with traffic counts as at least this much of a replica: below lies the rounding of the linear programs.
 _LEAST_LOAD = 1e-6
+_NARROW = 5_000  # entries of the load matrix
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +40,11 @@ class Instance:
     def servable(self) -> npt.NDArray[np.bool_]:
         """[types, active] whether the type meets the objective for the bucket."""
         return np.isfinite(self.load)
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the load matrix is small enough to solve every relaxation to the end."""
+        return int(self.load.size) <= _NARROW
 
     def without(self, g: int) -> Instance:
         """The same question with none of type ``g`` to be had."""

@@ -34,7 +34,6 @@ from meshplan.planner.solvers.solution import OnProgress, Progress
 _ROUGH = 1e-4
 # Price of a missing replica, relative to a real one; raised where the loads call for it.
 _PENALTY = 1e3
-_WIDE = 5_000  # entries of the load matrix
 # Narrow problems are mostly proven before a dive would pay; wide ones start with one.
 _NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
 _PRICE_DECIMALS = 6
@@ -108,7 +107,7 @@ class FleetSearch:
         self._exchange_work_s = 0.0
         self._few_tried: set[bytes] = set()
         self._relaxation.start_from(polytope.cheapest(start))
-        self._tolerance = EXACT if polytope.size <= _WIDE else _ROUGH
+        self._tolerance = EXACT if instance.narrow else _ROUGH
         self._step = price_step(price)
         self._best: FloatArray | None = None
         self._cost = math.inf
