@@ -23,6 +23,7 @@ Status        ``optimal`` where bound and cost agree to 1e-9 (relative). Loads m
 
 from __future__ import annotations
 
+import importlib
 import math
 import time
 
@@ -34,7 +35,7 @@ from meshplan.planner.solvers.gpu_allocation_infeasible import impossible
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray
 from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, Balance, balance
-from meshplan.planner.solvers.gpu_allocation_search import Budget, Fleet, cheapest_fleet
+from meshplan.planner.solvers.gpu_allocation_search import Budget, cheapest_fleet
 from meshplan.planner.solvers.solution import OnProgress, Solution, Status, relative_gap, status_of
 
 __all__ = ["answer", "solve"]
@@ -66,8 +67,7 @@ def solve(
     Raises:
         SolverError: the linear programs cannot be solved.
     """
-    from ortools.linear_solver import pywraplp  # noqa: F401 - loaded before the clocks start
-
+    importlib.import_module("ortools.linear_solver.pywraplp")  # before the clocks start
     started, cpu_started = time.monotonic(), time.process_time()
     instance = instance_of(problem)
     if time_limit_s is None:
@@ -75,10 +75,11 @@ def solve(
     else:
         budget = Budget(work_s=math.inf, deadline_s=started + time_limit_s)
     fleet = None if impossible(instance) else cheapest_fleet(instance, budget, on_progress)
-    allocation = None if fleet is None else _allocation(problem, instance, fleet)
+    allocation = None
     cost = bound = gap = None
     status = Status.INFEASIBLE
-    if fleet is not None and allocation is not None:
+    if fleet is not None and fleet.usable is not None:
+        allocation = _allocation(problem, instance, fleet.usable, fleet.prices)
         prices = [gpu_type.usd_per_hour for gpu_type in problem.gpu_types]
         cost = math.fsum(n * price for n, price in zip(allocation.counts, prices, strict=True))
         bound = min(fleet.bound, cost)
@@ -96,20 +97,21 @@ def solve(
     )
 
 
-def _allocation(problem: GpuAllocationProblem, instance: Instance, fleet: Fleet) -> Allocation:
+def _allocation(
+    problem: GpuAllocationProblem, instance: Instance, usable: FloatArray, prices: FloatArray
+) -> Allocation:
     """Route over the fleet so that the fullest type is as empty as possible."""
-    assert fleet.usable is not None  # noqa: S101 - `cheapest_fleet` returns none without
-    routed = _route(instance, fleet.usable)
+    routed = _route(instance, usable)
     busy = (routed.shares * np.where(instance.servable, instance.load, 0.0)).sum(axis=1)
-    utilization = np.divide(busy, fleet.usable, out=np.zeros_like(busy), where=fleet.usable > 0)
+    utilization = np.divide(busy, usable, out=np.zeros_like(busy), where=usable > 0)
     routing = np.zeros((len(problem.gpu_types), len(problem.buckets)))
     routing[:, instance.buckets] = routed.shares
-    counts = fleet.usable + instance.spare * (fleet.usable > 0)
+    counts = usable + instance.spare * (usable > 0)
     return Allocation(
         counts=tuple(int(n) for n in counts),
         routing=tuple(tuple(row) for row in routing.tolist()),
         utilization=tuple(utilization.tolist()),
-        prices_usd_per_hour=tuple(fleet.prices.tolist()),
+        prices_usd_per_hour=tuple(prices.tolist()),
     )
 
 

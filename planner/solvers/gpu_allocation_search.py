@@ -33,7 +33,7 @@ from meshplan.planner.solvers.solution import OnProgress, Progress
 # Relative distance at which the relaxation of a wide problem is good enough to branch on.
 _ROUGH = 1e-4
 # Price of a missing replica, relative to a real one; raised where the loads call for it.
-_PENALTY = 1e3
+_PENALTY, _MOST_RAISES = 1e3, 4
 # Narrow problems are mostly proven before a dive would pay; wide ones start with one.
 _NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
 _PRICE_DECIMALS = 6
@@ -176,7 +176,7 @@ class FleetSearch:
     def _relax(self, low: FloatArray, high: FloatArray) -> _Box | None:
         """Relax a box and take note of the fleet near its solution; None when nothing better is inside."""
         self._nodes += 1
-        tolerance = self._tolerance
+        tolerance, raises = self._tolerance, 0
         while True:
             opened = low > 0
             envelope = self._price * (1.0 + np.where(opened, 0.0, self._spare / np.maximum(high, 1.0)))
@@ -188,11 +188,12 @@ class FleetSearch:
                 self._prices = relaxed.prices
             if relaxed.bound >= self._cutoff():
                 return None
-            if relaxed.missing > WHOLE:
+            if relaxed.missing > WHOLE * (1.0 + float(self._utilization @ high)) and raises < _MOST_RAISES:
                 found = balance(self._load, self._utilization * high, tolerance=WHOLE)
                 if found is None or found.bound > 1.0 + WHOLE:
                     return None
                 if found.peak <= 1.0 + WHOLE:
+                    raises += 1
                     self._relaxation.raise_penalty(_PENALTY)
                     continue
                 return None
