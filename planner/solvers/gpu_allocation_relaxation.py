@@ -251,12 +251,11 @@ class FleetRelaxation:
         for g, variable in enumerate(self._usable):
             variable.SetBounds(float(low[g]), float(high[g]))
             objective_terms.SetCoefficient(variable, float(slope[g]))
-        best = -np.inf
+        best = constant + float(slope @ low)  # what w = 0 proves
         while True:
             objective = self._columns.solve() + constant
             prices = self._columns.prices()
             if float(prices.max()) <= 0.0:  # the least counts already suffice
-                best = max(best, constant + float(slope @ low))
                 break
             corner = self._polytope.cheapest(prices)
             prices = floored(prices)

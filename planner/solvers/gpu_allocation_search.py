@@ -37,6 +37,8 @@ _PENALTY, _MOST_RAISES = 1e3, 4
 # Narrow problems are mostly proven before a dive would pay; wide ones start with one.
 _NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
 _PRICE_DECIMALS = 6
+# Relative distance within which the bound of a whole box counts as met by the best fleet.
+_MET = 1e-8
 # Types searched apart: at most this share of all, with this share of the budget.
 _FEW_TYPES, _FEW_TYPES_WORK = 0.5, 0.3
 
@@ -112,6 +114,7 @@ class FleetSearch:
         self._best: FloatArray | None = None
         self._cost = math.inf
         self._nodes = 0
+        self._least_whole = math.inf
         self._prices = start
 
     def run(self) -> Fleet:
@@ -131,6 +134,8 @@ class FleetSearch:
                 pushed += 1
                 heapq.heappush(heap, (max(bound, child.relaxed.bound), pushed, child))
         bound = heap[0][0] if heap and heap[0][0] < self._cutoff() else self._cost
+        if self._least_whole < self._cost * (1.0 - _MET):
+            bound = min(bound, self._least_whole)
         return Fleet(
             usable=self._best, cost=self._cost, bound=min(bound, self._cost), nodes=self._nodes, prices=self._prices
         )
@@ -170,7 +175,7 @@ class FleetSearch:
         """A box whose bound reaches this holds no better fleet than the best one."""
         if math.isinf(self._cost):
             return math.inf
-        slack = EXACT * max(1.0, abs(self._cost)) / 2
+        slack = EXACT * self._cost / 2
         return self._cost - max(self._step - slack, slack)
 
     def _relax(self, low: FloatArray, high: FloatArray) -> _Box | None:
@@ -214,7 +219,7 @@ class FleetSearch:
     def _accept(self, whole: FloatArray) -> None:
         """Keep a fleet that works if it is the cheapest so far."""
         cost = float(self._price @ (whole + self._spare * (whole > 0)))
-        if cost < self._cost - EXACT * max(1.0, abs(cost)):
+        if cost < self._cost * (1.0 - EXACT):
             self._best, self._cost = whole, cost
             if self._on_progress is not None:
                 self._on_progress(Progress(incumbent=cost, bound=None, note=f"branch and bound, box {self._nodes}"))
@@ -236,7 +241,8 @@ class FleetSearch:
         """Cut the box in two at a type's count."""
         usable = box.relaxed.usable
         g = self._branching_type(usable, box.low, box.high)
-        if g is None:
+        if g is None:  # whole: the fleet in it has been taken note of, unless a capacity is met to the last digit
+            self._least_whole = min(self._least_whole, box.relaxed.bound)
             return []
         nearest = round(float(usable[g]))
         at = nearest if abs(usable[g] - nearest) <= WHOLE * max(1.0, nearest) else math.floor(usable[g])
