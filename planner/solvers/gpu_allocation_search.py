@@ -40,7 +40,7 @@ _PRICE_DECIMALS = 6
 # Relative distance within which the bound of a whole box counts as met by the best fleet.
 _MET = 1e-8
 # Types searched apart: at most this share of all, with this share of the budget.
-_FEW_TYPES, _FEW_TYPES_WORK = 0.5, 0.3
+_FEW_TYPES, _FEW_TYPES_WORK = 0.5, 0.4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
