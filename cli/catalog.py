@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
 from meshplan.cli.database import open_catalog
@@ -260,18 +261,18 @@ def _significant(value: float) -> str:
 
 
 def _readable(row: Row) -> str:
+    """``3.4 TB/s``, with the spread and the number of samples where they are known."""
     from meshplan.catalogs.facts import format_value
 
-    return format_value(row["field"], row["value"])
-
-
-def _spread(row: Row) -> str:
-    from meshplan.catalogs.facts import format_value
-
-    low, high = (None if row[end] is None else format_value(row["field"], row[end]) for end in ("low", "high"))
-    if low and high:
-        return f"{low} … {high}"
-    return f"from {low}" if low else f"to {high}" if high else ""
+    value, low, high = (
+        None if row[key] is None else format_value(row["field"], row[key]) for key in ("value", "low", "high")
+    )
+    notes = []
+    if low or high:
+        notes.append(f"{low} … {high}" if low and high else f"from {low}" if low else f"to {high}")
+    if row["num_samples"]:
+        notes.append(f"n={row['num_samples']}")
+    return f"{value} ({', '.join(notes)})" if notes else str(value)
 
 
 def _level(row: Row) -> str:
@@ -323,10 +324,8 @@ _PRICE_COLUMNS = (
 )
 _FACT_COLUMNS = (
     Column(key="field", title="Field", wrap=False),
-    Column(key="value", title="Value", right=True, derive=_readable, wrap=False),
+    Column(key="value", title="Value", right=True, derive=_readable),
     Column(key="value", title="SI", right=True, text=_significant, wrap=False),
-    Column(key="low", title="Spread", derive=_spread, optional=True),
-    Column(key="num_samples", title="n", right=True, derive=lambda row: str(row["num_samples"] or ""), optional=True),
-    Column(key="level", title="Level", derive=_level, wrap=False),
+    Column(key="level", title="Level", derive=_level),
     Column(key="source", title="", derive=_reference, footnote=True, wrap=False),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument
 from meshplan.cli.render import Column, Format

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import typer
+
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption, SpecArgument

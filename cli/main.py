@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from meshplan.catalogs.errors import EXIT_BUG, EXIT_OK, MeshplanError
 from typer.core import TyperCommand, TyperGroup
+
+from meshplan.catalogs.errors import EXIT_BUG, EXIT_OK, MeshplanError
 
 DEBUG_OPTION = "--debug"
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -43,6 +44,8 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "emit": Subcommand(module="meshplan.cli.emit", help="Write the launcher files of a plan."),
     "compare": Subcommand(module="meshplan.cli.compare", help="Plans side by side, or a plan beside its measurement."),
     "plans": Subcommand(module="meshplan.cli.plans", help="List, show, tag, delete stored plans; record measurements."),
+    "validate": Subcommand(module="meshplan.cli.validate", help="Predicted against measured runs."),
+    "calibrate": Subcommand(module="meshplan.cli.calibrate", help="Fit the estimator's constants to measured runs."),
     "catalog": Subcommand(
         module="meshplan.cli.catalog",
         help="Show, import and upgrade hardware, models and prices.",

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from meshplan.cli.render import Format
 
 DatabaseOption = Annotated[

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SpecArgument

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows

@@ -19,7 +19,7 @@ from typing import Any, Literal
 Row = Mapping[str, Any]
 TABLE_WIDTH = 80  # of a table that does not go to a terminal
 ABSENT = "–"
-_UNBOUNDED = 10_000  # columns in which any table fits
+_LEAST_WRAPPED_WIDTH = 8  # narrower columns of broken words are unreadable
 
 
 class Format(StrEnum):
@@ -157,29 +157,36 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width:
     from rich.text import Text
 
     shown = [column for column in columns if not column.optional or any(column.cell(row) != ABSENT for row in rows)]
+    notes: dict[str, int] = {}
+    lines = [[_noted(column, row, notes) for column in shown] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in shown:
+    least = 0
+    for index, column in enumerate(shown):
         justify: Literal["left", "right"] = "right" if column.right else "left"
         table.add_column(column.title, justify=justify, overflow="fold", no_wrap=not column.wrap)
-    notes: dict[str, int] = {}
-    for row in rows:
-        cells = []
-        for column in shown:
-            cell = column.cell(row)
-            cells.append(f"[{notes.setdefault(cell, len(notes) + 1)}]" if column.footnote else cell)
+        widest = max(len(text) for text in (column.title, *(line[index] for line in lines)))
+        least += (min(widest, _LEAST_WRAPPED_WIDTH) if column.wrap else widest) + (2 if index else 0)
+    for line in lines:
         # Text, not str: brackets are no markup.
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Text, line))
     text = io.StringIO()
-    console = Console(file=text, width=width or TABLE_WIDTH, highlight=False, no_color=True)
-    if console.measure(table, options=console.options.update(width=_UNBOUNDED)).minimum > console.width:
-        table.padding = 0  # rather close columns than cut numbers
+    if least > (width or TABLE_WIDTH):
+        table.padding = 0
+        least -= len(shown) - 1
+    # Rather close columns, or a table too wide, than cells cut off.
+    console = Console(file=text, width=max(width or TABLE_WIDTH, least), highlight=False, no_color=True)
     if title:
         console.print(Text(title))
     console.print(table)
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
     # Notes are not wrapped: a URL must stay in one piece to be opened.
-    lines += [f"[{number}] {note}" for note, number in notes.items()]
-    return "".join(f"{line}\n" for line in lines)
+    printed = [line.rstrip() for line in text.getvalue().splitlines()]
+    return "".join(f"{line}\n" for line in (*printed, *(f"[{number}] {note}" for note, number in notes.items())))
+
+
+def _noted(column: Column, row: Row, notes: dict[str, int]) -> str:
+    """The cell, or the number of its footnote."""
+    cell = column.cell(row)
+    return f"[{notes.setdefault(cell, len(notes) + 1)}]" if column.footnote else cell
 
 
 def _flattened(document: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:

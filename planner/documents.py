@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+
 from meshplan.catalogs.errors import Problem, SpecError
 
 MAX_BYTES = 64 * 2**20

@@ -18,6 +18,7 @@ from meshplan.catalogs.errors import CatalogError, Problem, SpecError, UnknownEn
 from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
 from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.problems.frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
@@ -108,12 +109,20 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
 
 
 def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
-    """The constants fitted for the framework on the generation, else for either, else the literature's."""
-    for name, generation in ((framework, architecture), (framework, ANY), (ANY, architecture), (ANY, ANY)):
+    """The constants for a framework on a hardware generation, under the framework's own layout.
+
+    Fitted for both, else for a relative of the framework on the generation, else the global set, else the literature's.
+    """
+    recipe = recipe_named(framework)
+    for name, generation in (
+        (recipe.calibrated_as, architecture),
+        *((relative, architecture) for relative in recipe.relatives),
+        (ANY, ANY),
+    ):
         document = catalog.calibration(name, generation)
         if document is not None:
-            return Calibration.from_document(document)
-    return Calibration(framework=ANY, architecture=ANY, source="defaults of meshplan.catalogs.calibration")
+            return replace(Calibration.from_document(document), recipe=recipe.recipe)
+    return Calibration(framework=ANY, architecture=ANY, recipe=recipe.recipe, source="literature")
 
 
 def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems) -> ModelShape | None:

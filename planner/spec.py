@@ -11,9 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
-from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, parse_quantity
-from meshplan.planner.problems.training import Phase, TrainingObjective
 from pydantic import (
     AfterValidator,
     BaseModel,
@@ -24,6 +21,10 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+
+from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
+from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, parse_quantity
+from meshplan.planner.problems.training import Phase, TrainingObjective
 
 MAX_DEVICES = 1_000_000
 MAX_SEQUENCE_LENGTH = 16_777_216

@@ -36,7 +36,7 @@ def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:
 
 def time_interval(problem: TrainingProblem, value: float) -> Interval:
     """A time or a rate with the calibration's held-out 90th percentile of error as a factor either way."""
-    spread = 1.0 + problem.calibration.time_error_p90
+    spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
     return Interval(value=value, low=value / spread, high=value * spread)
 
 
@@ -132,7 +132,7 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "framework": calibration.framework,
             "architecture": calibration.architecture,
             "num_runs": calibration.num_runs,
-            "time_error_p90": calibration.time_error_p90,
+            "time_error_p90": calibration.error_p90(is_moe=problem.shape.moe is not None),
             "source": calibration.source,
             "date": calibration.date,
         },
@@ -150,7 +150,7 @@ def rank_table(resolved: Resolved, config: TrainingConfig) -> tuple[tuple[int, i
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
     """The best candidates, the chosen one first; equals that differ in a label only stand once."""
     rows: list[dict[str, Any]] = []
-    seen: set[tuple[float, float]] = set()
+    seen: set[tuple[float, int]] = set()
     for scored in best:
         key = (round(scored.step_s, 12), round(scored.safe_bytes))
         if key in seen:

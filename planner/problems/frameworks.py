@@ -1,8 +1,9 @@
 """What a training framework's own rules allow, beyond what the mathematics of parallelism asks.
 
-Each rule is a named predicate over a model and a :class:`~meshplan.planner.problems.training.TrainingConfig`. The
-predicates use only ``% == <= & |``, so ``config`` may be one configuration or a struct of NumPy arrays with the same
-field names: the enumeration filters whole batches with the very rules that the emitters check one plan against.
+Each rule is a named predicate over a model and the columns of a training configuration (the fields of
+:class:`~meshplan.planner.problems.training.TrainingConfig`). The predicates use only ``% == <= & |``, so ``config``
+may be one configuration or a struct of NumPy arrays with the same field names: the enumeration filters whole batches
+with the very rules that the emitters check one plan against.
 A rule is listed only where the framework was seen to refuse, or where its source raises at run time although its
 parser accepts (``stage``). tests/conformance/megatron holds them against the framework itself.
 """
@@ -267,6 +268,13 @@ _MEGATRON_RULES = (
         source=_GROUPS,
     ),
     LegalityRule(
+        name="zero_2_saves_nothing",
+        holds=lambda _, config: config.zero_stage != 2,  # noqa: PLR2004 - the stage's own name
+        message="zero_stage 2 allocates all gradients of the model in one bucket here: use stage 1 or 3",
+        stage="run time",
+        source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py (NVIDIA/Megatron-LM issue 6314)",
+    ),
+    LegalityRule(
         name="zero_2_and_3_need_one_stage",
         holds=lambda _, config: (config.zero_stage <= 1) | (config.pipeline_parallel == 1),
         message="zero_stage 2 and 3 (Megatron-FSDP) need pipeline_parallel = 1",
@@ -293,7 +301,30 @@ MEGATRON = FrameworkRules(
     ),
 )
 
-FRAMEWORKS = {rules.name: rules for rules in (MEGATRON,)}
+# Arithmetic of parallelism and of the model alone: what any framework would have to refuse.
+_ARITHMETIC = frozenset(
+    {
+        "heads_divisible_by_tensor_parallel",
+        "kv_heads_and_tensor_parallel_divide",
+        "pipeline_at_most_layers",
+        "interleaving_needs_pipeline",
+        "global_batch_divisible",
+        "experts_divisible_by_expert_parallel",
+        "expert_groups_divide_stage",
+        "shard_groups_divide_replicas",
+    }
+)
+ANY_FRAMEWORK = FrameworkRules(
+    name="any",
+    version="",
+    rules=tuple(rule for rule in _MEGATRON_RULES if rule.name in _ARITHMETIC),
+    rank_orders=(("tensor", "context", "data", "pipeline"),),
+    uneven_layers=True,
+    shards_over_context_parallel=True,
+    vocab_multiple_per_tensor_parallel=1,
+)
+
+FRAMEWORKS = {rules.name: rules for rules in (MEGATRON, ANY_FRAMEWORK)}
 
 
 def framework_rules(name: str) -> FrameworkRules | None:

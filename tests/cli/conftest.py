@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
 from meshplan.catalogs.repository import Catalog
 from meshplan.cli.main import run
 
@@ -27,8 +30,12 @@ class Outcome:
     out: str
     err: str
 
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
 
-Meshplan = Callable[..., Outcome]
+
+Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
@@ -47,16 +54,17 @@ def database(seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 @pytest.fixture
-def meshplan(database: Path, capsys: pytest.CaptureFixture[str]) -> Meshplan:
-    """``meshplan("plan", spec)``: run a command line; a traceback fails the test."""
+def meshplan(database: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``meshplan("plan", spec)``: run a command line."""
 
     def call(*arguments: object) -> Outcome:
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
-            run(["--debug", *map(str, arguments)])
+            run([*map(str, arguments)])
         out, err = capsys.readouterr()
         code = exit_.value.code
         assert code is None or isinstance(code, int)
+        assert "Traceback" not in err
         return Outcome(code=code or 0, out=out, err=err)
 
     return call

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
+
 from meshplan.cli import progress
 from meshplan.planner.solvers.solution import Progress
 

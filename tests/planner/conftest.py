@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from meshplan.catalogs.repository import Catalog
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+
 from meshplan.catalogs.errors import StoreError
 from meshplan.planner.compare import compare, compare_measured
 from meshplan.planner.plan import Interval, Plan

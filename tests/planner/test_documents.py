@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.documents import MAX_ALIASES, MAX_DEPTH, MAX_YAML_BYTES, parse_document, read_document
 from meshplan.planner.plan import digest

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from meshplan.catalogs.errors import EmitError, SpecError
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.plan import Plan, canonical_json

@@ -9,6 +9,7 @@ import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from meshplan.catalogs.errors import SpecError, UnitError
 from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, parse_quantity
 from meshplan.planner.spec import FixedSpec, TrainingSpec, read_training_spec, spec_schema

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.catalogs.plan_rows import PlanRows
 from meshplan.catalogs.repository import Catalog

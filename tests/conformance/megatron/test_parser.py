@@ -28,6 +28,7 @@ from emit_cases import (
     config_for,
     request_for,
 )
+
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import megatron as emitter
 from meshplan.planner.emit.registry import emit

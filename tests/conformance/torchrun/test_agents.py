@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from emit_cases import LLAMA_70B, config_for, plan_for, request_for
+
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.emit.writer import write_artifacts
 

@@ -20,6 +20,7 @@ from emit_cases import (
     plan_for,
     request_for,
 )
+
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import megatron

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.placement import host_placements
 

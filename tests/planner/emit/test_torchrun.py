@@ -13,6 +13,7 @@ import pytest
 from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, MIXTRAL, config_for, plan_for, request_for
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.emit import megatron, readme
 from meshplan.planner.emit.artifact import TrainingRequest

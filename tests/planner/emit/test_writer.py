@@ -6,6 +6,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 import pytest
+
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.emit.artifact import Artifact
 from meshplan.planner.emit.writer import write_artifacts

@@ -10,6 +10,7 @@ import pytest
 from emit_cases import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_70B, LLAMA_70B_ON_64, MIXTRAL, SHAPES, config_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.problems.frameworks import MEGATRON, LegalityRule, framework_rules, rank_coordinates
 from meshplan.planner.problems.training import TrainingConfig
