@@ -173,7 +173,7 @@ TOP_COLUMNS = (
     Column(key="world_size", title="dev.", right=True, wrap=False),
     Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
     Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=lambda rate: f"{rate:,.0f}", wrap=False),
-    Column(key="safe_bytes", title="memory", right=True, text=format_bytes, wrap=False),
+    Column(key="safe_bytes", title="GiB", right=True, text=gib, wrap=False),
 )
 
 

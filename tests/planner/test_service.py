@@ -83,6 +83,20 @@ def test_no_well_known_alternative_is_faster(plan: Plan) -> None:
     assert all(row["iteration_s"] >= plan.predicted["iteration_s"].value for row in rivals if row["iteration_s"])
 
 
+def test_alternatives_end_with_the_time_limit_and_with_ctrl_c(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = make_plan(SPEC, catalog, time_limit_s=1e-9)
+    assert limited.config
+    assert not [row for row in limited.alternatives if "reason" in row]
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshplan.planner.alternatives.instead", interrupted)
+    assert make_plan(SPEC, catalog).solution["status"] == "optimal"
+
+
 def test_top_asks_for_more_candidates(catalog: Catalog) -> None:
     many = make_plan(SPEC, catalog, top=40)
     ranked = [row for row in many.alternatives if "chosen" in row]
