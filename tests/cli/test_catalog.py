@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import csv
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
