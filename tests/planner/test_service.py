@@ -232,6 +232,23 @@ def test_an_estimate_names_every_rule_that_its_choices_break(catalog: Catalog) -
         estimate_plan({**SPEC, "fixed": fixed}, catalog)
 
 
+@pytest.mark.parametrize(
+    ("fixed", "path"),
+    [
+        ({"pipeline_schedule": "interleaved"}, "fixed.pipeline_schedule"),
+        ({"pipeline_schedule": "none", "pipeline_parallel": 2}, "fixed.pipeline_schedule"),
+        ({"expert_tensor_parallel": 5}, "fixed.expert_tensor_parallel"),
+        ({"virtual_pipeline_stages": 64}, "fixed"),
+    ],
+)
+def test_an_estimate_refuses_choices_that_contradict_each_other(
+    fixed: dict[str, Any], path: str, catalog: Catalog
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        estimate_plan({**SPEC, "fixed": fixed}, catalog)
+    assert path in {problem.path for problem in caught.value.problems}
+
+
 # --- another choice ------------------------------------------------------------------------------------------------
 
 
