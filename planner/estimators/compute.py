@@ -38,6 +38,8 @@ HIDDEN_ELEMENTS_PER_LAYER = 10.0
 # Bytes moved per logit forward and backward: 16-bit logits, their fp32 copy, softmax, gradient (read and written).
 LOSS_BYTES_PER_LOGIT = 20.0
 LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
+# Weight products of one expert forward: the joined input matrices and the output matrix.
+PRODUCTS_PER_EXPERT = 2.0
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
 # The peak that a precision's matrix products run at. fp32 is full fp32: PyTorch leaves TF32 off unless asked.
 PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4"}
@@ -258,8 +260,11 @@ class ComputeModel:
         h = np.full_like(received, float(self.shape.hidden_size))
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
         factor = self.calibration.time.expert_gemm_efficiency
-        each = self.gemm(received / local, (self.shape.mlp_matrices - 1) * width, h, factor=factor)
+        inputs = self.shape.mlp_matrices - 1
+        each = self.gemm(received / local, inputs * width, h, factor=factor)
         each = each + self.gemm(received / local, h, width, factor=factor)
+        launches = PRODUCTS_PER_EXPERT * self.calibration.time.expert_product_s * np.ones_like(local)
+        each = each + Cost(forward_s=launches, backward_s=2.0 * launches)
         return each.scaled(local)
 
     # --- memory-bound -----------------------------------------------------------------------------------------------

@@ -216,8 +216,11 @@ class TrainingModel:
         inside = links.gather_s(
             sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
         )
+        constants = self.calibration.time
+        near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
+        hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
         passes = 4.0 + 2.0 * recompute_full
-        return passes * (each + inside) * (1.0 - self.calibration.time.expert_parallel_overlap)
+        return passes * (each + inside) * (1.0 - hidden)
 
     # --- one stage, one step ----------------------------------------------------------------------------------------
 
