@@ -5,7 +5,8 @@ Notation (all arrays are NumPy; L layers, E experts, G devices, S = E + redundan
 * slot i of a layer lies on device i // s; ``physical_to_logical_map[l, i]`` is the expert in it;
 * the replicas of an expert share its load evenly; no device holds two replicas of one expert;
 * time of device d in layer l: t_ld = (Σ over its slots of load_le / replicas_le) / speed_d;
-* balancedness = mean over layers of (Σ_e load_le / Σ_d speed_d) / max_d t_ld; 1 is perfect, a layer without load counts 1;
+* balancedness = mean over layers of (Σ_e load_le / Σ_d speed_d) / max_d t_ld; 1 is perfect;
+  a layer without load counts 1;
 * cross-device fraction = 1 − Σ_l Σ_ef T_lef Σ_d a_led a_(l+1)fd / Σ T, a_led = share of e's replicas that lie on d;
 * moved experts = Σ over layers and devices of the experts on the device that were not there in ``current``.
 """
