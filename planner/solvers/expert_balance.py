@@ -1,4 +1,4 @@
-"""The most balanced placement of one load, for all layers at once.
+"""The most balanced placement of one load, or of the worst of several, for all layers at once.
 
 Layers do not see each other under this objective, so every step below works on all of them as rows of one array, and
 a row leaves as soon as it meets its bound. The members of the portfolio, in the order in which they run:
@@ -19,16 +19,16 @@ import time
 from dataclasses import dataclass, replace
 
 import numpy as np
-
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_exact import best_layer, is_small
 from meshplan.planner.solvers.expert_exchange import PairBalancer
 from meshplan.planner.solvers.expert_packing import longest_first
 from meshplan.planner.solvers.expert_replicas import greedy_counts
+from numpy.typing import NDArray
 
 # Exchanges go on until a row is this close to its bound; they are cheap.
 CLOSE_ENOUGH = 2e-5
-# Other replica counts are tried on rows further than this from it: a quarter of the 0.1 % that one could hope to measure.
+# Other replica counts are tried on rows further than this from it: a quarter of the 0.1 % that one may measure.
 WORTH_OTHER_COUNTS = 2.5e-4
 HALVING_ROUNDS = 8  # rounds in which all devices are paired, before the busiest ones get several partners each
 BUSIEST_FRACTION = 8  # then one device in so many …
@@ -38,10 +38,11 @@ MOST_ROUNDS = 200
 COUNT_SHIFTS = (0.5, 0.25, 0.1, 1.0)
 MOST_TRIALS = 200  # rows of one generation of replica moves …
 MOST_TRIALS_OF_A_ROW = 40  # … and copies of one layer among them
+SWAPS_OF_A_KICK = 3  # where no expert has a spare copy, a trial swaps so many pairs of pieces instead
+FROM_THE_BUSIEST = 0.5  # share of the moves that give a copy to an expert of the busiest device
 MOVE_AGAIN = 0.3  # chance that a trial makes one more move
+TRIAL_OVERHEAD_SLOTS = 10  # setting up a trial costs as much as one pair of devices for so many slots
 MOST_GENERATIONS = 200
-# What a pair of devices costs besides its exchanges, in exchanges (gathering its pieces, carrying out the best).
-PAIR_OVERHEAD = 100
 # Exchanges looked at before the search ends: about 0.3 s on one core of a 2020s server.
 DEFAULT_WORK = 1e8
 
@@ -91,8 +92,8 @@ class Best:
 
 
 def normalised(load: FloatArray, speed: FloatArray) -> FloatArray:
-    """[L, E] loads over the ideal time of their layer; zero where the layer has no load."""
-    ideal = load.sum(axis=1, keepdims=True) / speed.sum()
+    """[…, E] loads over the ideal time of their layer; zero where the layer has no load."""
+    ideal = load.sum(axis=-1, keepdims=True) / speed.sum()
     return np.divide(load, ideal, out=np.zeros_like(load), where=ideal > 0)
 
 
@@ -102,18 +103,20 @@ def balance(
     """Run the portfolio.
 
     Args:
-        load: [L, E], normalised.
+        load: [C, L, E] load cases, normalised.
         num_redundant: spare slots of a layer.
         speed: [G].
         bound: [L] time that no placement can beat, in the same unit.
         effort: what to spend.
         seed: of the replica moves.
     """
-    counts = greedy_counts(load, num_redundant, speed.size)
+    mean = load.mean(axis=0)
+    counts = greedy_counts(mean, num_redundant, speed.size)
     best = pack_and_exchange(load, counts, speed, bound, effort)
-    if is_small(load.shape[1], num_redundant, speed.size) and np.all(speed == speed[0]):
-        prove_small_layers(best, load, num_redundant, bound)
-    elif best.slots.shape[2] > 1:
+    one_case = load.shape[0] == 1
+    if one_case and is_small(load.shape[2], num_redundant, speed.size) and np.all(speed == speed[0]):
+        prove_small_layers(best, load[0], num_redundant, bound)
+    elif best.slots.shape[2] > 1 and speed.size > 1:
         if num_redundant:
             try_other_counts(best, load, num_redundant, speed, bound, effort)
         perturb(best, load, speed, bound, effort, np.random.default_rng(seed))
@@ -140,16 +143,17 @@ def try_other_counts(
     if not hard.size or effort.exhausted:
         return
     row = np.repeat(hard, len(COUNT_SHIFTS))
+    worst_case = load[:, hard].max(axis=0)
     variants = np.stack(
-        [greedy_counts(load[hard], num_redundant, speed.size, shift=shift) for shift in COUNT_SHIFTS], axis=1
+        [greedy_counts(worst_case, num_redundant, speed.size, shift=shift) for shift in COUNT_SHIFTS], axis=1
     ).reshape(row.size, -1)
-    found = pack_and_exchange(load[row], variants, speed, bound[row], effort)
+    found = pack_and_exchange(load[:, row], variants, speed, bound[row], effort)
     best.take(row, found.slots, found.counts, found.time)
 
 
 def pack_and_exchange(load: FloatArray, counts: IntArray, speed: FloatArray, bound: FloatArray, effort: Effort) -> Best:
     """Members 1 and 2: longest piece first, then exchanges."""
-    balancer = PairBalancer(longest_first(load, counts, speed), load / counts, speed)
+    balancer = PairBalancer(longest_first(load.mean(axis=0), counts, speed), load / counts, speed)
     exchange_until_rest(balancer, bound, effort, halving_rounds=HALVING_ROUNDS)
     return Best(slots=balancer.slots, counts=counts, time=balancer.time.max(axis=1))
 
@@ -177,7 +181,7 @@ def exchange_until_rest(
         partners = min(PARTNERS, (num_devices - heads) // heads) if few else 1
         row, first, second = pairs(balancer.time[active], heads, partners, turn if few else 0)
         balancer.improve(active[row], first, second, partners=partners)
-        effort.spend(row.size * (balancer.exchange.size + PAIR_OVERHEAD))
+        effort.spend(balancer.work_of(row.size))
         now = balancer.time[active].max(axis=1)
         idle_rounds[active] = np.where(now < busiest[active], 0, idle_rounds[active] + 1)
         busiest[active] = now
@@ -217,21 +221,32 @@ def perturb(
         trials = np.ceil(np.minimum(gap / gap.sum() * MOST_TRIALS, MOST_TRIALS_OF_A_ROW)).astype(np.int64)
         row = np.repeat(hard, trials)
         slots, counts = best.slots[row], best.counts[row]
-        changed = np.zeros(row.size, dtype=bool)
-        moving = np.arange(row.size)
+        changed = swap_pieces(slots, rng) if counts.shape[1] == slots[0].size else np.zeros(row.size, dtype=bool)
+        moving = np.arange(row.size if counts.shape[1] < slots[0].size else 0)
         while moving.size:
             part_slots, part_counts = slots[moving], counts[moving]
-            moved = move_one_replica(part_slots, part_counts, load[row[moving]], best.time[row[moving]], speed, rng)
+            moved = move_one_replica(part_slots, part_counts, load[:, row[moving]], best.time[row[moving]], speed, rng)
             slots[moving], counts[moving] = part_slots, part_counts
             changed[moving[moved]] = True
             moving = moving[rng.random(moving.size) < MOVE_AGAIN]
         row, slots, counts = row[changed], slots[changed], counts[changed]
         if not row.size:
             return
-        balancer = PairBalancer(slots, load[row] / counts, speed)
+        balancer = PairBalancer(slots, load[:, row] / counts, speed)
         exchange_until_rest(balancer, bound[row], effort, halving_rounds=2, patience=3)
         best.take(row, balancer.slots, counts, balancer.time.max(axis=1))
-        effort.spend(balancer.slots.size * PAIR_OVERHEAD / 10)
+        effort.spend(balancer.work_of(balancer.slots.size // TRIAL_OVERHEAD_SLOTS))
+
+
+def swap_pieces(slots: IntArray, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Swap a few random pieces in each row, where every expert has one copy; [B] which rows changed."""
+    num_rows, num_devices, per_device = slots.shape
+    flat = slots.reshape(num_rows, -1)
+    rows = np.arange(num_rows)
+    for _ in range(SWAPS_OF_A_KICK):
+        one, two = rng.integers(num_devices * per_device, size=(2, num_rows))
+        flat[rows, one], flat[rows, two] = flat[rows, two], flat[rows, one]
+    return np.ones(num_rows, dtype=bool)
 
 
 def move_one_replica(
@@ -250,17 +265,16 @@ def move_one_replica(
     num_rows, num_devices, per_device = slots.shape
     rows = np.arange(num_rows)
     spare = np.take_along_axis(counts, slots.reshape(num_rows, -1), axis=1) > 1
-    after_loss = np.where(counts > 1, load / np.maximum(counts - 1, 1), np.inf)
+    after_loss = np.where(counts > 1, load.max(axis=0) / np.maximum(counts - 1, 1), np.inf)
     spare &= np.take_along_axis(after_loss, slots.reshape(num_rows, -1), axis=1) < (busiest * speed.max())[:, None]
     slot = (rng.random(spare.shape) * spare).argmax(axis=1)
     device, place = np.divmod(slot, per_device)
     loser = slots[rows, device, place]
 
-    wish = rng.random(load.shape) * (counts < num_devices)
-    time_now = np.take_along_axis(load / counts, slots.reshape(num_rows, -1), axis=1)
-    time_now = time_now.reshape(slots.shape).sum(axis=2) / speed
+    wish = rng.random(counts.shape) * (counts < num_devices)
+    time_now = ((load / counts)[:, rows[:, None, None], slots].sum(axis=3) / speed).max(axis=0)
     top = slots[rows, time_now.argmax(axis=1)]
-    every_other = np.flatnonzero(rng.random(num_rows) < 0.5)
+    every_other = np.flatnonzero(rng.random(num_rows) < FROM_THE_BUSIEST)
     wish[every_other[:, None], top[every_other]] += wish[every_other[:, None], top[every_other]] > 0
     wish[rows[:, None], slots[rows, device]] = 0.0  # no second copy on the same device, and no move onto itself
     winner = wish.argmax(axis=1)

@@ -21,6 +21,10 @@ from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from numpy.typing import NDArray
 
 MOST_SPLITS = 500  # 12 pieces into 6 and 6 with one piece fixed: 462
+# What a pair of devices costs besides its exchanges, in exchanges (gathering its pieces, carrying out the best) …
+PAIR_OVERHEAD = 100
+# … and what one of several load cases costs, in terms of the only one.
+PASSES_OF_A_CASE = 2
 MOST_SWAPS = 1300  # two for two with 9 slots a device: 36²
 # Loads are normalised so that a perfectly balanced device takes 1; a distance above this is "never".
 FORBIDDEN = np.float32(1e6)
@@ -51,28 +55,31 @@ def slim_product(left: SmallFloats, right: SmallFloats) -> SmallFloats:
 
 
 class Exchange(Protocol):
-    """A neighbourhood of a pair of devices; N pairs at a time."""
+    """A neighbourhood of K exchanges between two devices; N pairs of devices at a time."""
 
-    size: int  # exchanges looked at for one pair, a measure of the work
+    size: int  # K
 
-    def best(
-        self, first: SmallFloats, second: SmallFloats, excess: SmallFloats, same: NDArray[np.bool_] | None
-    ) -> tuple[IntArray, SmallFloats]:
-        """The exchange that leaves the first device of each pair nearest to its fair part.
+    def outcomes(self, first: SmallFloats, second: SmallFloats, before: SmallFloats) -> SmallFloats:
+        """[N, K] load of the first device after each exchange.
 
         Args:
             first: [N, s] piece sizes on the first device of each pair.
             second: [N, s] on the second.
-            excess: [N] load of the first device above its fair part.
-            same: [N, s, s] slot i of the first and slot j of the second hold copies of one expert; None for nowhere.
+            before: [N] load of the first device (or that load less a constant, which the outcome then is less, too).
+        """
+        ...
 
-        Returns:
-            [N] code of the exchange, and [N] what distance from the fair part it leaves.
+    def forbid(self, cost: SmallFloats, same: NDArray[np.bool_]) -> None:
+        """Make exchanges that put two copies of an expert on a device too costly.
+
+        Args:
+            cost: [N, K] what each exchange costs; changed in place.
+            same: [N, s, s] slot i of the first and slot j of the second device hold copies of one expert.
         """
         ...
 
     def apply(self, items: IntArray, code: IntArray) -> IntArray:
-        """[N, 2s] what the slots of both devices hold after the exchange ``code``, from what they hold before."""
+        """[N, 2s] what the slots of both devices hold after the exchange ``code`` [N], from what they hold before."""
         ...
 
 
@@ -87,7 +94,7 @@ class Splits:
         self.size = len(kept)
         # [K, 2s] the pieces that the first device keeps, then the others.
         self.order = np.argsort(~inside, axis=1, kind="stable")
-        # [2s + 1, K] what an exchange adds to the first device's load; the last row adds the present excess.
+        # [2s + 1, K] what each piece, and the load before, adds to the first device's load.
         signs = np.ones((2 * s + 1, len(kept)), dtype=np.float32)
         signs[: 2 * s] = inside.T
         signs[:s] -= 1.0
@@ -96,19 +103,16 @@ class Splits:
         together = (inside[:, :s, None] == inside[:, None, s:]).reshape(len(kept), s * s)
         self.together = np.ascontiguousarray(together.T.astype(np.float32))
 
-    def best(
-        self, first: SmallFloats, second: SmallFloats, excess: SmallFloats, same: NDArray[np.bool_] | None
-    ) -> tuple[IntArray, SmallFloats]:
+    def outcomes(self, first: SmallFloats, second: SmallFloats, before: SmallFloats) -> SmallFloats:
         """See :class:`Exchange`."""
-        distance = slim_product(np.concatenate([first, second, excess[:, None]], axis=1), self.signs)
-        np.abs(distance, out=distance)
-        if same is not None:
-            flat = same.reshape(same.shape[0], -1)
-            shared = np.flatnonzero(flat.any(axis=1))
-            if shared.size:
-                distance[shared] += FORBIDDEN * slim_product(flat[shared].astype(np.float32), self.together)
-        code = distance.argmin(axis=1)
-        return code, distance[np.arange(code.size), code]
+        return slim_product(np.concatenate([first, second, before[:, None]], axis=1), self.signs)
+
+    def forbid(self, cost: SmallFloats, same: NDArray[np.bool_]) -> None:
+        """See :class:`Exchange`."""
+        flat = same.reshape(same.shape[0], -1)
+        shared = np.flatnonzero(flat.any(axis=1))
+        if shared.size:
+            cost[shared] += FORBIDDEN * slim_product(flat[shared].astype(np.float32), self.together)
 
     def apply(self, items: IntArray, code: IntArray) -> IntArray:
         """See :class:`Exchange`."""
@@ -128,28 +132,28 @@ class Swaps:
         self.size = sum(len(group) ** 2 for group in self.groups)
         self.offsets = np.cumsum([0] + [len(group) ** 2 for group in self.groups])
 
-    def best(
-        self, first: SmallFloats, second: SmallFloats, excess: SmallFloats, same: NDArray[np.bool_] | None
-    ) -> tuple[IntArray, SmallFloats]:
+    def outcomes(self, first: SmallFloats, second: SmallFloats, before: SmallFloats) -> SmallFloats:
         """See :class:`Exchange`."""
-        leaving, coming = first, second
-        if same is not None:
-            leaving = first + FORBIDDEN * same.any(axis=2)
-            coming = second - FORBIDDEN * same.any(axis=1)
-        codes, distances = [], []
-        for group, offset in zip(self.groups, self.offsets, strict=False):
-            out, back = leaving[:, group[:, 0]], coming[:, group[:, 0]]
+        result = np.empty((first.shape[0], self.size), dtype=np.float32)
+        for group, low, high in zip(self.groups, self.offsets[:-1], self.offsets[1:], strict=True):
+            out, back = first[:, group[:, 0]], second[:, group[:, 0]]
             if group[0, 0] != group[0, 1]:
-                out, back = out + leaving[:, group[:, 1]], back + coming[:, group[:, 1]]
-            distance = (excess[:, None] - out)[:, :, None] + back[:, None, :]
-            np.abs(distance, out=distance)
-            flat = distance.reshape(distance.shape[0], -1)
-            chosen = flat.argmin(axis=1)
-            codes.append(chosen + offset)
-            distances.append(flat[np.arange(chosen.size), chosen])
-        pick = np.arange(codes[0].size)
-        nearest = np.array(distances).argmin(axis=0)
-        return np.array(codes)[nearest, pick], np.array(distances)[nearest, pick]
+                out, back = out + first[:, group[:, 1]], back + second[:, group[:, 1]]
+            block = result[:, low:high].reshape(first.shape[0], len(group), len(group))
+            np.add((before[:, None] - out)[:, :, None], back[:, None, :], out=block)
+            result[:, low:high] = block.reshape(first.shape[0], -1)
+        return result
+
+    def forbid(self, cost: SmallFloats, same: NDArray[np.bool_]) -> None:
+        """See :class:`Exchange`."""
+        shared = np.flatnonzero(same.any(axis=(1, 2)))
+        if not shared.size:
+            return
+        stays_first, stays_second = same[shared].any(axis=2), same[shared].any(axis=1)
+        for group, low, high in zip(self.groups, self.offsets[:-1], self.offsets[1:], strict=True):
+            out, back = stays_first[:, group].any(axis=2), stays_second[:, group].any(axis=2)
+            forbidden = (out[:, :, None] | back[:, None, :]).reshape(shared.size, -1)
+            cost[shared, low:high] += FORBIDDEN * forbidden
 
     def apply(self, items: IntArray, code: IntArray) -> IntArray:
         """See :class:`Exchange`."""
@@ -182,7 +186,7 @@ class PairBalancer:
 
     Args:
         slots: [B, G, s] expert in each slot; changed in place.
-        sizes: [B, E] load / replicas of each expert over the mean load of a unit of speed.
+        sizes: [C, B, E] load / replicas of each expert over the mean load of a unit of speed, in each load case.
         speed: [G].
     """
 
@@ -191,14 +195,13 @@ class PairBalancer:
         self.sizes = sizes
         self.small_sizes = sizes.astype(np.float32)
         self.speed = speed
-        self.uniform = bool(np.all(speed == speed[0]))
-        self.has_copies = slots.shape[1] * slots.shape[2] > sizes.shape[1]
-        self.exchange = exchange_for(slots.shape[2], mirrored=not self.uniform)
+        self.has_copies = slots.shape[1] * slots.shape[2] > sizes.shape[2]
+        self.exchange = exchange_for(slots.shape[2], mirrored=not np.all(speed == speed[0]))
         rows = np.arange(slots.shape[0])[:, None, None]
-        self.load = sizes[rows, slots].sum(axis=2)
-        self.time = self.load / speed
+        self.load = sizes[:, rows, slots].sum(axis=3)  # [C, B, G]
+        self.time = (self.load / speed).max(axis=0)  # [B, G], the worst case
 
-    def improve(self, row: IntArray, first: IntArray, second: IntArray, *, partners: int) -> IntArray:
+    def improve(self, row: IntArray, first: IntArray, second: IntArray, *, partners: int) -> None:
         """Exchange between pairs of devices where the busier one gains.
 
         Args:
@@ -206,36 +209,67 @@ class PairBalancer:
             first: [N] first device of each pair.
             second: [N] second device; no device may occur twice in a row but ``first`` in a run of ``partners`` pairs.
             partners: pairs that belong together, of which only the best one is carried out.
-
-        Returns:
-            The rows that changed (with repetitions).
         """
         s = self.slots.shape[2]
         items = np.concatenate([self.slots[row, first], self.slots[row, second]], axis=1)
-        piece = self.small_sizes[row[:, None], items]
-        together = self.load[row, first] + self.load[row, second]
-        speeds = self.speed[first] + self.speed[second]
-        excess = self.load[row, first] - together * (self.speed[first] / speeds)
-        same = items[:, :s, None] == items[:, None, s:] if self.has_copies else None
-        code, distance = self.exchange.best(piece[:, :s], piece[:, s:], excess.astype(np.float32), same)
-        outcome = together / speeds + distance / np.minimum(self.speed[first], self.speed[second])
+        piece = self.small_sizes[:, row[:, None], items]
+        one_case = self.load.shape[0] == 1
+        cost = (self._cost_one_case if one_case else self._cost_all_cases)(piece, row, first, second)
+        if self.has_copies:
+            self.exchange.forbid(cost, items[:, :s, None] == items[:, None, s:])
+        code = cost.argmin(axis=1)
+        outcome = cost[np.arange(code.size), code]
+        if one_case:
+            speeds = self.speed[first] + self.speed[second]
+            fair = (self.load[0, row, first] + self.load[0, row, second]) / speeds
+            outcome = fair + outcome / np.minimum(self.speed[first], self.speed[second])
         picked = np.arange(0, row.size, partners) + outcome.reshape(-1, partners).argmin(axis=1)
         before = np.maximum(self.time[row[picked], first[picked]], self.time[row[picked], second[picked]])
         picked = picked[outcome[picked] < before]
-        return self._carry_out(
-            row[picked], first[picked], second[picked], self.exchange.apply(items[picked], code[picked])
-        )
+        items = self.exchange.apply(items[picked], code[picked])
+        self._carry_out(row[picked], first[picked], second[picked], items)
 
-    def _carry_out(self, row: IntArray, first: IntArray, second: IntArray, items: IntArray) -> IntArray:
+    def work_of(self, num_pairs: int) -> float:
+        """Exchanges looked at for so many pairs, overheads included; a measure of processor time."""
+        num_cases = self.load.shape[0]
+        passes = 1 if num_cases == 1 else PASSES_OF_A_CASE * num_cases
+        return num_pairs * (self.exchange.size * passes + PAIR_OVERHEAD)
+
+    def _cost_one_case(self, piece: SmallFloats, row: IntArray, first: IntArray, second: IntArray) -> SmallFloats:
+        """[N, K] distance of the first device's load from its fair part: the nearer, the less busy the busier one."""
+        s = self.slots.shape[2]
+        mine, theirs = self.load[0, row, first], self.load[0, row, second]
+        excess = mine - (mine + theirs) * (self.speed[first] / (self.speed[first] + self.speed[second]))
+        cost = self.exchange.outcomes(piece[0, :, :s], piece[0, :, s:], excess.astype(np.float32))
+        np.abs(cost, out=cost)
+        return cost
+
+    def _cost_all_cases(self, piece: SmallFloats, row: IntArray, first: IntArray, second: IntArray) -> SmallFloats:
+        """[N, K] time of the busier device in the worst load case."""
+        s = self.slots.shape[2]
+        inverse_first = (1.0 / self.speed[first]).astype(np.float32)[:, None]
+        inverse_second = (1.0 / self.speed[second]).astype(np.float32)[:, None]
+        cost = np.zeros((row.size, self.exchange.size), dtype=np.float32)
+        for case in range(piece.shape[0]):
+            mine = self.load[case, row, first].astype(np.float32)
+            together = mine + self.load[case, row, second].astype(np.float32)
+            load = self.exchange.outcomes(piece[case, :, :s], piece[case, :, s:], mine)
+            np.maximum(cost, load * inverse_first, out=cost)
+            np.subtract(together[:, None], load, out=load)
+            load *= inverse_second
+            np.maximum(cost, load, out=cost)
+        return cost
+
+    def _carry_out(self, row: IntArray, first: IntArray, second: IntArray, items: IntArray) -> None:
         """Make the exchanges that still gain when summed in double precision."""
         s = self.slots.shape[2]
-        size = self.sizes[row[:, None], items]
-        load_first, load_second = size[:, :s].sum(axis=1), size[:, s:].sum(axis=1)
-        time_first, time_second = load_first / self.speed[first], load_second / self.speed[second]
+        size = self.sizes[:, row[:, None], items]
+        load_first, load_second = size[..., :s].sum(axis=2), size[..., s:].sum(axis=2)
+        time_first = (load_first / self.speed[first]).max(axis=0)
+        time_second = (load_second / self.speed[second]).max(axis=0)
         before = np.maximum(self.time[row, first], self.time[row, second])
         kept = np.maximum(time_first, time_second) < before * (1.0 - LEAST_RELATIVE_GAIN)
         row, first, second = row[kept], first[kept], second[kept]
         self.slots[row, first], self.slots[row, second] = items[kept, :s], items[kept, s:]
-        self.load[row, first], self.load[row, second] = load_first[kept], load_second[kept]
+        self.load[:, row, first], self.load[:, row, second] = load_first[:, kept], load_second[:, kept]
         self.time[row, first], self.time[row, second] = time_first[kept], time_second[kept]
-        return row
