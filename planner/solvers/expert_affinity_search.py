@@ -6,8 +6,8 @@ own, and the other way round. In a layer, one device offers its slots; each swap
     Δsame + (μ / L) (P(t) − P(t′)),    P(t) = (1/κ) log Σ_d exp(κ t_d),
 
 Δsame = what the swap adds to the share of transitions that stay on their device, t = device times in units of the ideal
-time, P = a smooth stand-in for the busiest device. The swap with the largest worth plus Gumbel noise is carried out, which
-samples swaps with probability ∝ exp(worth / temperature). Each chain steers its own price μ: up while it is below the
+time, P = a smooth stand-in for the busiest device. The swap with the largest worth plus Gumbel noise is carried out,
+which samples swaps with probability ∝ exp(worth / temperature). Each chain steers its own price μ: up while it is below the
 floor of balancedness, down while it is above. The best placement at or above the floor is kept.
 """
 
@@ -16,9 +16,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
-
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
+from numpy.typing import NDArray
 
 FORBIDDEN = -1e9
 FIRST_PRICE = 1.0  # share of transitions that one unit of balancedness is worth, to begin with

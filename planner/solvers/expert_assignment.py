@@ -9,7 +9,6 @@ G × G matrix; while the matrix has a cycle of positive gain, carry it out. Swap
 from __future__ import annotations
 
 import numpy as np
-
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 
 NEVER = -1e18  # gain of a move that would make a duplicate
@@ -23,7 +22,7 @@ def reassign(slots: IntArray, gain: FloatArray) -> None:
         slots: [B, G, s] expert in each slot.
         gain: [B, E, G] worth of a copy of each expert on each device.
     """
-    num_rows, num_devices, _ = slots.shape
+    num_devices = slots.shape[1]
     if num_devices == 1:
         return
     scale = np.abs(gain).max(axis=(1, 2), initial=0.0)

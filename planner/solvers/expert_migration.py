@@ -1,6 +1,6 @@
 """The best balance that few moves from the present placement can reach.
 
-One layer offers a choice of (moves, time) points; a knapsack over the layers then spends the moves where they bring most.
+One layer offers a choice of (moves, time) points; a knapsack over the layers spends the moves where they bring most.
 The points of a layer come from repairs with several targets: until no device is busier than the target, the busiest one
 
 * swaps a slot with another device (two moves, fewer where an expert comes home), or
@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, residency
 from meshplan.planner.solvers.expert_assignment import reassign
+from numpy.typing import NDArray
 
 # Targets, as parts of the way from perfect balance to the present time of the busiest device.
 TARGETS = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.14, 0.18, 0.23, 0.3, 0.4, 0.55, 0.75)
@@ -26,6 +26,8 @@ TARGETS = (0.0, 0.01, 0.02, 0.04, 0.07, 0.1, 0.14, 0.18, 0.23, 0.3, 0.4, 0.55, 0
 FREE_MOVE = 0.5
 LEAST_GAIN = 1e-9
 FORBIDDEN = np.inf
+
+BoolArray = NDArray[np.bool_]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,7 +46,7 @@ class Repairs:
     slots: IntArray
     counts: IntArray
     load: FloatArray
-    before: np.ndarray
+    before: BoolArray
     target: FloatArray
     speed: FloatArray
 
@@ -102,7 +104,7 @@ class Options:
 def migrate(
     current: IntArray, ideal: IntArray, load: FloatArray, speed: FloatArray, most_moves: int
 ) -> IntArray | None:
-    """[L, G, s] a placement of high balancedness with at most ``most_moves`` moves; None when even a legal one needs more.
+    """[L, G, s] a placement of high balancedness within the budget of moves; None when a legal one needs more.
 
     Args:
         current: [L, G, s] present placement; may hold duplicates or lack experts, which is mended first.
@@ -114,7 +116,9 @@ def migrate(
     num_layers, num_devices, _ = current.shape
     before = residency(current.reshape(num_layers, -1), load.shape[1], num_devices)
     options = [Options() for _ in range(num_layers)]
-    for layer, (moves, busiest, slots) in enumerate(measured(rename_devices(ideal, before), load, before, speed)):
+    for layer, (moves, busiest, slots) in enumerate(
+        measured(rename_devices(ideal, before, speed), load, before, speed)
+    ):
         options[layer].add(moves, busiest, slots)
     legal = np.stack([mend(current[layer], load[layer]) for layer in range(num_layers)])
     explore(legal, load, before, speed, most_moves, options)
@@ -122,13 +126,11 @@ def migrate(
 
 
 def measured(
-    slots: IntArray, load: FloatArray, before: np.ndarray, speed: FloatArray
+    slots: IntArray, load: FloatArray, before: BoolArray, speed: FloatArray
 ) -> list[tuple[int, float, IntArray]]:
     """(moves, time of the busiest device, slots) of each layer."""
     counts = counts_of(slots, load.shape[1])
-    state = Repairs(
-        slots=slots, counts=counts, load=load, before=before, target=np.ones(len(slots)), speed=speed
-    )
+    state = Repairs(slots=slots, counts=counts, load=load, before=before, target=np.ones(len(slots)), speed=speed)
     return list(zip(state.moves().tolist(), state.times().max(axis=1).tolist(), slots, strict=True))
 
 
@@ -139,9 +141,9 @@ def counts_of(slots: IntArray, num_experts: int) -> IntArray:
     return np.bincount(flat.ravel(), minlength=num_rows * num_experts).reshape(num_rows, num_experts)
 
 
-def rename_devices(slots: IntArray, before: np.ndarray, speed: FloatArray | None = None) -> IntArray:
-    """Hand whole devices' contents to other devices so that most experts stay; speeds must be equal, or nothing is done."""
-    if speed is not None and not np.all(speed == speed[0]):
+def rename_devices(slots: IntArray, before: BoolArray, speed: FloatArray) -> IntArray:
+    """[L, G, s] whole devices' contents handed to the devices that hold most of them; nothing if speeds differ."""
+    if not np.all(speed == speed[0]):
         return slots
     num_layers, num_devices, _ = slots.shape
     # Overlap of what the new device i holds with what the old device d held: the gain of giving content i to device d.
@@ -159,10 +161,7 @@ def mend(slots: IntArray, load: FloatArray) -> IntArray:
     num_experts = load.size
     counts = np.bincount(slots.ravel(), minlength=num_experts)
     duplicate = [
-        (device, place)
-        for device, row in enumerate(slots)
-        for place in range(row.size)
-        if row[place] in row[:place]
+        (device, place) for device, row in enumerate(slots) for place in range(row.size) if row[place] in row[:place]
     ]
     for device, place in duplicate:
         here = np.isin(np.arange(num_experts), slots[device])
@@ -181,7 +180,7 @@ def mend(slots: IntArray, load: FloatArray) -> IntArray:
 
 
 def explore(
-    slots: IntArray, load: FloatArray, before: np.ndarray, speed: FloatArray, most_moves: int, options: list[Options]
+    slots: IntArray, load: FloatArray, before: BoolArray, speed: FloatArray, most_moves: int, options: list[Options]
 ) -> None:
     """Repair every layer towards every target; note each state as a point of its layer."""
     num_layers = slots.shape[0]
@@ -211,7 +210,7 @@ def explore(
         active = active[gained & (moves < most_moves) & (times > part.target + LEAST_GAIN)]
 
 
-def step(state: Repairs) -> np.ndarray:
+def step(state: Repairs) -> BoolArray:
     """One swap or copy in each row; [B] whether it removed excess. Rows that did not improve are left as they were."""
     rows = np.arange(state.slots.shape[0])
     times = state.times()
@@ -237,7 +236,7 @@ def step(state: Repairs) -> np.ndarray:
     flat[chosen, other] = winner
 
     now = np.maximum(state.times() - state.target[:, None], 0.0).sum(axis=1)
-    gained: np.ndarray = now < excess - LEAST_GAIN
+    gained: BoolArray = now < excess - LEAST_GAIN
     state.slots[~gained], state.counts[~gained] = old_slots[~gained], old_counts[~gained]
     return gained
 
