@@ -7,8 +7,8 @@ own, and the other way round. In a layer, one device offers its slots; each swap
 
 Δsame = what the swap adds to the share of transitions that stay on their device, t = device times in units of the ideal
 time, P = a smooth stand-in for the busiest device. The swap with the largest worth plus Gumbel noise is carried out,
-which samples swaps with probability ∝ exp(worth / temperature). Each chain steers its own price μ: up while it is below the
-floor of balancedness, down while it is above. The best placement at or above the floor is kept.
+which samples swaps with probability ∝ exp(worth / temperature). Each chain steers its own price μ: up while it is below
+the floor of balancedness, down while it is above. The best placement at or above the floor is kept.
 """
 
 from __future__ import annotations

@@ -43,8 +43,11 @@ FROM_THE_BUSIEST = 0.5  # share of the moves that give a copy to an expert of th
 MOVE_AGAIN = 0.3  # chance that a trial makes one more move
 TRIAL_OVERHEAD_SLOTS = 10  # setting up a trial costs as much as one pair of devices for so many slots
 MOST_GENERATIONS = 200
-# Exchanges looked at before the search ends: about 0.3 s on one core of a 2020s server.
-DEFAULT_WORK = 1e8
+# Exchanges looked at before the search ends: so many, and so many for each slot, but at most a number that takes
+# about 0.3 s on one core of a 2020s server.
+WORK_AT_LEAST = 1.5e7
+WORK_OF_A_SLOT = 5e3
+WORK_AT_MOST = 1e8
 
 
 @dataclass(slots=True)
@@ -89,6 +92,11 @@ class Best:
         lead = lead[busiest[lead] < self.time[row[lead]]]
         where = row[lead]
         self.slots[where], self.counts[where], self.time[where] = slots[lead], counts[lead], busiest[lead]
+
+
+def default_work(num_layers: int, num_slots: int) -> float:
+    """Work that is proportionate to a problem."""
+    return min(WORK_AT_LEAST + WORK_OF_A_SLOT * num_layers * num_slots, WORK_AT_MOST)
 
 
 def normalised(load: FloatArray, speed: FloatArray) -> FloatArray:

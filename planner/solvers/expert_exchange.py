@@ -3,7 +3,7 @@
 Two devices hold 2s pieces; which s of them should the first one keep? Two neighbourhoods answer, by the size of s:
 
 * every split, while there are at most :data:`MOST_SPLITS`: one matrix product gives the first device's load under each;
-* otherwise every swap of one piece for one, and of two for two while these are at most :data:`MOST_SWAPS`.
+* otherwise every swap of one piece for one, and of two for two (a sample, where these exceed :data:`MOST_SWAPS`).
 
 A pair is judged by the distance of the first device's load from its fair part of what both hold: the sum stays, so the
 busier of the two becomes less busy. Exchanges that put two copies of one expert on a device are ruled out.
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import combinations
-from math import comb
+from math import comb, isqrt
 from typing import Protocol
 
 import numpy as np
@@ -120,15 +120,16 @@ class Splits:
 
 
 class Swaps:
-    """Every swap of one piece for one, and of two for two where they are few."""
+    """Every swap of one piece for one, and swaps of two for two."""
 
     def __init__(self, slots_per_device: int) -> None:
         s = slots_per_device
         self.slots_per_device = s
-        groups = [[(slot, slot) for slot in range(s)]]
-        if comb(s, 2) ** 2 <= MOST_SWAPS:
-            groups.append(list(combinations(range(s), 2)))
-        self.groups = [np.array(group) for group in groups]  # each [m, 2]: the slots that leave
+        twos = np.array(list(combinations(range(s), 2)))
+        if twos.shape[0] ** 2 > MOST_SWAPS:
+            # Slots are in no particular order, so any fixed sample of their pairs is as good as another.
+            twos = np.random.default_rng(s).permutation(twos)[: isqrt(MOST_SWAPS)]
+        self.groups = [np.repeat(np.arange(s)[:, None], 2, axis=1), twos]  # each [m, 2]: the slots that leave
         self.size = sum(len(group) ** 2 for group in self.groups)
         self.offsets = np.cumsum([0] + [len(group) ** 2 for group in self.groups])
 

@@ -30,7 +30,7 @@ from meshplan.planner.problems.expert_objectives import (
 )
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem, Placement
 from meshplan.planner.solvers.expert_affinity import place_for_affinity, traffic_bound
-from meshplan.planner.solvers.expert_balance import DEFAULT_WORK, Best, Effort, balance, normalised
+from meshplan.planner.solvers.expert_balance import Best, Effort, balance, default_work, normalised
 from meshplan.planner.solvers.expert_bounds import time_bound
 from meshplan.planner.solvers.expert_migration import migrate
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
@@ -72,7 +72,7 @@ def solve(
     """
     wall, cpu = time.perf_counter(), time.process_time()
     deadline = None if time_limit_s is None else wall + time_limit_s
-    effort = Effort(work=DEFAULT_WORK, deadline=deadline)
+    effort = Effort(work=default_work(problem.num_layers, problem.num_slots), deadline=deadline)
     found = _SOLVERS[problem.objective](problem, effort, seed)
     objective = None if found.placement is None else objective_of(problem, found.placement)
     bound = found.bound
@@ -105,8 +105,9 @@ def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> di
     """The solution as plain JSON, every number recomputed from the placement.
 
     Keys: ``status``, ``bound``, and, unless infeasible, ``physical_to_logical_map``, ``balancedness`` (the smallest
-    over the scenarios for ``robust``), ``gap``, ``duplicates_on_device``, ``replicas_per_expert_max``;
-    ``scenario_balancedness``, ``cross_device_fraction``, ``cross_node_fraction`` and ``moved_experts`` where the problem has what they need.
+    over the scenarios for ``robust``), ``gap``, ``duplicates_on_device``, ``replicas_per_expert_max``; where the
+    problem has what they need, ``scenario_balancedness``, ``cross_device_fraction``, ``cross_node_fraction`` and
+    ``moved_experts``.
     """
     document: dict[str, Any] = {"status": solution.status.value, "bound": solution.bound}
     if solution.assignment is None:
