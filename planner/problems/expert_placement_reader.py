@@ -209,7 +209,7 @@ class _Reader:
         array = self._array(key)
         if array is None or not self._has_shape(key, array, shape):
             return None
-        return self._check_counts(key, array)
+        return self._check_counts(key, array.reshape(shape))
 
     def _check_counts(self, key: str, array: NDArray[Any]) -> FloatArray | None:
         counts = array.astype(np.float64)

@@ -94,9 +94,9 @@ class Best:
         self.slots[where], self.counts[where], self.time[where] = slots[lead], counts[lead], busiest[lead]
 
 
-def default_work(num_layers: int, num_slots: int) -> float:
+def default_work(num_cases: int, num_layers: int, num_slots: int) -> float:
     """Work that is proportionate to a problem."""
-    return min(WORK_AT_LEAST + WORK_OF_A_SLOT * num_layers * num_slots, WORK_AT_MOST)
+    return min(num_cases * (WORK_AT_LEAST + WORK_OF_A_SLOT * num_layers * num_slots), WORK_AT_MOST)
 
 
 def normalised(load: FloatArray, speed: FloatArray) -> FloatArray:
@@ -125,10 +125,25 @@ def balance(
     if one_case and is_small(load.shape[2], num_redundant, speed.size) and np.all(speed == speed[0]):
         prove_small_layers(best, load[0], num_redundant, bound)
     elif best.slots.shape[2] > 1 and speed.size > 1:
+        goal = bound * (1.0 + WORTH_OTHER_COUNTS)
         if num_redundant:
-            try_other_counts(best, load, num_redundant, speed, bound, effort)
-        perturb(best, load, speed, bound, effort, np.random.default_rng(seed))
+            goal = np.maximum(bound * (1.0 + CLOSE_ENOUGH), np.minimum(goal, eplb_time(load, num_redundant, speed)))
+            try_other_counts(best, load, num_redundant, speed, bound, goal, effort)
+        perturb(best, load, speed, bound, goal, effort, np.random.default_rng(seed))
     return best
+
+
+def eplb_time(load: FloatArray, num_redundant: int, speed: FloatArray) -> FloatArray:
+    """[L] time of the busiest device under EPLB's own placement, which need not be legal.
+
+    EPLB may put two copies of an expert on one device and so split a load unevenly, which now and then balances better
+    than the legal placement that is made from it. A row worse than this is worked on, however close to its bound.
+    """
+    mean = load.mean(axis=0)
+    counts = greedy_counts(mean, num_redundant, mean.shape[1] + num_redundant)
+    slots = longest_first(mean, counts, np.ones(speed.size), copies_may_meet=True)
+    rows = np.arange(mean.shape[0])[:, None, None]
+    return ((load / counts)[:, rows, slots].sum(axis=3) / speed).max(axis=(0, 2))
 
 
 def prove_small_layers(best: Best, load: FloatArray, num_redundant: int, bound: FloatArray) -> None:
@@ -144,10 +159,16 @@ def prove_small_layers(best: Best, load: FloatArray, num_redundant: int, bound: 
 
 
 def try_other_counts(
-    best: Best, load: FloatArray, num_redundant: int, speed: FloatArray, bound: FloatArray, effort: Effort
+    best: Best,
+    load: FloatArray,
+    num_redundant: int,
+    speed: FloatArray,
+    bound: FloatArray,
+    goal: FloatArray,
+    effort: Effort,
 ) -> None:
-    """Member 3: counts that spend fewer copies on the heaviest experts."""
-    hard = np.flatnonzero(best.time > bound * (1.0 + WORTH_OTHER_COUNTS))
+    """Member 3: counts that spend fewer copies on the heaviest experts, for rows above their goal."""
+    hard = np.flatnonzero(best.time > goal)
     if not hard.size or effort.exhausted:
         return
     row = np.repeat(hard, len(COUNT_SHIFTS))
@@ -216,12 +237,17 @@ def pairs(busy: FloatArray, heads: int, partners: int, turn: int) -> tuple[IntAr
 
 
 def perturb(
-    best: Best, load: FloatArray, speed: FloatArray, bound: FloatArray, effort: Effort, rng: np.random.Generator
+    best: Best,
+    load: FloatArray,
+    speed: FloatArray,
+    bound: FloatArray,
+    goal: FloatArray,
+    effort: Effort,
+    rng: np.random.Generator,
 ) -> None:
-    """Member 4: on each hard row, try replica moves from its best placement and keep what gains."""
-    target = bound * (1.0 + WORTH_OTHER_COUNTS)
+    """Member 4: on each row above its goal, try replica moves from its best placement and keep what gains."""
     for _ in range(MOST_GENERATIONS):
-        hard = np.flatnonzero(best.time > target)
+        hard = np.flatnonzero(best.time > goal)
         if not hard.size or effort.exhausted:
             return
         # The mean over layers counts, so the rows with the largest gaps get the most trials.

@@ -24,6 +24,7 @@ MOST_COUNT_VECTORS = 20_000
 MOST_SLOTS = 24
 # States looked at in one layer before it is left with a gap.
 MOST_STATES = 20_000
+PAIR = 2  # slots a device for which the pairing bound holds
 # Improvements smaller than this are rounding.
 LEAST_GAIN = 1e-10
 # The last device takes exactly what is left, give or take the rounding of the sums.
@@ -42,6 +43,8 @@ def is_small(num_experts: int, num_redundant: int, num_devices: int) -> bool:
 @lru_cache(maxsize=8)
 def count_vectors(num_experts: int, num_redundant: int, num_devices: int) -> IntArray:
     """[N, E] every vector of counts."""
+    if num_experts == 1:
+        return np.array([[1 + num_redundant]], dtype=np.int64)
     bars = np.array(list(combinations(range(num_redundant + num_experts - 1), num_experts - 1)), dtype=np.int64)
     bars = bars.reshape(-1, num_experts - 1)
     edges = np.concatenate(
@@ -94,7 +97,7 @@ def packing_bounds(vectors: IntArray, piece: FloatArray, num_devices: int) -> Fl
     repeated = np.repeat(piece.ravel(), vectors.ravel()).reshape(num_vectors, num_slots)
     repeated.sort(axis=1)
     bound = np.maximum(repeated.sum(axis=1) / num_devices, repeated[:, -1])
-    if per_device == 2:  # noqa: PLR2004
+    if per_device == PAIR:
         bound = np.maximum(bound, (repeated + repeated[:, ::-1]).max(axis=1))
     by_expert = np.sort(piece, axis=1)
     if per_device <= num_experts:

@@ -21,7 +21,9 @@ def deal_round_robin(counts: IntArray, num_devices: int) -> IntArray:
     return np.ascontiguousarray(repeated.reshape(num_layers, -1, num_devices).transpose(0, 2, 1))
 
 
-def longest_first(load: FloatArray, counts: IntArray, device_speed: FloatArray) -> IntArray:
+def longest_first(
+    load: FloatArray, counts: IntArray, device_speed: FloatArray, *, copies_may_meet: bool = False
+) -> IntArray:
     """Place the pieces by falling size, each on the device that is least busy with it and has a free slot.
 
     This is the packing rule of EPLB with two repairs: a device that holds a copy of the expert is passed over, and
@@ -31,6 +33,7 @@ def longest_first(load: FloatArray, counts: IntArray, device_speed: FloatArray) 
         load: [L, E].
         counts: [L, E] replicas.
         device_speed: [G].
+        copies_may_meet: put two copies of an expert on one device, as EPLB does; the outcome is not legal.
 
     Returns:
         [L, G, s] expert in each slot.
@@ -43,7 +46,7 @@ def longest_first(load: FloatArray, counts: IntArray, device_speed: FloatArray) 
     piece = np.take_along_axis(load / counts, order, axis=1)
     first_copy = np.ones(order.shape, dtype=bool)
     first_copy[:, 1:] = order[:, 1:] != order[:, :-1]
-    any_copies = ~first_copy.all(axis=0)
+    any_copies = ~first_copy.all(axis=0) & (not copies_may_meet)
 
     rows = np.arange(num_layers)
     inverse_speed = 1.0 / device_speed
@@ -65,7 +68,7 @@ def longest_first(load: FloatArray, counts: IntArray, device_speed: FloatArray) 
         used[rows, device] += 1
         grown = busy[rows, device] + piece[:, turn] * inverse_speed[device]
         busy[rows, device] = np.where(used[rows, device] >= per_device, np.inf, grown)
-    return replace_illegal(slots, used, counts)
+    return slots if copies_may_meet else replace_illegal(slots, used, counts)
 
 
 def replace_illegal(slots: IntArray, used: IntArray, counts: IntArray) -> IntArray:

@@ -72,7 +72,8 @@ def solve(
     """
     wall, cpu = time.perf_counter(), time.process_time()
     deadline = None if time_limit_s is None else wall + time_limit_s
-    effort = Effort(work=default_work(problem.num_layers, problem.num_slots), deadline=deadline)
+    work = default_work(len(problem.load_cases), problem.num_layers, problem.num_slots)
+    effort = Effort(work=work, deadline=deadline)
     found = _SOLVERS[problem.objective](problem, effort, seed)
     objective = None if found.placement is None else objective_of(problem, found.placement)
     bound = found.bound
