@@ -48,14 +48,16 @@ def device_time(load: FloatArray, placement: IntArray, device_speed: FloatArray)
     """
     counts = np.maximum(replica_counts(placement, load.shape[1]), 1)
     piece = np.take_along_axis(load / counts, placement, axis=1)
-    return piece.reshape(load.shape[0], device_speed.size, -1).sum(axis=2) / device_speed
+    time: FloatArray = piece.reshape(load.shape[0], device_speed.size, -1).sum(axis=2) / device_speed
+    return time
 
 
 def layer_balancedness(load: FloatArray, placement: IntArray, device_speed: FloatArray) -> FloatArray:
     """[L] ideal time over the time of the busiest device; 1 for a layer without load."""
     busiest = device_time(load, placement, device_speed).max(axis=1)
     ideal = load.sum(axis=1) / device_speed.sum()
-    return np.divide(ideal, busiest, out=np.ones_like(ideal), where=busiest > 0)
+    balance: FloatArray = np.divide(ideal, busiest, out=np.ones_like(ideal), where=busiest > 0)
+    return balance
 
 
 def balancedness(load: FloatArray, placement: IntArray, device_speed: FloatArray) -> float:
@@ -69,7 +71,8 @@ def device_shares(placement: IntArray, num_experts: int, num_devices: int) -> Fl
     device = np.arange(num_slots) // (num_slots // num_devices)
     shares = np.zeros((num_layers, num_experts, num_devices))
     np.add.at(shares, (np.arange(num_layers)[:, None], placement, device[None, :]), 1.0)
-    return shares / np.maximum(shares.sum(axis=2, keepdims=True), 1.0)
+    shares /= np.maximum(shares.sum(axis=2, keepdims=True), 1.0)
+    return shares
 
 
 def cross_device_fraction(transitions: FloatArray, placement: IntArray, num_devices: int) -> float:

@@ -187,11 +187,11 @@ class _Reader:
         if not path.is_file():
             self.complain(f"{key}.file", f"{name!r} does not exist beside the instance")
             return None
+        if not zipfile.is_zipfile(path):
+            self.complain(f"{key}.file", f"{name!r} is not an .npz of plain numbers; save it with numpy.savez")
+            return None
         try:
             with np.load(path, allow_pickle=False) as archive:
-                if not isinstance(archive, np.lib.npyio.NpzFile):
-                    self.complain(f"{key}.file", f"{name!r} is a single array; save it with numpy.savez")
-                    return None
                 if entry not in archive.files:
                     near = did_you_mean(closest_names(entry, archive.files))
                     self.complain(f"{key}.key", f"{name!r} has no array {entry!r}{near}")
@@ -280,4 +280,5 @@ def _mean_of_scenarios(scenarios: FloatArray | None, shape: tuple[int, int]) -> 
     if scenarios is None:
         return np.zeros(shape)
     totals = scenarios.sum(axis=2, keepdims=True)
-    return np.divide(scenarios, totals, out=np.zeros_like(scenarios), where=totals > 0).mean(axis=0)
+    mean: FloatArray = np.divide(scenarios, totals, out=np.zeros_like(scenarios), where=totals > 0).mean(axis=0)
+    return mean

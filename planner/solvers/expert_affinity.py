@@ -65,25 +65,24 @@ def place_for_affinity(
     """
     rng = np.random.default_rng(seed)
     total = float(transitions.sum())
-    setting = {
-        "sizes": load / counts,
-        "counts": counts,
-        "transitions": transitions / total if total > 0 else transitions,
-        "speed": speed,
-    }
-    renamed = rename_along_traffic(Chains(slots=balanced[None].copy(), **setting))
-    starts = Chains(slots=shuffled_starts(renamed[0], rng), **setting)
+    share = transitions / total if total > 0 else transitions
+
+    def chains_of(slots: IntArray) -> Chains:
+        return Chains(slots=slots, sizes=load / counts, counts=counts, transitions=share, speed=speed)
+
+    renamed = rename_along_traffic(chains_of(balanced[None].copy()))
+    starts = chains_of(shuffled_starts(renamed[0], rng))
     alternate(starts, effort)
     candidates = [(renamed[0], "balanced, devices renamed")]
     candidates += [(slots, "alternating assignment") for slots in starts.slots]
-    pool = Chains(slots=np.stack([slots for slots, _ in candidates]), **setting)
+    pool = chains_of(np.stack([slots for slots, _ in candidates]))
     same, balance = pool.same(), layer_balance(pool.times()).mean(axis=1)
     lead = int(same.argmax())
     best = int(np.where(balance >= floor, same, -1.0).argmax())
     found = candidates[best] if balance[best] >= floor else (None, "none")
     if best == lead and found[0] is not None:
         return found
-    chains = Chains(slots=pool.slots[lead : lead + 1].copy(), **setting)
+    chains = chains_of(pool.slots[lead : lead + 1].copy())
     slots, reached = anneal(chains, floor, sweeps_for(chains, effort), rng)
     if slots is not None and (found[0] is None or reached > same[best]):
         return slots, "swaps at a price of balance"

@@ -61,14 +61,17 @@ class Chains:
 
     def times(self) -> FloatArray:
         """[B, L, G] time of each device."""
-        return self.sizes[np.arange(self.shape[1])[None, :, None, None], self.slots].sum(axis=3) / self.speed
+        layer = np.arange(self.shape[1])[None, :, None, None]
+        times: FloatArray = self.sizes[layer, self.slots].sum(axis=3) / self.speed
+        return times
 
     def same(self) -> FloatArray:
         """[B] share of transitions that stay on their device."""
         shares = self.shares()
         if shares.shape[1] == 1:
             return np.ones(shares.shape[0])
-        return ((self.transitions @ shares[:, 1:]) * shares[:, :-1]).sum(axis=(1, 2, 3))
+        same: FloatArray = ((self.transitions @ shares[:, 1:]) * shares[:, :-1]).sum(axis=(1, 2, 3))
+        return same
 
     def gains(self, layers: IntArray, shares: FloatArray) -> FloatArray:
         """[B, n, E, G] what one copy of each expert adds on each device in the given layers, the others held still."""
@@ -83,7 +86,8 @@ class Chains:
 def layer_balance(times: FloatArray) -> FloatArray:
     """[…] balancedness of layers from their device times […, G]; 1 without load."""
     busiest = times.max(axis=-1)
-    return np.divide(1.0, busiest, out=np.ones_like(busiest), where=busiest > 0)
+    balance: FloatArray = np.divide(1.0, busiest, out=np.ones_like(busiest), where=busiest > 0)
+    return balance
 
 
 def anneal(chains: Chains, floor: float, num_sweeps: int, rng: np.random.Generator) -> tuple[IntArray | None, float]:
@@ -181,4 +185,5 @@ def would_duplicate(slots: IntArray, mine: IntArray, device: int, home: IntArray
     by_device = slots.reshape(*slots.shape[:2], home[-1] + 1, -1)
     held = (by_device[:, :, None] == mine[..., None, None]).any(axis=4)  # [B, n, s, G] my expert is there already
     here = (slots[..., None] == mine[:, :, None, :]).any(axis=3)  # [B, n, S] their expert is here already
-    return held[..., home] | here[:, :, None, :]
+    duplicate: NDArray[np.bool_] = held[..., home] | here[:, :, None, :]
+    return duplicate

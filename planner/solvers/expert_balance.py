@@ -102,7 +102,8 @@ def default_work(num_cases: int, num_layers: int, num_slots: int) -> float:
 def normalised(load: FloatArray, speed: FloatArray) -> FloatArray:
     """[…, E] loads over the ideal time of their layer; zero where the layer has no load."""
     ideal = load.sum(axis=-1, keepdims=True) / speed.sum()
-    return np.divide(load, ideal, out=np.zeros_like(load), where=ideal > 0)
+    share: FloatArray = np.divide(load, ideal, out=np.zeros_like(load), where=ideal > 0)
+    return share
 
 
 def balance(
@@ -143,7 +144,8 @@ def eplb_time(load: FloatArray, num_redundant: int, speed: FloatArray) -> FloatA
     counts = greedy_counts(mean, num_redundant, mean.shape[1] + num_redundant)
     slots = longest_first(mean, counts, np.ones(speed.size), copies_may_meet=True)
     rows = np.arange(mean.shape[0])[:, None, None]
-    return ((load / counts)[:, rows, slots].sum(axis=3) / speed).max(axis=(0, 2))
+    times: FloatArray = ((load / counts)[:, rows, slots].sum(axis=3) / speed).max(axis=(0, 2))
+    return times
 
 
 def prove_small_layers(best: Best, load: FloatArray, num_redundant: int, bound: FloatArray) -> None:

@@ -25,4 +25,5 @@ def time_bound(load: FloatArray, num_redundant: int, speed: FloatArray) -> Float
     per_device = (load.shape[1] + num_redundant) // num_devices
     most_copies = min(1 + num_redundant, num_devices)
     others = np.sort(load, axis=1)[:, : per_device - 1].sum(axis=1) / most_copies
-    return np.maximum((largest + others) / speed.max(), (load.sum(axis=1) > 0).astype(np.float64))
+    bound: FloatArray = np.maximum((largest + others) / speed.max(), (load.sum(axis=1) > 0).astype(np.float64))
+    return bound

@@ -50,8 +50,9 @@ def count_vectors(num_experts: int, num_redundant: int, num_devices: int) -> Int
     edges = np.concatenate(
         [np.full((len(bars), 1), -1), bars, np.full((len(bars), 1), num_redundant + num_experts - 1)], axis=1
     )
-    counts = np.diff(edges, axis=1)  # 1 + the spare slots of each expert
-    return counts[counts.max(axis=1) <= num_devices]
+    counts: IntArray = np.diff(edges, axis=1)  # 1 + the spare slots of each expert
+    legal: IntArray = counts[counts.max(axis=1) <= num_devices]
+    return legal
 
 
 def best_layer(
@@ -96,7 +97,7 @@ def packing_bounds(vectors: IntArray, piece: FloatArray, num_devices: int) -> Fl
     per_device = num_slots // num_devices
     repeated = np.repeat(piece.ravel(), vectors.ravel()).reshape(num_vectors, num_slots)
     repeated.sort(axis=1)
-    bound = np.maximum(repeated.sum(axis=1) / num_devices, repeated[:, -1])
+    bound: FloatArray = np.maximum(repeated.sum(axis=1) / num_devices, repeated[:, -1])
     if per_device == PAIR:
         bound = np.maximum(bound, (repeated + repeated[:, ::-1]).max(axis=1))
     by_expert = np.sort(piece, axis=1)
@@ -115,7 +116,7 @@ class PackingSearch:
 
     def better(self, counts: IntArray, piece: FloatArray, limit: float) -> IntArray | None:
         """[G, s] a packing in which every device stays below ``limit``; None when there is none (or no time)."""
-        order = np.argsort(-piece, kind="stable")
+        order: IntArray = np.argsort(-piece, kind="stable")
         self.sizes = [float(size) for size in piece[order]]
         self.limit = limit
         self.failed: set[tuple[int, ...]] = set()
@@ -123,7 +124,8 @@ class PackingSearch:
         devices: list[tuple[int, ...]] = []
         if not self._fill(left, self.num_devices, sum(s * c for s, c in zip(self.sizes, left, strict=True)), devices):
             return None
-        return order[np.array(devices)]
+        packed: IntArray = order[np.array(devices)]
+        return packed
 
     def _fill(self, left: list[int], devices_left: int, load_left: float, devices: list[tuple[int, ...]]) -> bool:
         """Fill the remaining devices from the copies ``left``; False when it cannot be done."""

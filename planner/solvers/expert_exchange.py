@@ -150,9 +150,11 @@ class Swaps:
         shared = np.flatnonzero(same.any(axis=(1, 2)))
         if not shared.size:
             return
-        stays_first, stays_second = same[shared].any(axis=2), same[shared].any(axis=1)
+        stays_first: NDArray[np.bool_] = np.logical_or.reduce(same[shared], axis=2)
+        stays_second: NDArray[np.bool_] = np.logical_or.reduce(same[shared], axis=1)
         for group, low, high in zip(self.groups, self.offsets[:-1], self.offsets[1:], strict=True):
-            out, back = stays_first[:, group].any(axis=2), stays_second[:, group].any(axis=2)
+            out: NDArray[np.bool_] = np.logical_or.reduce(stays_first[:, group], axis=2)
+            back: NDArray[np.bool_] = np.logical_or.reduce(stays_second[:, group], axis=2)
             forbidden = (out[:, :, None] | back[:, None, :]).reshape(shared.size, -1)
             cost[shared, low:high] += FORBIDDEN * forbidden
 

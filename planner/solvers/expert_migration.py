@@ -64,13 +64,15 @@ class Repairs:
     def times(self) -> FloatArray:
         """[B, G] time of each device."""
         rows = np.arange(self.slots.shape[0])[:, None, None]
-        return (self.load / self.counts)[rows, self.slots].sum(axis=2) / self.speed
+        times: FloatArray = (self.load / self.counts)[rows, self.slots].sum(axis=2) / self.speed
+        return times
 
     def moves(self) -> IntArray:
         """[B] experts that are not where they were."""
         rows = np.arange(self.slots.shape[0])[:, None, None]
         devices = np.arange(self.speed.size)[None, :, None]
-        return (~self.before[rows, devices, self.slots]).sum(axis=(1, 2))
+        moves: IntArray = (~self.before[rows, devices, self.slots]).sum(axis=(1, 2))
+        return moves
 
 
 @dataclass(slots=True, eq=False)
@@ -172,7 +174,7 @@ def mend(slots: IntArray, load: FloatArray) -> IntArray:
         counts[winner] += 1
     for missing in np.flatnonzero(counts == 0):
         spare = np.where(counts[slots] > 1, -(load / np.maximum(counts - 1, 1))[slots], -np.inf)
-        device, place = np.unravel_index(int(spare.argmax()), slots.shape)
+        device, place = divmod(int(spare.argmax()), slots.shape[1])
         counts[slots[device, place]] -= 1
         slots[device, place] = missing
         counts[missing] += 1
@@ -204,10 +206,10 @@ def explore(
         part = state.take(active)
         gained = step(part)
         state.slots[active], state.counts[active] = part.slots, part.counts
-        moves, times = part.moves(), part.times().max(axis=1)
+        spent, times = part.moves(), part.times().max(axis=1)
         for row in np.flatnonzero(gained):
-            options[layer_of[active[row]]].add(int(moves[row]), float(times[row]), part.slots[row])
-        active = active[gained & (moves < most_moves) & (times > part.target + LEAST_GAIN)]
+            options[layer_of[active[row]]].add(int(spent[row]), float(times[row]), part.slots[row])
+        active = active[gained & (spent < most_moves) & (times > part.target + LEAST_GAIN)]
 
 
 def step(state: Repairs) -> BoolArray:
@@ -223,7 +225,7 @@ def step(state: Repairs) -> BoolArray:
     flat = state.slots.reshape(rows.size, -1)
 
     use_swap = swap >= copy
-    chosen = rows[use_swap]
+    chosen = rows[use_swap & np.isfinite(swap)]
     place, other = np.divmod(swap_at[chosen], flat.shape[1])
     own = busy[chosen] * per_device + place
     flat[chosen, own], flat[chosen, other] = flat[chosen, other], flat[chosen, own]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_replicas import pieces_in_order
+from numpy.typing import NDArray
 
 
 def deal_round_robin(counts: IntArray, num_devices: int) -> IntArray:
@@ -46,7 +47,7 @@ def longest_first(
     piece = np.take_along_axis(load / counts, order, axis=1)
     first_copy = np.ones(order.shape, dtype=bool)
     first_copy[:, 1:] = order[:, 1:] != order[:, :-1]
-    any_copies = ~first_copy.all(axis=0) & (not copies_may_meet)
+    any_copies: NDArray[np.bool_] = np.logical_or.reduce(~first_copy, axis=0) & (not copies_may_meet)
 
     rows = np.arange(num_layers)
     inverse_speed = 1.0 / device_speed
