@@ -23,7 +23,7 @@ from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_exact import best_layer, is_small
 from meshplan.planner.solvers.expert_exchange import PairBalancer
 from meshplan.planner.solvers.expert_packing import longest_first
-from meshplan.planner.solvers.expert_replicas import greedy_counts
+from meshplan.planner.solvers.expert_replicas import filling_counts, greedy_counts
 from numpy.typing import NDArray
 
 # Exchanges go on until a row is this close to its bound; they are cheap.
@@ -36,6 +36,7 @@ PARTNERS = 7  # … looks at so many partners a round
 PATIENCE = 6  # rounds without gain after which a row rests
 MOST_ROUNDS = 200
 COUNT_SHIFTS = (0.5, 0.25, 0.1, 1.0)
+FILLING_PIECES = (1, 2, 3)
 MOST_TRIALS = 200  # rows of one generation of replica moves …
 MOST_TRIALS_OF_A_ROW = 40  # … and copies of one layer among them
 SWAPS_OF_A_KICK = 3  # where no expert has a spare copy, a trial swaps so many pairs of pieces instead
@@ -173,12 +174,14 @@ def try_other_counts(
     hard = np.flatnonzero(best.time > goal)
     if not hard.size or effort.exhausted:
         return
-    row = np.repeat(hard, len(COUNT_SHIFTS))
-    worst_case = load[:, hard].max(axis=0)
-    variants = np.stack(
-        [greedy_counts(worst_case, num_redundant, speed.size, shift=shift) for shift in COUNT_SHIFTS], axis=1
-    ).reshape(row.size, -1)
-    found = pack_and_exchange(load[:, row], variants, speed, bound[row], effort)
+    worst_case, devices = load[:, hard].max(axis=0), speed.size
+    variants = [greedy_counts(worst_case, num_redundant, devices, shift=shift) for shift in COUNT_SHIFTS]
+    variants += [
+        filling_counts(worst_case, num_redundant, devices, pieces_per_device=pieces) for pieces in FILLING_PIECES
+    ]
+    row = np.repeat(hard, len(variants))
+    counts = np.stack(variants, axis=1).reshape(row.size, -1)
+    found = pack_and_exchange(load[:, row], counts, speed, bound[row], effort)
     best.take(row, found.slots, found.counts, found.time)
 
 

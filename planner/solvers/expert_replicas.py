@@ -40,6 +40,44 @@ def greedy_counts(load: FloatArray, num_redundant: int, num_devices: int, *, shi
     return counts
 
 
+def filling_counts(load: FloatArray, num_redundant: int, num_devices: int, *, pieces_per_device: int) -> IntArray:
+    """Copies that cut heavy experts into pieces of which ``pieces_per_device`` just fill a device.
+
+    Two experts of 20 devices' load each in 30 copies leave no device room for both, and none full; in 20 copies they
+    fill their devices. The slots that are left go to the lighter experts, greedily.
+
+    Args:
+        load: [L, E], normalised: a perfectly balanced device takes 1.
+        num_redundant: spare slots of each layer.
+        num_devices: cap of each count.
+        pieces_per_device: see above.
+
+    Returns:
+        [L, E] replicas; the greedy ones in layers that lack the slots.
+    """
+    heavy = load * pieces_per_device > 1.0
+    counts = np.where(heavy, np.ceil(load * pieces_per_device), 1.0)
+    counts = np.clip(counts, 1, num_devices).astype(np.int64)
+    left = num_redundant + load.shape[1] - counts.sum(axis=1)
+    rows = np.flatnonzero(left > 0)
+    priority = np.where(heavy & ~heavy.all(axis=1, keepdims=True), -1.0, load / counts)
+    for _ in range(num_redundant):
+        if not rows.size:
+            break
+        chosen = priority[rows].argmax(axis=1)
+        spread = counts[rows, chosen] < num_devices
+        counts[rows[spread], chosen[spread]] += 1
+        left[rows[spread]] -= 1
+        priority[rows, chosen] = np.where(
+            counts[rows, chosen] < num_devices, load[rows, chosen] / counts[rows, chosen], -2.0
+        )
+        rows = rows[left[rows] > 0]
+    unfit = left != 0
+    if unfit.any():
+        counts[unfit] = greedy_counts(load[unfit], num_redundant, num_devices)
+    return counts
+
+
 def pieces_in_order(load: FloatArray, counts: IntArray) -> IntArray:
     """[L, S] experts by falling load / count, the replicas of an expert side by side."""
     order = np.argsort(-(load / counts), axis=1, kind="stable")
