@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_affinity_search import Chains, anneal, layer_balance
-from meshplan.planner.solvers.expert_assignment import reassign
+from meshplan.planner.solvers.expert_assignment import assign_greedily, reassign
 from meshplan.planner.solvers.expert_balance import Effort
 
 NUM_STARTS = 4
@@ -116,14 +116,7 @@ def rename_along_traffic(chains: Chains) -> IntArray:
         return slots
     num_chains, num_layers, num_devices, _ = chains.shape
     for layer in range(1, num_layers):
-        before = Chains(
-            slots=slots[:, layer - 1 : layer + 1],
-            sizes=chains.sizes[layer - 1 : layer + 1],
-            counts=chains.counts[layer - 1 : layer + 1],
-            transitions=chains.transitions[layer - 1 : layer],
-            speed=chains.speed,
-        )
-        gain = before.gains(np.array([1]), before.shares())[:, 0]  # [B, E, G]
+        gain = chains.gains(layer, look_ahead=False)
         group_gain = gain[np.arange(num_chains)[:, None, None], slots[:, layer]].sum(axis=2)  # [B, group, device]
         content = np.tile(np.arange(num_devices), (num_chains, 1))[:, :, None]
         reassign(content, group_gain)
@@ -134,22 +127,17 @@ def rename_along_traffic(chains: Chains) -> IntArray:
 def alternate(chains: Chains, effort: Effort) -> None:
     """Reassign layer after layer, forth and back, until no layer gains; in place."""
     num_layers = chains.shape[1]
-    shares = chains.shares()
-    chain = np.arange(chains.shape[0])[:, None, None]
-    device = np.arange(chains.shape[2])[None, :, None]
     reached = chains.same()
     for trip in range(MOST_ROUND_TRIPS):
         forth = range(1, num_layers)
         for layer in forth if trip == 0 else [*range(num_layers - 2, -1, -1), *forth]:
             # The first trip starts from nothing: the layer ahead is still random and would only blur the choice.
-            ahead = shares if trip else np.where(np.arange(num_layers)[None, :, None, None] > layer, 0.0, shares)
-            gain = chains.gains(np.array([layer]), ahead)[:, 0]
+            gain = chains.gains(layer, look_ahead=trip > 0)
             slots = np.ascontiguousarray(chains.slots[:, layer])
+            if trip == 0 and slots[0].size == gain.shape[1]:
+                slots = assign_greedily(gain, slots.shape[2])
             reassign(slots, gain)
             chains.slots[:, layer] = slots
-            shares[:, layer] = 0.0
-            shares[chain, layer, slots, device] = 1.0
-            shares[:, layer] /= chains.counts[layer][:, None]
             if effort.exhausted:
                 return
         same = chains.same()

@@ -51,14 +51,6 @@ class Chains:
         chains, layers, devices, per_device = self.slots.shape
         return chains, layers, devices, per_device
 
-    def shares(self) -> FloatArray:
-        """[B, L, E, G] share of each expert on each device."""
-        num_chains, num_layers, num_devices, _ = self.shape
-        shares = np.zeros((num_chains, num_layers, self.sizes.shape[1], num_devices))
-        chain, layer, device, _ = np.ogrid[:num_chains, :num_layers, :num_devices, :1]
-        shares[chain, layer, self.slots, device] = 1.0
-        return shares / self.counts[None, :, :, None]
-
     def times(self) -> FloatArray:
         """[B, L, G] time of each device."""
         layer = np.arange(self.shape[1])[None, :, None, None]
@@ -67,20 +59,44 @@ class Chains:
 
     def same(self) -> FloatArray:
         """[B] share of transitions that stay on their device."""
-        shares = self.shares()
-        if shares.shape[1] == 1:
-            return np.ones(shares.shape[0])
-        same: FloatArray = ((self.transitions @ shares[:, 1:]) * shares[:, :-1]).sum(axis=(1, 2, 3))
-        return same
+        num_chains, num_layers, num_devices, _ = self.shape
+        if num_layers == 1:
+            return np.ones(num_chains)
+        total = np.zeros(num_chains)
+        chain, device = np.ogrid[:num_chains, :num_devices]
+        for layer in range(num_layers - 1):
+            slots = self.slots[:, layer]
+            gain = self.to_next(layer)[chain[..., None], slots, device[..., None]]
+            total += (gain / self.counts[layer][slots]).sum(axis=(1, 2))
+        return total
 
-    def gains(self, layers: IntArray, shares: FloatArray) -> FloatArray:
-        """[B, n, E, G] what one copy of each expert adds on each device in the given layers, the others held still."""
-        gain = np.zeros((self.shape[0], layers.size, *shares.shape[2:]))
-        after = np.flatnonzero(layers > 0)
-        gain[:, after] += self.transitions[layers[after] - 1].transpose(0, 2, 1) @ shares[:, layers[after] - 1]
-        before = np.flatnonzero(layers < self.shape[1] - 1)
-        gain[:, before] += self.transitions[layers[before]] @ shares[:, layers[before] + 1]
-        return gain / self.counts[layers][None, :, :, None]
+    def to_next(self, layer: int) -> FloatArray:
+        """[B, E, G] transitions from each expert to the shares of experts on each device in the layer after."""
+        table = self.transitions[layer] / self.counts[layer + 1]
+        gathered: FloatArray = table[:, self.slots[:, layer + 1]].sum(axis=3)
+        return gathered.transpose(1, 0, 2)
+
+    def from_last(self, layer: int) -> FloatArray:
+        """[B, E, G] transitions to each expert from the shares of experts on each device in the layer before."""
+        table = (self.transitions[layer - 1] / self.counts[layer - 1][:, None]).T
+        gathered: FloatArray = table[:, self.slots[:, layer - 1]].sum(axis=3)
+        return gathered.transpose(1, 0, 2)
+
+    def gains(self, layer: int, *, look_ahead: bool = True) -> FloatArray:
+        """[B, E, G] what a copy of each expert adds on each device of a layer, the other layers held still.
+
+        Args:
+            layer: the layer.
+            look_ahead: count the layer after, too.
+        """
+        num_chains, num_layers, num_devices, _ = self.shape
+        gain = np.zeros((num_chains, self.sizes.shape[1], num_devices))
+        if layer > 0:
+            gain += self.from_last(layer)
+        if look_ahead and layer < num_layers - 1:
+            gain += self.to_next(layer)
+        gain /= self.counts[layer][None, :, None]
+        return gain
 
 
 def layer_balance(times: FloatArray) -> FloatArray:
@@ -114,7 +130,7 @@ def anneal(chains: Chains, floor: float, num_sweeps: int, rng: np.random.Generat
         sharpness = SHARPNESS[0] * (SHARPNESS[1] / SHARPNESS[0]) ** progress
         offset = int(rng.integers(num_devices))
         for layers in parities:
-            gain = chains.gains(layers, chains.shares())
+            gain = np.stack([chains.gains(int(layer)) for layer in layers], axis=1)  # [B, n, E, G]
             for device in range(num_devices):
                 visit(chains, layers, gain, (device + offset) % num_devices, price, sharpness, temperature, rng)
         balance = layer_balance(chains.times()).mean(axis=1)

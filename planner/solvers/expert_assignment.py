@@ -27,25 +27,69 @@ def reassign(slots: IntArray, gain: FloatArray) -> None:
         return
     scale = np.abs(gain).max(axis=(1, 2), initial=0.0)
     rows = np.flatnonzero(scale > 0)
-    # Each swap gains more than `least`, so the loop ends; the cap only guards against a mistake in that argument.
+    # Each swap gains more than the least, so the loop ends; the cap only guards against a mistake in that argument.
     for _ in range(slots[0].size * num_devices):
         if not rows.size:
             break
-        best, sender = best_moves(slots[rows], gain[rows])
-        swap = best + best.transpose(0, 2, 1)
-        flat = swap.reshape(rows.size, -1)
-        pick = flat.argmax(axis=1)
-        gains = flat[np.arange(rows.size), pick] > LEAST_GAIN * scale[rows]
-        some = np.flatnonzero(gains)
-        one, two = np.divmod(pick[some], num_devices)
-        place_one, place_two = sender[some, one, two], sender[some, two, one]
-        where = rows[some]
-        moved = slots[where, one, place_one].copy()
-        slots[where, one, place_one] = slots[where, two, place_two]
-        slots[where, two, place_two] = moved
-        stuck = rows[~gains]
+        swapped = swap_best_pairs(slots, gain, rows, LEAST_GAIN * scale)
+        stuck = np.setdiff1d(rows, swapped, assume_unique=True)
         rotated = [row for row in stuck if rotate_best_cycle(slots[row], gain[row], LEAST_GAIN * scale[row])]
-        rows = np.concatenate([where, np.array(rotated, dtype=np.int64)])
+        rows = np.concatenate([swapped, np.array(rotated, dtype=np.int64)])
+
+
+def swap_best_pairs(slots: IntArray, gain: FloatArray, rows: IntArray, least: FloatArray) -> IntArray:
+    """Carry out the best swap of each two devices that are each other's best partner; the rows that had any.
+
+    Such pairs share no device, so their gains add up.
+    """
+    num_devices = slots.shape[1]
+    best, sender = best_moves(slots[rows], gain[rows])
+    swap = best + best.transpose(0, 2, 1)
+    partner = swap.argmax(axis=2)
+    worth = np.take_along_axis(swap, partner[..., None], axis=2)[..., 0]
+    device = np.arange(num_devices)
+    # The pair of the row's largest gain is always mutual, but for ties; a row left out by one is not lost, because
+    # the search for longer cycles comes next and finds pairs as well.
+    mutual = np.take_along_axis(partner, partner, axis=1) == device
+    some, one = np.nonzero(mutual & (device < partner) & (worth > least[rows][:, None]))
+    two = partner[some, one]
+    place_one, place_two = sender[some, one, two], sender[some, two, one]
+    where = rows[some]
+    moved = slots[where, one, place_one].copy()
+    slots[where, one, place_one] = slots[where, two, place_two]
+    slots[where, two, place_two] = moved
+    return np.unique(where)
+
+
+def assign_greedily(gain: FloatArray, slots_per_device: int) -> IntArray:
+    """[B, G, s] a first assignment of experts without copies: each asks for its best device that has room.
+
+    A device takes those that gain most there; the others ask again.
+
+    Args:
+        gain: [B, E, G].
+        slots_per_device: s, with G s = E.
+    """
+    num_rows, num_experts, num_devices = gain.shape
+    slots = np.zeros((num_rows, num_devices, slots_per_device), dtype=np.int64)
+    used = np.zeros(num_rows * num_devices, dtype=np.int64)
+    open_gain = gain.copy()
+    row, expert = (index.ravel() for index in np.indices((num_rows, num_experts)))
+    while row.size:
+        asked = open_gain[row, expert].argmax(axis=1)
+        worth = gain[row, expert, asked]
+        device = row * num_devices + asked
+        order = np.lexsort((-worth, device))
+        row, expert, device = row[order], expert[order], device[order]
+        rank = np.arange(row.size) - np.searchsorted(device, device, side="left")
+        taken = rank + used[device] < slots_per_device
+        place = used[device] + rank
+        slots.reshape(-1, slots_per_device)[device[taken], place[taken]] = expert[taken]
+        np.add.at(used, device[taken], 1)
+        full_row, full_device = np.divmod(np.flatnonzero(used >= slots_per_device), num_devices)
+        open_gain[full_row, :, full_device] = -np.inf
+        row, expert = row[~taken], expert[~taken]
+    return slots
 
 
 def best_moves(slots: IntArray, gain: FloatArray) -> tuple[FloatArray, IntArray]:
@@ -72,6 +116,8 @@ def rotate_best_cycle(slots: IntArray, gain: FloatArray, least: float) -> bool:
     best, sender = (array[0] for array in best_moves(slots[None], gain[None]))
     walk = best.copy()
     np.fill_diagonal(walk, 0.0)
+    if walk.max() <= least:  # no slot gains by leaving, so no cycle does
+        return False
     follow = np.tile(np.arange(num_devices), (num_devices, 1))
     for middle in range(num_devices):
         through = walk[:, middle, None] + walk[None, middle, :]
