@@ -48,7 +48,7 @@ MOST_GENERATIONS = 200
 # about 0.3 s on one core of a 2020s server.
 WORK_AT_LEAST = 1.5e7
 WORK_OF_A_SLOT = 5e3
-WORK_AT_MOST = 1e8
+WORK_AT_MOST = 1.2e8
 
 
 @dataclass(slots=True)

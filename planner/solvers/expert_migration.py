@@ -38,7 +38,8 @@ class Repairs:
         slots: [B, G, s].
         counts: [B, E].
         load: [B, E], normalised.
-        before: [B, G, E] which expert lies where at present.
+        before: [L, G, E] which expert lies where at present.
+        layer: [B] the layer of each repair.
         target: [B] time above which a device is too busy.
         speed: [G].
     """
@@ -47,6 +48,7 @@ class Repairs:
     counts: IntArray
     load: FloatArray
     before: BoolArray
+    layer: IntArray
     target: FloatArray
     speed: FloatArray
 
@@ -56,7 +58,8 @@ class Repairs:
             slots=self.slots[rows],
             counts=self.counts[rows],
             load=self.load[rows],
-            before=self.before[rows],
+            before=self.before,
+            layer=self.layer[rows],
             target=self.target[rows],
             speed=self.speed,
         )
@@ -69,9 +72,8 @@ class Repairs:
 
     def moves(self) -> IntArray:
         """[B] experts that are not where they were."""
-        rows = np.arange(self.slots.shape[0])[:, None, None]
         devices = np.arange(self.speed.size)[None, :, None]
-        moves: IntArray = (~self.before[rows, devices, self.slots]).sum(axis=(1, 2))
+        moves: IntArray = (~self.before[self.layer[:, None, None], devices, self.slots]).sum(axis=(1, 2))
         return moves
 
 
@@ -132,7 +134,15 @@ def measured(
 ) -> list[tuple[int, float, IntArray]]:
     """(moves, time of the busiest device, slots) of each layer."""
     counts = counts_of(slots, load.shape[1])
-    state = Repairs(slots=slots, counts=counts, load=load, before=before, target=np.ones(len(slots)), speed=speed)
+    state = Repairs(
+        slots=slots,
+        counts=counts,
+        load=load,
+        before=before,
+        layer=np.arange(len(slots)),
+        target=np.ones(len(slots)),
+        speed=speed,
+    )
     return list(zip(state.moves().tolist(), state.times().max(axis=1).tolist(), slots, strict=True))
 
 
@@ -195,7 +205,8 @@ def explore(
         slots=slots[layer_of],
         counts=counts_of(slots, load.shape[1])[layer_of],
         load=load[layer_of],
-        before=before[layer_of],
+        before=before,
+        layer=layer_of,
         target=1.0 + (keep[layer_of] - 1.0) * share,
         speed=speed,
     )
@@ -217,8 +228,10 @@ def step(state: Repairs) -> BoolArray:
     rows = np.arange(state.slots.shape[0])
     times = state.times()
     busy = times.argmax(axis=1)
-    swap, swap_at = best_swap(state, times, busy)
-    copy, copy_at = best_copy(state, times, busy)
+    held = np.zeros((rows.size, *state.before.shape[1:]), dtype=bool)
+    held[rows[:, None, None], np.arange(state.speed.size)[None, :, None], state.slots] = True
+    swap, swap_at = best_swap(state, times, busy, held)
+    copy, copy_at = best_copy(state, times, busy, held)
     excess = np.maximum(times - state.target[:, None], 0.0).sum(axis=1)
     old_slots, old_counts = state.slots.copy(), state.counts.copy()
     per_device = state.slots.shape[2]
@@ -248,9 +261,9 @@ def excess_over(times: FloatArray, target: FloatArray) -> FloatArray:
     return np.maximum(times - target, 0.0)
 
 
-def best_swap(state: Repairs, times: FloatArray, busy: IntArray) -> tuple[FloatArray, IntArray]:
+def best_swap(state: Repairs, times: FloatArray, busy: IntArray, held: BoolArray) -> tuple[FloatArray, IntArray]:
     """[B] excess removed for each move by the best swap of a slot of the busiest device, and [B] which (i * S + j)."""
-    num_rows, num_devices, per_device = state.slots.shape
+    num_rows, _, per_device = state.slots.shape
     rows = np.arange(num_rows)
     flat = state.slots.reshape(num_rows, -1)
     home = np.arange(flat.shape[1]) // per_device
@@ -264,15 +277,13 @@ def best_swap(state: Repairs, times: FloatArray, busy: IntArray) -> tuple[FloatA
     removed = removed - excess_over(busy_time + shift / state.speed[busy][:, None, None], target)
     removed -= excess_over(their_time - shift / state.speed[home], target)
 
-    was = state.before
-    cost = 1.0 * ~was[rows[:, None, None], home[None, None, :], mine[:, :, None]]
-    cost -= ~was[rows[:, None], busy[:, None], mine][:, :, None]
-    theirs = 1.0 * ~was[rows[:, None], busy[:, None], flat] - ~was[rows[:, None], home[None, :], flat]
+    was, layer = state.before, state.layer
+    cost = 1.0 * ~was[layer[:, None, None], home[None, None, :], mine[:, :, None]]
+    cost -= ~was[layer[:, None], busy[:, None], mine][:, :, None]
+    theirs = 1.0 * ~was[layer[:, None], busy[:, None], flat] - ~was[layer[:, None], home[None, :], flat]
     cost += theirs[:, None, :]
     ratio = removed / np.maximum(cost, FREE_MOVE)
 
-    held = np.zeros((num_rows, num_devices, state.load.shape[1]), dtype=bool)
-    held[rows[:, None, None], np.arange(num_devices)[None, :, None], state.slots] = True
     illegal = held[rows[:, None, None], home[None, None, :], mine[:, :, None]]
     illegal |= held[rows[:, None], busy[:, None], flat][:, None, :]
     ratio[illegal] = -FORBIDDEN
@@ -281,13 +292,13 @@ def best_swap(state: Repairs, times: FloatArray, busy: IntArray) -> tuple[FloatA
     return ratio[rows, pick], pick
 
 
-def best_copy(state: Repairs, times: FloatArray, busy: IntArray) -> tuple[FloatArray, IntArray]:
+def best_copy(state: Repairs, times: FloatArray, busy: IntArray, held: BoolArray) -> tuple[FloatArray, IntArray]:
     """[B] excess removed for each move by the best copy of an expert of the busiest device, and [B] which (i * S + j).
 
     Devices that hold both the expert that gains a copy and the one that loses it are counted for each on its own; the
     caller checks the outcome.
     """
-    num_rows, num_devices, per_device = state.slots.shape
+    num_rows, _, per_device = state.slots.shape
     num_experts = state.load.shape[1]
     rows = np.arange(num_rows)
     flat = state.slots.reshape(num_rows, -1)
@@ -313,12 +324,10 @@ def best_copy(state: Repairs, times: FloatArray, busy: IntArray) -> tuple[FloatA
     here = over[:, None, :] - excess_over(slot_time[:, None, :] + gain_here / state.speed[home], target[:, :, None])
     removed = here + saved[rows[:, None], mine][:, :, None] - (paid[rows[:, None], flat] - burden)[:, None, :]
 
-    was = state.before
-    cost = 1.0 * ~was[rows[:, None, None], home[None, None, :], mine[:, :, None]]
-    cost -= ~was[rows[:, None], home[None, :], flat][:, None, :]
+    was, layer = state.before, state.layer
+    cost = 1.0 * ~was[layer[:, None, None], home[None, None, :], mine[:, :, None]]
+    cost -= ~was[layer[:, None], home[None, :], flat][:, None, :]
     ratio = removed / np.maximum(cost, FREE_MOVE)
-    held = np.zeros((num_rows, num_devices, num_experts), dtype=bool)
-    held[rows[:, None, None], np.arange(num_devices)[None, :, None], state.slots] = True
     illegal = held[rows[:, None, None], home[None, None, :], mine[:, :, None]]
     illegal |= (state.counts[rows[:, None], flat] <= 1)[:, None, :]
     ratio[illegal] = -FORBIDDEN
