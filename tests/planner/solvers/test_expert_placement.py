@@ -460,3 +460,26 @@ def test_a_budget_below_what_a_legal_placement_needs_is_infeasible() -> None:
     problem = ExpertPlacementProblem.from_document(document, HERE)
     assert solve(problem).status is Status.INFEASIBLE
     assert run({**document, "max_moved_experts": 1})["moved_experts"] == 1
+
+
+# ------------------------------------------------------------------------------------------------- the call itself
+def test_a_time_limit_that_strikes_at_once_still_gives_a_legal_placement() -> None:
+    rng = np.random.default_rng(6)
+    document = {
+        "num_layers": 3,
+        "num_experts": 32,
+        "num_devices": 8,
+        "num_redundant_experts": 8,
+        "load": rng.integers(1, 999, (3, 32)).tolist(),
+    }
+    problem = ExpertPlacementProblem.from_document(document, HERE)
+    judge(document, answer(problem, solve(problem, time_limit_s=0.0)))
+
+
+def test_progress_is_told() -> None:
+    told: list[float | None] = []
+    problem = ExpertPlacementProblem.from_document(
+        {"num_layers": 1, "num_experts": 4, "num_devices": 2, "load": [[4, 3, 2, 1]]}, HERE
+    )
+    solution = solve(problem, on_progress=lambda progress: told.append(progress.incumbent))
+    assert told[-1] == solution.objective == 1.0
