@@ -71,10 +71,17 @@ def place_for_affinity(
         return Chains(slots=slots, sizes=load / counts, counts=counts, transitions=share, speed=speed)
 
     renamed = rename_along_traffic(chains_of(balanced[None].copy()))
-    starts = chains_of(shuffled_starts(renamed[0], rng))
-    alternate(starts, effort)
     candidates = [(renamed[0], "balanced, devices renamed")]
-    candidates += [(slots, "alternating assignment") for slots in starts.slots]
+    least = traffic_bound(transitions, balanced.shape[2])
+    # One start first: where it meets the bound (clear groups of experts), more starts cannot find anything better.
+    for start in np.split(shuffled_starts(renamed[0], rng), [1]):
+        if not start.size:
+            continue
+        chains = chains_of(start)
+        alternate(chains, effort)
+        candidates += [(slots, "alternating assignment") for slots in chains.slots]
+        if 1.0 - chains.same().max() <= least + LEAST_GAIN:
+            break
     pool = chains_of(np.stack([slots for slots, _ in candidates]))
     same, balance = pool.same(), layer_balance(pool.times()).mean(axis=1)
     lead = int(same.argmax())

@@ -134,7 +134,8 @@ def best_by_enumeration(layer: list[float], num_redundant: int, num_devices: int
 
 
 @pytest.mark.parametrize(
-    ("experts", "redundant", "devices"), [(4, 2, 2), (4, 2, 3), (5, 1, 3), (6, 0, 3), (3, 5, 4), (6, 2, 2)]
+    ("experts", "redundant", "devices"),
+    [(4, 2, 2), (4, 2, 3), (5, 1, 3), (6, 0, 3), (6, 0, 2), (9, 0, 3), (3, 5, 4), (6, 2, 2)],
 )
 def test_small_layers_are_proven_optimal(experts: int, redundant: int, devices: int) -> None:
     rng = np.random.default_rng(experts * 100 + redundant * 10 + devices)
