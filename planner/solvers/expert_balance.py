@@ -33,7 +33,8 @@ WORTH_OTHER_COUNTS = 2.5e-4
 HALVING_ROUNDS = 8  # rounds in which all devices are paired, before the busiest ones get several partners each
 BUSIEST_FRACTION = 8  # then one device in so many …
 PARTNERS = 7  # … looks at so many partners a round
-PATIENCE = 6  # rounds without gain after which a row rests
+PATIENCE = 6  # rounds without gain after which a row rests …
+SHORT_PATIENCE = 3  # … and after which one of many trials of a row does
 MOST_ROUNDS = 200
 COUNT_SHIFTS = (0.5, 0.25, 0.1, 1.0)
 FILLING_PIECES = (1, 2, 3)
@@ -45,10 +46,10 @@ MOVE_AGAIN = 0.3  # chance that a trial makes one more move
 TRIAL_OVERHEAD_SLOTS = 10  # setting up a trial costs as much as one pair of devices for so many slots
 MOST_GENERATIONS = 200
 # Exchanges looked at before the search ends: so many, and so many for each slot, but at most a number that takes
-# about 0.3 s on one core of a 2020s server.
+# about 0.4 s on one core of a 2020s server.
 WORK_AT_LEAST = 1.5e7
 WORK_OF_A_SLOT = 5e3
-WORK_AT_MOST = 1.2e8
+WORK_AT_MOST = 1.4e8
 
 
 @dataclass(slots=True)
@@ -181,14 +182,22 @@ def try_other_counts(
     ]
     row = np.repeat(hard, len(variants))
     counts = np.stack(variants, axis=1).reshape(row.size, -1)
-    found = pack_and_exchange(load[:, row], counts, speed, bound[row], effort)
+    found = pack_and_exchange(load[:, row], counts, speed, bound[row], effort, patience=SHORT_PATIENCE)
     best.take(row, found.slots, found.counts, found.time)
 
 
-def pack_and_exchange(load: FloatArray, counts: IntArray, speed: FloatArray, bound: FloatArray, effort: Effort) -> Best:
+def pack_and_exchange(
+    load: FloatArray,
+    counts: IntArray,
+    speed: FloatArray,
+    bound: FloatArray,
+    effort: Effort,
+    *,
+    patience: int = PATIENCE,
+) -> Best:
     """Members 1 and 2: longest piece first, then exchanges."""
     balancer = PairBalancer(longest_first(load.mean(axis=0), counts, speed), load / counts, speed)
-    exchange_until_rest(balancer, bound, effort, halving_rounds=HALVING_ROUNDS)
+    exchange_until_rest(balancer, bound, effort, halving_rounds=HALVING_ROUNDS, patience=patience)
     return Best(slots=balancer.slots, counts=counts, time=balancer.time.max(axis=1))
 
 
@@ -272,7 +281,7 @@ def perturb(
         if not row.size:
             return
         balancer = PairBalancer(slots, load[:, row] / counts, speed)
-        exchange_until_rest(balancer, bound[row], effort, halving_rounds=2, patience=3)
+        exchange_until_rest(balancer, bound[row], effort, halving_rounds=2, patience=SHORT_PATIENCE)
         best.take(row, balancer.slots, counts, balancer.time.max(axis=1))
         effort.spend(balancer.work_of(balancer.slots.size // TRIAL_OVERHEAD_SLOTS))
 
