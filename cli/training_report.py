@@ -273,9 +273,14 @@ def time_section(plan: Plan, width: int) -> str:
         Column(key="seconds", title="time", right=True, text=format_duration, wrap=False),
         Column(key="share", title="share", right=True, text=percent, wrap=False),
         Column(key="share", title="", derive=lambda row: bar(row["share"] / largest) or " ", wrap=False),
-        Column(key="evidence", title="rests on", wrap=False),
+        Column(key="evidence", title="rests on", derive=_evidence, wrap=False),
     )
     return rendered_rows(rows, columns, Format.TABLE, width=width)
+
+
+def _evidence(row: Row) -> str:
+    """The level of evidence in short: ``fitted`` says where to look, the long form is in the JSON."""
+    return str(row["evidence"]).split(" to ")[0]
 
 
 # --- what lost -----------------------------------------------------------------------------------------------------

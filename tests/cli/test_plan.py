@@ -18,7 +18,7 @@ from meshplan.catalogs.plan_rows import PlanRows
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.solvers.solution import OnProgress, Progress
 
-from .conftest import SPEC, Meshplan
+from .conftest import SPEC, Command
 
 CLOCKS = re.compile(r'"(wall_s|cpu_s)": [^,\n]+')
 
@@ -27,7 +27,7 @@ def stored(database: Path) -> list[str]:
     return [row.plan_id for row in PlanRows(Catalog.open(str(database)).engine).list()]
 
 
-def test_a_plan_is_printed_stored_and_tagged(meshplan: Meshplan, spec: Path, database: Path) -> None:
+def test_a_plan_is_printed_stored_and_tagged(meshplan: Command, spec: Path, database: Path) -> None:
     outcome = meshplan("plan", spec, "--tag", "first", "--name", "a try")
     assert outcome.code == 0
     (plan_id,) = stored(database)
@@ -39,7 +39,7 @@ def test_a_plan_is_printed_stored_and_tagged(meshplan: Meshplan, spec: Path, dat
     assert [(row["plan_id"], row["tag"], row["name"]) for row in listed] == [(plan_id, "first", "a try")]
 
 
-def test_the_printed_commands_work(meshplan: Meshplan, spec: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_the_printed_commands_work(meshplan: Command, spec: Path, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "measured.json").write_text('{"iteration_s": 3.0}')
     printed = meshplan("plan", spec, "--db", "here.sqlite").out
@@ -48,12 +48,12 @@ def test_the_printed_commands_work(meshplan: Meshplan, spec: Path, tmp_path: Pat
     assert [meshplan(*command).code for command in commands] == [0, 0, 0]
 
 
-def test_no_store_leaves_nothing(meshplan: Meshplan, spec: Path, database: Path) -> None:
+def test_no_store_leaves_nothing(meshplan: Command, spec: Path, database: Path) -> None:
     assert "(not stored)" in meshplan("plan", spec, "--no-store").out
     assert stored(database) == []
 
 
-def test_json_is_all_that_stands_on_stdout(meshplan: Meshplan, spec: Path, tmp_path: Path) -> None:
+def test_json_is_all_that_stands_on_stdout(meshplan: Command, spec: Path, tmp_path: Path) -> None:
     outcome = meshplan("plan", spec, "--format", "json", "--out", tmp_path / "out")
     document = json.loads(outcome.out)
     assert document["solution"]["status"] == "optimal"
@@ -61,7 +61,7 @@ def test_json_is_all_that_stands_on_stdout(meshplan: Meshplan, spec: Path, tmp_p
 
 
 def test_the_same_question_prints_the_same_bytes_but_for_the_clocks(
-    meshplan: Meshplan, spec: Path, tmp_path: Path
+    meshplan: Command, spec: Path, tmp_path: Path
 ) -> None:
     first = meshplan("plan", spec, "--format", "json", "--seed", "3").out
     second = meshplan("plan", spec, "--format", "json", "--seed", "3", "--db", tmp_path / "other.sqlite").out
@@ -69,11 +69,11 @@ def test_the_same_question_prints_the_same_bytes_but_for_the_clocks(
     assert len(CLOCKS.findall(first)) == 2
 
 
-def test_top_says_how_many_are_shown(meshplan: Meshplan, spec: Path) -> None:
+def test_top_says_how_many_are_shown(meshplan: Command, spec: Path) -> None:
     assert len(meshplan("plan", spec, "--top", "9", "--format", "csv").out.splitlines()) == 10
 
 
-def test_an_estimate_shows_the_one_configuration(meshplan: Meshplan, tmp_path: Path, database: Path) -> None:
+def test_an_estimate_shows_the_one_configuration(meshplan: Command, tmp_path: Path, database: Path) -> None:
     path = tmp_path / "one.yaml"
     path.write_text(f"{SPEC}fixed: {{tensor_parallel: 4, zero_stage: 1, activation_recompute: full}}\n")
     outcome = meshplan("estimate", path)
@@ -92,7 +92,7 @@ def test_an_estimate_shows_the_one_configuration(meshplan: Meshplan, tmp_path: P
 TOO_LARGE = SPEC.replace("llama-3.1-8b", "llama-3.1-70b")
 
 
-def test_no_plan_is_an_answer_with_its_own_exit_code(meshplan: Meshplan, tmp_path: Path, database: Path) -> None:
+def test_no_plan_is_an_answer_with_its_own_exit_code(meshplan: Command, tmp_path: Path, database: Path) -> None:
     path = tmp_path / "large.yaml"
     path.write_text(TOO_LARGE)
     outcome = meshplan("plan", path, "--out", tmp_path / "out")
@@ -133,7 +133,7 @@ BAD = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_explained_and_leaves_nothing(
-    case: str, meshplan: Meshplan, tmp_path: Path, database: Path
+    case: str, meshplan: Command, tmp_path: Path, database: Path
 ) -> None:
     old, new, words = BAD[case]
     path = tmp_path / "bad.yaml"
@@ -147,7 +147,7 @@ def test_bad_input_is_explained_and_leaves_nothing(
     assert stored(database) == []
 
 
-def test_every_problem_is_printed_at_once(meshplan: Meshplan, tmp_path: Path) -> None:
+def test_every_problem_is_printed_at_once(meshplan: Command, tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     text = SPEC.replace("count: 1", "count: 0").replace("64", "0").replace("4096", "-1")
     path.write_text(text + "constraints: {memory_headroom: 4}\nfixed: {zero_stage: 9}\n")
@@ -164,7 +164,7 @@ def test_every_problem_is_printed_at_once(meshplan: Meshplan, tmp_path: Path) ->
         assert f"  - {where}: " in outcome.err
 
 
-def test_a_config_that_is_no_transformer_is_refused(meshplan: Meshplan, tmp_path: Path) -> None:
+def test_a_config_that_is_no_transformer_is_refused(meshplan: Command, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "resnet", "depths": [3, 4, 6, 3]}')
     path = tmp_path / "spec.yaml"
     path.write_text(SPEC.replace("llama-3.1-8b", "./config.json"))
@@ -173,7 +173,7 @@ def test_a_config_that_is_no_transformer_is_refused(meshplan: Meshplan, tmp_path
     assert "model: " in outcome.err
 
 
-def test_a_database_that_cannot_be_opened_is_a_catalog_error(meshplan: Meshplan, spec: Path, tmp_path: Path) -> None:
+def test_a_database_that_cannot_be_opened_is_a_catalog_error(meshplan: Command, spec: Path, tmp_path: Path) -> None:
     (tmp_path / "no.sqlite").write_text("this is no database")
     outcome = meshplan("plan", spec, "--db", tmp_path / "no.sqlite")
     assert outcome.code == 4
@@ -187,7 +187,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_files_are_not_replaced_without_being_asked(meshplan: Meshplan, spec: Path, tmp_path: Path) -> None:
+def test_files_are_not_replaced_without_being_asked(meshplan: Command, spec: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert meshplan("plan", spec, "--out", out).code == 0
     before = contents(out)
@@ -201,7 +201,7 @@ def test_files_are_not_replaced_without_being_asked(meshplan: Meshplan, spec: Pa
     assert contents(out) == before
 
 
-def test_an_output_folder_that_is_a_file_is_refused(meshplan: Meshplan, spec: Path, tmp_path: Path) -> None:
+def test_an_output_folder_that_is_a_file_is_refused(meshplan: Command, spec: Path, tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     outcome = meshplan("plan", spec, "--out", tmp_path / "out")
     assert outcome.code == 6
@@ -226,7 +226,7 @@ run(sys.argv[3:])
 
 @pytest.mark.parametrize(("function", "call"), [("write_artifacts", 1), ("_write", 3)])
 def test_a_killed_process_leaves_nothing_half_written(
-    function: str, call: int, meshplan: Meshplan, spec: Path, database: Path, tmp_path: Path
+    function: str, call: int, meshplan: Command, spec: Path, database: Path, tmp_path: Path
 ) -> None:
     out, whole = tmp_path / "out", tmp_path / "whole"
     arguments = [function, str(call), "plan", str(spec), "--out", str(out)]
@@ -257,7 +257,7 @@ def interrupting(*, when: str) -> Any:
     return line
 
 
-def test_ctrl_c_keeps_the_best_so_far(meshplan: Meshplan, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_keeps_the_best_so_far(meshplan: Command, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshplan.cli.progress.progress_line", interrupting(when="incumbent"))
     outcome = meshplan("plan", spec, "--format", "json")
     assert outcome.code == 0
@@ -267,7 +267,7 @@ def test_ctrl_c_keeps_the_best_so_far(meshplan: Meshplan, spec: Path, monkeypatc
 
 
 def test_ctrl_c_before_there_is_anything_ends_quietly(
-    meshplan: Meshplan, spec: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+    meshplan: Command, spec: Path, database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
@@ -278,6 +278,6 @@ def test_ctrl_c_before_there_is_anything_ends_quietly(
     assert stored(database) == []
 
 
-def test_a_time_limit_is_a_positive_number(meshplan: Meshplan, spec: Path) -> None:
+def test_a_time_limit_is_a_positive_number(meshplan: Command, spec: Path) -> None:
     for limit in ("0", "-1", "nan", "inf", "soon"):
         assert meshplan("plan", spec, "--time-limit", limit).code == 2

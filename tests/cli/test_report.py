@@ -13,7 +13,7 @@ from meshplan.cli.answer_report import answer_report
 from meshplan.cli.training_report import training_report
 from meshplan.planner.plan import Plan
 
-from .conftest import Meshplan
+from .conftest import Command
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
 FROZEN = {"70b": GOLDEN / "plan-70b.json", "moe": GOLDEN / "plan-moe.json"}
@@ -30,7 +30,7 @@ def narrow(text: str) -> bool:
 
 @pytest.mark.parametrize("name", FROZEN)
 @pytest.mark.parametrize("command", ["plans show", "explain"])
-def test_a_plan_reads_as_it_did(name: str, command: str, meshplan: Meshplan, golden: Any) -> None:
+def test_a_plan_reads_as_it_did(name: str, command: str, meshplan: Command, golden: Any) -> None:
     outcome = meshplan(*command.split(), FROZEN[name])
     assert outcome.code == 0
     assert narrow(outcome.out)
@@ -38,17 +38,17 @@ def test_a_plan_reads_as_it_did(name: str, command: str, meshplan: Meshplan, gol
 
 
 @pytest.mark.parametrize("form", ["markdown", "csv"])
-def test_the_flat_forms_hold_the_table_of_the_best(form: str, meshplan: Meshplan, golden: Any) -> None:
+def test_the_flat_forms_hold_the_table_of_the_best(form: str, meshplan: Command, golden: Any) -> None:
     golden(f"cli/plans-show-70b.{form}", meshplan("plans", "show", FROZEN["70b"], "--format", form).out)
 
 
-def test_two_plans_side_by_side(meshplan: Meshplan, golden: Any) -> None:
+def test_two_plans_side_by_side(meshplan: Command, golden: Any) -> None:
     outcome = meshplan("compare", FROZEN["70b"], FROZEN["moe"])
     assert narrow(outcome.out)
     golden("cli/compare.txt", outcome.out)
 
 
-def test_json_and_yaml_hold_the_whole_plan(meshplan: Meshplan) -> None:
+def test_json_and_yaml_hold_the_whole_plan(meshplan: Command) -> None:
     import yaml
 
     document = json.loads(FROZEN["70b"].read_text(encoding="utf-8"))

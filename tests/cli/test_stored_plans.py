@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import SPEC, Meshplan
+from .conftest import SPEC, Command
 
 
 @pytest.fixture
-def plan_id(meshplan: Meshplan, spec: Path) -> str:
+def plan_id(meshplan: Command, spec: Path) -> str:
     outcome = meshplan("plan", spec, "--format", "json", "--tag", "base")
     return str(json.loads(outcome.out)["plan_id"])
 
 
 @pytest.fixture
-def other_id(meshplan: Meshplan, tmp_path: Path) -> str:
+def other_id(meshplan: Command, tmp_path: Path) -> str:
     path = tmp_path / "other.yaml"
     path.write_text(f"{SPEC}fixed: {{activation_recompute: full}}\n")
     return str(json.loads(meshplan("plan", path, "--format", "json").out)["plan_id"])
@@ -26,7 +26,7 @@ def other_id(meshplan: Meshplan, tmp_path: Path) -> str:
 # --- plans ---------------------------------------------------------------------------------------------------------
 
 
-def test_tags_move_and_go(meshplan: Meshplan, plan_id: str, other_id: str) -> None:
+def test_tags_move_and_go(meshplan: Command, plan_id: str, other_id: str) -> None:
     assert meshplan("plans", "tag", other_id, "base").code == 0
     tags = {row["plan_id"]: row["tag"] for row in json.loads(meshplan("plans", "list", "--format", "json").out)}
     assert tags == {plan_id: None, other_id: "base"}
@@ -36,7 +36,7 @@ def test_tags_move_and_go(meshplan: Meshplan, plan_id: str, other_id: str) -> No
     assert meshplan("plans", "tag", plan_id, "latest").code == 4
 
 
-def test_a_deleted_plan_is_gone(meshplan: Meshplan, plan_id: str) -> None:
+def test_a_deleted_plan_is_gone(meshplan: Command, plan_id: str) -> None:
     assert json.loads(meshplan("plans", "delete", "base", "--format", "json").out) == {
         "plan_id": plan_id,
         "deleted": True,
@@ -45,19 +45,19 @@ def test_a_deleted_plan_is_gone(meshplan: Meshplan, plan_id: str) -> None:
     assert meshplan("plans", "show", plan_id).code == 4
 
 
-def test_a_wrong_handle_gets_a_suggestion(meshplan: Meshplan, plan_id: str) -> None:
+def test_a_wrong_handle_gets_a_suggestion(meshplan: Command, plan_id: str) -> None:
     outcome = meshplan("plans", "show", "bace")
     assert outcome.code == 4
     assert "did you mean 'base'" in outcome.err
 
 
-def test_kinds_filter_the_list(meshplan: Meshplan, plan_id: str) -> None:
+def test_kinds_filter_the_list(meshplan: Command, plan_id: str) -> None:
     listed = meshplan("plans", "list", "--kind", "training", "--format", "json").out
     assert [row["plan_id"] for row in json.loads(listed)] == [plan_id]
     assert json.loads(meshplan("plans", "list", "--kind", "rank-mapping", "--format", "json").out) == []
 
 
-def test_measurements_are_attached_and_compared(meshplan: Meshplan, plan_id: str, tmp_path: Path) -> None:
+def test_measurements_are_attached_and_compared(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
     measured = tmp_path / "measured.json"
     measured.write_text('{"iteration_s": 2.0, "mfu": 0.41}')
     rows = json.loads(meshplan("plans", "record", "base", measured, "--format", "json").out)
@@ -68,7 +68,7 @@ def test_measurements_are_attached_and_compared(meshplan: Meshplan, plan_id: str
     assert "measured" in meshplan("compare", "base").out
 
 
-def test_unknown_metrics_are_refused_with_the_closest(meshplan: Meshplan, plan_id: str, tmp_path: Path) -> None:
+def test_unknown_metrics_are_refused_with_the_closest(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
     measured = tmp_path / "measured.json"
     measured.write_text('{"iteration": 2.0, "mfu": -1}')
     outcome = meshplan("plans", "record", "base", measured)
@@ -81,7 +81,7 @@ def test_unknown_metrics_are_refused_with_the_closest(meshplan: Meshplan, plan_i
 # --- compare -------------------------------------------------------------------------------------------------------
 
 
-def test_a_comparison_lists_differences_and_the_reason(meshplan: Meshplan, plan_id: str, other_id: str) -> None:
+def test_a_comparison_lists_differences_and_the_reason(meshplan: Command, plan_id: str, other_id: str) -> None:
     document = json.loads(meshplan("compare", "base", other_id, "--format", "json").out)
     assert document["plans"] == [plan_id, other_id]
     assert [item["field"] for item in document["question"]] == ["fixed.activation_recompute"]
@@ -92,13 +92,13 @@ def test_a_comparison_lists_differences_and_the_reason(meshplan: Meshplan, plan_
     assert f"{other_id}: a step takes" in text
 
 
-def test_more_than_two_plans_fit_the_page(meshplan: Meshplan, plan_id: str, other_id: str) -> None:
+def test_more_than_two_plans_fit_the_page(meshplan: Command, plan_id: str, other_id: str) -> None:
     text = meshplan("compare", plan_id, other_id, plan_id).out
     assert max(map(len, text.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("form", ["csv", "markdown", "yaml"])
-def test_a_comparison_has_every_form(form: str, meshplan: Meshplan, plan_id: str, other_id: str) -> None:
+def test_a_comparison_has_every_form(form: str, meshplan: Command, plan_id: str, other_id: str) -> None:
     outcome = meshplan("compare", plan_id, other_id, "--format", form)
     assert outcome.code == 0
     assert "activation_recompute" in outcome.out
@@ -107,7 +107,7 @@ def test_a_comparison_has_every_form(form: str, meshplan: Meshplan, plan_id: str
 # --- explain -------------------------------------------------------------------------------------------------------
 
 
-def test_explain_says_why(meshplan: Meshplan, plan_id: str) -> None:
+def test_explain_says_why(meshplan: Command, plan_id: str) -> None:
     outcome = meshplan("explain", "base")
     assert outcome.code == 0
     for words in (
@@ -126,7 +126,7 @@ def test_explain_says_why(meshplan: Meshplan, plan_id: str) -> None:
     assert sum(document["share_of_time_by_evidence"].values()) == pytest.approx(1.0)
 
 
-def test_explain_prices_another_choice(meshplan: Meshplan, plan_id: str) -> None:
+def test_explain_prices_another_choice(meshplan: Command, plan_id: str) -> None:
     outcome = meshplan("explain", "base", "--instead", "tensor_parallel=4", "activation_recompute=full")
     assert outcome.code == 0
     assert outcome.out.startswith("tensor_parallel=4, activation_recompute=full instead: +")
@@ -135,7 +135,7 @@ def test_explain_prices_another_choice(meshplan: Meshplan, plan_id: str) -> None
     assert document["comparison"]["plans"][0] == plan_id
 
 
-def test_explain_says_why_another_choice_does_not_fit(meshplan: Meshplan, plan_id: str) -> None:
+def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id: str) -> None:
     choices = ["zero_stage=0", "tensor_parallel=1", "pipeline_parallel=1"]
     outcome = meshplan("explain", "base", "--instead", *choices)
     assert outcome.code == 3
@@ -155,7 +155,7 @@ def test_explain_says_why_another_choice_does_not_fit(meshplan: Meshplan, plan_i
         ("sequence_parallel=1", "valid boolean"),
     ],
 )
-def test_explain_refuses_choices_that_are_none(choice: str, words: str, meshplan: Meshplan, plan_id: str) -> None:
+def test_explain_refuses_choices_that_are_none(choice: str, words: str, meshplan: Command, plan_id: str) -> None:
     outcome = meshplan("explain", "base", "--instead", choice)
     assert outcome.code == 2
     assert words in outcome.err
@@ -164,7 +164,7 @@ def test_explain_refuses_choices_that_are_none(choice: str, words: str, meshplan
 # --- emit ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_stored_plan_is_emitted_as_planned(meshplan: Meshplan, plan_id: str, spec: Path, tmp_path: Path) -> None:
+def test_a_stored_plan_is_emitted_as_planned(meshplan: Command, plan_id: str, spec: Path, tmp_path: Path) -> None:
     assert meshplan("emit", "base", "--target", "megatron", "--out", tmp_path / "a").code == 0
     assert meshplan("plan", spec, "--out", tmp_path / "b").code == 0
     names = {path.name for path in (tmp_path / "a").iterdir()}
@@ -173,7 +173,7 @@ def test_a_stored_plan_is_emitted_as_planned(meshplan: Meshplan, plan_id: str, s
 
 
 def test_a_plan_file_can_be_shown_explained_compared_and_emitted(
-    meshplan: Meshplan, plan_id: str, tmp_path: Path
+    meshplan: Command, plan_id: str, tmp_path: Path
 ) -> None:
     meshplan("emit", "base", "--out", tmp_path / "a")
     file = tmp_path / "a" / "plan.json"
@@ -185,7 +185,7 @@ def test_a_plan_file_can_be_shown_explained_compared_and_emitted(
     assert file.read_bytes() == (tmp_path / "b" / "plan.json").read_bytes()
 
 
-def test_an_unknown_target_is_refused_with_the_closest(meshplan: Meshplan, plan_id: str, tmp_path: Path) -> None:
+def test_an_unknown_target_is_refused_with_the_closest(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
     outcome = meshplan("emit", "base", "--target", "megatorn", "--out", tmp_path / "a")
     assert outcome.code == 6
     assert "did you mean 'megatron'" in outcome.err

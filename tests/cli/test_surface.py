@@ -17,7 +17,7 @@ import typer
 
 from meshplan.cli.main import SUBCOMMANDS
 
-from .conftest import Meshplan
+from .conftest import Command
 
 # What --help must not wait for. (pydantic is not in the list: recent Typer imports it to convert arguments.)
 HEAVY = ("numpy", "sqlalchemy", "alembic", "ortools", "pulp", "networkx", "pandas", "yaml", "rich.table")
@@ -58,7 +58,7 @@ def test_the_surface_changes_on_purpose_only(golden: Any) -> None:
 
 
 @pytest.mark.parametrize("command", ["", *SUBCOMMANDS, *COMMANDS])
-def test_every_command_explains_itself(command: str, meshplan: Meshplan) -> None:
+def test_every_command_explains_itself(command: str, meshplan: Command) -> None:
     outcome = meshplan(*command.split(), "--help")
     assert outcome.code == 0
     assert outcome.out.startswith(f"Usage: meshplan {command}".rstrip())
@@ -95,13 +95,13 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("plam", "plan"), ("estimat", "estimate"), ("plans lst", "list")])
-def test_mistyped_commands_get_a_suggestion(typed: str, meant: str, meshplan: Meshplan) -> None:
+def test_mistyped_commands_get_a_suggestion(typed: str, meant: str, meshplan: Command) -> None:
     outcome = meshplan(*typed.split())
     assert outcome.code == 2
     assert re.search(rf"[Dd]id you mean.*'{meant}'", outcome.err)
 
 
-def test_mistyped_options_get_a_suggestion(meshplan: Meshplan, spec: Path) -> None:
+def test_mistyped_options_get_a_suggestion(meshplan: Command, spec: Path) -> None:
     outcome = meshplan("plan", spec, "--time-limt", "3")
     assert outcome.code == 2
     assert "--time-limit" in outcome.err
@@ -123,7 +123,7 @@ def test_the_shell_completes_commands_and_options(words: str, expected: set[str]
     assert expected <= set(done.stdout.split()), done.stderr
 
 
-def test_the_schema_is_what_editors_read(meshplan: Meshplan) -> None:
+def test_the_schema_is_what_editors_read(meshplan: Command) -> None:
     import jsonschema
 
     schema = json.loads(meshplan("catalog", "schema").out)
@@ -133,7 +133,7 @@ def test_the_schema_is_what_editors_read(meshplan: Meshplan) -> None:
     assert "description" in memory
 
 
-def test_the_support_matrix_names_the_parallel_degrees(meshplan: Meshplan) -> None:
+def test_the_support_matrix_names_the_parallel_degrees(meshplan: Command) -> None:
     rows = json.loads(meshplan("catalog", "support", "--format", "json").out)
     features = {row["feature"] for row in rows if row["target"] == "megatron"}
     assert {"tensor_parallel", "pipeline_parallel", "context_parallel", "zero_stage"} <= features
