@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.problems.expert_objectives import IntArray
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective, balancedness
 from meshplan.planner.problems.expert_placement_reader import read_fields
 

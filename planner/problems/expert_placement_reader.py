@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
+
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective
-from numpy.typing import NDArray
 
 KIND = "expert-placement"
 KNOWN_KEYS = (

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
+
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.problems.expert_objectives import (
     FloatArray,

@@ -12,6 +12,7 @@ The best of all that meets the floor is the answer.
 from __future__ import annotations
 
 import numpy as np
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_affinity_search import Chains, anneal, layer_balance
 from meshplan.planner.solvers.expert_assignment import assign_greedily, reassign

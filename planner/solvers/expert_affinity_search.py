@@ -16,8 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from numpy.typing import NDArray
+
+from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 
 FORBIDDEN = -1e9
 FIRST_PRICE = 1.0  # share of transitions that one unit of balancedness is worth, to begin with

@@ -9,6 +9,7 @@ G × G matrix; while the matrix has a cycle of positive gain, carry it out. Swap
 from __future__ import annotations
 
 import numpy as np
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 
 NEVER = -1e18  # gain of a move that would make a duplicate

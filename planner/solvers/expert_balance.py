@@ -19,12 +19,13 @@ import time
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_exact import best_layer, is_small
 from meshplan.planner.solvers.expert_exchange import PairBalancer
 from meshplan.planner.solvers.expert_packing import longest_first
 from meshplan.planner.solvers.expert_replicas import filling_counts, greedy_counts
-from numpy.typing import NDArray
 
 # Exchanges go on until a row is this close to its bound; they are cheap.
 CLOSE_ENOUGH = 2e-5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+
 from meshplan.planner.problems.expert_objectives import FloatArray
 from meshplan.planner.solvers.expert_replicas import greedy_counts
 

@@ -18,6 +18,7 @@ from itertools import combinations
 from math import comb
 
 import numpy as np
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 
 MOST_COUNT_VECTORS = 20_000

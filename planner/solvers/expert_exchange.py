@@ -17,8 +17,9 @@ from math import comb, isqrt
 from typing import Protocol
 
 import numpy as np
-from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from numpy.typing import NDArray
+
+from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 
 MOST_SPLITS = 500  # 12 pieces into 6 and 6 with one piece fixed: 462
 # What a pair of devices costs besides its exchanges, in exchanges (gathering its pieces, carrying out the best) …

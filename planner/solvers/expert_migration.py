@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
+from numpy.typing import NDArray
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, residency
 from meshplan.planner.solvers.expert_assignment import reassign
-from numpy.typing import NDArray
 
 # Targets, as parts of the way from perfect balance to the present time of the busiest device.
 TARGETS = (0.0, 0.02, 0.05, 0.09, 0.14, 0.22, 0.4)

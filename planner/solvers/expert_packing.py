@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_replicas import pieces_in_order
-from numpy.typing import NDArray
 
 
 def deal_round_robin(counts: IntArray, num_devices: int) -> IntArray:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.problems.expert_objectives import (
     FloatArray,

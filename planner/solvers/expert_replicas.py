@@ -7,6 +7,7 @@ pieces can be combined. Every function respects 1 ≤ count ≤ devices, so that
 from __future__ import annotations
 
 import numpy as np
+
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 
 

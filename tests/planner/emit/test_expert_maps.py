@@ -7,6 +7,7 @@ import json
 import numpy as np
 import pytest
 import yaml
+
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.expert_maps import expert_map, read_expert_map
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.problems.expert_recordings import read_recording

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.solvers.expert_advice import (

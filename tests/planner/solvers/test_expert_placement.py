@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.solvers.expert_placement import answer, solve
@@ -156,7 +157,7 @@ def test_small_layers_are_proven_optimal(experts: int, redundant: int, devices: 
 
 def test_constraint_programming_agrees_with_the_exact_search() -> None:
     """The same small layers as an integer program with fixed counts for each vector of copies, by CP-SAT."""
-    from ortools.sat.python import cp_model  # noqa: PLC0415 - ortools takes a second to load
+    from ortools.sat.python import cp_model
 
     rng = np.random.default_rng(5)
     experts, redundant, devices = 6, 3, 3
