@@ -22,9 +22,9 @@ class TimeConstants:
     """Constants of the step time. Efficiencies are fractions of the rate they multiply.
 
     Args:
-        gemm_efficiency: of the device's GEMM curve, inside a training step; above 1 where the curve is only derived
-            from the datasheet and the device does better.
-        low_precision_efficiency: further factor on the curve of fp8 and narrower GEMMs (quantisation included).
+        gemm_efficiency: of the device's GEMM curve, inside a training step.
+        low_precision_efficiency: further factor on the curve of fp8 and narrower GEMMs, quantisation included; above 1
+            where a step does better than the published kernels.
         expert_gemm_efficiency: further factor for grouped expert GEMMs (permutation and padding included).
         attention_efficiency: causal attention FLOPs, forward and backward, over the dense bf16 peak.
         memory_op_efficiency: of the device memory bandwidth, for norms, activations, residuals, losses.
@@ -45,7 +45,7 @@ class TimeConstants:
     """
 
     gemm_efficiency: Constant = 0.9
-    low_precision_efficiency: Constant = 0.75
+    low_precision_efficiency: Constant = 0.95
     expert_gemm_efficiency: Constant = 0.7
     attention_efficiency: Constant = 0.35
     memory_op_efficiency: Constant = 0.7
