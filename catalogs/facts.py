@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TypeGuard
 
+from meshplan.catalogs.efficiency import BANDWIDTH_FIELD, GEMM_PRECISIONS, RATE_FIELD, SATURATION_FIELD
 from meshplan.catalogs.errors import closest_names, did_you_mean
 from meshplan.catalogs.hardware import Evidence, EvidenceLevel
 from meshplan.catalogs.units import Dimension, format_bandwidth, format_bytes, format_duration, format_flops
@@ -67,6 +68,10 @@ FIELDS: Mapping[str, tuple[Field, ...]] = {
         Field(name="memory_bandwidth_bytes_per_s", required=True, low=1e10, high=1e14),
         Field(name="tdp_w", required=False, low=10.0, high=1e4),
         *(Field(name=f"{PEAK_PREFIX}{dtype}", required=False, low=1e11, high=1e18) for dtype in DTYPES),
+        # A curve's bandwidth is a parameter of the model, not the memory's.
+        *(Field(name=f"{RATE_FIELD}.{name}", required=False, low=1e8, high=1e18) for name in GEMM_PRECISIONS),
+        *(Field(name=f"{BANDWIDTH_FIELD}.{name}", required=False, low=1e7, high=1e15) for name in GEMM_PRECISIONS),
+        *(Field(name=f"{SATURATION_FIELD}.{name}", required=False, low=0.0, high=1e6) for name in GEMM_PRECISIONS),
     ),
     "link": (
         Field(name="bandwidth_bytes_per_s", required=True, low=1e8, high=1e13),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import open_database, reading, shown, writing
+from meshplan.catalogs.efficiency import gemm_curves
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
 from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel, Link, NodeType, Price
@@ -311,6 +312,7 @@ def _device(row: Mapping[str, Any], facts: Iterable[Fact]) -> Device:
             if field.startswith(PEAK_PREFIX)
         },
         tdp_w=ruling["tdp_w"].value if "tdp_w" in ruling else None,
+        gemm_curves=gemm_curves({field: fact.value for field, fact in ruling.items()}),
         evidence=_evidence(ruling),
     )
 

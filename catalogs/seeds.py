@@ -26,6 +26,7 @@ import yaml
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import reading, writing
 from meshplan.catalogs.document import FORMAT
+from meshplan.catalogs.efficiency import curve_facts
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import dimension_of
 from meshplan.catalogs.transfer import SEED, Changes, require_sound, write_document
@@ -51,6 +52,9 @@ def seed_document(folder: Path = SEED_FOLDER) -> dict[str, Any]:
         "node_types": _entries(folder / "nodes.yaml", "node_types"),
         "models": _models(folder / "models.yaml"),
     }
+    content = _load(folder / "efficiency.yaml")
+    for slug in content["gemm_curves"]:
+        document["devices"][slug]["facts"].extend(curve_facts(content, slug))
     content = _load(folder / "prices.yaml")
     for slug, prices in content["prices"].items():
         if slug not in document["node_types"]:
