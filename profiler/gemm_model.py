@@ -73,6 +73,7 @@ class FittedGemm:
         rate_flops_per_s: R.
         bandwidth_bytes_per_s: B.
         inner_saturation: k₀, in elements.
+        residual: error on the products of the fit.
         held_out_error: on a random fifth of the products that this fit did not see.
         num_samples: products that the shipped parameters were fitted to (all of them).
     """
@@ -80,6 +81,7 @@ class FittedGemm:
     rate_flops_per_s: float
     bandwidth_bytes_per_s: float
     inner_saturation: float
+    residual: RelativeError
     held_out_error: RelativeError
     num_samples: int
 
@@ -114,11 +116,13 @@ def fit_gemm(samples: GemmSamples, *, element_bytes: float, seed: int = 0) -> Fi
     hidden = held_out(len(used), fraction=HELD_OUT_FRACTION, seed=seed)
     trial = _fitted(used.where(~hidden), element_bytes)
     predicted = gemm_time_s(trial, used.where(hidden), element_bytes=element_bytes)
-    rate, bandwidth, saturation = (float(parameter) for parameter in _fitted(used, element_bytes))
+    final = _fitted(used, element_bytes)
+    rate, bandwidth, saturation = (float(parameter) for parameter in final)
     return FittedGemm(
         rate_flops_per_s=rate,
         bandwidth_bytes_per_s=bandwidth,
         inner_saturation=saturation,
+        residual=relative_error(gemm_time_s(final, used, element_bytes=element_bytes), used.time_s),
         held_out_error=relative_error(predicted, used.where(hidden).time_s),
         num_samples=len(used),
     )
