@@ -14,7 +14,7 @@ from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.measured import ClusterProfile, Measurement
+    from meshplan.catalogs.measured import ClusterProfile
     from meshplan.catalogs.measurements import Measurements
     from meshplan.profiler.launch import RankEnvironment
     from meshplan.profiler.transport import Transport
@@ -26,6 +26,7 @@ _GPU_MAX_BYTES = 2**30
 
 QuickOption = Annotated[bool, typer.Option("--quick", help="Fewer points and repeats: seconds instead of a minute.")]
 NameOption = Annotated[str | None, typer.Option("--name", metavar="CLUSTER", help="Cluster that this belongs to.")]
+ClusterOption = Annotated[str, typer.Option("--name", metavar="CLUSTER", help="Name of the cluster profile.")]
 BackendOption = Annotated[str, typer.Option("--backend", help="auto, numpy, torch-cpu or torch-gpu.")]
 
 
@@ -46,7 +47,7 @@ def device(
 
 @app.command()
 def links(
-    name: Annotated[str, typer.Option("--name", metavar="CLUSTER", help="Name of the cluster profile.")],
+    name: ClusterOption = "local",
     quick: QuickOption = False,
     rail: Annotated[list[str] | None, typer.Option("--rail", help="Network interface; repeat for several.")] = None,
     gpu: Annotated[bool, typer.Option("--gpu/--cpu", help="NCCL between GPUs, or Gloo between hosts.")] = False,
@@ -70,7 +71,7 @@ def links(
 
 @app.command("all")
 def everything(
-    name: Annotated[str, typer.Option("--name", metavar="CLUSTER", help="Name of the cluster profile.")],
+    name: ClusterOption = "local",
     quick: QuickOption = False,
     backend: BackendOption = "auto",
     db: DatabaseOption = None,
@@ -107,7 +108,7 @@ def show(
     """Show the runs, or a cluster's matrix, its findings, and what drifted since the profile before."""
     store = _store(db)
     if name is None:
-        rows = [
+        runs = [
             {
                 "run_id": run.run_id,
                 "kind": run.kind,
@@ -119,7 +120,7 @@ def show(
             }
             for run in store.runs()
         ]
-        show_rows(rows, tuple(Column(key=key, title=key.replace("_", " ")) for key in rows[0]) if rows else (), form)
+        show_rows(runs, tuple(Column(key=key, title=key.replace("_", " ")) for key in _RUN_KEYS), form)
         return
     from meshplan.catalogs.drift import drifts, staleness_warning
 
@@ -131,11 +132,24 @@ def show(
     if len(history) > 1:
         before, after = store.of_run(history[1].run_id), store.of_run(profile.run_id)
         document["drift"] = [str(drift) for drift in drifts(before, after)]
-    if form is Format.TABLE:
-        from meshplan.profiler.pictures import terminal_matrix
+    if form in (Format.JSON, Format.YAML):
+        show_document(document, form)
+        return
+    from meshplan.profiler.pictures import terminal_matrix
 
-        _say(terminal_matrix(profile))
-    show_document(document, form)
+    for line in (terminal_matrix(profile), *document["warnings"], *document.get("drift", ())):
+        _say(line)
+    rows = [
+        {
+            "from": link.source,
+            "to": link.target,
+            "rail": link.rail,
+            "bandwidth_bytes_per_s": link.bandwidth_bytes_per_s.value,
+            "latency_s": link.latency_s.value,
+        }
+        for link in profile.links
+    ]
+    show_rows(rows, _LINK_COLUMNS, form)
 
 
 @app.command()
@@ -299,6 +313,14 @@ def _shape(row: Row) -> str:
     return f"{shape} {row['size_bytes']} B".strip() if "size_bytes" in row else shape
 
 
+_RUN_KEYS = ("run_id", "kind", "cluster", "host", "started_at", "finished_at", "measurements")
+_LINK_COLUMNS = (
+    Column(key="from", title="From"),
+    Column(key="to", title="To"),
+    Column(key="rail", title="Rail"),
+    Column(key="bandwidth_bytes_per_s", title="Bandwidth", right=True, text=format_bandwidth),
+    Column(key="latency_s", title="Latency", right=True, text=format_duration),
+)
 _COLUMNS = (
     Column(key="probe", title="Probe"),
     Column(key="device", title="Device or link", derive=lambda row: str(row.get("device") or row.get("link"))),

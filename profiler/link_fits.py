@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from meshplan.catalogs.measured import ClusterProfile, Fit, MeasuredLink, Measurement
 from meshplan.profiler.fit import fit_alpha_beta
 from meshplan.profiler.link_analysis import findings, link_classes
+from meshplan.profiler.link_probes import PING_BYTES
 
 Curve = list[tuple[float, float]]
 
@@ -96,9 +97,12 @@ def _collective_fits(rows: list[Measurement]) -> Iterator[Fit]:
 
 
 def _curves(rows: list[Measurement], *, probe: str) -> dict[tuple[str, str], Curve]:
-    """(link, rail) → (size in bytes, seconds) points."""
+    """(link, rail) → (size in bytes, seconds) points; the ping-pong is the smallest message of a link."""
     curves: dict[tuple[str, str], Curve] = {}
     for row in rows:
+        if probe == "link_bandwidth" and row.probe == "link_latency":
+            key = (row.link or "", str(row.parameters["rail"]))
+            curves.setdefault(key, []).append((float(PING_BYTES), row.spread.value))
         if row.probe == probe:
             size = float(row.parameters["size_bytes"])
             key = (row.link or "", str(row.parameters["rail"]))
