@@ -40,6 +40,22 @@ types: $(DEV_STAMP)
 unit: $(DEV_STAMP)
 	$(BIN)/pytest -n auto --dist loadgroup
 
+# A second environment: torch wants its CPU build, Megatron-LM ignores its Python bound; --no-deps keeps CUDA out.
+LAUNCHERS_VENV ?= .venv-launchers
+LAUNCHERS_PYTHON ?= python3.11
+LAUNCHERS_STAMP := $(LAUNCHERS_VENV)/.installed
+MEGATRON := tests/conformance/megatron
+
+$(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt pyproject.toml
+	$(LAUNCHERS_PYTHON) -m venv $(LAUNCHERS_VENV)
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --requirement $(MEGATRON)/requirements.txt
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --ignore-requires-python --requirement $(MEGATRON)/framework.txt
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+test-launchers: $(LAUNCHERS_STAMP)  ## target frameworks' own parsers over the emitted files
+	$(LAUNCHERS_VENV)/bin/pytest -m launchers tests/conformance
+
 # Torch is not needed to develop, so it has an environment of its own; 2.13.0 is the version that CI has.
 TORCH_VENV ?= .venv-torch
 TORCH_STAMP := $(TORCH_VENV)/.installed
@@ -53,4 +69,4 @@ test-netns: $(TORCH_STAMP)  ## link profiler over network namespaces, device pro
 	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
 
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) $(TORCH_VENV) build plans
+	rm -rf $(VENV) $(LAUNCHERS_VENV) $(TORCH_VENV) build plans

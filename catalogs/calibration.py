@@ -22,7 +22,8 @@ class TimeConstants:
     """Constants of the step time. Efficiencies are fractions of the rate they multiply.
 
     Args:
-        gemm_efficiency: of the device's GEMM curve, inside a training step.
+        gemm_efficiency: of the device's GEMM curve, inside a training step; above 1 where the curve is only derived
+            from the datasheet and the device does better.
         low_precision_efficiency: further factor on the curve of fp8 and narrower GEMMs (quantisation included).
         expert_gemm_efficiency: further factor for grouped expert GEMMs (permutation and padding included).
         attention_efficiency: causal attention FLOPs, forward and backward, over the dense bf16 peak.
@@ -97,6 +98,9 @@ class FrameworkRecipe:
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
         deduplicates_dispatch: a token crosses the network once per node, however many experts it visits there.
+        moe_host_factor: host time of a dropless MoE layer over ``host_s_per_moe_layer``.
+        selective_kept_share: of the activations that selective recompute keeps once the attention core's are dropped;
+            below 1 where it also recomputes some of the matrix products.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
         source: citation.
     """
@@ -111,6 +115,8 @@ class FrameworkRecipe:
     overlaps_data_parallel: bool = True
     balances_context_parallel: bool = True
     deduplicates_dispatch: bool = True
+    moe_host_factor: float = 1.0
+    selective_kept_share: float = 1.0
     full_recompute_keeps_input_sharded: bool = False
     source: str = ""
 
@@ -125,8 +131,9 @@ class Calibration:
         time: constants of the step time.
         memory: constants of the memory.
         recipe: documented behaviour of the framework.
-        time_error_p90: 90th percentile of |error| of the step time on runs held out by group; half-width of the
-            interval of what is predicted from this set.
+        time_error_p90: 90th percentile of |error| of a dense model's step time on runs held out by group; half-width
+            of the interval of what is predicted from this set.
+        moe_time_error_p90: the same for mixtures of experts.
         num_runs: published runs behind the fit; 0 where nothing was fitted.
         source: which observations, with their version.
         date: day of the fit, ISO 8601.
@@ -138,9 +145,14 @@ class Calibration:
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
     time_error_p90: float = 0.35
+    moe_time_error_p90: float = 0.55
     num_runs: int = 0
     source: str = ""
     date: str = ""
+
+    def error_p90(self, *, is_moe: bool) -> float:
+        """Half-width of the interval of a step time, as a fraction."""
+        return self.moe_time_error_p90 if is_moe else self.time_error_p90
 
     def with_time(self, **constants: Constant) -> Calibration:
         """A copy with other time constants."""

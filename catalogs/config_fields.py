@@ -74,7 +74,7 @@ FIELDS: Mapping[str, WholeNumber] = {
         ("shared_expert_intermediate_size", "shared_intermediate_size", "moe_shared_expert_intermediate_size"),
         0,
     ),
-    "first_k_dense_replace": WholeNumber("first dense layers", 2048, ("first_k_dense_replace",), 0),
+    "first_k_dense_replace": WholeNumber("first dense layers", 2048, ("first_k_dense_replace", "num_dense_layers"), 0),
     "moe_layer_freq": WholeNumber("distance between MoE layers", 2048, ("moe_layer_freq",)),
     "decoder_sparse_step": WholeNumber(
         "distance between MoE layers", 2048, ("decoder_sparse_step", "interleave_moe_layer_step", "moe_layer_interval")

@@ -18,20 +18,26 @@ _WINDOWED = ("sliding_attention", "chunked_attention", "local")
 def moe_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     """One flag a layer: does it route tokens to experts?
 
-    Lists: ``moe_layers`` (Llama 4, layer numbers), ``moe_layer_freq`` as 0/1 flags (MiMo). Rules, all of which must
-    hold: not before ``first_k_dense_replace``, every ``moe_layer_freq``-th from 0 (DeepSeek), every
-    ``decoder_sparse_step``-th or ``interleave_moe_layer_step``-th from 1 (Qwen, Llama 4), not in ``mlp_only_layers``
-    (Qwen), within ``moe_layer_start_index`` and ``moe_layer_end_index`` (ERNIE).
+    Lists: ``moe_layers`` (Llama 4, layer numbers), ``mlp_layer_types`` (transformers 5: ``dense`` or ``sparse``),
+    ``moe_layer_freq`` as 0/1 flags (MiMo). Rules, all of which must hold: not before ``first_k_dense_replace``, every
+    ``moe_layer_freq``-th from 0 (DeepSeek), every ``decoder_sparse_step``-th or ``interleave_moe_layer_step``-th from
+    1 (Qwen, Llama 4), not in ``mlp_only_layers`` (Qwen), within ``moe_layer_start_index`` and ``moe_layer_end_index``
+    (ERNIE).
     """
     if fields.config.get("moe_layers") is not None:
         listed = fields.layer_numbers("moe_layers", num_layers)
         return tuple(layer in listed for layer in range(num_layers))
-    flags = fields.config.get("moe_layer_freq")
-    if isinstance(flags, list | tuple):
-        if len(flags) != num_layers or not all(flag in (0, 1) for flag in flags):
-            fields.report("moe_layer_freq", f"must hold {num_layers} flags 0 or 1, one a layer, is {shorten(flags)}")
+    for key, (dense, sparse) in {"mlp_layer_types": ("dense", "sparse"), "moe_layer_freq": (0, 1)}.items():
+        kinds = fields.config.get(key)
+        if isinstance(kinds, list | tuple):
+            if len(kinds) == num_layers and all(kind in (dense, sparse) for kind in kinds):
+                return tuple(kind == sparse for kind in kinds)
+            fields.report(key, f"must hold {num_layers} entries {dense} or {sparse}, one a layer, is {shorten(kinds)}")
             return (True,) * num_layers
-        return tuple(bool(flag) for flag in flags)
+    return _moe_layers_by_rule(fields, num_layers)
+
+
+def _moe_layers_by_rule(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
     first = max(fields.with_default("first_k_dense_replace", 0), fields.with_default("moe_layer_start_index", 0))
     end = fields.with_default("moe_layer_end_index", -1)
     last = num_layers - 1 if end < 0 else end

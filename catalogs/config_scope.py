@@ -19,23 +19,14 @@ _SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
 
 _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
     "a text encoder, not a decoder": (
-        *(
-            "albert",
-            "bert",
-            "camembert",
-            "deberta",
-            "deberta-v2",
-            "distilbert",
-            "electra",
-            "ernie",
-            "esm",
-            "longformer",
-        ),
-        *("modernbert", "mpnet", "nomic_bert", "roberta", "xlm-roberta", "xlnet"),
+        *("albert", "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2"),
+        *("distilbert", "electra", "ernie", "esm", "longformer", "megatron-bert", "modernbert", "mpnet", "nomic_bert"),
+        *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta"),
+        *("xlm-roberta-xl", "xlnet", "xmod"),
     ),
     "an encoder-decoder": (
-        *("bart", "led", "m2m_100", "marian", "mbart", "mt5", "pegasus", "t5", "t5gemma", "umt5", "whisper"),
-        *("speech_to_text", "vision-encoder-decoder"),
+        *("bart", "bigbird_pegasus", "blenderbot", "led", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"),
+        *("speech_to_text", "t5", "t5gemma", "trocr", "umt5", "vision-encoder-decoder", "whisper"),
     ),
     "a vision, audio or image-text encoder": (
         *("beit", "blip", "clap", "clip", "convnext", "convnextv2", "deit", "detr", "dinov2", "encodec", "hubert"),
@@ -45,11 +36,13 @@ _OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
     "a state-space or recurrent model": (
         *("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm"),
     ),
-    "a hybrid of attention and state-space layers": (
-        *("bamba", "falcon_h1", "granitemoehybrid", "jamba", "nemotron_h", "zamba", "zamba2"),
+    "a hybrid of attention with state-space, linear-attention or convolution layers, not supported yet": (
+        *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe"),
+        *("nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "zamba", "zamba2"),
     ),
-    "not supported: its layers hold more than attention and one MLP or MoE block": (
-        *("arctic", "gemma3n", "gemma3n_text", "jetmoe", "longcat_flash", "mllama", "mllama_text_model"),
+    "not supported yet: its sparse attention has an indexer": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+    "not supported yet: its layers hold more than attention and one MLP or MoE block": (
+        *("arctic", "blt", "doge", "gemma3n", "gemma4", "hrm_text", "jetmoe", "longcat_flash", "mllama", "moshi"),
     ),
 }
 _REASONS = {model_type: reason for reason, types in _OTHER_MODELS.items() for model_type in types}
@@ -95,11 +88,15 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     """
     if "_diffusers_version" in config or "_class_name" in config:
         yield Problem(path="", message=f"a diffusers component ({shorten(config.get('_class_name'))})")
-    for model_type in dict.fromkeys(shorten(part.get("model_type")).strip("'") for part in (config, section)):
-        if model_type in _REASONS:
-            yield Problem(path="model_type", message=f"{model_type!r} is {_REASONS[model_type]}")
+    stated = (part.get("model_type") for part in (config, section))
+    for model_type in dict.fromkeys(name for name in stated if isinstance(name, str)):
+        reason = _REASONS.get(model_type.removesuffix("_model").removesuffix("_text"))
+        if reason is not None:
+            yield Problem(path="model_type", message=f"{shorten(model_type)} is {reason}")
     architectures = config.get("architectures")
-    if isinstance(architectures, list) and any(str(name).endswith("ForMaskedLM") for name in architectures):
+    if isinstance(architectures, list) and any(
+        isinstance(name, str) and name.endswith("ForMaskedLM") for name in architectures
+    ):
         yield Problem(path="architectures", message="a masked language model: a text encoder, not a decoder")
     if "image_size" in section and not _states(section, "vocab_size"):
         yield Problem(path="image_size", message="a vision model: it has no vocabulary")
@@ -111,10 +108,10 @@ def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) 
     for part, keys in _FOREIGN_PARTS.items():
         present = [key for key in keys if section.get(key) not in (None, False, 0, [], {}, "")]
         if present:
-            yield Problem(path=present[0], message=f"{part} are not supported yet")
+            yield Problem(path=present[0], message=f"not supported yet: {part}")
     kinds = section.get("attn_type_list")
     if isinstance(kinds, list) and any(kind != _ONLY_ATTENTION for kind in kinds):
-        yield Problem(path="attn_type_list", message="linear-attention layers are not supported yet")
+        yield Problem(path="attn_type_list", message="not supported yet: linear-attention layers")
 
 
 def _states_sizes(config: Mapping[str, object]) -> bool:

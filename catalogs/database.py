@@ -17,11 +17,13 @@ from typing import Any
 
 import platformdirs
 import sqlalchemy as sa
-from meshplan.catalogs.errors import CatalogError, CatalogVersionError
-from meshplan.catalogs.tables import SCHEMA_REVISION, metadata
 from sqlalchemy import event
 from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from meshplan.catalogs.errors import CatalogError, CatalogVersionError
+from meshplan.catalogs.tables import SCHEMA_REVISION, metadata
 
 ENVIRONMENT_VARIABLE = "MESHPLAN_DB"
 DEFAULT_FILE_NAME = "catalog.sqlite"
@@ -83,8 +85,10 @@ def connect(url: URL) -> Engine:
     """An engine with meshplan's transaction rules, nothing checked or created but the default folder."""
     if url.get_backend_name() == "sqlite":
         _require_folder(url)
+    # An SQLite file is opened in microseconds; keeping it open would only leave handles behind in forked workers.
+    in_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
     try:
-        engine = sa.create_engine(url)
+        engine = sa.create_engine(url, poolclass=NullPool) if in_file else sa.create_engine(url)
     except NoSuchModuleError as error:
         raise CatalogError(f"no SQLAlchemy dialect for {url.drivername!r}; use sqlite or postgresql") from error
     except ModuleNotFoundError as error:
@@ -163,7 +167,7 @@ def translated_errors(url: URL) -> Iterator[None]:
 
 def _create(engine: Engine) -> None:
     # Imported here: reading YAML is needed on first use only.
-    from meshplan.catalogs.seeds import write_seeds  # noqa: PLC0415
+    from meshplan.catalogs.seeds import write_seeds
 
     with writing(engine) as connection:
         if sa.inspect(connection).get_table_names():
@@ -210,7 +214,7 @@ def _begin_sqlite(connection: Connection) -> None:
 
 def version_error(url: URL, revision: str) -> CatalogVersionError:
     """The error for a database of another revision, with the way out."""
-    from meshplan.catalogs.migrations import known_revisions  # noqa: PLC0415
+    from meshplan.catalogs.migrations import known_revisions
 
     if revision in known_revisions():
         return CatalogVersionError(

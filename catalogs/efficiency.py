@@ -40,7 +40,8 @@ def curve_facts(content: Mapping[str, Any], device: str) -> Iterator[dict[str, A
     Raises:
         CatalogError: the file names a source or a precision that it does not have.
     """
-    rows: Mapping[str, Any] = content["gemm_curves"][device]
+    measured = content["same_silicon"].get(device, device)
+    rows: Mapping[str, Any] = content["gemm_curves"][measured]
     yield from (fact for precision, row in rows.items() for fact in _facts(content, precision, row))
     for precision, same in content["same_kernels"].items():
         if same in rows:

@@ -61,10 +61,10 @@ class SpecError(MeshplanError):
 
     exit_code = EXIT_SPEC
 
-    def __init__(self, problems: Sequence[Problem]) -> None:
+    def __init__(self, problems: Sequence[Problem], *, of: str = "the spec") -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
         count = len(self.problems)
-        head = "1 problem in the spec" if count == 1 else f"{count} problems in the spec"
+        head = f"1 problem in {of}" if count == 1 else f"{count} problems in {of}"
         super().__init__("\n".join([f"{head}:", *(f"  - {problem}" for problem in self.problems)]))
 
 

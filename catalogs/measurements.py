@@ -13,11 +13,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import reading, writing
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.measured import ClusterProfile, Fit, MeasuredLink, Measurement, Metric, ProfileRun, Spread
-from sqlalchemy.engine import Connection, Engine
 
 
 class Measurements:

@@ -35,16 +35,16 @@ def read_config(path: Path) -> ModelShape:
     Raises:
         ModelConfigError: the file is missing, too large, not JSON, or not that of a decoder-only transformer.
     """
-    file = path / CONFIG_FILE if path.is_dir() else path
-    named = file.resolve().parent.name if file.name == CONFIG_FILE else file.stem
-    name = named or file.stem
+    file, content = _read_bounded(path)
+    name = file.resolve().parent.name if file.name == CONFIG_FILE else file.stem
     slug = re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-.") or "model"
-    return shape_from_config(_load(file), slug=slug, name=name, source=str(path))
+    return shape_from_config(_parse(file, content), slug=slug, name=name, source=str(path))
 
 
-def _load(file: Path) -> Mapping[str, object]:
-    """The JSON object in a file of bounded size."""
+def _read_bounded(path: Path) -> tuple[Path, bytes]:
+    """The configuration file that a path means, and its content."""
     try:
+        file = path / CONFIG_FILE if path.is_dir() else path
         if not file.is_file():  # also refuses pipes and devices, which may never end
             raise ModelConfigError(
                 f"no model configuration at {file}: give a {CONFIG_FILE} or the folder that holds it"
@@ -52,9 +52,14 @@ def _load(file: Path) -> Mapping[str, object]:
         with file.open("rb") as stream:
             content = stream.read(MAX_CONFIG_BYTES + 1)
     except (OSError, ValueError) as error:  # ValueError: a path with a null byte
-        raise ModelConfigError(f"cannot read {file}: {error}") from error
+        raise ModelConfigError(f"cannot read {str(path)!r}: {error}") from error
     if len(content) > MAX_CONFIG_BYTES:
         raise ModelConfigError(f"{file} is larger than {MAX_CONFIG_BYTES} bytes: not a model configuration")
+    return file, content
+
+
+def _parse(file: Path, content: bytes) -> Mapping[str, object]:
+    """The JSON object in ``content``."""
     try:
         config = json.loads(content)
     except (ValueError, RecursionError) as error:  # ValueError: not JSON, not Unicode, or an endless number
@@ -87,8 +92,8 @@ def shape_from_config(config: Mapping[str, object], *, slug: str, name: str = ""
 
 
 def config_error(slug: str, problems: list[Problem]) -> ModelConfigError:
-    """One error that lists every problem of a configuration."""
-    lines = "\n".join(f"  - {problem}" for problem in problems)
+    """One error that lists every problem of a configuration, each once (two sizes may come from one key)."""
+    lines = "\n".join(f"  - {problem}" for problem in dict.fromkeys(problems))
     return ModelConfigError(
         f"model configuration {slug!r} does not describe a transformer that can be planned:\n{lines}"
     )

@@ -163,6 +163,7 @@ FAMILIES: Mapping[str, Family] = {
     "baichuan": _LLAMA,
     "aquila": _LLAMA,
     "arcee": Family(gated_mlp=False),
+    "bitnet": _LLAMA,
     "smollm3": Family(tie_word_embeddings=True),
     "internlm": Family(query_bias=_BIAS, output_bias=_BIAS),
     "internlm2": Family(query_bias=_BIAS, output_bias=_BIAS),

@@ -93,7 +93,7 @@ def _with_stated_parameters(shape: ModelShape, num_parameters: object) -> ModelS
     """A GPT shape with the learned positions that its stated parameter count implies.
 
     Positions are the only part that measurements do not state and that adds whole rows of h; llm-foundry makes one a
-    token of context, a third of MPT-125M at 65,536 tokens.
+    token of context, 29 % of MPT-125M at 65,536 tokens.
     """
     if shape.gated_mlp or isinstance(num_parameters, bool) or not isinstance(num_parameters, int):
         return shape

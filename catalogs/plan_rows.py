@@ -12,10 +12,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
 from meshplan.catalogs.database import reading, writing
 from meshplan.catalogs.errors import StoreError, closest_names, did_you_mean
 from meshplan.catalogs.tables import plans, recorded_runs
-from sqlalchemy.engine import Connection, Engine
 
 LATEST = "latest"
 # Fewer characters of an id would match by accident.

@@ -12,13 +12,16 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import open_database, reading, shown, writing
+from meshplan.catalogs.document import FORMAT, SECTIONS
 from meshplan.catalogs.efficiency import gemm_curves
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
 from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel, Link, NodeType, Price
-from sqlalchemy.engine import Connection, Engine
+from meshplan.catalogs.transfer import SECTION_TABLES, USER, import_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.model_shapes import ModelShape
@@ -97,7 +100,7 @@ class Catalog:
         Raises:
             UnknownEntryError: no such model.
         """
-        from meshplan.catalogs.model_config import shape_from_config  # noqa: PLC0415
+        from meshplan.catalogs.model_config import shape_from_config
 
         with reading(self.engine) as connection:
             row = _row(connection, tables.models, slug, "model")
@@ -153,10 +156,10 @@ class Catalog:
 
     def models(self) -> tuple[Mapping[str, Any], ...]:
         """Every model as ``slug, name, family, source, date``, without its configuration."""
-        table = tables.models
-        query = sa.select(table.c.slug, table.c.name, table.c.family, table.c.source, table.c.date)
+        columns = ("slug", "name", "family", "source", "date")
+        query = sa.select(*(tables.models.c[column] for column in columns)).order_by(tables.models.c.slug)
         with reading(self.engine) as connection:
-            return tuple(dict(row) for row in connection.execute(query.order_by(table.c.slug)).mappings())
+            return tuple(dict(zip(columns, row, strict=True)) for row in connection.execute(query))
 
     # --- calibrations -------------------------------------------------------------------------------------------
 
@@ -180,8 +183,6 @@ class Catalog:
             source: which observations they were fitted to.
             date: day of the fit, ISO 8601; today where None.
         """
-        from meshplan.catalogs.transfer import import_document  # noqa: PLC0415
-
         row = {
             "framework": framework,
             "architecture": architecture,
@@ -189,8 +190,7 @@ class Catalog:
             "source": source,
             "date": date or datetime.now(UTC).date().isoformat(),
         }
-        content = {"format": "meshplan-catalog/1", "calibrations": [row]}
-        import_document(self.engine, content, name="the calibration")
+        import_document(self.engine, {"format": FORMAT, "calibrations": [row]}, name="the calibration")
 
     def add_facts(self, subject_kind: str, subject: str, facts: Iterable[Fact]) -> None:
         """Store measured facts of a subject that the catalog has.
@@ -199,13 +199,9 @@ class Catalog:
             UnknownEntryError: no such subject.
             CatalogError: a fact is not valid; nothing is stored.
         """
-        from meshplan.catalogs.document import FORMAT, SECTIONS  # noqa: PLC0415
-        from meshplan.catalogs.transfer import import_document  # noqa: PLC0415
-
         section = next(section for section in SECTIONS if section.kind == subject_kind)
-        table = {"device": tables.devices, "link": tables.links, "node_type": tables.node_types}[subject_kind]
         with reading(self.engine) as connection:
-            _row(connection, table, subject, subject_kind.replace("_", " "))
+            _row(connection, SECTION_TABLES[section.name], subject, subject_kind.replace("_", " "))
         rows = [
             {
                 "field": fact.field,
@@ -233,7 +229,7 @@ class Catalog:
         removed = 0
         with writing(self.engine) as connection:
             for table, column in places:
-                query = sa.delete(table).where(table.c[column] == subject, table.c.origin == "user")
+                query = sa.delete(table).where(table.c[column] == subject, table.c.origin == USER)
                 removed += connection.execute(query).rowcount
         return removed
 

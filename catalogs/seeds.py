@@ -23,6 +23,8 @@ from typing import Any
 
 import sqlalchemy as sa
 import yaml
+from sqlalchemy.engine import Connection, Engine
+
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import reading, writing
 from meshplan.catalogs.document import FORMAT
@@ -31,10 +33,18 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import dimension_of
 from meshplan.catalogs.transfer import SEED, Changes, require_sound, write_document
 from meshplan.catalogs.units import Dimension, parse_quantity
-from sqlalchemy.engine import Connection, Engine
 
 SEED_FOLDER = Path(__file__).parent / "seed"
 SEED_DIGEST_KEY = "seed_digest"
+_SEEDED = (
+    tables.facts,
+    tables.prices,
+    tables.devices,
+    tables.links,
+    tables.node_types,
+    tables.models,
+    tables.calibrations,
+)
 # libyaml reads the seeds about ten times faster than the pure Python reader; some platforms lack it.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
@@ -51,9 +61,10 @@ def seed_document(folder: Path = SEED_FOLDER) -> dict[str, Any]:
         "links": _entries(folder / "links.yaml", "links"),
         "node_types": _entries(folder / "nodes.yaml", "node_types"),
         "models": _models(folder / "models.yaml"),
+        "calibrations": _calibrations(folder / "calibrations.yaml"),
     }
     content = _load(folder / "efficiency.yaml")
-    for slug in content["gemm_curves"]:
+    for slug in (*content["gemm_curves"], *content["same_silicon"]):
         document["devices"][slug]["facts"].extend(curve_facts(content, slug))
     content = _load(folder / "prices.yaml")
     for slug, prices in content["prices"].items():
@@ -76,7 +87,7 @@ def write_seeds(connection: Connection) -> Changes:
     """Replace the seed rows by those of this version; the user's own rows stay."""
     document = seed_document()
     require_sound(document, {}, name="the seed files")
-    for table in (tables.facts, tables.prices, tables.devices, tables.links, tables.node_types, tables.models):
+    for table in _SEEDED:
         connection.execute(sa.delete(table).where(table.c.origin == SEED))
     changes = write_document(connection, document, origin=SEED)
     connection.execute(sa.delete(tables.meta).where(tables.meta.c.key == SEED_DIGEST_KEY))
@@ -185,3 +196,17 @@ def _models(path: Path) -> dict[str, Any]:
         }
         for slug, model in _load(path)["models"].items()
     }
+
+
+def _calibrations(path: Path) -> list[dict[str, Any]]:
+    content = _load(path)
+    return [
+        {
+            "framework": entry["framework"],
+            "architecture": entry["architecture"],
+            "document": {**entry, "source": content["source"], "date": str(content["date"])},
+            "source": content["source"],
+            "date": str(content["date"]),
+        }
+        for entry in content["calibrations"]
+    ]

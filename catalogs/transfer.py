@@ -14,16 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import reading, writing
 from meshplan.catalogs.document import FORMAT, SECTIONS, Section, problems_of
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
-from sqlalchemy.engine import Connection, Engine
 
 SEED = "seed"
 USER = "user"
 
-_SECTION_TABLES = {"devices": tables.devices, "links": tables.links, "node_types": tables.node_types}
+SECTION_TABLES = {"devices": tables.devices, "links": tables.links, "node_types": tables.node_types}
 _FACT_COLUMNS = ("field", "value", "low", "high", "num_samples", "level", "source", "date")
 _PRICE_COLUMNS = ("usd_per_hour", "provider", "region", "terms", "source", "date")
 _FACT_KEY = ("subject_kind", "subject", "field", "level", "source", "date")
@@ -58,7 +59,7 @@ def read_document(path: Path) -> Any:
     Raises:
         CatalogError: unreadable, or not JSON/YAML.
     """
-    import yaml  # noqa: PLC0415
+    import yaml
 
     try:
         text = path.read_text(encoding="utf-8")
@@ -98,8 +99,7 @@ def require_sound(document: Any, known: Mapping[str, frozenset[str]], *, name: s
 def known_slugs(connection: Connection) -> dict[str, frozenset[str]]:
     """Section name → slugs in the catalog."""
     return {
-        name: frozenset(connection.execute(sa.select(table.c.slug)).scalars())
-        for name, table in _SECTION_TABLES.items()
+        name: frozenset(connection.execute(sa.select(table.c.slug)).scalars()) for name, table in SECTION_TABLES.items()
     }
 
 
@@ -138,7 +138,7 @@ def write_document(connection: Connection, document: Mapping[str, Any], *, origi
             for slug, entry in entries.items()
             if "name" in entry
         ]
-        changes += _merge(connection, _SECTION_TABLES[section.name], ("slug",), described, origin=origin)
+        changes += _merge(connection, SECTION_TABLES[section.name], ("slug",), described, origin=origin)
         fact_rows = [
             {column: fact.get(column) for column in _FACT_COLUMNS}
             | {
@@ -210,7 +210,7 @@ def _merge(
 
 
 def _export_section(connection: Connection, section: Section, slug: str | None) -> dict[str, Any]:
-    table = _SECTION_TABLES[section.name]
+    table = SECTION_TABLES[section.name]
     rows = connection.execute(_narrowed(sa.select(table), table.c.slug, slug).order_by(table.c.slug)).mappings()
     entries: dict[str, Any] = {
         row["slug"]: {

@@ -61,6 +61,16 @@ UNITS: dict[Dimension, dict[str, float]] = {
         "USD/s": _SECONDS_PER_HOUR,
     },
 }
+# How a quantity of each dimension is written, for messages and editors.
+EXAMPLES: dict[Dimension, str] = {
+    Dimension.BYTES: "80 GiB",
+    Dimension.BYTES_PER_S: "50 GB/s",
+    Dimension.S: "5 us",
+    Dimension.FLOPS_PER_S: "989 TFLOP/s",
+    Dimension.W: "700 W",
+    Dimension.USD: "1000 USD",
+    Dimension.USD_PER_HOUR: "2.5 USD/h",
+}
 _QUANTITY = re.compile(r"^\s*(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>\D.*?)?\s*$")
 
 
@@ -76,15 +86,7 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     """
     match = _QUANTITY.match(text) if isinstance(text, str) else None
     units = UNITS[dimension]
-    example = {
-        Dimension.BYTES: "80 GiB",
-        Dimension.BYTES_PER_S: "50 GB/s",
-        Dimension.S: "5 us",
-        Dimension.FLOPS_PER_S: "989 TFLOP/s",
-        Dimension.W: "700 W",
-        Dimension.USD: "1000 USD",
-        Dimension.USD_PER_HOUR: "2.5 USD/h",
-    }[dimension]
+    example = EXAMPLES[dimension]
     if match is None:
         given = f"{text!r} has no unit" if isinstance(text, (int, float)) else f"cannot read {text!r}"
         raise UnitError(f"{given}; {dimension.value} is written like {example!r}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
+from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.reference import schema, support
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:
@@ -18,7 +20,14 @@ if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device, Link, NodeType, Price
     from meshplan.catalogs.repository import Catalog
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=__doc__)
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Hardware, links, node types, models and prices, and where each number comes from.",
+)
+app.command("schema")(schema)
+app.command("support")(support)
 
 # The dtype whose peak stands for a device in a listing; older devices lack the first.
 _LISTED_DTYPES = ("bf16", "fp16")
@@ -41,7 +50,7 @@ def list_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the ruling one is shown."""
-    rows, columns = _listing(_open(db), section)
+    rows, columns = _listing(open_catalog(db), section)
     show_rows(rows, columns, form)
 
 
@@ -52,7 +61,7 @@ def show(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
-    catalog = _open(db)
+    catalog = open_catalog(db)
     entry = _described(catalog, name)
     if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
         show_document(entry, form)
@@ -71,12 +80,12 @@ def export_entries(
     form: FormatOption = Format.JSON,
 ) -> None:
     """Write the catalog, or one entry, as one JSON or YAML document that 'catalog import' reads."""
-    from meshplan.catalogs.transfer import export_document  # noqa: PLC0415
-    from meshplan.cli.render import rendered_document  # noqa: PLC0415
+    from meshplan.catalogs.transfer import export_document
+    from meshplan.cli.render import rendered_document
 
     if form not in (Format.JSON, Format.YAML):
         raise typer.BadParameter(f"an export is json or yaml, not {form.value}", param_hint="--format")
-    document = export_document(_open(db).engine, name)
+    document = export_document(open_catalog(db).engine, name)
     if out is None:
         show_document(document, form)
         return
@@ -93,17 +102,17 @@ def import_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Add or replace entries and facts from a file: all of it, or nothing and the list of what is wrong."""
-    from meshplan.catalogs.transfer import import_document, read_document  # noqa: PLC0415
+    from meshplan.catalogs.transfer import import_document, read_document
 
     document = read_document(file)
-    changes = import_document(_open(db).engine, document, name=str(file))
+    changes = import_document(open_catalog(db).engine, document, name=str(file))
     show_document({"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}, form)
 
 
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Bring the database to this version's schema and seed numbers; your own entries stay."""
-    from meshplan.catalogs.upgrade import upgrade_database  # noqa: PLC0415
+    from meshplan.catalogs.upgrade import upgrade_database
 
     done = upgrade_database(db)
     document = {
@@ -113,16 +122,6 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
         "seeds_refreshed": done.seeds_refreshed,
     }
     show_document(document, form)
-
-
-def _open(db: str | None) -> Catalog:
-    from meshplan.catalogs.repository import Catalog  # noqa: PLC0415
-    from meshplan.catalogs.seeds import seeds_are_stale  # noqa: PLC0415
-
-    catalog = Catalog.open(db)
-    if seeds_are_stale(catalog.engine):
-        sys.stderr.write("note: the catalog holds seed numbers of another version; refresh: meshplan catalog upgrade\n")
-    return catalog
 
 
 def _listing(catalog: Catalog, section: Section) -> tuple[list[Row], tuple[Column, ...]]:
@@ -178,7 +177,7 @@ def _described_node(catalog: Catalog, node: NodeType) -> dict[str, Any]:
 
 
 def _fact_rows(catalog: Catalog, kind: str, slug: str) -> list[Row]:
-    from meshplan.catalogs.facts import ruling_facts  # noqa: PLC0415
+    from meshplan.catalogs.facts import ruling_facts
 
     facts = catalog.facts(kind, slug)
     ruling = ruling_facts(facts)
@@ -262,18 +261,18 @@ def _significant(value: float) -> str:
 
 
 def _readable(row: Row) -> str:
-    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
+    """``3.4 TB/s``, with the spread and the number of samples where they are known."""
+    from meshplan.catalogs.facts import format_value
 
-    return format_value(row["field"], row["value"])
-
-
-def _spread(row: Row) -> str:
-    from meshplan.catalogs.facts import format_value  # noqa: PLC0415
-
-    low, high = (None if row[end] is None else format_value(row["field"], row[end]) for end in ("low", "high"))
-    if low and high:
-        return f"{low} … {high}"
-    return f"from {low}" if low else f"to {high}" if high else ""
+    value, low, high = (
+        None if row[key] is None else format_value(row["field"], row[key]) for key in ("value", "low", "high")
+    )
+    notes = []
+    if low or high:
+        notes.append(f"{low} … {high}" if low and high else f"from {low}" if low else f"to {high}")
+    if row["num_samples"]:
+        notes.append(f"n={row['num_samples']}")
+    return f"{value} ({', '.join(notes)})" if notes else str(value)
 
 
 def _level(row: Row) -> str:
@@ -325,10 +324,8 @@ _PRICE_COLUMNS = (
 )
 _FACT_COLUMNS = (
     Column(key="field", title="Field", wrap=False),
-    Column(key="value", title="Value", right=True, derive=_readable, wrap=False),
+    Column(key="value", title="Value", right=True, derive=_readable),
     Column(key="value", title="SI", right=True, text=_significant, wrap=False),
-    Column(key="low", title="Spread", derive=_spread, optional=True),
-    Column(key="num_samples", title="n", right=True, derive=lambda row: str(row["num_samples"] or ""), optional=True),
-    Column(key="level", title="Level", derive=_level, wrap=False),
+    Column(key="level", title="Level", derive=_level),
     Column(key="source", title="", derive=_reference, footnote=True, wrap=False),
 )

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from meshplan.catalogs.errors import EXIT_BUG, EXIT_OK, MeshplanError
 from typer.core import TyperCommand, TyperGroup
+
+from meshplan.catalogs.errors import EXIT_BUG, EXIT_OK, MeshplanError
 
 DEBUG_OPTION = "--debug"
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -37,6 +38,14 @@ class Subcommand:
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
+    "plan": Subcommand(module="meshplan.cli.plan", help="Find the best plan for a spec, store it, write its files."),
+    "estimate": Subcommand(module="meshplan.cli.estimate", help="Price one pinned configuration."),
+    "explain": Subcommand(module="meshplan.cli.explain", help="Why this plan, and what another choice would cost."),
+    "emit": Subcommand(module="meshplan.cli.emit", help="Write the launcher files of a plan."),
+    "compare": Subcommand(module="meshplan.cli.compare", help="Plans side by side, or a plan beside its measurement."),
+    "plans": Subcommand(module="meshplan.cli.plans", help="List, show, tag, delete stored plans; record measurements."),
+    "validate": Subcommand(module="meshplan.cli.validate", help="Predicted against measured runs."),
+    "calibrate": Subcommand(module="meshplan.cli.calibrate", help="Fit the estimator's constants to measured runs."),
     "catalog": Subcommand(
         module="meshplan.cli.catalog",
         help="Show, import and upgrade hardware, models and prices.",
@@ -66,14 +75,23 @@ class LazyGroup(TyperGroup):
         if isinstance(command, _NotLoaded) and name is not None:
             module = importlib.import_module(SUBCOMMANDS[name].module)
             command = typer.main.get_command(module.app)
+            command.help = command.help or SUBCOMMANDS[name].help
             command.name = name
             self.commands[name] = command
         return name, command, rest
 
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C ends it with the code that shells expect, in every version of Typer."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            _complain("interrupted")
+            raise typer.Exit(EXIT_INTERRUPTED) from interrupt
+
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415
+        from importlib.metadata import version
 
         sys.stdout.write(f"meshplan {version('meshplan')}\n")
         raise typer.Exit(EXIT_OK)
@@ -112,9 +130,6 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except MeshplanError as error:
         _complain(f"error: {error}")
         sys.exit(error.exit_code)
-    except KeyboardInterrupt:
-        _complain("interrupted")
-        sys.exit(EXIT_INTERRUPTED)
     except Exception as error:
         if DEBUG_OPTION in given:
             raise

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
+
 from meshplan.cli.render import Format
 
 DatabaseOption = Annotated[
@@ -17,3 +19,18 @@ DatabaseOption = Annotated[
     ),
 ]
 FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to print the answer on stdout.")]
+SpecArgument = Annotated[
+    Path, typer.Argument(metavar="SPEC", help="YAML or JSON file with 'kind:'.", show_default=False)
+]
+PlanArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="PLAN",
+        help="Stored plan: tag, id or its beginning, 'latest'; or the path of a plan's JSON file.",
+        show_default=False,
+    ),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the launcher files.", show_default=False)
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that are already there.")]

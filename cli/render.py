@@ -19,6 +19,7 @@ from typing import Any, Literal
 Row = Mapping[str, Any]
 TABLE_WIDTH = 80  # of a table that does not go to a terminal
 ABSENT = "–"
+_LEAST_WRAPPED_WIDTH = 8  # narrower columns of broken words are unreadable
 
 
 class Format(StrEnum):
@@ -68,6 +69,16 @@ def show_rows(rows: Sequence[Row], columns: Sequence[Column], form: Format, *, t
     _write(rendered_rows(rows, columns, form, title=title, width=_terminal_width()))
 
 
+def show_text(text: str) -> None:
+    """Print text that is already rendered on stdout."""
+    _write(text)
+
+
+def terminal_width() -> int:
+    """Columns that a table may use: those of the terminal, at least :data:`TABLE_WIDTH`."""
+    return _terminal_width() or TABLE_WIDTH
+
+
 def show_document(document: Row, form: Format, *, title: str = "") -> None:
     """Print one nested document on stdout; for people and CSV it is flattened to dotted names."""
     _write(rendered_document(document, form, title=title, width=_terminal_width()))
@@ -114,7 +125,7 @@ def _json(content: Any) -> str:
 
 
 def _yaml(content: Any) -> str:
-    import yaml  # noqa: PLC0415
+    import yaml
 
     text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
     return text
@@ -140,33 +151,39 @@ def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
 
 def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width: int | None) -> str:
     # rich costs 0.1 s to import, and only tables need it.
-    from rich import box  # noqa: PLC0415
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
-    from rich.text import Text  # noqa: PLC0415
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
     shown = [column for column in columns if not column.optional or any(column.cell(row) != ABSENT for row in rows)]
+    notes: dict[str, int] = {}
+    lines = [[_noted(column, row, notes) for column in shown] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in shown:
+    least = 0
+    for index, column in enumerate(shown):
         justify: Literal["left", "right"] = "right" if column.right else "left"
         table.add_column(column.title, justify=justify, overflow="fold", no_wrap=not column.wrap)
-    notes: dict[str, int] = {}
-    for row in rows:
-        cells = []
-        for column in shown:
-            cell = column.cell(row)
-            cells.append(f"[{notes.setdefault(cell, len(notes) + 1)}]" if column.footnote else cell)
+        widest = max(len(text) for text in (column.title, *(line[index] for line in lines)))
+        least += 2 + (min(widest, _LEAST_WRAPPED_WIDTH) if column.wrap else widest)
+    for line in lines:
         # Text, not str: brackets are no markup.
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(Text, line))
     text = io.StringIO()
-    console = Console(file=text, width=width or TABLE_WIDTH, highlight=False, no_color=True)
+    # Rather too wide than with cells cut off.
+    console = Console(file=text, width=max(width or TABLE_WIDTH, least), highlight=False, no_color=True)
     if title:
         console.print(Text(title))
     console.print(table)
-    lines = [line.rstrip() for line in text.getvalue().splitlines()]
     # Notes are not wrapped: a URL must stay in one piece to be opened.
-    lines += [f"[{number}] {note}" for note, number in notes.items()]
-    return "".join(f"{line}\n" for line in lines)
+    printed = [line.rstrip() for line in text.getvalue().splitlines()]
+    return "".join(f"{line}\n" for line in (*printed, *(f"[{number}] {note}" for note, number in notes.items())))
+
+
+def _noted(column: Column, row: Row, notes: dict[str, int]) -> str:
+    """The cell, or the number of its footnote."""
+    cell = column.cell(row)
+    return f"[{notes.setdefault(cell, len(notes) + 1)}]" if column.footnote else cell
 
 
 def _flattened(document: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -203,7 +220,7 @@ def _machine(value: Any) -> Any:
 def _terminal_width() -> int | None:
     if not sys.stdout.isatty():
         return TABLE_WIDTH
-    import shutil  # noqa: PLC0415
+    import shutil
 
     return max(TABLE_WIDTH, shutil.get_terminal_size().columns)
 

@@ -7,12 +7,13 @@ doubling and bisection. Every statement is the result of a search, not a rule of
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.planner.problems.training import TrainingLimits, TrainingProblem
 from meshplan.planner.solvers.degree_search import LIMITS, ScoredConfig, SearchReport, search_degrees
+from meshplan.planner.training_plan import config_document
 
 # More than this many times the cluster is no longer advice.
 MOST_TIMES = 64
@@ -68,7 +69,12 @@ def _nearest(report: SearchReport) -> dict[str, Any] | None:
         "step time": format_duration,
         "cost of the run": format_usd,
     }
-    return {"limit": name, "excess": excess, "excess_text": f"{say[name](excess)} too much", "config": asdict(config)}
+    return {
+        "limit": name,
+        "excess": excess,
+        "excess_text": f"{say[name](excess)} too much",
+        "config": config_document(config),
+    }
 
 
 # Limits that are lifted one at a time: each is a copy of the limits without it.

@@ -83,9 +83,13 @@ class Plan:
         """Digest of the whole plan without the run's clocks; stamped into every launcher file."""
         return digest(self._document(clocks=False))
 
-    def to_document(self) -> dict[str, Any]:
-        """The plan as plain JSON, ``plan_id`` first."""
-        return {"plan_id": self.plan_id, **self._document(clocks=True)}
+    def to_document(self, *, clocks: bool = True) -> dict[str, Any]:
+        """The plan as plain JSON, ``plan_id`` first.
+
+        Args:
+            clocks: with the run's own clock times; without them the same question gives the same bytes.
+        """
+        return {"plan_id": self.plan_id, **self._document(clocks=clocks)}
 
     def _document(self, *, clocks: bool) -> dict[str, Any]:
         solution = {key: value for key, value in self.solution.items() if clocks or key not in CLOCK_FIELDS}

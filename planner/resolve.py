@@ -18,6 +18,7 @@ from meshplan.catalogs.errors import CatalogError, Problem, SpecError, UnknownEn
 from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
 from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.problems.frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
@@ -58,19 +59,20 @@ class _Problems(list[Problem]):
             raise SpecError(self)
 
 
-def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path) -> Resolved:
+def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None) -> Resolved:
     """Look everything up.
 
     Args:
         spec: the question.
         catalog: where the names are looked up.
         base: folder against which a model path is resolved.
+        shape: the model where it is known already.
 
     Raises:
         SpecError: unknown names and impossible choices, all of them.
     """
     problems = _Problems()
-    shape = _shape(spec, catalog, base, problems)
+    shape = shape or _shape(spec, catalog, base, problems)
     cluster = _cluster(spec.cluster, catalog, problems)
     rules = FRAMEWORKS.get(spec.constraints.target)
     if rules is None:
@@ -107,12 +109,20 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path) -> Resolv
 
 
 def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
-    """The constants fitted for the framework on the generation, else for either, else the literature's."""
-    for name, generation in ((framework, architecture), (framework, ANY), (ANY, architecture), (ANY, ANY)):
+    """The constants for a framework on a hardware generation, under the framework's own layout.
+
+    Fitted for both, else for a relative of the framework on the generation, else the global set, else the literature's.
+    """
+    recipe = recipe_named(framework)
+    for name, generation in (
+        (recipe.calibrated_as, architecture),
+        *((relative, architecture) for relative in recipe.relatives),
+        (ANY, ANY),
+    ):
         document = catalog.calibration(name, generation)
         if document is not None:
-            return Calibration.from_document(document)
-    return Calibration(framework=ANY, architecture=ANY, source="defaults of meshplan.catalogs.calibration")
+            return replace(Calibration.from_document(document), recipe=recipe.recipe)
+    return Calibration(framework=ANY, architecture=ANY, recipe=recipe.recipe, source="literature")
 
 
 def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems) -> ModelShape | None:
@@ -122,7 +132,7 @@ def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems
             return read_config(base / spec.model)
         return catalog.model_shape(spec.model)
     except UnknownEntryError as error:
-        problems.say("model", f"{error}, or give the path of a config.json (meshplan catalog list models)")
+        problems.say("model", f"{error} (see: meshplan catalog list models; or give the path of a config.json)")
     except CatalogError as error:
         problems.say("model", str(error))
     return None
@@ -135,7 +145,7 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluste
             try:
                 groups.append(NodeGroup(node=catalog.node_type(item.type), count=item.count))
             except UnknownEntryError as error:
-                problems.say(f"cluster.nodes[{index}].type", f"{error} (meshplan catalog list nodes)")
+                problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
     elif spec.devices is not None:
         node = _node_in_place(spec, catalog, problems)
         groups = [] if node is None else [NodeGroup(node=node, count=spec.devices.nodes)]
@@ -155,7 +165,7 @@ def _node_in_place(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> 
     try:
         device = catalog.device(spec.devices.type)
     except UnknownEntryError as error:
-        problems.say("cluster.devices.type", f"{error} (meshplan catalog list devices)")
+        problems.say("cluster.devices.type", f"{error} (see: meshplan catalog list devices)")
         return None
     inside, outside = spec.links.intra_node, spec.links.inter_node
     per_node = spec.devices.per_node

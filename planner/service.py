@@ -5,19 +5,23 @@ Nothing here prints, and nothing here decides: each step is one call into its ow
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib import import_module
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.catalogs.errors import EmitError, Problem, SpecError, UnknownEntryError, closest_names, did_you_mean
 from meshplan.planner.plan import Plan, digest
 from meshplan.planner.solvers.solution import OnProgress, Solution
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.hardware import Device
+    from meshplan.catalogs.model_shapes import ModelShape
     from meshplan.catalogs.repository import Catalog
+    from meshplan.planner.emit.artifact import Artifact, EmittedPlan
     from meshplan.planner.resolve import Resolved
 
 DEFAULT_TOP = 5
@@ -76,8 +80,16 @@ def require_kind(document: Mapping[str, Any]) -> str:
     raise SpecError([Problem(path="kind", message=f"must be one of {', '.join(KINDS)}, not {kind!r}{hint}")])
 
 
-def resolve(document: Mapping[str, Any], catalog: Catalog, base: Path = Path()) -> Resolved:
+def resolve(
+    document: Mapping[str, Any], catalog: Catalog, base: Path = Path(), *, shape: ModelShape | None = None
+) -> Resolved:
     """Read and look up a training spec.
+
+    Args:
+        document: the spec.
+        catalog: where names are looked up.
+        base: folder against which a model path is resolved.
+        shape: the model where it is known already; the spec's model is not looked up then.
 
     Raises:
         SpecError: malformed, of another kind, or with unknown names.
@@ -87,7 +99,7 @@ def resolve(document: Mapping[str, Any], catalog: Catalog, base: Path = Path()) 
 
     if require_kind(document) != "training":
         raise SpecError([Problem(path="kind", message=f"must be training here, not {document['kind']}")])
-    return resolve_training(read_training_spec(document), catalog, base)
+    return resolve_training(read_training_spec(document), catalog, base, shape=shape)
 
 
 def _plan_training(
@@ -103,11 +115,13 @@ def _plan_training(
     from meshplan.planner.alternatives import alternatives
     from meshplan.planner.estimators.priced import price
     from meshplan.planner.infeasible import explain_infeasible
-    from meshplan.planner.solvers.degree_search import search_degrees
+    from meshplan.planner.solvers.degree_search import KEEP, search_degrees
 
     resolved = resolve(document, catalog, base)
     problem = resolved.problem
-    solution, search = search_degrees(problem, time_limit_s=time_limit_s, on_progress=on_progress)
+    # Equals that differ in a label only are shown once, so more are kept than shown.
+    keep = max(KEEP, 2 * top)
+    solution, search = search_degrees(problem, keep=keep, time_limit_s=time_limit_s, on_progress=on_progress)
     common: dict[str, Any] = {
         **_identity(document, resolved),
         "rejected": tuple(training_plan.rejected_rows(search.report)),
@@ -143,22 +157,29 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
     )
 
 
-def explain_instead(
-    plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog, *, base: Path = Path()
-) -> tuple[Plan | None, str]:
+def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:
     """What the plan would be with other choices pinned, and one sentence on the difference.
+
+    The model is the one that the plan was made for; the rest of the spec is looked up again.
 
     Returns:
         The other plan (None where none fits) and the reason.
+
+    Raises:
+        SpecError: unknown or impossible choices, or the plan is not a training plan with a configuration.
     """
     from meshplan.planner import training_plan
     from meshplan.planner.alternatives import instead
     from meshplan.planner.estimators.priced import price
 
+    if plan.kind != "training" or not plan.config:
+        message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no training choices to change"
+        raise SpecError([Problem(path="", message=message)], of="the question")
+    shape = training_plan.shape_from_document(plan.provenance["model"])
     spec = {**plan.spec, "fixed": {**plan.spec.get("fixed", {}), **choices}}
-    resolved = resolve(spec, catalog, base)
+    resolved = resolve(spec, catalog, shape=shape)
     free = replace(resolved.problem, fixed=dict(plan.spec.get("fixed", {})))
-    chosen = price(free, training_plan.config_from_document(plan.config)) if plan.config else None
+    chosen = price(free, training_plan.config_from_document(plan.config))
     other = instead(free, chosen, choices)
     if other.priced is None:
         return None, other.reason
@@ -171,6 +192,61 @@ def explain_instead(
         **_identity(spec, resolved),
     )
     return made, other.reason
+
+
+def emit_plan(plan: Plan, target: str, catalog: Catalog, *, framework: str | None = None) -> EmittedPlan:
+    """Launcher files of a training plan, in memory.
+
+    The model is the one that the plan was made for, whatever the catalog says now.
+
+    Args:
+        plan: a training plan that found a configuration.
+        target: emit target.
+        catalog: where the device's name and memory are looked up, for the checks in the scripts.
+        framework: what an orchestrator launches; a target that is itself a framework takes none.
+
+    Raises:
+        EmitError: unknown target, nothing to launch, or a framework that the target does not take.
+    """
+    from meshplan.planner.emit.artifact import TrainingRequest
+    from meshplan.planner.emit.registry import emit
+    from meshplan.planner.training_plan import shape_from_document
+
+    if framework is not None and framework != target:
+        raise EmitError(f"target {target} launches itself, not {framework!r}; leave --framework out")
+    if "model" not in plan.provenance:
+        raise EmitError(f"plan {plan.plan_id} of the kind {plan.kind!r} has no configuration to launch")
+    shape = shape_from_document(plan.provenance["model"])
+    emitted = emit(target, TrainingRequest(plan=plan, shape=shape, device=_device(plan.spec, catalog)))
+    return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
+
+
+def plan_target(plan: Plan) -> str | None:
+    """The emit target that the plan was made for; None for kinds that nothing launches."""
+    if plan.kind != "training":
+        return None
+    from meshplan.planner.spec import ConstraintsSpec
+
+    return ConstraintsSpec.model_validate(plan.spec.get("constraints", {})).target
+
+
+def plan_artifact(plan: Plan) -> Artifact:
+    """The plan itself as a file: what ``explain``, ``compare`` and ``emit`` take instead of a stored plan's id."""
+    from meshplan.planner.emit.artifact import Artifact
+
+    text = json.dumps(plan.to_document(clocks=False), indent=2, ensure_ascii=False, allow_nan=False)
+    return Artifact(path=PurePosixPath("plan.json"), content=f"{text}\n")
+
+
+def _device(spec: Mapping[str, Any], catalog: Catalog) -> Device | None:
+    """The accelerator of a training spec; None where the catalog does not know it any more."""
+    cluster = spec["cluster"]
+    try:
+        if cluster.get("nodes"):
+            return catalog.node_type(cluster["nodes"][0]["type"]).device
+        return catalog.device(cluster["devices"]["type"])
+    except UnknownEntryError:
+        return None
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:

@@ -7,13 +7,24 @@ what ``meshplan catalog schema`` prints for editors.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+    model_validator,
+)
+
 from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
-from meshplan.catalogs.units import Dimension, parse_quantity
+from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, parse_quantity
 from meshplan.planner.problems.training import Phase, TrainingObjective
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 MAX_DEVICES = 1_000_000
 MAX_SEQUENCE_LENGTH = 16_777_216
@@ -31,16 +42,25 @@ def _quantity(dimension: Dimension) -> Any:
     return BeforeValidator(read)
 
 
+def _quantity_schema(dimension: Dimension) -> WithJsonSchema:
+    """Editors see the text form: a number and one of the dimension's units."""
+    units = "|".join(re.escape(unit) for unit in sorted(UNITS[dimension]))
+    pattern = rf"^\s*\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*({units})\s*$"
+    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [EXAMPLES[dimension]]})
+
+
 def _positive(value: float) -> float:
     if not value > 0:
         raise ValueError("must be above 0")
     return value
 
 
-Bytes = Annotated[float, _quantity(Dimension.BYTES), AfterValidator(_positive)]
-BytesPerS = Annotated[float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_positive)]
-Seconds = Annotated[float, _quantity(Dimension.S)]
-Count = Annotated[int, Field(strict=True, ge=1)]
+Bytes = Annotated[float, _quantity(Dimension.BYTES), AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
+BytesPerS = Annotated[
+    float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_positive), _quantity_schema(Dimension.BYTES_PER_S)
+]
+Seconds = Annotated[float, _quantity(Dimension.S), _quantity_schema(Dimension.S)]
+Count = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Dollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
@@ -129,6 +149,8 @@ class WorkloadSpec(_Model):
                 f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length "
                 f"{self.sequence_length}; nearest: {max(low, self.sequence_length)} or {low + self.sequence_length}"
             )
+        if self.num_sequences > MAX_GLOBAL_BATCH:
+            raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if (self.phase is Phase.LORA) != (self.lora_rank is not None):
             raise ValueError("phase 'lora' and lora_rank go together")
         return self
@@ -162,7 +184,7 @@ class ConstraintsSpec(_Model):
     max_usd_per_run: Dollars | None = None
     max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")
     max_run_time: Seconds | None = Field(default=None, description="longest run, such as '14 d'")
-    target: str = Field(default="megatron", description="framework whose rules the plan obeys; 'any' for none")
+    target: str = Field(default="megatron", description="framework whose rules the plan obeys")
     price: PriceSpec = PriceSpec()
 
 
@@ -210,6 +232,15 @@ class TrainingSpec(_Model):
         if wanting and self.workload.num_training_tokens is None:
             raise ValueError(f"{', '.join(wanting)} needs workload.num_training_tokens")
         return self
+
+
+def spec_schema() -> dict[str, Any]:
+    """JSON Schema of a training spec (draft 2020-12), quantities as text with their units."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "meshplan training spec",
+        **{key: value for key, value in TrainingSpec.model_json_schema().items() if key != "title"},
+    }
 
 
 def read_training_spec(document: Mapping[str, Any]) -> TrainingSpec:

@@ -9,6 +9,7 @@ from importlib.metadata import version
 from typing import Any
 
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.alternatives import Alternative
 from meshplan.planner.estimators.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.estimators.priced import Priced, StageBytes
@@ -35,7 +36,7 @@ def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:
 
 def time_interval(problem: TrainingProblem, value: float) -> Interval:
     """A time or a rate with the calibration's held-out 90th percentile of error as a factor either way."""
-    spread = 1.0 + problem.calibration.time_error_p90
+    spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
     return Interval(value=value, low=value / spread, high=value * spread)
 
 
@@ -131,7 +132,7 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "framework": calibration.framework,
             "architecture": calibration.architecture,
             "num_runs": calibration.num_runs,
-            "time_error_p90": calibration.time_error_p90,
+            "time_error_p90": calibration.error_p90(is_moe=problem.shape.moe is not None),
             "source": calibration.source,
             "date": calibration.date,
         },
@@ -149,7 +150,7 @@ def rank_table(resolved: Resolved, config: TrainingConfig) -> tuple[tuple[int, i
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
     """The best candidates, the chosen one first; equals that differ in a label only stand once."""
     rows: list[dict[str, Any]] = []
-    seen: set[tuple[float, float]] = set()
+    seen: set[tuple[float, int]] = set()
     for scored in best:
         key = (round(scored.step_s, 12), round(scored.safe_bytes))
         if key in seen:
@@ -228,6 +229,23 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [plain(item) for item in value]
     return value
+
+
+def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
+    """Read back the model that a plan carries in its provenance (what :func:`plain` made of it)."""
+    values = dict(document)
+    latent, experts = values["latent"], values["moe"]
+    return ModelShape(
+        **{
+            **values,
+            "attention": AttentionKind(values["attention"]),
+            "latent": None if latent is None else LatentAttention(**latent),
+            "moe": None
+            if experts is None
+            else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
+            "sliding_windows": tuple(values["sliding_windows"]),
+        }
+    )
 
 
 def make_training_plan(

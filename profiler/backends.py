@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
+
 from meshplan.catalogs.errors import ProfileError
 from meshplan.profiler.environment import cpu_name, gpu_environment, host_environment
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+
 from meshplan.catalogs.measured import Fit, Measurement
 from meshplan.profiler.fit import fit_alpha_beta
 from meshplan.profiler.gemm_model import FittedGemm, GemmSamples, fit_gemm

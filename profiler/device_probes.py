@@ -26,6 +26,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+
 from meshplan.catalogs.errors import ProfileError
 from meshplan.catalogs.measured import Metric
 from meshplan.profiler.backends import Backend, Operation

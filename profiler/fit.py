@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import numpy as np
+
 from meshplan.catalogs.measured import Fit
 from meshplan.profiler.least_squares import FloatArray, fit_positive, relative_error
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+
 from meshplan.catalogs.importers.kernel_tables import read_gemm_table
 from meshplan.profiler.gemm_model import FittedGemm, GemmSamples, fastest, fit_gemm
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.profiler.least_squares import FloatArray, RelativeError, fit_positive, held_out, relative_error
 
 GEMM_TILE = 128

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.catalogs.measured import MeasuredLink
 from meshplan.catalogs.units import format_bandwidth
 

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
 from meshplan.profiler.protocol import summarize
 from meshplan.profiler.transport import Transport
 

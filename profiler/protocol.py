@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+
 from meshplan.catalogs.errors import ProfileError
 from meshplan.catalogs.measured import Spread
 

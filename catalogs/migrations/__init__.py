@@ -13,7 +13,7 @@ from sqlalchemy.engine import Engine
 
 def known_revisions() -> tuple[str, ...]:
     """Revisions that this version can read or upgrade, oldest first; a module ``r0001_…`` holds revision ``0001``."""
-    from meshplan.catalogs.migrations import versions  # noqa: PLC0415
+    from meshplan.catalogs.migrations import versions
 
     names = sorted(module.name for module in pkgutil.iter_modules(versions.__path__))
     return tuple(name.removeprefix("r").partition("_")[0] for name in names)
@@ -21,9 +21,10 @@ def known_revisions() -> tuple[str, ...]:
 
 def upgrade(engine: Engine, revision: str = "head") -> None:
     """Bring the schema of the database to ``revision`` in one transaction."""
-    from alembic import command  # noqa: PLC0415
-    from alembic.config import Config  # noqa: PLC0415
-    from meshplan.catalogs.database import writing  # noqa: PLC0415
+    from alembic import command
+    from alembic.config import Config
+
+    from meshplan.catalogs.database import writing
 
     config = Config()
     # Alembic reads its options through configparser, where a percent sign is special.

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-from meshplan.catalogs.model_shapes import ModelShape
 from numpy.typing import NDArray
+
+from meshplan.catalogs.model_shapes import ModelShape
 
 # The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.
 FloatArray = NDArray[Any]
@@ -56,6 +57,7 @@ class PipelineSplit:
         virtual_pipeline_stages: chunks on each stage.
         layers_per_chunk: layers of each chunk in visiting order; chunk c lies on stage c mod pipeline_parallel.
         schedule: a key of :data:`meshplan.planner.estimators.pipeline.SCHEDULES`.
+        kinds: the distinct kinds of layer; ``StageClass.layers`` counts them in this order.
         classes: the distinct stages.
     """
 
@@ -63,6 +65,7 @@ class PipelineSplit:
     virtual_pipeline_stages: int
     layers_per_chunk: tuple[int, ...]
     schedule: str
+    kinds: tuple[LayerKind, ...]
     classes: tuple[StageClass, ...]
 
 
@@ -126,6 +129,7 @@ def split_layers(
         virtual_pipeline_stages=virtual_pipeline_stages,
         layers_per_chunk=layers_per_chunk,
         schedule=schedule,
+        kinds=kinds,
         classes=classes,
     )
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.catalogs.calibration import Calibration
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
 from meshplan.planner.problems.machine import Machine

@@ -16,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.catalogs.calibration import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
@@ -28,14 +29,18 @@ GEMM_TILE = 128
 FLASH_BACKWARD_RATIO = 2.5
 PLAIN_BACKWARD_RATIO = 2.0
 BYTES_16_BIT = 2.0
+BYTES_32_BIT = 4.0
+# Passes over the attention scores that unfused attention makes forward: the product writes them, scale-mask-softmax
+# reads and writes, dropout reads and writes, the second product reads (arXiv:2205.14135, algorithm 0).
+PLAIN_ATTENTION_PASSES = 6.0
 # Hidden-size elements read and written in one layer's forward: two norms (2 each), two residual additions (3 each).
 HIDDEN_ELEMENTS_PER_LAYER = 10.0
 # Bytes moved per logit forward and backward: 16-bit logits, their fp32 copy, softmax, gradient (read and written).
 LOSS_BYTES_PER_LOGIT = 20.0
 LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
-# The peak that a precision's matrix products run at; fp32 training runs on tensor cores as TF32.
-PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4", "fp32": "tf32"}
+# The peak that a precision's matrix products run at. fp32 is full fp32: PyTorch leaves TF32 off unless asked.
+PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4"}
 # Without a measured curve: median over the devices with one of rate / dense peak (bf16 on A100, H100, H200, B200,
 # GB200, L40S: 0.88 0.82 0.82 0.70 0.67 0.59), and of the saturation length.
 DEFAULT_RATE_FRACTION = 0.76
@@ -93,6 +98,16 @@ def peak_flops_per_s(device: Device, precision: str) -> float:
     return next(peaks[name] for name in chain if name in peaks)
 
 
+def activation_bytes(workload: TrainingWorkload) -> float:
+    """Bytes of one element of the activations: 16 bits, or 32 in fp32 training."""
+    return BYTES_32_BIT if workload.precision == "fp32" else BYTES_16_BIT
+
+
+def attention_peak_flops_per_s(device: Device, workload: TrainingWorkload) -> float:
+    """Peak that attention efficiencies refer to: 16 bits whatever the linear layers use, or fp32."""
+    return peak_flops_per_s(device, "fp32" if workload.precision == "fp32" else "bf16")
+
+
 def gemm_s(
     curve: GemmCurve, m: FloatArray, n: FloatArray, k: FloatArray, *, efficiency: Constant, element_bytes: float
 ) -> FloatArray:
@@ -140,6 +155,11 @@ class ComputeModel:
     workload: TrainingWorkload
     candidates: Candidates
     calibration: Calibration
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of one element of the activations."""
+        return activation_bytes(self.workload)
 
     @property
     def tokens(self) -> FloatArray:
@@ -191,9 +211,13 @@ class ComputeModel:
         recipe = self.calibration.recipe
         if not recipe.balances_context_parallel:  # the rank with the last tokens attends to all others
             flops = flops * (2.0 - 1.0 / batch.context_parallel)
-        rate = peak_flops_per_s(self.device, "bf16") * self.calibration.time.attention_efficiency
+        rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
         ratio = FLASH_BACKWARD_RATIO if recipe.flash_attention else PLAIN_BACKWARD_RATIO
-        return Cost(forward_s=flops / rate, backward_s=ratio * flops / rate)
+        core = Cost(forward_s=flops / rate, backward_s=ratio * flops / rate)
+        if recipe.flash_attention:
+            return core
+        scores = self.tokens * sequence * heads  # the upper triangle is computed and stored too
+        return core + self.memory_op(PLAIN_ATTENTION_PASSES * self.activation_bytes * scores)
 
     def attention_projections(self) -> Cost:
         """Query, key, value and output projections of one layer."""
@@ -254,16 +278,16 @@ class ComputeModel:
             elements = elements + self.tokens * shape.mlp_matrices * moe.shared_intermediate_size / t
         else:
             elements = elements + self.tokens * shape.mlp_matrices * shape.intermediate_size / t
-        return self.memory_op(BYTES_16_BIT * elements)
+        return self.memory_op(self.activation_bytes * elements)
 
     def embedding(self) -> Cost:
         """Looking up and later adding into the input embedding."""
-        return self.memory_op(2.0 * BYTES_16_BIT * self.tokens * self.shape.hidden_size)
+        return self.memory_op(2.0 * self.activation_bytes * self.tokens * self.shape.hidden_size)
 
     def head(self) -> Cost:
         """The LM head and the loss: a product with V/t columns in 16 bits, then softmax over the logits."""
         columns = self.shape.vocab_size / self.candidates.tensor_parallel
-        precision = "fp16" if self.workload.precision == "fp16" else "bf16"
+        precision = self.workload.precision if self.workload.precision in ("fp16", "fp32") else "bf16"
         product = self.gemm(
             self.tokens, columns, np.full_like(self.tokens, float(self.shape.hidden_size)), precision=precision
         )

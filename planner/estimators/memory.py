@@ -24,6 +24,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.candidates import (
@@ -32,8 +33,8 @@ from meshplan.planner.estimators.candidates import (
     LayerKind,
     Recompute,
     StageClass,
-    layer_kinds,
 )
+from meshplan.planner.estimators.compute import activation_bytes
 from meshplan.planner.estimators.pipeline import in_flight
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
@@ -41,7 +42,8 @@ BYTES_16_BIT = 2.0
 ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_PARAMETERS = 1, 2, 3
 # Layers whose parameters a fully sharded rank holds gathered at once: the one in use and the one fetched ahead.
 GATHERED_LAYERS = 2.0
-# 5·a·s bytes a token and layer: 16-bit scores, softmax output, 1-byte dropout mask (arXiv:2205.05198, §4.1).
+# 5·a·s bytes a token and layer: in 16 bits the softmax output, what dropout makes of it and a 1-byte mask
+# (arXiv:2205.05198, §4.1); in fp32 the softmax output and the mask.
 PLAIN_ATTENTION_BYTES_PER_SCORE = 5.0
 LORA_MATRICES_PER_LAYER = 4  # adapters on the query, key, value and output projections
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
@@ -103,7 +105,7 @@ class MemoryModel:
     def dense_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of one rank outside the routed experts, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
-        kinds, _ = layer_kinds(shape)
+        kinds = self.candidates.split.kinds
         split, whole = 0.0, 0.0
         for kind, count in zip(kinds, stage.layers, strict=True):
             mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
@@ -119,7 +121,7 @@ class MemoryModel:
     def expert_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of the routed experts on one rank, [n]."""
         moe, batch = self.shape.moe, self.candidates
-        kinds, _ = layer_kinds(self.shape)
+        kinds = self.candidates.split.kinds
         layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
         if moe is None or layers == 0:
             return np.zeros(len(batch))
@@ -137,21 +139,20 @@ class MemoryModel:
     def _states(self, stage: StageClass) -> Mapping[str, FloatArray]:
         recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
         extra = self.calibration.memory.extra_bytes_per_parameter
+        lora = self.workload.phase is Phase.LORA
+        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
+        # (resident, trained, ranks that share one copy); adapters sit on the dense part only.
         shares = (
-            (self.dense_parameters(stage), batch.data_parallel_shard * batch.context_parallel),
-            (self.expert_parameters(stage), self._expert_shard()),
+            (dense, self.lora_parameters(stage) if lora else dense, batch.data_parallel_shard * batch.context_parallel),
+            (experts, 0.0 * experts if lora else experts, self._expert_shard()),
         )
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
-        for parameters, ranks in shares:
-            trained = self.lora_parameters(stage) if self.workload.phase is Phase.LORA else parameters
-            weights = weights + parameters * recipe.weight_bytes / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
-            gradients = gradients + trained * (
-                recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1) + extra
-            )
+        for parameters, trained, ranks in shares:
+            resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
+            weights = weights + resident * (recipe.weight_bytes + extra)
+            gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
             optimizer = optimizer + trained * recipe.optimizer_bytes / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
-            if self.workload.phase is Phase.LORA:
-                break  # adapters sit on attention only: counted once
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
 
@@ -199,8 +200,9 @@ class MemoryModel:
             query_key = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
             ranks = shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
             heads = BYTES_16_BIT * (a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim) + ranks * t)
+        wide = activation_bytes(self.workload) / BYTES_16_BIT
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
-        return kept * self._tokens + self.attention_core_bytes()
+        return wide * kept * self._tokens + self.attention_core_bytes()
 
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
         shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
@@ -214,15 +216,15 @@ class MemoryModel:
 
     def _activations(self, stage: StageClass) -> FloatArray:
         batch, split, shape = self.candidates, self.candidates.split, self.shape
-        kinds, _ = layer_kinds(shape)
-        inputs = BYTES_16_BIT * shape.hidden_size * self._tokens / self._kept_input_shards()
+        kinds = self.candidates.split.kinds
+        inputs = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._kept_input_shards()
         held: FloatArray = np.zeros(len(batch))
         largest = held
         for kind, count in zip(kinds, stage.layers, strict=True):
             if count == 0:
                 continue
             whole = self.layer_bytes(kind)
-            selective = whole - self.attention_core_bytes()
+            selective = (whole - self.attention_core_bytes()) * self.calibration.recipe.selective_kept_share
             kept = np.select(
                 [batch.recompute == Recompute.FULL, batch.recompute == Recompute.SELECTIVE],
                 [inputs, selective],
@@ -237,7 +239,8 @@ class MemoryModel:
             stage=stage.first_index,
             num_microbatches=batch.num_microbatches,
         )
-        embedded = BYTES_16_BIT * shape.hidden_size * self._tokens / self._sequence_shards * stage.has_embedding
+        entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
+        embedded = entering * stage.has_embedding
         return flying * (held + embedded) + largest
 
     def _kept_input_shards(self) -> FloatArray:

@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
 
 InFlight = Callable[[int, int, int], float]

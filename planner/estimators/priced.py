@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.planner.estimators.candidates import Candidates, Recompute, split_layers
 from meshplan.planner.estimators.flops import model_flops_per_step
 from meshplan.planner.estimators.training import TrainingEstimate, estimate_training

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.candidates import (
@@ -27,16 +28,15 @@ from meshplan.planner.estimators.candidates import (
     LayerKind,
     Recompute,
     StageClass,
-    layer_kinds,
 )
 from meshplan.planner.estimators.communication import CommunicationModel
 from meshplan.planner.estimators.compute import (
-    BYTES_16_BIT,
     LOW_PRECISION,
     ComputeModel,
     Cost,
+    activation_bytes,
+    attention_peak_flops_per_s,
     gemm_curve,
-    peak_flops_per_s,
 )
 from meshplan.planner.estimators.flops import forward_flops_per_token
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
@@ -52,7 +52,6 @@ UNHIDDEN_SHARE = 0.05
 # Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
 # weight written (4 + 12 + 12 + 2).
 ADAM_BYTES_PER_PARAMETER = 30.0
-ACTIVATION_BYTES = BYTES_16_BIT
 # Keeps the bound below the model: FLOPs count biases and routers, whose products the layer times leave out.
 BOUND_SLACK = 0.99
 
@@ -147,7 +146,9 @@ class TrainingModel:
             products = products + compute.mlp(self.shape.intermediate_size)
         elementwise = compute.elementwise(kind)
         again = (batch.recompute == Recompute.FULL).astype(np.float64)
-        core_again = again if self.calibration.recipe.flash_attention else (batch.recompute != Recompute.NONE) * 1.0
+        recipe = self.calibration.recipe
+        core_again = again if recipe.flash_attention else (batch.recompute != Recompute.NONE) * 1.0
+        again = again + (batch.recompute == Recompute.SELECTIVE) * (1.0 - recipe.selective_kept_share)
         parts = {
             "matrix products": products.total_s,
             "attention": attention.total_s,
@@ -161,7 +162,8 @@ class TrainingModel:
         }
         device = sum(parts.values(), zero)
         constants = self.calibration.time
-        host = constants.host_s_per_moe_layer if kind.is_moe else constants.host_s_per_layer
+        waits = kind.is_moe and not self.workload.drops_tokens
+        host = constants.host_s_per_moe_layer * recipe.moe_host_factor if waits else constants.host_s_per_layer
         total = np.sqrt(np.sqrt(device**4 + np.asarray(host) ** 4))
         return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
 
@@ -172,7 +174,7 @@ class TrainingModel:
         and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones.
         """
         batch, links = self.candidates, self._links
-        volume = ACTIVATION_BYTES * self._compute.tokens * self.shape.hidden_size
+        volume = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
         each = links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
         passes = 4.0 + 2.0 * recompute_full
         return passes * each * (1.0 - self.calibration.time.tensor_parallel_overlap)
@@ -191,7 +193,7 @@ class TrainingModel:
             width = heads * float(
                 self.shape.latent.qk_nope_head_dim + self.shape.latent.qk_rope_head_dim + self.shape.latent.v_head_dim
             )
-        step = ACTIVATION_BYTES * self._compute.tokens * width / batch.tensor_parallel
+        step = activation_bytes(self.workload) * self._compute.tokens * width / batch.tensor_parallel
         ring = (batch.context_parallel - 1) * links.neighbour_s(
             step, batch.tensor_parallel * (batch.context_parallel - 1)
         )
@@ -208,7 +210,7 @@ class TrainingModel:
         if moe is None or not kind.is_moe:
             return np.zeros(len(batch))
         routed = self._compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
-        sent = ACTIVATION_BYTES * routed * self.shape.hidden_size
+        sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
         copies = float(moe.num_experts_per_token) if self.calibration.recipe.deduplicates_dispatch else None
         each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
         inside = links.gather_s(
@@ -331,7 +333,8 @@ class TrainingModel:
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
             return np.zeros(len(batch))
-        payload = ACTIVATION_BYTES * self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
+        elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
+        payload = activation_bytes(self.workload) * elements
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
         fill = (split.pipeline_parallel - 1) * each
         passes = batch.num_microbatches * split.virtual_pipeline_stages * each
@@ -342,7 +345,7 @@ class TrainingModel:
     def estimate(self) -> TrainingEstimate:
         """Price the batch."""
         split = self.candidates.split
-        kinds, _ = layer_kinds(self.shape)
+        kinds = self.candidates.split.kinds
         layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
         stage_parts = [self._stage(stage, layers) for stage in split.classes]
         stage_s = [sum(parts.values(), np.zeros_like(layers[0].total_s)) for parts in stage_parts]
@@ -419,11 +422,12 @@ def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkloa
     curve = gemm_curve(machine.device, workload.precision)
     low = constants.low_precision_efficiency if workload.precision in LOW_PRECISION else 1.0
     rate = curve.rate_flops_per_s * constants.gemm_efficiency * low
-    head_rate = gemm_curve(machine.device, "bf16").rate_flops_per_s * constants.gemm_efficiency
+    wide = "bf16" if workload.precision in LOW_PRECISION else workload.precision
+    head_rate = gemm_curve(machine.device, wide).rate_flops_per_s * constants.gemm_efficiency
     passes = 2.0 if workload.phase is Phase.LORA else 3.0
     factor = max(1.0, float(np.max(constants.expert_gemm_efficiency)))
     flops = forward_flops_per_token(shape, workload.sequence_length)
-    attention_rate = peak_flops_per_s(machine.device, "bf16") * constants.attention_efficiency
+    attention_rate = attention_peak_flops_per_s(machine.device, workload) * constants.attention_efficiency
     per_token = passes * (flops.matrix / (rate * factor) + flops.head / max(rate, head_rate))
     per_token += 3.0 * flops.attention / attention_rate
     return float(BOUND_SLACK * workload.tokens_per_step * per_token)

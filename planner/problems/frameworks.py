@@ -1,8 +1,9 @@
 """What a training framework's own rules allow, beyond what the mathematics of parallelism asks.
 
-Each rule is a named predicate over a model and the columns of :class:`~meshplan.planner.problems.training.TrainingConfig`.
-The predicates use only ``% == <= & |``, so ``config`` may be one configuration or a struct of NumPy arrays with the
-same field names: the enumeration filters whole batches with the very rules that the emitters check one plan against.
+Each rule is a named predicate over a model and the columns of a training configuration (the fields of
+:class:`~meshplan.planner.problems.training.TrainingConfig`). The predicates use only ``% == <= & |``, so ``config``
+may be one configuration or a struct of NumPy arrays with the same field names: the enumeration filters whole batches
+with the very rules that the emitters check one plan against.
 A rule is listed only where the framework was seen to refuse, or where its source raises at run time although its
 parser accepts (``stage``). tests/conformance/megatron holds them against the framework itself.
 """
@@ -118,15 +119,15 @@ def _expert_bias(shape: ModelShape, config: Any) -> Any:
     return (config.expert_tensor_parallel == 1) | (not biased)
 
 
-def _instances(shape: ModelShape, config: Any) -> Any:
-    """Groups of shards must divide the expert replicas too."""
-    instances = config.data_parallel // config.data_parallel_shard
-    whole = (config.data_parallel % config.data_parallel_shard == 0) | (config.zero_stage == 0)
-    if shape.moe is None:
-        return whole
-    stage = config.tensor_parallel * config.context_parallel * config.data_parallel
-    replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
-    return whole & ((replicas % instances == 0) | (config.zero_stage == 0))
+def _shard_groups(shape: ModelShape, config: Any) -> Any:
+    """The groups, data_parallel / data_parallel_shard of them, also divide the replicas of the experts."""
+    whole = config.data_parallel % config.data_parallel_shard == 0
+    if shape.moe is not None:
+        stage = config.tensor_parallel * config.context_parallel * config.data_parallel
+        replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
+        # replicas % groups == 0, without dividing by the number of groups (which may be 0 in an illegal column)
+        whole = whole & (replicas * config.data_parallel_shard % config.data_parallel == 0)
+    return whole | (config.zero_stage == 0)
 
 
 def _sequence(shape: ModelShape, config: Any) -> Any:
@@ -205,13 +206,13 @@ _MEGATRON_RULES = (
         source=_VALIDATE,
     ),
     LegalityRule(
-        name="pipeline_at_most_layers",
+        name="sliding_windows_need_whole_sequences",
         holds=lambda shape, config: (
-            config.pipeline_parallel * config.virtual_pipeline_stages <= shape.num_hidden_layers
+            (config.context_parallel == 1) | all(window is None for window in shape.sliding_windows)
         ),
-        message="each model chunk needs a layer (the parser takes empty chunks; they only wait)",
+        message="sliding windows cannot be combined with the ring (p2p) form of context parallelism",
         stage="run time",
-        source=f"{_CORE}: core/transformer/transformer_block.py, get_num_layers_to_build",
+        source="Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)",
     ),
     LegalityRule(
         name="interleaving_needs_pipeline",
@@ -261,10 +262,17 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="shard_groups_divide_replicas",
-        holds=_instances,
+        holds=_shard_groups,
         message="data_parallel / data_parallel_shard must be whole, and divide the expert replicas",
         stage="process groups",
         source=_GROUPS,
+    ),
+    LegalityRule(
+        name="zero_2_saves_nothing",
+        holds=lambda _, config: config.zero_stage != 2,  # noqa: PLR2004 - the stage's own name
+        message="zero_stage 2 allocates all gradients of the model in one bucket here: use stage 1 or 3",
+        stage="run time",
+        source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py (NVIDIA/Megatron-LM issue 6314)",
     ),
     LegalityRule(
         name="zero_2_and_3_need_one_stage",
@@ -286,11 +294,37 @@ MEGATRON = FrameworkRules(
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
-        "The second rank order with experts and stages needs expert_data_parallel = data_parallel.",
+        "Chunks without layers are accepted by the parser and by the layer count: at least one layer a chunk "
+        "is the planner's own rule.",
+        "The second rank order with several stages needs expert_parallel × expert_tensor_parallel = tensor_parallel × "
+        "context_parallel; in a dense model that is context_parallel = 1.",
     ),
 )
 
-FRAMEWORKS = {rules.name: rules for rules in (MEGATRON,)}
+# Arithmetic of parallelism and of the model alone: what any framework would have to refuse.
+_ARITHMETIC = frozenset(
+    {
+        "heads_divisible_by_tensor_parallel",
+        "kv_heads_and_tensor_parallel_divide",
+        "pipeline_at_most_layers",
+        "interleaving_needs_pipeline",
+        "global_batch_divisible",
+        "experts_divisible_by_expert_parallel",
+        "expert_groups_divide_stage",
+        "shard_groups_divide_replicas",
+    }
+)
+ANY_FRAMEWORK = FrameworkRules(
+    name="any",
+    version="",
+    rules=tuple(rule for rule in _MEGATRON_RULES if rule.name in _ARITHMETIC),
+    rank_orders=(("tensor", "context", "data", "pipeline"),),
+    uneven_layers=True,
+    shards_over_context_parallel=True,
+    vocab_multiple_per_tensor_parallel=1,
+)
+
+FRAMEWORKS = {rules.name: rules for rules in (MEGATRON, ANY_FRAMEWORK)}
 
 
 def framework_rules(name: str) -> FrameworkRules | None:

@@ -30,6 +30,8 @@ class TrainingWorkload:
         precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
         phase: see :class:`Phase`.
         lora_rank: rank of the adapters, 0 unless phase is LORA.
+        drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
+            the host waits in every layer to learn how many tokens arrived.
     """
 
     sequence_length: int
@@ -37,6 +39,7 @@ class TrainingWorkload:
     precision: str
     phase: Phase = Phase.PRETRAINING
     lora_rank: int = 0
+    drops_tokens: bool = False
 
     @property
     def tokens_per_step(self) -> int:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
 from meshplan.planner.estimators.candidates import (
     BoolArray,
@@ -230,7 +231,7 @@ def _deals_evenly(layers: int, chunks: int) -> bool:
 def legal_candidates(
     problem: TrainingProblem, templates: Templates, rows: slice, split: PipelineSplit, refused: Counter[str]
 ) -> Candidates:
-    """Templates ``rows`` under ``split``, without those that a rule of the framework refuses (counted in ``refused``)."""
+    """Templates ``rows`` under ``split`` that the framework's rules allow; the others are counted in ``refused``."""
     columns = {name: array[rows] for name, array in templates.columns.items()}
     batch = problem.workload.global_batch_size
     microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.repository import Catalog
 

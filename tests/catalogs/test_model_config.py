@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshplan.catalogs import model_config
 from meshplan.catalogs.config_fields import FIELDS
 from meshplan.catalogs.errors import ModelConfigError
@@ -121,9 +122,10 @@ def test_listed_moe_layers_win() -> None:
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     numbered = read({**LLAMA, **experts, "moe_layers": [1, 3]})
     flagged = read({**LLAMA, **experts, "moe_layer_freq": [0, 1, 0, 1]})
-    assert numbered.moe is not None
-    assert flagged.moe is not None
-    assert numbered.moe.moe_layers == flagged.moe.moe_layers == (False, True, False, True)
+    typed = read({**LLAMA, **experts, "mlp_layer_types": ["dense", "sparse"] * 2, "first_k_dense_replace": 4})
+    for shape in (numbered, flagged, typed):
+        assert shape.moe is not None
+        assert shape.moe.moe_layers == (False, True, False, True)
 
 
 def test_one_expert_is_a_dense_model() -> None:
@@ -174,11 +176,13 @@ def test_tying_may_be_stated_outside_the_section() -> None:
         ({"model_type": "clip", "text_config": {**LLAMA, "model_type": "clip_text_model"}}, "'clip' is a vision"),
         ({"model_type": "new", "hidden_size": 768, "image_size": 224}, "no vocabulary"),
         ({"_class_name": "UNet2DConditionModel", "_diffusers_version": "0.2"}, "diffusers component"),
+        ({**LLAMA, "model_type": "mllama_text_model"}, "'mllama_text_model' is not supported yet"),
+        ({**LLAMA, "model_type": "deepseek_v32"}, "indexer"),
         ({"model_type": "mamba", "hidden_size": 768, "state_size": 16}, "state-space"),
-        ({**LLAMA, "hybrid_override_pattern": "M*E-"}, "Mamba (state-space) layers are not supported"),
-        ({**LLAMA, "linear_num_key_heads": 16}, "linear-attention layers are not supported"),
+        ({**LLAMA, "hybrid_override_pattern": "M*E-"}, "not supported yet: Mamba (state-space) layers"),
+        ({**LLAMA, "linear_num_key_heads": 16}, "not supported yet: linear-attention layers"),
         ({**LLAMA, "layer_types": ["linear_attention", "full_attention"] * 2}, "'linear_attention'"),
-        ({**LLAMA, "attn_type_list": [0, 0, 0, 1]}, "linear-attention layers are not supported"),
+        ({**LLAMA, "attn_type_list": [0, 0, 0, 1]}, "not supported yet: linear-attention layers"),
         ({**LLAMA, "index_topk": 2048}, "indexer"),
         ({**LLAMA, "architectures": ["NewForMaskedLM"]}, "masked language model"),
         ({}, "keys seen: none"),
@@ -223,7 +227,7 @@ def test_an_endless_number_is_named() -> None:
         ({"layer_types": "full_attention"}, "must be a list of texts"),
         ({"layer_types": ["sliding_attention"] * 4}, "sliding_window: missing"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "moe_layers": [4]}, "layer numbers from 0 to 3"),
-        ({"num_experts": 4, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, "must hold 4 flags"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "moe_layer_freq": [1]}, "must hold 4 entries 0 or 1"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": "all"}, "must be a list of layer numbers"),
         ({"model_type": "gpt2", "n_inner": None}, "positions are learned"),
         ({"model_type": "gemma3", "sliding_window_pattern": "LXG"}, "sliding_window_pattern: must be a whole number"),
@@ -239,6 +243,13 @@ def test_all_problems_come_in_one_message() -> None:
     )
     for path in ("num_hidden_layers", "hidden_size", "num_attention_heads", "vocab_size", "mlp_bias", "head_dim"):
         assert f"  - {path}: " in message
+
+
+def test_one_key_that_gives_two_sizes_is_reported_once() -> None:
+    message = refusal(
+        {**LLAMA, "num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [0], "intermediate_size": 0}
+    )
+    assert message.count("intermediate_size") == 1
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -284,6 +295,12 @@ def test_missing_file_and_folder_without_config(tmp_path: Path) -> None:
         read_config(tmp_path)
 
 
+@pytest.mark.parametrize("path", ["a\0b", "x" * 5000, "config.json/config.json"])
+def test_impossible_paths_are_refused(tmp_path: Path, path: str) -> None:
+    with pytest.raises(ModelConfigError, match=r"no model configuration at|cannot read"):
+        read_config(tmp_path / path)
+
+
 def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     with pytest.raises(ModelConfigError, match="no model configuration at"):
@@ -302,7 +319,16 @@ def test_a_huge_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 _KEYS = sorted(
     {key for field in FIELDS.values() for key in field.keys}
-    | {"model_type", "layer_types", "moe_layers", "mlp_only_layers", "attn_config", "ffn_config", "text_config"}
+    | {
+        "model_type",
+        "layer_types",
+        "moe_layers",
+        "mlp_layer_types",
+        "mlp_only_layers",
+        "attn_config",
+        "ffn_config",
+        "text_config",
+    }
     | {"sliding_window_pattern", "tie_word_embeddings", "attention_bias", "no_bias", "multi_query", "alibi"}
     | {"use_sliding_window", "max_window_layers", "attn_type_list", "hidden_act", "expansion_ratio", "architectures"}
 )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.resources
 import json
 from pathlib import Path
 
-import meshplan.catalogs.seed
 import pytest
 import yaml
+
 from meshplan.catalogs.model_config import shape_from_config
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
 
-SEED = Path(next(iter(meshplan.catalogs.seed.__path__))) / "models.yaml"
+SEED = importlib.resources.files("meshplan.catalogs.seed") / "models.yaml"
 MODELS = yaml.safe_load(SEED.read_text(encoding="utf-8"))["models"]
 COUNTED = json.loads((Path(__file__).parent / "transformers_parameter_counts.json").read_text(encoding="utf-8"))
 

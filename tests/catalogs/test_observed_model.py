@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from meshplan.catalogs.errors import ModelConfigError
 from meshplan.catalogs.model_shapes import AttentionKind
 from meshplan.catalogs.observed_model import ASSUMED_VOCAB_SIZE, shape_from_observation
@@ -150,8 +151,8 @@ def test_assumed_vocabulary_fits_the_names_of_zero_bubble(model: dict[str, Any],
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"hybrid_override_pattern": "MEM*"}, "Mamba (state-space) layers are not supported yet"),
-        ({"linear_num_key_heads": 16}, "linear-attention layers are not supported yet"),
+        ({"hybrid_override_pattern": "MEM*"}, "not supported yet: Mamba (state-space) layers"),
+        ({"linear_num_key_heads": 16}, "not supported yet: linear-attention layers"),
         ({"layer_type_counts": {"linear_attention": 24, "full_attention": 8}}, "'linear_attention'"),
         ({"layer_type_counts": {"full_attention": -1}}, "layer_type_counts: must map"),
         ({"layer_type_counts": {"full_attention": 31}}, "has 31 entries for 32 layers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from meshplan.planner.estimators.compute import GemmCurve, gemm_s
 from meshplan.profiler.gemm_model import GemmSamples, fastest, fit_gemm, gemm_time_s
 

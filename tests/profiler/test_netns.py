@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
 from meshplan.catalogs.database import open_database
 from meshplan.catalogs.measurements import Measurements
 

@@ -6,6 +6,7 @@ import gzip
 from pathlib import Path
 
 import pytest
+
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.importers.kernel_tables import read_collective_table, read_gemm_table
 

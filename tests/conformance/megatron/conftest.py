@@ -68,19 +68,79 @@ class MegatronJudge:
     def config(self, flags: Sequence[str], *, world_size: int, environment: Mapping[str, str]) -> tuple[Any, Any]:
         """(arguments, transformer configuration) after the three steps and the count of micro-batches."""
         argv = ["pretrain_gpt.py", *flags, *CPU_OVERRIDES]
-        with _environment({**environment, "WORLD_SIZE": str(world_size), "RANK": "0"}), _argv(argv), _silent():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                parsed = self.arguments.validate_args(self.arguments.parse_args())
-                config = self.arguments.core_transformer_config_from_args(parsed)
-                # Megatron divides the batch when it starts; validate_args does not.
-                self.microbatches.ConstantNumMicroBatchesCalculator(
-                    parsed.global_batch_size, parsed.micro_batch_size, parsed.data_parallel_size, False, 0
-                )
+        variables = {**environment, "WORLD_SIZE": str(world_size), "RANK": "0"}
+        with _environment(variables), _argv(argv), _silent(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parsed = self.arguments.validate_args(self.arguments.parse_args())
+            config = self.arguments.core_transformer_config_from_args(parsed)
+            # Megatron divides the training batch when it starts; validate_args does not.
+            self.microbatches.ConstantNumMicroBatchesCalculator(
+                parsed.global_batch_size, parsed.micro_batch_size, parsed.data_parallel_size, False, 0
+            )
         return parsed, config
 
+    def layers_per_chunk(
+        self, flags: Sequence[str], *, world_size: int, environment: Mapping[str, str]
+    ) -> tuple[int, ...]:
+        """Layers that Megatron builds in each chunk, in the order in which a token visits them."""
+        from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+        parsed, config = self.config(flags, world_size=world_size, environment=environment)
+        stages, virtual = parsed.pipeline_model_parallel_size, parsed.virtual_pipeline_model_parallel_size
+        built: dict[tuple[int, int], int] = {}
+        for stage in range(stages):
+            with self.process_groups(parsed, rank=stage * world_size // stages):
+                for chunk in range(virtual or 1):
+                    vp_stage = chunk if virtual else None
+                    built[chunk, stage] = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=stage)
+        return tuple(built[place] for place in sorted(built))
+
+    def can_shard_fully(self, parsed: Any) -> bool:
+        """Whether Megatron-FSDP finds its mesh of data and tensor parallel ranks."""
+        from einops import EinopsError
+        from megatron.core.distributed.fsdp import mcore_fsdp_adapter
+
+        with self.process_groups(parsed, rank=0):
+            sharded = self.parallel_state.get_data_parallel_group(with_context_parallel=True)
+            try:
+                mcore_fsdp_adapter._get_dp_tp_mesh(sharded, self.parallel_state.get_tensor_model_parallel_group())
+            except EinopsError:
+                return False
+        return True
+
+    def padded_vocab_size(self, parsed: Any, vocab_size: int) -> int:
+        from megatron.core.tokenizers.utils.build_tokenizer import vocab_size_with_padding
+
+        return vocab_size_with_padding(vocab_size, parsed, logging_enabled=False)
+
+    def torchrun_arguments(self, argv: Sequence[str]) -> Any:
+        from torch.distributed.run import get_args_parser
+
+        return get_args_parser().parse_args(list(argv))
+
+    @property
+    def torchrun_options(self) -> frozenset[str]:
+        from torch.distributed.run import get_args_parser
+
+        return frozenset(get_args_parser()._option_string_actions)
+
     def coordinates(self, parsed: Any, rank: int) -> dict[str, int]:
-        """Where ``rank`` sits, by ``initialize_model_parallel`` on torch's fake process group."""
+        """Where ``rank`` sits, by ``initialize_model_parallel``."""
+        state = self.parallel_state
+        with self.process_groups(parsed, rank=rank):
+            return {
+                "tensor": state.get_tensor_model_parallel_rank(),
+                "context": state.get_context_parallel_rank(),
+                "data": state.get_data_parallel_rank(),
+                "pipeline": state.get_pipeline_model_parallel_rank(),
+                "expert": state.get_expert_model_parallel_rank(),
+                "expert_tensor": state.get_expert_tensor_parallel_rank(),
+                "expert_data": state.get_expert_data_parallel_rank(),
+            }
+
+    @contextlib.contextmanager
+    def process_groups(self, parsed: Any, *, rank: int) -> Iterator[None]:
+        """Megatron's groups as ``rank`` sees them, on torch's fake process group."""
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         state, distributed = self.parallel_state, self.torch.distributed
@@ -99,15 +159,7 @@ class MegatronJudge:
                     order="tp-cp-ep-pp-dp" if parsed.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
                     create_gloo_process_groups=False,
                 )
-                return {
-                    "tensor": state.get_tensor_model_parallel_rank(),
-                    "context": state.get_context_parallel_rank(),
-                    "data": state.get_data_parallel_rank(),
-                    "pipeline": state.get_pipeline_model_parallel_rank(),
-                    "expert": state.get_expert_model_parallel_rank(),
-                    "expert_tensor": state.get_expert_tensor_parallel_rank(),
-                    "expert_data": state.get_expert_data_parallel_rank(),
-                }
+                yield
             finally:
                 state.destroy_model_parallel()
                 distributed.destroy_process_group()

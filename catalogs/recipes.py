@@ -1,0 +1,105 @@
+"""How each training framework lays out a step: the documented behaviour behind the calibrations.
+
+Recipes ship with meshplan as ``seed/recipes.yaml``; they are read from there, not stored, because they are knowledge
+about software, not measurements of a user's machines.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import yaml
+
+from meshplan.catalogs.calibration import FrameworkRecipe
+from meshplan.catalogs.seeds import SEED_FOLDER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstated:
+    """What a measurement means where it leaves a choice out.
+
+    Args:
+        zero_stage: 0 to 3.
+        activation_recompute: ``none``, ``selective`` or ``full``.
+        sequence_parallel: with tensor parallelism.
+    """
+
+    zero_stage: int = 1
+    activation_recompute: str = "none"
+    sequence_parallel: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One framework.
+
+    Args:
+        framework: our name.
+        observed_as: names in published measurements.
+        before: this is how the framework behaved before that release (``26.04``); empty where it always did.
+        calibrated_as: the framework whose constants it shares.
+        relatives: whose constants to take on hardware where the framework itself was not measured, best first.
+        unstated: see :class:`Unstated`.
+        recipe: its layout of a step.
+    """
+
+    framework: str
+    observed_as: tuple[str, ...]
+    before: str
+    calibrated_as: str
+    relatives: tuple[str, ...]
+    unstated: Unstated
+    recipe: FrameworkRecipe
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """Every known framework by our name."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    content = yaml.load((SEED_FOLDER / "recipes.yaml").read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - safe
+    return {
+        name: Recipe(
+            framework=name,
+            observed_as=tuple(entry["observed_as"]),
+            before=str(entry.get("before", "")),
+            calibrated_as=str(entry.get("calibrated_as", name)),
+            relatives=tuple(entry.get("relatives", ())),
+            unstated=Unstated(**entry["unstated"]),
+            recipe=FrameworkRecipe(**entry["recipe"], source=entry["source"]),
+        )
+        for name, entry in content["frameworks"].items()
+    }
+
+
+def recipe_named(framework: str) -> Recipe:
+    """The framework with our name; an unknown one gets Megatron's layout under its own name."""
+    found = recipes().get(framework)
+    if found is not None:
+        return found
+    return Recipe(
+        framework=framework,
+        observed_as=(framework,),
+        before="",
+        calibrated_as=framework,
+        relatives=(),
+        unstated=Unstated(),
+        recipe=FrameworkRecipe(),
+    )
+
+
+def recipe_observed_as(name: str, release: str | None = None) -> Recipe:
+    """The framework that a measurement calls ``name``, in the behaviour of its release where that changed."""
+    found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
+    for recipe in found:
+        if recipe.before and release is not None and _release(release) < _release(recipe.before):
+            return recipe
+    return next((recipe for recipe in found if not recipe.before), recipe_named(name))
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """``26.04.01`` as numbers; a text without numbers is newer than any release."""
+    numbers = tuple(int(part) for part in re.findall(r"\d+", text))
+    return numbers or (10**9,)

@@ -1,0 +1,58 @@
+"""``meshplan emit``: the launcher files of a finished plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from meshplan.cli.database import open_catalog
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument
+from meshplan.cli.render import Column, Format
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_COLUMNS = (Column(key="path", title="File", wrap=False), Column(key="bytes", title="Bytes", right=True))
+
+
+@app.command()
+def emit(
+    plan: PlanArgument,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder for the files.", show_default=False)],
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="NAME",
+            help="What launches the plan (meshplan catalog support). Default: the plan's constraints.target.",
+            show_default=False,
+        ),
+    ] = None,
+    framework: Annotated[
+        str | None,
+        typer.Option(
+            "--framework", metavar="NAME", help="Framework that an orchestrator target launches.", show_default=False
+        ),
+    ] = None,
+    force: ForceOption = False,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Write the launcher files of PLAN: all of them or none, never over files that are not offered with --force."""
+    from meshplan.catalogs.errors import EmitError
+    from meshplan.cli.render import show_rows, show_text
+    from meshplan.cli.stored import load_plan
+    from meshplan.planner.emit.writer import write_artifacts
+    from meshplan.planner.service import emit_plan, plan_target
+
+    catalog = open_catalog(db)
+    made = load_plan(plan, catalog)
+    wanted = target or plan_target(made)
+    if wanted is None:
+        raise EmitError(f"plan {made.plan_id} is of the kind {made.kind!r}: its answer is plans show --format json")
+    emitted = emit_plan(made, wanted, catalog, framework=framework)
+    files = write_artifacts(emitted.artifacts, out, force=force)
+    rows = [{"path": str(path), "bytes": path.stat().st_size} for path in files]
+    show_rows(rows, _COLUMNS, form, title=f"Plan {made.plan_id} for {emitted.target}")
+    if form is Format.TABLE and emitted.notes:
+        show_text("\n" + "".join(f"note: {note}\n" for note in emitted.notes))

@@ -1,0 +1,128 @@
+"""``meshplan explain``: why this plan, and what another choice would cost."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshplan.catalogs.errors import EXIT_INFEASIBLE
+from meshplan.cli.database import open_catalog
+from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
+from meshplan.cli.render import Format, show_document, show_text, terminal_width
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+    from meshplan.planner.plan import Plan
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+@app.command()
+def explain(
+    plan: PlanArgument,
+    more: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CHOICE=VALUE]...", help="More choices for --instead.", show_default=False),
+    ] = None,
+    instead: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--instead",
+            metavar="CHOICE=VALUE",
+            help="Another choice, such as tensor_parallel=4; several may be given.",
+            show_default=False,
+        ),
+    ] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Say why PLAN is as it is: its proof, its rivals, what binds it, what its numbers rest on.
+
+    With --instead: the best plan that makes the other choice, side by side. Exit code 3 when none fits.
+    """
+    from meshplan.cli.stored import load_plan
+
+    catalog = open_catalog(db)
+    made = load_plan(plan, catalog)
+    choices = read_choices([*(instead or []), *(more or [])])
+    if choices:
+        _explain_instead(made, choices, catalog, form)
+    else:
+        _explain(made, form)
+
+
+def read_choices(texts: list[str]) -> dict[str, int | str | bool]:
+    """``["tensor_parallel=4", "zero_stage=1"]`` as choices; names and ranges are checked with the spec.
+
+    Raises:
+        SpecError: a text that is no ``choice=value``.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
+
+    problems, choices = [], {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip() or not value.strip():
+            problems.append(Problem(path=text, message="must be written CHOICE=VALUE, such as tensor_parallel=4"))
+        else:
+            choices[name.strip()] = _value(value.strip())
+    if problems:
+        raise SpecError(problems, of="--instead")
+    return choices
+
+
+def _value(text: str) -> int | str | bool:
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    try:
+        return int(text)
+    except ValueError:
+        return text
+
+
+def _explain(made: Plan, form: Format) -> None:
+    from meshplan.cli.explanation_report import explanation_report
+    from meshplan.cli.training_report import alternative_rows
+    from meshplan.planner.explanation import explain as explain_plan
+
+    if made.kind != "training":
+        from meshplan.cli.plan_output import show_plan
+
+        show_plan(made, form)
+        return
+    explanation = explain_plan(made)
+    if form is Format.TABLE:
+        show_text(explanation_report(made, explanation, width=terminal_width()))
+        return
+    rivals = [dict(row) for row in alternative_rows(made)]
+    show_document({"plan_id": made.plan_id, **explanation.to_document(), "alternatives": rivals}, form)
+
+
+def _explain_instead(made: Plan, choices: dict[str, int | str | bool], catalog: Catalog, form: Format) -> None:
+    from meshplan.cli.comparison_report import choices_section, metrics_section
+    from meshplan.cli.training_report import paragraph
+    from meshplan.planner.compare import compare
+    from meshplan.planner.service import explain_instead
+
+    other, reason = explain_instead(made, choices, catalog)
+    label = ", ".join(f"{name}={value}" for name, value in choices.items())
+    comparison = None if other is None else compare([made, other])
+    if form is Format.TABLE:
+        width = terminal_width()
+        verdict = f"{label} instead: {reason}" if other is not None else f"no plan with {label}: {reason}"
+        sections = [paragraph(verdict, width)]
+        if comparison is not None:
+            sections += [choices_section(comparison, width), metrics_section(comparison, width)]
+        show_text("\n".join(section for section in sections if section))
+    else:
+        document: dict[str, Any] = {
+            "plan_id": made.plan_id,
+            "instead": choices,
+            "reason": reason,
+            "other": None if other is None else other.to_document(),
+            "comparison": None if comparison is None else comparison.to_document(),
+        }
+        show_document(document, form)
+    if other is None:
+        raise typer.Exit(EXIT_INFEASIBLE)

@@ -1,0 +1,122 @@
+"""``meshplan plans``: the stored plans and what was measured for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshplan.cli.database import open_catalog
+from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
+from meshplan.cli.render import Column, Format, Row, show_document, show_rows
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.plan_rows import PlanRow
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Stored plans and what was measured for them.",
+)
+
+_LIST_COLUMNS = (
+    Column(key="plan_id", title="Plan", wrap=False),
+    Column(key="kind", title="Kind", wrap=False),
+    Column(key="question", title="Question"),
+    Column(key="status", title="Status", wrap=False),
+    Column(key="tag", title="Tag", optional=True),
+    Column(key="name", title="Name", optional=True),
+    Column(key="created_at", title="Stored", text=lambda text: text[:16].replace("T", " ")),
+)
+
+
+@app.command("list")
+def list_plans(
+    kind: Annotated[str | None, typer.Option("--kind", help="Only plans of this kind.", show_default=False)] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """List the stored plans, newest first."""
+    from meshplan.cli.stored import plan_rows
+
+    rows = [_listed(row) for row in plan_rows(open_catalog(db)).list(kind=kind)]
+    show_rows(rows, _LIST_COLUMNS, form)
+
+
+@app.command()
+def show(plan: PlanArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Show a stored plan, or one of a file, as 'meshplan plan' printed it."""
+    from meshplan.cli.plan_output import show_plan
+    from meshplan.cli.stored import load_plan
+
+    show_plan(load_plan(plan, open_catalog(db)), form)
+
+
+@app.command()
+def tag(
+    plan: PlanArgument,
+    name: Annotated[str | None, typer.Argument(metavar="[TAG]", help="Unique handle.", show_default=False)] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Take the plan's tag away.")] = False,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Give a stored plan a tag, taking it from any other plan; or take its tag away."""
+    from meshplan.cli.stored import plan_rows
+
+    if (name is None) != remove:
+        raise typer.BadParameter("give either a tag or --remove", param_hint="TAG")
+    row = plan_rows(open_catalog(db)).tag(plan, name)
+    show_document({"plan_id": row.plan_id, "tag": row.tag}, form)
+
+
+@app.command()
+def delete(plan: PlanArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """Remove a stored plan with what was measured for it."""
+    from meshplan.cli.stored import plan_rows
+
+    row = plan_rows(open_catalog(db)).delete(plan)
+    show_document({"plan_id": row.plan_id, "deleted": True}, form)
+
+
+@app.command()
+def record(
+    plan: PlanArgument,
+    measured: Annotated[Path, typer.Argument(metavar="MEASURED", help='{"iteration_s": 61.2}', show_default=False)],
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Attach what was measured to a stored plan: a JSON or YAML file of metric and value, in the plan's own metrics."""
+    from meshplan.cli.comparison_report import measured_columns, measured_rows
+    from meshplan.cli.stored import load_plan, plan_rows
+    from meshplan.planner import store
+    from meshplan.planner.documents import read_document
+
+    document = read_document(measured)
+    catalog = open_catalog(db)
+    rows = plan_rows(catalog)
+    store.record(plan, document, rows)
+    show_rows(measured_rows(load_plan(plan, catalog), document), measured_columns(), form)
+
+
+def _listed(row: PlanRow) -> Row:
+    """A line of the list."""
+    document: Any = row.document
+    return {
+        "plan_id": row.plan_id,
+        "kind": row.kind,
+        "question": _question(row.kind, document["spec"]),
+        "status": document["solution"]["status"],
+        "tag": row.tag,
+        "name": row.name,
+        "created_at": row.created_at,
+    }
+
+
+def _question(kind: str, spec: Any) -> str:
+    if kind != "training":
+        return str(spec.get("name", ""))
+    from meshplan.cli.training_report import cluster_text
+
+    return f"{spec['model']} on {cluster_text(spec['cluster'])}"

@@ -1,0 +1,97 @@
+"""How predicted and measured metrics read: a title, and the value in the unit a person would choose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from meshplan.catalogs.units import format_bytes, format_duration, format_flops, format_usd
+
+# Metric → what people call it, in the order in which they ask.
+METRIC_TITLES = {
+    "iteration_s": "step time",
+    "tokens_per_s": "tokens/s",
+    "tokens_per_s_per_device": "tokens/s per device",
+    "samples_per_s": "sequences/s",
+    "model_flops_per_s_per_device": "model FLOP/s per device",
+    "mfu": "MFU",
+    "hfu": "HFU",
+    "peak_memory_bytes": "peak memory per device",
+    "run_time_s": "time of the run",
+    "usd_per_run": "cost of the run",
+    "usd_per_hour": "cost per hour",
+    "energy_j_per_step": "energy of a step",
+}
+_GIB = 2**30
+_BAR_WIDTH = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_JOULES_PER_KWH = 3.6e6
+
+
+def metric_title(name: str) -> str:
+    """What people call the metric ``name``."""
+    return METRIC_TITLES.get(name, name)
+
+
+def metric_text(name: str, value: float) -> str:
+    """The value of the metric ``name`` with its unit.
+
+    >>> metric_text("mfu", 0.5168), metric_text("iteration_s", 57.6), metric_text("tokens_per_s", 72821.03)
+    ('51.7%', '57.60 s', '72,821')
+    """
+    if name in ("mfu", "hfu"):
+        return percent(value)
+    if "flops_per_s" in name:
+        return format_flops(value)
+    if name.startswith("usd"):
+        return format_usd(value)
+    if name.startswith("energy_j"):
+        return f"{value / _JOULES_PER_KWH:,.3g} kWh"
+    if name.endswith("_bytes"):
+        return format_bytes(value)
+    if name.endswith("_s") and not name.endswith("_per_s"):
+        return format_duration(value)
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.4g}"  # noqa: PLR2004 - three digits are enough
+
+
+def interval_text(name: str, interval: Mapping[str, Any]) -> str:
+    """``low … high`` of a metric; nothing where there is no spread."""
+    low, high = interval["low"], interval["high"]
+    return "" if low == high else f"{metric_text(name, low)} … {metric_text(name, high)}"
+
+
+def percent(share: float) -> str:
+    """A share.
+
+    >>> percent(0.1234)
+    '12.3%'
+    """
+    return f"{share:.1%}"
+
+
+def signed_percent(change: float) -> str:
+    """A relative change, its sign always shown.
+
+    >>> signed_percent(0.25), signed_percent(-0.015)
+    ('+25.0%', '−1.5%')
+    """
+    return f"{'−' if change < 0 else '+'}{percent(abs(change))}"
+
+
+def gib(value: float) -> str:
+    """Bytes in GiB without the unit, which stands in the heading.
+
+    >>> gib(85899345920)
+    '80.0'
+    """
+    return f"{value / _GIB:.1f}"
+
+
+def bar(share: float, width: int = _BAR_WIDTH) -> str:
+    """A bar of ``share`` of ``width`` characters, in eighths of a character.
+
+    >>> bar(0.5, 4), bar(0.15625, 4)
+    ('██', '▋')
+    """
+    eighths = round(min(max(share, 0.0), 1.0) * width * 8)
+    return ("█" * (eighths // 8) + _EIGHTHS[eighths % 8]).rstrip()

@@ -1,0 +1,27 @@
+"""``meshplan catalog schema|support``: what a spec may say, and which choices each emit target can express."""
+
+from __future__ import annotations
+
+from meshplan.cli.options import FormatOption
+from meshplan.cli.render import Column, Format, show_document, show_rows
+
+_SUPPORT_COLUMNS = (
+    Column(key="target", title="Target", wrap=False),
+    Column(key="feature", title="Choice", wrap=False),
+    Column(key="expressed_by", title="Said by"),
+    Column(key="verified_by", title="Judged by", footnote=True, wrap=False),
+)
+
+
+def schema(form: FormatOption = Format.JSON) -> None:
+    """Print the JSON Schema of training specs, for editors that complete and check as you type."""
+    from meshplan.planner.spec import spec_schema
+
+    show_document(spec_schema(), form)
+
+
+def support(form: FormatOption = Format.TABLE) -> None:
+    """List which choices of a plan each emit target can express, by which words, and what judged them."""
+    from meshplan.planner.emit.registry import support_matrix
+
+    show_rows(support_matrix(), _SUPPORT_COLUMNS, form)

@@ -1,0 +1,374 @@
+"""A training plan as a person reads it, within 80 columns: the choice, the runners-up, memory, time, and what lost."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from meshplan.catalogs.units import format_bytes, format_duration, format_usd
+from meshplan.cli.quantities import (
+    METRIC_TITLES,
+    bar,
+    gib,
+    interval_text,
+    metric_text,
+    metric_title,
+    percent,
+    signed_percent,
+)
+from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.planner.plan import Plan
+
+TICK = "✔"
+# Reasons for which candidates were turned down, listed by name; the rest is counted.
+MOST_REASONS = 8
+_RANK_COLUMN = "first_stage"
+_NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
+_COMPONENT_TITLES = {"optimizer": "optim.", "activations": "activ.", "gradients": "grads"}
+
+
+def training_report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
+    """The whole answer; an infeasible one says what binds and what would lift it."""
+    sections = [headline(plan, width)]
+    if plan.solution.get("status") == "infeasible" and not plan.config:
+        sections += [infeasible_section(plan, width), rejected_section(plan, width)]
+    else:
+        sections += [
+            top_section(plan, width),
+            predicted_section(plan, width),
+            memory_section(plan, width),
+            time_section(plan, width),
+            alternatives_section(plan, width),
+            rejected_section(plan, width),
+        ]
+    return "\n".join(section for section in sections if section)
+
+
+# --- headline ------------------------------------------------------------------------------------------------------
+
+
+def question_text(spec: Mapping[str, Any]) -> str:
+    """What was asked, in one line."""
+    workload = spec.get("workload", {})
+    batch = workload.get("global_batch_size")
+    batch_text = f"{batch} sequences" if batch is not None else f"{workload.get('global_batch_tokens')} tokens"
+    return (
+        f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
+        f"{workload.get('sequence_length')}, global batch {batch_text}, {workload.get('precision', 'bf16')}"
+    )
+
+
+def cluster_text(cluster: Mapping[str, Any]) -> str:
+    """The hardware of a spec in words."""
+    if cluster.get("nodes"):
+        return " + ".join(f"{group['count']} × {group['type']}" for group in cluster["nodes"])
+    devices = cluster.get("devices", {})
+    return f"{devices.get('nodes')} nodes of {devices.get('per_node')} × {devices.get('type')}"
+
+
+def status_text(plan: Plan) -> str:
+    """Status, proof and effort, in one sentence."""
+    solution = plan.solution
+    status, gap, count = solution["status"], solution.get("gap"), solution.get("num_candidates")
+    if "oom" in solution:
+        return f"one configuration, priced: {fit_text(plan)}"
+    if gap is None and status == "feasible":
+        return "the best plan with these choices pinned"
+    if status == "infeasible":
+        return f"infeasible: none of {count:,} legal candidates stays within the limits" if count else "infeasible"
+    if status == "optimal":
+        known = f"optimal under the model (gap 0): no better one among {count:,} legal candidates"
+    else:
+        known = f"feasible: at most {percent(gap or 0.0)} from the best possible, when the search stopped"
+    return f"{known}; {effort_text(solution)}"
+
+
+def fit_text(plan: Plan) -> str:
+    """Whether a pinned configuration fits, with the numbers."""
+    safe, limit = plan.memory["worst"]["safe_bytes"], plan.memory["limit_bytes"]
+    if safe <= limit:
+        return f"it fits, {format_bytes(limit - safe)} of {format_bytes(limit)} to spare on the worst rank"
+    return f"it does not fit, {format_bytes(safe - limit)} more than {format_bytes(limit)} on the worst rank"
+
+
+def effort_text(solution: Mapping[str, Any]) -> str:
+    """Solver and processor time; a plan file has no clock times."""
+    spent = solution.get("cpu_s")
+    return str(solution["solver"]) if spent is None else f"{solution['solver']}, {spent:.2f} s of one core"
+
+
+def headline(plan: Plan, width: int) -> str:
+    """The question and how good the answer is."""
+    return paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
+
+
+def paragraph(text: str, width: int, indent: str = "") -> str:
+    """Wrapped text, newline at the end; an address stays in one piece, so that it can be opened."""
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+# --- the candidates ------------------------------------------------------------------------------------------------
+
+
+def top_rows(plan: Plan) -> list[Row]:
+    """The best candidates of a plan, the chosen one first: its choices and figures side by side."""
+    return [
+        {
+            "chosen": row["chosen"],
+            **{key: value for key, value in row["config"].items() if key != "layers_per_chunk"},
+            "iteration_s": row["iteration_s"],
+            "tokens_per_s_per_device": _token_rate(row),
+            "safe_bytes": row["safe_bytes"],
+        }
+        for row in plan.alternatives
+        if "chosen" in row
+    ] or _only_row(plan)
+
+
+def _only_row(plan: Plan) -> list[Row]:
+    """A plan of one pinned configuration has no runners-up."""
+    if not plan.config:
+        return []
+    return [
+        {
+            "chosen": plan.solution["status"] != "infeasible",
+            **{key: value for key, value in plan.config.items() if key != "layers_per_chunk"},
+            "iteration_s": plan.predicted["iteration_s"].value,
+            "tokens_per_s_per_device": plan.predicted["tokens_per_s_per_device"].value,
+            "safe_bytes": plan.memory["worst"]["safe_bytes"],
+        }
+    ]
+
+
+def _token_rate(row: Mapping[str, Any]) -> float:
+    config = row["config"]
+    tokens = config["global_batch_size"] * config["sequence_length"]
+    return float(tokens / row["iteration_s"] / config["world_size"])
+
+
+def _zero(row: Row) -> str:
+    shard, data = row["data_parallel_shard"], row["data_parallel"]
+    return f"{row['zero_stage']}/{shard}" if row["zero_stage"] and shard != data else str(row["zero_stage"])
+
+
+def _experts(row: Row) -> str:
+    if row["expert_parallel"] * row["expert_tensor_parallel"] == 1:
+        return ""
+    tensor = row["expert_tensor_parallel"]
+    return f"{row['expert_parallel']}×{tensor}" if tensor > 1 else str(row["expert_parallel"])
+
+
+TOP_COLUMNS = (
+    Column(key="chosen", title="", text=lambda chosen: TICK if chosen else " ", wrap=False),
+    Column(key="tensor_parallel", title="TP", right=True, wrap=False),
+    Column(key="pipeline_parallel", title="PP", right=True, wrap=False),
+    Column(key="virtual_pipeline_stages", title="VPP", right=True, wrap=False),
+    Column(key="context_parallel", title="CP", right=True, wrap=False),
+    Column(key="data_parallel", title="DP", right=True, wrap=False),
+    Column(key="expert_parallel", title="EP", right=True, derive=_experts, optional=True, wrap=False),
+    Column(key="micro_batch_size", title="mbs", right=True, wrap=False),
+    Column(key="activation_recompute", title="recompute", wrap=False),
+    Column(key="zero_stage", title="ZeRO", derive=_zero, right=True, wrap=False),
+    Column(key="world_size", title="dev.", right=True, wrap=False),
+    Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
+    Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=lambda rate: f"{rate:,.0f}", wrap=False),
+    Column(key="safe_bytes", title="memory", right=True, text=format_bytes, wrap=False),
+)
+
+
+def top_section(plan: Plan, width: int) -> str:
+    """The table of the best candidates, the chosen one ticked."""
+    rows = top_rows(plan)
+    title = f"The best {len(rows)} plans" if len(rows) > 1 else "The plan"
+    return rendered_rows(rows, TOP_COLUMNS, Format.TABLE, title=title, width=width)
+
+
+# --- what it will take ---------------------------------------------------------------------------------------------
+
+
+def predicted_section(plan: Plan, width: int) -> str:
+    """Every predicted metric with its interval."""
+    order = {name: place for place, name in enumerate(METRIC_TITLES)}
+    names = sorted(plan.predicted, key=lambda name: (order.get(name, len(order)), name))
+    rows: list[Row] = []
+    for name in names:
+        interval = plan.predicted[name]
+        ends = {"low": interval.low, "high": interval.high}
+        rows.append(
+            {
+                "metric": metric_title(name),
+                "expected": metric_text(name, interval.value),
+                "between": interval_text(name, ends),
+            }
+        )
+    columns = (
+        Column(key="metric", title="Predicted", wrap=False),
+        Column(key="expected", title="expected", right=True, wrap=False),
+        Column(key="between", title="between"),
+    )
+    return rendered_rows(rows, columns, Format.TABLE, width=width) + calibration_text(plan, width)
+
+
+def calibration_text(plan: Plan, width: int) -> str:
+    """What the intervals rest on."""
+    calibration = plan.provenance.get("calibration", {})
+    if not calibration:
+        return ""
+    runs, spread = calibration["num_runs"], percent(calibration["time_error_p90"])
+    if runs:
+        basis = f"{runs} published runs ({calibration['framework']}, {calibration['architecture']})"
+        return paragraph(f"Intervals: 90 % of the held-out errors on {basis} are within {spread}.", width)
+    return paragraph(f"Intervals: constants of the literature, not calibrated yet; ±{spread} assumed.", width)
+
+
+def memory_section(plan: Plan, width: int) -> str:
+    """Memory of a rank of every distinct stage, by component."""
+    memory = plan.memory
+    stages: Sequence[Row] = memory["stages"]
+    limit = memory["limit_bytes"]
+    worst = memory["worst"][_RANK_COLUMN]
+    components = list(
+        dict.fromkeys(
+            key
+            for stage in stages
+            for key, value in stage.items()
+            if key.endswith("_bytes") and key not in _NOT_COMPONENTS and value
+        )
+    )
+
+    def stage_text(stage: Row) -> str:
+        alike = f" (×{stage['num_stages']})" if stage["num_stages"] > 1 else ""
+        mark = " ◀" if stage[_RANK_COLUMN] == worst else ""
+        return f"{stage[_RANK_COLUMN]}{alike}{mark}"
+
+    columns = (
+        Column(key=_RANK_COLUMN, title="stage", derive=stage_text, wrap=False),
+        Column(key="num_layers", title="layers", right=True),
+        *(Column(key=key, title=_component_title(key), right=True, text=gib, wrap=False) for key in components),
+        Column(key="typical_bytes", title="typical", right=True, text=gib, wrap=False),
+        Column(key="safe_bytes", title="safe", right=True, text=gib, wrap=False),
+    )
+    title = f"Memory of one rank in GiB; the limit for 'safe' is {gib(limit)} (◀ the worst stage)"
+    return rendered_rows(stages, columns, Format.TABLE, title=title, width=width)
+
+
+def _component_title(key: str) -> str:
+    name = key.removesuffix("_bytes")
+    return _COMPONENT_TITLES.get(name, name.replace("_", " "))
+
+
+def time_section(plan: Plan, width: int) -> str:
+    """Where the step's time goes; parts below a tenth of a percent are summed."""
+    least = 0.001
+    shown = [row for row in plan.breakdown if row["share"] >= least]
+    small = [row for row in plan.breakdown if row["share"] < least]
+    rows: list[Row] = [*shown]
+    if small:
+        seconds, share = (sum(row[key] for row in small) for key in ("seconds", "share"))
+        rows.append({"name": f"{len(small)} smaller parts", "seconds": seconds, "share": share, "evidence": ""})
+    largest = max((row["share"] for row in rows), default=1.0)
+    columns = (
+        Column(key="name", title="Where the step's time goes"),
+        Column(key="seconds", title="time", right=True, text=format_duration, wrap=False),
+        Column(key="share", title="share", right=True, text=percent, wrap=False),
+        Column(key="share", title="", derive=lambda row: bar(row["share"] / largest) or " ", wrap=False),
+        Column(key="evidence", title="rests on", wrap=False),
+    )
+    return rendered_rows(rows, columns, Format.TABLE, width=width)
+
+
+# --- what lost -----------------------------------------------------------------------------------------------------
+
+
+def alternative_rows(plan: Plan) -> list[Row]:
+    """The well-known other choices of a plan."""
+    return [row for row in plan.alternatives if "reason" in row]
+
+
+def alternatives_section(plan: Plan, width: int) -> str:
+    """Why each well-known alternative lost."""
+    rows = alternative_rows(plan)
+    if not rows:
+        return ""
+    columns = (
+        Column(key="name", title="Why not …?"),
+        Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
+        Column(key="slower_by", title="", right=True, text=signed_percent, wrap=False),
+        Column(key="reason", title="because", derive=_reason),
+    )
+    return rendered_rows(rows, columns, Format.TABLE, width=width)
+
+
+def _reason(row: Row) -> str:
+    """The reason without the change of the step time, which has its own column."""
+    reason, change = str(row["reason"]), row.get("slower_by")
+    if change is None:
+        return reason
+    return reason.removeprefix(f"{change:+.1%} step time").removeprefix(":").strip()
+
+
+def rejected_section(plan: Plan, width: int) -> str:
+    """What was turned down: reasons, counts, the nearest miss."""
+    rows = [row for row in plan.rejected if row["count"]]
+    if not rows:
+        return ""
+    shown = rows[:MOST_REASONS]
+    columns = (
+        Column(key="reason", title="Turned down because"),
+        Column(key="count", title="count", right=True, text=lambda count: f"{count:,}", wrap=False),
+        Column(key="nearest_miss", title="example or nearest miss", derive=_miss),
+    )
+    text = rendered_rows(shown, columns, Format.TABLE, width=width)
+    more = len(rows) - len(shown)
+    return text + (f"and {more} more reasons: --format json lists them\n" if more else "")
+
+
+def _miss(row: Row) -> str:
+    example, excess = row.get("example"), row.get("nearest_miss")
+    if isinstance(example, str):
+        return example
+    if excess is None or not isinstance(example, Mapping):
+        return ""
+    limit = str(row["reason"]).removeprefix("over the limit: ")
+    say = {"step time": format_duration, "cost of the run": format_usd}.get(limit, format_bytes)
+    return f"{say(excess)} too much with {config_text(example)}"
+
+
+def config_text(config: Mapping[str, Any]) -> str:
+    """The degrees of a configuration in one line; those that are 1 are left out.
+
+    >>> config_text({"tensor_parallel": 2, "pipeline_parallel": 8, "data_parallel": 1, "micro_batch_size": 1})
+    'TP2 PP8'
+    """
+    short = {
+        "tensor_parallel": "TP",
+        "pipeline_parallel": "PP",
+        "virtual_pipeline_stages": "VPP",
+        "context_parallel": "CP",
+        "data_parallel": "DP",
+        "expert_parallel": "EP",
+        "micro_batch_size": "mbs",
+    }
+    parts = [f"{label}{config[key]}" for key, label in short.items() if config.get(key, 1) != 1]
+    if config.get("zero_stage"):
+        parts.append(f"ZeRO-{config['zero_stage']}")
+    if config.get("activation_recompute", "none") != "none":
+        parts.append(f"{config['activation_recompute']} recompute")
+    return " ".join(parts) or "a single device"
+
+
+# --- no plan -------------------------------------------------------------------------------------------------------
+
+
+def infeasible_section(plan: Plan, width: int) -> str:
+    """The binding constraint, the nearest miss and the least change."""
+    solution = plan.solution
+    lines = [f"What binds: {solution.get('binding_constraint', 'unknown')}"]
+    miss = solution.get("nearest_miss")
+    if miss:
+        lines.append(f"Nearest miss: {miss['excess_text']} ({miss['limit']}) with {config_text(miss['config'])}")
+    changes: Iterable[Mapping[str, Any]] = solution.get("least_change", ())
+    wanted = [f"{change['change']} ({change['constraint']})" for change in changes]
+    lines.append(f"What would do: {'; or '.join(wanted)}" if wanted else "What would do: none of the changes tried")
+    return "".join(paragraph(line, width, indent="  ") for line in lines)

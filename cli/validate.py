@@ -1,0 +1,161 @@
+"""``meshplan validate``: predicted against measured, row by row and summed up."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshplan.cli.database import open_catalog
+from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.render import Column, Format
+
+if TYPE_CHECKING:
+    from meshplan.planner.validate import Validation
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+DEFAULT_WORST = 10
+NAMED_PARTS = 3
+PLOTTED_METRIC = "iteration_s"
+_SHOWN_METRICS = ("iteration_s", "tokens_per_s_per_device", "peak_memory_bytes")
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+def _signed(value: float) -> str:
+    return f"{value:+.1%}"
+
+
+_SUMMARY = (
+    Column(key="group", title="Rows"),
+    Column(key="metric", title="Metric"),
+    Column(key="n", title="n", right=True),
+    Column(key="median_ape", title="median", right=True, text=_percent),
+    Column(key="mape", title="mean", right=True, text=_percent),
+    Column(key="p90_ape", title="p90", right=True, text=_percent),
+    Column(key="signed_median", title="signed", right=True, text=_signed),
+    Column(key="interval_coverage", title="in interval", right=True, text=_percent),
+)
+_WORST = (
+    Column(key="id", title="Run"),
+    Column(key="error", title="Error", right=True, text=_signed),
+    Column(key="measured", title="Measured s", right=True, text=lambda value: f"{value:.4g}"),
+    Column(key="predicted", title="Predicted s", right=True, text=lambda value: f"{value:.4g}"),
+    Column(key="parts", title="Largest parts of the prediction"),
+)
+
+
+@app.command()
+def validate(
+    observations: Annotated[
+        list[Path], typer.Argument(metavar="OBSERVATIONS...", help="Measured runs, one JSON object a line.")
+    ],
+    worst: Annotated[int, typer.Option(help="Rows with the largest error of the step time to show.")] = DEFAULT_WORST,
+    plot: Annotated[
+        Path | None, typer.Option(metavar="FILE.svg", help="Write a scatter plot of the step time.", show_default=False)
+    ] = None,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Predict measured runs with the constants of the catalog, and show how far off the predictions are.
+
+    Runs from which those constants were fitted are predicted better than new ones; 'meshplan calibrate' prints the
+    error on runs that were held out.
+    """
+    from meshplan.planner.observations import read_rows
+    from meshplan.planner.resolve import calibration_for
+    from meshplan.planner.validate import validate_rows
+
+    rows = [row for path in observations for row in read_rows(path)]
+    catalog = open_catalog(db)
+    result = validate_rows(rows, catalog, lambda framework, device: calibration_for(catalog, framework, device))
+    if plot is not None:
+        _plot(result, plot)
+    _show(result, form, worst)
+
+
+def _show(result: Validation, form: Format, worst: int) -> None:
+    from meshplan.cli.render import show_document, show_rows
+
+    summary = [asdict(item) for item in result.summary]
+    if form in (Format.JSON, Format.YAML):
+        document: dict[str, Any] = {
+            "rows": [row.to_document() for row in result.rows],
+            "summary": summary,
+            "ranking": None if result.ranking is None else asdict(result.ranking),
+            "coverage": result.coverage,
+        }
+        show_document(document, form)
+        return
+    if form is Format.CSV:
+        show_rows([row.to_document() for row in result.rows], (), form)
+        return
+    shown = [row for row in summary if row["group"] == "all" or _is_shown(row)]
+    show_rows(shown, _SUMMARY, form, title=_headline(result))
+    show_rows(_worst_rows(result, worst), _WORST, form, title="\nLargest errors of the step time")
+    refused = [row for row in result.rows if row.status != "ok"]
+    if refused:
+        columns = (Column(key="id", title="Not answered"), Column(key="reason", title="Reason"))
+        show_rows([{"id": row.id, "reason": row.reason} for row in refused[:worst]], columns, form, title="")
+
+
+def _is_shown(row: dict[str, Any]) -> bool:
+    return row["metric"] in _SHOWN_METRICS and row["group"].startswith(("framework=", "strategy="))
+
+
+def _headline(result: Validation) -> str:
+    answered = sum(row.status == "ok" for row in result.rows)
+    text = f"{answered} of {len(result.rows)} observations answered ({result.coverage:.1%})"
+    if result.ranking is not None:
+        ranking = result.ranking
+        text += (
+            f"; {ranking.pair_order:.1%} of {ranking.num_pairs} pairs of plans in the measured order, "
+            f"regret {ranking.mean_regret:.1%} mean, {ranking.worst_regret:.1%} worst"
+        )
+    return text
+
+
+def _worst_rows(result: Validation, count: int) -> list[dict[str, Any]]:
+    judged = [row for row in result.rows if PLOTTED_METRIC in row.error]
+    judged.sort(key=lambda row: -abs(row.error[PLOTTED_METRIC]))
+    found = []
+    for row in judged[:count]:
+        parts = sorted(row.breakdown_s.items(), key=lambda item: -item[1])[:NAMED_PARTS]
+        total = row.predicted[PLOTTED_METRIC].value
+        found.append(
+            {
+                "id": row.id,
+                "error": row.error[PLOTTED_METRIC],
+                "measured": row.measured[PLOTTED_METRIC],
+                "predicted": total,
+                "parts": ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts),
+            }
+        )
+    return found
+
+
+def _plot(result: Validation, path: Path) -> None:
+    from meshplan.catalogs.errors import EmitError
+    from meshplan.planner.scatter import Point, scatter_svg
+
+    points = [
+        Point(
+            measured=row.measured[PLOTTED_METRIC],
+            predicted=row.predicted[PLOTTED_METRIC].value,
+            label=f"{row.id}: {row.error[PLOTTED_METRIC]:+.1%}",
+            series=row.labels["framework"],
+        )
+        for row in result.rows
+        if PLOTTED_METRIC in row.error
+    ]
+    if not points:
+        raise EmitError("nothing to plot: no observation states a step time")
+    try:
+        path.write_text(scatter_svg(points, title="Step time", unit="s"), encoding="utf-8")
+    except OSError as error:
+        raise EmitError(f"cannot write the plot to {path}: {error}") from error

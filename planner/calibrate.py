@@ -1,0 +1,345 @@
+"""Fitting the estimator's named constants to measured runs, and saying how well they carry over.
+
+*Notation.* Row i has the measured step y_i and the prediction f_i(θ); θ are the constants of
+:class:`~meshplan.catalogs.calibration.TimeConstants` in log units (efficiencies and overlaps in logit units, so that
+they stay inside (0, 1)).
+
+*Objective.* Σ_i w_i ρ(ln f_i(θ) − ln y_i)/σ² + Σ_j ((θ_j − θ⁰_j)/s_j)² with ρ Huber's loss, w_i = 1/√(rows of i's
+group) so that near-duplicates do not outvote others, and a prior θ⁰: the literature for the global set, the global set
+for a framework on a generation. The prior is what keeps a constant that the rows cannot see where physics put it.
+
+*Method.* Gauss–Newton; the derivatives come from pricing a row under all perturbed constants in one vectorised call.
+
+*Error.* Leave one group out: every group is predicted by constants fitted without it. That error, not the error of the
+fit, becomes the interval.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.catalogs.calibration import Calibration, MemoryConstants, TimeConstants
+from meshplan.catalogs.recipes import recipe_named
+from meshplan.planner.calibrate_memory import UNMEASURED_SAFE_FACTOR, MemoryFit, calibrate_memory
+from meshplan.planner.estimators.candidates import FloatArray
+from meshplan.planner.estimators.priced import candidates_of
+from meshplan.planner.estimators.training import estimate_training
+from meshplan.planner.observations import ObservedRun
+
+# name → prior standard deviation, in log (logit for fractions) units: how far a framework may be from the literature.
+FITTED: Mapping[str, float] = {
+    "gemm_efficiency": 0.2,
+    "low_precision_efficiency": 0.6,
+    "expert_gemm_efficiency": 0.8,
+    "attention_efficiency": 0.6,
+    "memory_op_efficiency": 0.6,
+    "scale_up_efficiency": 0.6,
+    "network_efficiency": 0.6,
+    "tensor_parallel_overlap": 0.8,
+    "data_parallel_window": 0.8,
+    "fully_sharded_overlap": 1.0,
+    "expert_parallel_overlap": 1.0,
+    "host_s_per_layer": 0.7,
+    "host_s_per_moe_layer": 0.7,
+    "step_overhead_s": 1.0,
+    "data_parallel_s_per_rank": 1.0,
+}
+SPREAD = np.array(list(FITTED.values()))
+# Fitted inside (0, 1). The GEMM efficiency is not: a curve derived from a datasheet may be too low.
+FRACTIONS = frozenset(
+    name for name in FITTED if name.endswith(("efficiency", "overlap", "window")) and name != "gemm_efficiency"
+)
+# Spread of a framework's constants about the global ones, relative to the prior of the global ones.
+LOCAL_SPREAD = 0.7
+NOISE = 0.05  # run-to-run and version noise of a measured step, relative (repeat_spread of the observations)
+HUBER = 2.0  # in units of NOISE
+STEP = 1e-3
+MAX_ITERATIONS = 12
+CONVERGED = 0.01
+MAX_MOVE = 1.0
+FEWEST_FOR_P90 = 5
+WARM_ITERATIONS = 3  # from the constants of all rows, when a few rows are left out
+# Half-width where nothing at all could be held out: two frameworks are needed to predict one from the other.
+UNJUDGED_P90 = 0.5
+UNMEASURED = MemoryConstants(safe_factor=UNMEASURED_SAFE_FACTOR)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """A run predicted by constants fitted without its group.
+
+    Args:
+        id: of the run.
+        group: left out.
+        framework: our name.
+        architecture: hardware generation.
+        error: predicted / measured − 1.
+        is_moe: the model is a mixture of experts.
+    """
+
+    id: str
+    group: str
+    framework: str
+    architecture: str
+    error: float
+    is_moe: bool
+
+
+def _to_unit(name: str, value: float) -> float:
+    return float(np.log(value / (1.0 - value)) if name in FRACTIONS else np.log(value))
+
+
+def _from_unit(name: str, theta: FloatArray) -> FloatArray:
+    return 1.0 / (1.0 + np.exp(-theta)) if name in FRACTIONS else np.exp(theta)
+
+
+def theta_of(constants: TimeConstants) -> FloatArray:
+    """Constants as a vector in fit units."""
+    return np.array([_to_unit(name, float(getattr(constants, name))) for name in FITTED])
+
+
+def constants_of(theta: FloatArray) -> TimeConstants:
+    """A vector in fit units as constants, rounded to what the fit can tell."""
+    return TimeConstants(**{name: float(f"{float(_from_unit(name, theta[i])):.4g}") for i, name in enumerate(FITTED)})
+
+
+class _Row:
+    """One run, ready to be priced under many constants at once."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self.run = run
+        self.log_measured = float(np.log(run.measured["iteration_s"]))
+        self._batch = candidates_of(run.problem, run.config)
+        self._recipe = recipe_named(run.framework).recipe
+
+    def log_predicted(self, thetas: FloatArray) -> FloatArray:
+        """Ln f under each row of ``thetas``, [K]."""
+        constants = TimeConstants(**{name: _from_unit(name, thetas[:, i]) for i, name in enumerate(FITTED)})
+        calibration = Calibration(framework="", architecture="", time=constants, recipe=self._recipe)
+        problem = self.run.problem
+        step_s = estimate_training(problem.shape, problem.machine, problem.workload, self._batch, calibration).step_s
+        return np.log(np.broadcast_to(step_s, (len(thetas),)))
+
+
+def fit(
+    rows: Sequence[_Row],
+    prior: FloatArray,
+    spread: FloatArray,
+    *,
+    start: FloatArray | None = None,
+    iterations: int = MAX_ITERATIONS,
+) -> FloatArray:
+    """Most probable constants in fit units; the objective of the module docstring.
+
+    Args:
+        rows: measured runs.
+        prior: θ⁰.
+        spread: s.
+        start: where the iteration begins; None for the prior.
+        iterations: at most so many.
+    """
+    theta = (prior if start is None else start).copy()
+    counts = Counter(row.run.group for row in rows)
+    weights = np.array([1.0 / np.sqrt(counts[row.run.group]) for row in rows])
+    measured = np.array([row.log_measured for row in rows])
+    size = len(theta)
+    for _ in range(iterations):
+        moved = np.vstack([theta, theta + STEP * np.eye(size)])
+        logs = np.array([row.log_predicted(moved) for row in rows])
+        residual = measured - logs[:, 0]
+        slope = (logs[:, 1:] - logs[:, :1]) / STEP
+        weight = weights / np.maximum(1.0, np.abs(residual) / (HUBER * NOISE)) / NOISE**2
+        normal = (slope * weight[:, None]).T @ slope + np.diag(1.0 / spread**2)
+        gradient = (slope * weight[:, None]).T @ residual - (theta - prior) / spread**2
+        change = np.clip(np.linalg.solve(normal, gradient), -MAX_MOVE, MAX_MOVE)
+        theta = theta + change
+        if np.max(np.abs(change)) < CONVERGED:
+            break
+    return theta
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated:
+    """The result of a calibration.
+
+    Args:
+        calibrations: the global set first, then one for each framework on a generation.
+        held_out: every run predicted without its group.
+        unseen: every run predicted without its whole framework.
+        memory: memory constants of the frameworks with measured peaks.
+    """
+
+    calibrations: tuple[Calibration, ...]
+    held_out: tuple[HeldOut, ...]
+    unseen: tuple[HeldOut, ...]
+    memory: Mapping[str, MemoryFit]
+
+
+Key = tuple[str, str]
+
+
+def _key(row: _Row) -> Key:
+    return recipe_named(row.run.framework).calibrated_as, row.run.architecture
+
+
+def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = None) -> Calibrated:
+    """Fit all sets and their held-out errors.
+
+    Args:
+        runs: measured training runs; those without ``iteration_s`` serve the memory constants only.
+        source: what the observations are, stored with every set.
+        date: day of the fit, ISO 8601; None for today.
+    """
+    observed = list(runs)
+    rows = [_Row(run) for run in observed if run.measured.get("iteration_s")]
+    day = date or datetime.datetime.now(datetime.UTC).date().isoformat()
+    literature = theta_of(TimeConstants())
+    overall = fit(rows, literature, SPREAD)
+    sets: dict[Key, list[_Row]] = defaultdict(list)
+    for row in rows:
+        sets[_key(row)].append(row)
+    held_out = _held_out(rows, sets, overall, literature)
+    unseen = _unseen(rows, overall, literature)
+    memory = calibrate_memory(observed)
+
+    def made(key: Key, theta: FloatArray, members: Sequence[_Row], own: Sequence[HeldOut]) -> Calibration:
+        framework, architecture = key
+        constants = memory[framework].constants if framework in memory else UNMEASURED
+        return Calibration(
+            framework=framework,
+            architecture=architecture,
+            time=constants_of(theta),
+            memory=constants,
+            recipe=recipe_named(framework).recipe,
+            num_runs=len(members),
+            source=source,
+            date=day,
+            time_error_p90=_p90(own, held_out, unseen, is_moe=False),
+            moe_time_error_p90=_p90(own, held_out, unseen, is_moe=True),
+        )
+
+    local = [
+        made(
+            key,
+            fit(sets[key], overall, LOCAL_SPREAD * SPREAD),
+            sets[key],
+            [item for item in held_out if (item.framework, item.architecture) == key],
+        )
+        for key in sorted(sets)
+    ]
+    everything = made(("any", "any"), overall, rows, unseen)
+    return Calibrated(calibrations=(everything, *local), held_out=tuple(held_out), unseen=tuple(unseen), memory=memory)
+
+
+def _p90(*samples: Sequence[HeldOut], is_moe: bool) -> float:
+    """90th percentile of |error| in the first of the samples that has enough runs of the kind."""
+    for sample in samples:
+        errors = [abs(item.error) for item in sample if item.is_moe == is_moe]
+        if len(errors) >= FEWEST_FOR_P90:
+            return round(float(np.quantile(errors, 0.9)), 4)
+    return UNJUDGED_P90
+
+
+def _judge(row: _Row, key: Key, theta: FloatArray) -> HeldOut:
+    error = float(np.exp(row.log_predicted(theta[None])[0] - row.log_measured) - 1.0)
+    return HeldOut(
+        id=row.run.id,
+        group=row.run.group,
+        framework=key[0],
+        architecture=key[1],
+        error=error,
+        is_moe=row.run.problem.shape.moe is not None,
+    )
+
+
+def _held_out(
+    rows: Sequence[_Row], sets: Mapping[Key, Sequence[_Row]], overall: FloatArray, literature: FloatArray
+) -> list[HeldOut]:
+    """Each group predicted by a global set and a local set that were both fitted without it."""
+    found = []
+    for key, members in sets.items():
+        for group in sorted({row.run.group for row in members}):
+            without = fit(
+                [row for row in rows if row.run.group != group],
+                literature,
+                SPREAD,
+                start=overall,
+                iterations=WARM_ITERATIONS,
+            )
+            others = [row for row in members if row.run.group != group]
+            theta = fit(others, without, LOCAL_SPREAD * SPREAD) if others else without
+            found += [_judge(row, key, theta) for row in members if row.run.group == group]
+    return found
+
+
+def _unseen(rows: Sequence[_Row], overall: FloatArray, literature: FloatArray) -> list[HeldOut]:
+    """Each framework predicted by the global set of all the others."""
+    found = []
+    for framework in sorted({_key(row)[0] for row in rows}):
+        others = [row for row in rows if _key(row)[0] != framework]
+        theta = fit(others, literature, SPREAD, start=overall, iterations=WARM_ITERATIONS) if others else literature
+        found += [_judge(row, _key(row), theta) for row in rows if _key(row)[0] == framework]
+    return found
+
+
+def refine(
+    runs: Iterable[ObservedRun],
+    shipped: Callable[[str, str], Calibration],
+    *,
+    source: str,
+    date: str | None = None,
+) -> Calibrated:
+    """Adapt the catalog's constants to a user's own runs, however few.
+
+    Every set starts from the one in the catalog, which is also the prior, so three runs move what they can see and
+    leave the rest. Held out: every run in turn.
+
+    Args:
+        runs: measured training runs of the user.
+        shipped: (framework, architecture) → the catalog's set.
+        source: what the runs are.
+        date: day of the fit, ISO 8601; None for today.
+    """
+    observed = list(runs)
+    rows = [_Row(run) for run in observed if run.measured.get("iteration_s")]
+    day = date or datetime.datetime.now(datetime.UTC).date().isoformat()
+    sets: dict[Key, list[_Row]] = defaultdict(list)
+    for row in rows:
+        sets[_key(row)].append(row)
+    memory = calibrate_memory(observed)
+    made, held_out = [], []
+    for key, members in sorted(sets.items()):
+        prior = shipped(*key)
+        start = theta_of(prior.time)
+        found = []
+        for row in members:
+            others = [other for other in members if other is not row]
+            found.append(_judge(row, key, fit(others, start, LOCAL_SPREAD * SPREAD) if others else start))
+        held_out += found
+        made.append(
+            replace(
+                prior,
+                framework=key[0],
+                architecture=key[1],
+                time=constants_of(fit(members, start, LOCAL_SPREAD * SPREAD)),
+                memory=memory[key[0]].constants if key[0] in memory else prior.memory,
+                time_error_p90=_refined_p90(found, prior, is_moe=False),
+                moe_time_error_p90=_refined_p90(found, prior, is_moe=True),
+                num_runs=len(members),
+                source=f"{source}; starting from: {prior.source}",
+                date=day,
+            )
+        )
+    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out), unseen=(), memory=memory)
+
+
+def _refined_p90(found: Sequence[HeldOut], prior: Calibration, *, is_moe: bool) -> float:
+    """The user's own held-out error where there are enough runs; else never narrower than the catalog's."""
+    errors = [abs(item.error) for item in found if item.is_moe == is_moe]
+    own = round(float(np.quantile(errors, 0.9)), 4) if errors else 0.0
+    return own if len(errors) >= FEWEST_FOR_P90 else max(own, prior.error_p90(is_moe=is_moe))

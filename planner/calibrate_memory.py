@@ -1,0 +1,151 @@
+"""Fitting the constants of the memory estimate to measured peaks, framework by framework.
+
+*Model.* Bytes of the worst rank are linear in the constants: states + activation_factor · activations +
+logits_bytes_per_entry · logits + extra_bytes_per_parameter · resident parameters + fixed_bytes.
+
+*Objective.* Σ_i ((model_i − measured_i)/measured_i/σ)² + Σ_j ((θ_j − θ⁰_j)/s_j)², with the worst rank's stage taken
+anew after each solution until it no longer changes.
+
+*Safe bound.* The safe factor multiplies what is not fixed; it is the smallest that leaves no measured run above the
+bound when its group is held out, plus :data:`SAFE_MARGIN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.catalogs.calibration import Calibration, MemoryConstants
+from meshplan.catalogs.recipes import recipe_named
+from meshplan.planner.estimators.candidates import FloatArray
+from meshplan.planner.estimators.priced import price
+from meshplan.planner.observations import ObservedRun
+
+# constant → (prior mean, prior standard deviation).
+PRIOR: Mapping[str, tuple[float, float]] = {
+    "fixed_bytes": (4.0e9, 1.5e9),
+    "activation_factor": (1.0, 0.15),
+    "logits_bytes_per_entry": (12.0, 3.0),
+    "extra_bytes_per_parameter": (0.0, 5.0),
+}
+NOISE = 0.03  # relative: printing in whole GB, allocator luck
+ROUNDS = 6
+SAFE_MARGIN = 0.02
+SAFE_FIXED_BYTES = 0.3e9
+# For a framework without a measured peak: the largest held-out under-estimate of those with one, rounded up.
+UNMEASURED_SAFE_FACTOR = 1.20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """Constants of one framework.
+
+    Args:
+        framework: our name.
+        constants: fitted, with the safe factor.
+        typical_error: held-out typical / measured − 1 of each run, by id.
+        safe_error: held-out safe / measured − 1 of each run, by id.
+    """
+
+    framework: str
+    constants: MemoryConstants
+    typical_error: Mapping[str, float]
+    safe_error: Mapping[str, float]
+
+
+class _Peak:
+    """One measured peak with the linear parts of every stage."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self.run = run
+        self.measured = float(run.measured["peak_memory_bytes"])
+        self.stages = [_stage_bytes(run, calibration) for calibration in _probes(run.framework)]
+
+    def matrix(self, theta: FloatArray) -> tuple[FloatArray, float]:
+        """Coefficients and constant part of the stage that is worst under ``theta``."""
+        return max(self._rows(), key=lambda row: float(row[0] @ theta + row[1]))
+
+    def _rows(self) -> list[tuple[FloatArray, float]]:
+        base, per_constant = self.stages[0], self.stages[1:]
+        return [
+            (np.array([probe[stage] - base[stage] for probe in per_constant]), base[stage])
+            for stage in range(len(base))
+        ]
+
+
+def _probes(framework: str) -> list[Calibration]:
+    """Calibrations with all constants zero, then each of them one in turn: the model is linear in them."""
+    empty = Calibration(framework=framework, architecture="any", recipe=recipe_named(framework).recipe)
+    zeros = dict.fromkeys(PRIOR, 0.0)
+    units = [zeros, *({**zeros, name: 1.0} for name in PRIOR)]
+    return [replace(empty, memory=MemoryConstants(**unit)) for unit in units]
+
+
+def _stage_bytes(run: ObservedRun, calibration: Calibration) -> list[float]:
+    priced = price(replace(run.problem, calibration=calibration), run.config)
+    return [stage.typical_bytes for stage in priced.stages]
+
+
+def _solve(peaks: Sequence[_Peak]) -> FloatArray:
+    prior = np.array([mean for mean, _ in PRIOR.values()])
+    spread = np.array([deviation for _, deviation in PRIOR.values()])
+    theta = prior.copy()
+    for _ in range(ROUNDS):
+        rows = [peak.matrix(theta) for peak in peaks]
+        measured = np.array([peak.measured for peak in peaks])
+        slope = np.array([row[0] for row in rows]) / measured[:, None] / NOISE
+        wanted = (measured - np.array([row[1] for row in rows])) / measured / NOISE
+        # Ridge towards the prior, constants kept from going below zero.
+        scaled = np.vstack([slope, np.diag(1.0 / spread)])
+        target = np.concatenate([wanted, prior / spread])
+        solution, *_ = np.linalg.lstsq(scaled, target, rcond=None)
+        moved = np.maximum(solution, 0.0)
+        if np.allclose(moved, theta, rtol=1e-6):
+            break
+        theta = moved
+    return theta
+
+
+def _constants(theta: FloatArray, safe_factor: float) -> MemoryConstants:
+    values = {name: float(f"{value:.4g}") for name, value in zip(PRIOR, theta, strict=True)}
+    return MemoryConstants(**values, safe_factor=round(safe_factor, 3), safe_fixed_bytes=SAFE_FIXED_BYTES)
+
+
+def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
+    """Fit every framework that has measured peaks.
+
+    Args:
+        runs: measured runs; those without ``peak_memory_bytes`` are passed over.
+    """
+    by_framework: dict[str, list[_Peak]] = {}
+    for run in runs:
+        if run.measured.get("peak_memory_bytes"):
+            by_framework.setdefault(run.framework, []).append(_Peak(run))
+    return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
+
+
+def _fit(framework: str, peaks: Sequence[_Peak]) -> MemoryFit:
+    theta = _solve(peaks)
+    typical: dict[str, float] = {}
+    needed = 1.0
+    held: dict[str, tuple[float, float, float]] = {}
+    for group in sorted({peak.run.group for peak in peaks}):
+        others = [peak for peak in peaks if peak.run.group != group]
+        used = _solve(others) if others else theta
+        for peak in peaks:
+            if peak.run.group != group:
+                continue
+            slope, base = peak.matrix(used)
+            total = float(slope @ used + base)
+            fixed = float(used[0])
+            typical[peak.run.id] = total / peak.measured - 1.0
+            held[peak.run.id] = (total - fixed, fixed, peak.measured)
+            needed = max(needed, (peak.measured - fixed - SAFE_FIXED_BYTES) / (total - fixed))
+    factor = needed + SAFE_MARGIN
+    safe = {
+        name: (variable * factor + fixed + SAFE_FIXED_BYTES) / measured - 1.0
+        for name, (variable, fixed, measured) in held.items()
+    }
+    return MemoryFit(framework=framework, constants=_constants(theta, factor), typical_error=typical, safe_error=safe)

@@ -1,0 +1,245 @@
+"""Plans side by side: only the choices that differ, what that changes, and why; and a plan beside its measurement.
+
+The first plan is the reference. A difference of two predictions is certain only where their intervals lie apart; the
+comparison says which do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from meshplan.catalogs.errors import StoreError
+from meshplan.catalogs.units import format_duration
+from meshplan.planner.plan import Interval, Plan
+
+# Parts of the step whose change is below this share of the reference's step are not worth naming.
+NAMED_SHARE = 0.005
+# Parts named in a reason: as many that grew, as many that shrank.
+NAMED_PARTS = 2
+_TOKENS_OF_REASON = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """One field in which the plans differ.
+
+    Args:
+        field: dotted path.
+        values: one a plan; None where a plan has no such field.
+    """
+
+    field: str
+    values: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MetricDifference:
+    """One predicted metric of every plan.
+
+    Args:
+        metric: name with its unit.
+        predicted: one a plan; None where a plan does not predict it.
+        changes: relative to the first plan; None where either has none.
+        apart: whether the interval lies apart from the first plan's, so that the order is certain.
+    """
+
+    metric: str
+    predicted: tuple[Interval | None, ...]
+    changes: tuple[float | None, ...]
+    apart: tuple[bool | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """What differs between plans.
+
+    Args:
+        plan_ids: of the plans, the reference first.
+        question: fields of the spec that differ.
+        choices: fields of the configuration that differ.
+        metrics: every predicted metric.
+        reasons: one sentence for every plan but the first.
+    """
+
+    plan_ids: tuple[str, ...]
+    question: tuple[Difference, ...]
+    choices: tuple[Difference, ...]
+    metrics: tuple[MetricDifference, ...]
+    reasons: tuple[str, ...]
+
+    def to_document(self) -> dict[str, Any]:
+        """The comparison as plain JSON."""
+        return {
+            "plans": list(self.plan_ids),
+            "question": [{"field": item.field, "values": list(item.values)} for item in self.question],
+            "choices": [{"field": item.field, "values": list(item.values)} for item in self.choices],
+            "metrics": [
+                {
+                    "metric": item.metric,
+                    "predicted": [None if one is None else _interval(one) for one in item.predicted],
+                    "changes": list(item.changes),
+                    "apart": list(item.apart),
+                }
+                for item in self.metrics
+            ],
+            "reasons": list(self.reasons),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredMetric:
+    """A prediction beside its measurement.
+
+    Args:
+        metric: name with its unit.
+        predicted: with its interval.
+        measured: value.
+        error: predicted over measured, less one.
+        inside: the measured value lies in the interval.
+    """
+
+    metric: str
+    predicted: Interval
+    measured: float
+    error: float
+    inside: bool
+
+    def to_document(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "metric": self.metric,
+            "predicted": _interval(self.predicted),
+            "measured": self.measured,
+            "error": self.error,
+            "inside": self.inside,
+        }
+
+
+def compare(plans: Sequence[Plan]) -> Comparison:
+    """Compare two plans or more of one kind.
+
+    Raises:
+        StoreError: fewer than two, of different kinds, or one without an answer.
+    """
+    if len(plans) < 2:  # noqa: PLR2004 - it takes two
+        raise StoreError("a comparison needs two plans or more")
+    kinds = {plan.kind for plan in plans}
+    if len(kinds) > 1:
+        raise StoreError(f"plans of different kinds cannot be compared: {', '.join(sorted(kinds))}")
+    return Comparison(
+        plan_ids=tuple(plan.plan_id for plan in plans),
+        question=_differences([plan.spec for plan in plans]),
+        choices=_differences([plan.config or _scalars(plan.answer) for plan in plans]),
+        metrics=tuple(_metric_difference(name, plans) for name in _metric_names(plans)),
+        reasons=tuple(reason(plans[0], other) for other in plans[1:]),
+    )
+
+
+def compare_measured(plan: Plan, measured: Mapping[str, Any]) -> tuple[MeasuredMetric, ...]:
+    """A plan's predictions beside what was measured; metrics in the plan's order."""
+    return tuple(
+        MeasuredMetric(
+            metric=name,
+            predicted=interval,
+            measured=float(measured[name]),
+            error=interval.value / float(measured[name]) - 1.0,
+            inside=interval.low <= float(measured[name]) <= interval.high,
+        )
+        for name, interval in predictions(plan).items()
+        if name in measured
+    )
+
+
+def predictions(plan: Plan) -> Mapping[str, Interval]:
+    """What a plan promises; for a stand-alone problem its objective, which is exact."""
+    objective = plan.solution.get("objective")
+    if plan.predicted or objective is None:
+        return plan.predicted
+    return {"objective": Interval(value=objective, low=objective, high=objective)}
+
+
+def reason(first: Plan, other: Plan) -> str:
+    """Why ``other`` is slower or faster than ``first``: the parts of the step that changed most."""
+    before, after = predictions(first).get("iteration_s"), predictions(other).get("iteration_s")
+    if before is None or after is None:
+        return ""
+    scales = [_TOKENS_OF_REASON / _tokens_per_step(plan) for plan in (first, other)]
+    same_step = scales[0] == scales[1]
+    if same_step:
+        scales = [1.0, 1.0]
+    parts = [
+        {str(row["name"]): float(row["seconds"]) * scale for row in plan.breakdown}
+        for plan, scale in zip((first, other), scales, strict=True)
+    ]
+    start, end = before.value * scales[0], after.value * scales[1]
+    deltas = {name: parts[1].get(name, 0.0) - parts[0].get(name, 0.0) for name in dict.fromkeys([*parts[0], *parts[1]])}
+    named = _largest(deltas, NAMED_SHARE * start)
+    what = "a step" if same_step else "a million tokens"
+    change = end / start - 1.0
+    if not change and not named:
+        return f"{what} takes {format_duration(start)} in both plans"
+    word = "longer" if change >= 0 else "shorter"
+    doubt = "" if _apart(before, after) else "; the intervals overlap, so the order is not certain"
+    detail = f": {', '.join(named)}" if named else ""
+    return f"{what} takes {abs(change):.1%} {word} than in {first.plan_id}{detail}{doubt}"
+
+
+def _largest(deltas: Mapping[str, float], least: float) -> list[str]:
+    """The parts that grew most, then those that shrank most."""
+    grown = sorted((name for name in deltas if deltas[name] > least), key=lambda name: -deltas[name])
+    shrunk = sorted((name for name in deltas if deltas[name] < -least), key=lambda name: deltas[name])
+    return [
+        f"{name} {'+' if deltas[name] > 0 else '−'}{format_duration(abs(deltas[name]))}"
+        for name in (*grown[:NAMED_PARTS], *shrunk[:NAMED_PARTS])
+    ]
+
+
+def _tokens_per_step(plan: Plan) -> float:
+    return float(plan.config["global_batch_size"] * plan.config["sequence_length"])
+
+
+def _metric_names(plans: Sequence[Plan]) -> list[str]:
+    return list(dict.fromkeys(name for plan in plans for name in predictions(plan)))
+
+
+def _metric_difference(name: str, plans: Sequence[Plan]) -> MetricDifference:
+    found = tuple(predictions(plan).get(name) for plan in plans)
+    first = found[0]
+    return MetricDifference(
+        metric=name,
+        predicted=found,
+        changes=tuple(
+            None if first is None or one is None or not first.value else one.value / first.value - 1.0 for one in found
+        ),
+        apart=tuple(None if first is None or one is None else _apart(first, one) for one in found),
+    )
+
+
+def _apart(first: Interval, other: Interval) -> bool:
+    return first.high < other.low or other.high < first.low
+
+
+def _differences(documents: Sequence[Mapping[str, Any]]) -> tuple[Difference, ...]:
+    flat = [dict(_flattened(document)) for document in documents]
+    names = list(dict.fromkeys(name for document in flat for name in document))
+    rows = [Difference(field=name, values=tuple(document.get(name) for document in flat)) for name in names]
+    return tuple(row for row in rows if any(value != row.values[0] for value in row.values))
+
+
+def _flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _flattened(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+def _scalars(answer: Mapping[str, Any] | None) -> dict[str, Any]:
+    """The single values of a stand-alone answer; its tables are compared by nobody's eye."""
+    return {key: value for key, value in (answer or {}).items() if not isinstance(value, list | tuple)}
+
+
+def _interval(interval: Interval) -> dict[str, float]:
+    return {"value": interval.value, "low": interval.low, "high": interval.high}

@@ -1,0 +1,239 @@
+"""The shape of a model in Megatron-LM's words, or the reason why it has none.
+
+A :class:`ModelShape` holds what costs time and memory. What it does not hold, such as the activation function, the
+base of the rotary positions or the scoring of a router, is looked up by model family in the tables below; a family
+that is not listed gets the field's commonest choice, and the emitted README says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from meshplan.catalogs.model_shapes import ModelShape
+
+# Families whose layers Megatron-LM 0.19.2 has no flag for, with what is missing.
+_FAMILIES_WITHOUT_WORDS = {
+    "bloom": "ALiBi positions",
+    "mpt": "ALiBi positions",
+    "falcon": "a parallel attention-MLP block",
+    "gpt_neox": "a parallel attention-MLP block",
+    "gptj": "a parallel attention-MLP block",
+    "phi": "a parallel attention-MLP block",
+    "cohere": "a parallel attention-MLP block",
+    "cohere2": "a parallel attention-MLP block",
+    "opt": "the ReLU activation",
+    "gemma": "the GeGLU activation",
+    "gemma2": "the GeGLU activation and four norms a layer",
+    "gemma3": "the GeGLU activation and four norms a layer",
+    "gemma3_text": "the GeGLU activation and four norms a layer",
+    "llama4": "layers that alternate chunked attention with no positions",
+    "llama4_text": "layers that alternate chunked attention with no positions",
+}
+_PRE_POST_NORMS = 2
+_QUICK_GEGLU_CLAMP = "7.0"
+
+# Base of the rotary positions, from each family's published config.json ("rope_theta").
+_ROTARY_BASES = {
+    "deepseek_v2": 10_000,
+    "deepseek_v3": 10_000,
+    "gpt_oss": 150_000,
+    "mistral": 1_000_000,
+    "mixtral": 1_000_000,
+    "qwen2": 1_000_000,
+    "qwen2_moe": 1_000_000,
+    "qwen3": 1_000_000,
+    "qwen3_moe": 1_000_000,
+}
+_DEFAULT_ROTARY_BASE = 10_000
+_LLAMA_3_ROTARY_BASE = 500_000
+_LLAMA_3_VOCAB_SIZE = 128_256  # Llama 3 and Llama 2 share their family name
+
+# Routers that are not "softmax over the top k", from the papers: DeepSeek-V3, arXiv:2412.19437, §2.1.2 and §4.2.
+_ROUTER_FLAGS = {
+    "deepseek_v3": (
+        ("--moe-router-score-function", "sigmoid"),
+        ("--moe-router-enable-expert-bias",),
+        ("--moe-router-num-groups", "8"),
+        ("--moe-router-group-topk", "4"),
+        ("--moe-router-topk-scaling-factor", "2.5"),
+    ),
+    "qwen2_moe": (("--moe-shared-expert-gate",),),
+}
+
+Flag = tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inexpressible:
+    """What of a model Megatron-LM cannot say, and the nearest that it can."""
+
+    what: str
+    nearest: str
+
+
+def inexpressible_shape(shape: ModelShape) -> Inexpressible | None:
+    """Why Megatron-LM cannot train ``shape``; None where it can."""
+    if shape.family in _FAMILIES_WITHOUT_WORDS:
+        missing = _FAMILIES_WITHOUT_WORDS[shape.family]
+        return Inexpressible(what=f"{missing} (family {shape.family!r})", nearest="a model of another family")
+    if shape.norms_per_layer != _PRE_POST_NORMS:
+        return Inexpressible(what=f"{shape.norms_per_layer} norms in a layer", nearest="2 norms in a layer")
+    biases = _biases(shape)
+    if biases not in {(True, True, True), (False, False, False), (True, False, False)}:
+        return Inexpressible(
+            what=f"biases on query-key-value, output and MLP of {biases}",
+            nearest="biases on all three, on query-key-value alone, or on none",
+        )
+    windows = {window for window in shape.sliding_windows if window is not None}
+    if len(windows) > 1:
+        return Inexpressible(
+            what=f"sliding windows of {len(windows)} sizes ({sorted(windows)})", nearest="windows of one size"
+        )
+    return None
+
+
+def model_flags(shape: ModelShape) -> tuple[Flag, ...]:
+    """Megatron-LM's flags for ``shape``, one tuple a flag."""
+    flags: list[Flag] = [
+        ("--num-layers", str(shape.num_hidden_layers)),
+        ("--hidden-size", str(shape.hidden_size)),
+        ("--ffn-hidden-size", str(shape.intermediate_size)),
+        ("--num-attention-heads", str(shape.num_attention_heads)),
+        *_attention(shape),
+        *_positions(shape),
+        ("--normalization", "LayerNorm" if shape.norm_bias else "RMSNorm"),
+        *_activation(shape),
+        *_bias_flags(shape),
+    ]
+    if not shape.tie_word_embeddings:
+        flags.append(("--untie-embeddings-and-output-weights",))
+    flags += [*_windows(shape), *_experts(shape)]
+    if shape.num_nextn_predict_layers:
+        flags.append(("--mtp-num-layers", str(shape.num_nextn_predict_layers)))
+    # Dropout is a hyper-parameter of old; Megatron's default of 0.1 would also keep masks that no estimate counts.
+    flags += [("--attention-dropout", "0.0"), ("--hidden-dropout", "0.0")]
+    return tuple(flags)
+
+
+def model_notes(shape: ModelShape) -> tuple[str, ...]:
+    """What was assumed because the shape does not say it."""
+    notes = []
+    if not shape.num_position_embeddings:
+        notes.append(
+            f"Rotary base {rotary_base(shape)} and no stretching of positions: set --rotary-base, --use-rope-scaling "
+            "or --rope-type yourself when you continue from a checkpoint."
+        )
+    if shape.moe is not None and shape.family not in _ROUTER_FLAGS:
+        notes.append("The router is a softmax over the top k without auxiliary loss (--moe-aux-loss-coeff 0).")
+    return tuple(notes)
+
+
+def rotary_base(shape: ModelShape) -> int:
+    """Base of the rotary positions of the family."""
+    if shape.family == "llama" and shape.vocab_size == _LLAMA_3_VOCAB_SIZE:
+        return _LLAMA_3_ROTARY_BASE
+    return _ROTARY_BASES.get(shape.family, _DEFAULT_ROTARY_BASE)
+
+
+def _attention(shape: ModelShape) -> list[Flag]:
+    if shape.latent is not None:
+        latent = shape.latent
+        sizes: list[Flag] = [
+            ("--multi-latent-attention",),
+            ("--kv-lora-rank", str(latent.kv_lora_rank)),
+            ("--qk-head-dim", str(latent.qk_nope_head_dim)),
+            ("--qk-pos-emb-head-dim", str(latent.qk_rope_head_dim)),
+            ("--v-head-dim", str(latent.v_head_dim)),
+            ("--kv-channels", str(latent.v_head_dim)),
+            ("--qk-layernorm",),  # DeepSeek-V2 §2.1.2: norms on both low-rank factors
+            # Plain rotary positions, as in pre-training; Megatron fuses only YaRN with latent attention.
+            ("--rope-type", "rope"),
+            ("--no-rope-fusion",),
+        ]
+        return sizes if latent.q_lora_rank is None else [*sizes, ("--q-lora-rank", str(latent.q_lora_rank))]
+    flags: list[Flag] = [("--kv-channels", str(shape.head_dim))]
+    if shape.num_key_value_heads != shape.num_attention_heads:
+        flags += [("--group-query-attention",), ("--num-query-groups", str(shape.num_key_value_heads))]
+    if shape.qk_norm:
+        flags.append(("--qk-layernorm",))
+    if shape.family == "gpt_oss":
+        flags.append(("--softmax-type", "learnable"))
+    return flags
+
+
+def _positions(shape: ModelShape) -> list[Flag]:
+    if shape.num_position_embeddings:
+        return [("--position-embedding-type", "learned_absolute")]
+    return [("--position-embedding-type", "rope"), ("--rotary-base", str(rotary_base(shape)))]
+
+
+def _activation(shape: ModelShape) -> list[Flag]:
+    if shape.family == "gpt_oss":
+        return [
+            ("--quick-geglu",),
+            ("--glu-linear-offset", "1.0"),
+            ("--activation-func-clamp-value", _QUICK_GEGLU_CLAMP),
+        ]
+    if shape.gated_mlp:
+        return [("--swiglu",)]
+    if shape.family == "nemotron":
+        return [("--squared-relu",)]
+    # GELU is the default. Its fusion adds the bias, so it needs one.
+    return [] if shape.mlp_bias else [("--no-bias-gelu-fusion",)]
+
+
+def _biases(shape: ModelShape) -> tuple[bool, bool, bool]:
+    """(query-key-value, attention output, MLP); for experts their own bias."""
+    mlp = shape.mlp_bias if shape.moe is None else shape.moe.expert_bias
+    return shape.attention_bias, shape.attention_output_bias, mlp
+
+
+def _bias_flags(shape: ModelShape) -> list[Flag]:
+    query_key_value, output, _ = _biases(shape)
+    if output:
+        return []
+    disabled: list[Flag] = [("--disable-bias-linear",)]
+    return [*disabled, ("--add-qkv-bias",)] if query_key_value else disabled
+
+
+def _windows(shape: ModelShape) -> list[Flag]:
+    windows = [window for window in shape.sliding_windows if window is not None]
+    if not windows:
+        return []
+    # Megatron counts the tokens to the left of the own one; 1 marks a layer with a window.
+    pattern = run_lengths([shape.window(layer) is not None for layer in range(shape.num_hidden_layers)])
+    return [("--window-size", f"{windows[0] - 1},0"), ("--window-attn-skip-freq", pattern)]
+
+
+def _experts(shape: ModelShape) -> list[Flag]:
+    moe = shape.moe
+    if moe is None:
+        return []
+    flags: list[Flag] = [
+        ("--num-experts", str(moe.num_experts)),
+        ("--moe-router-topk", str(moe.num_experts_per_token)),
+        ("--moe-ffn-hidden-size", str(moe.expert_intermediate_size)),
+        ("--moe-router-dtype", "fp32"),
+        ("--moe-token-dispatcher-type", "alltoall"),
+        ("--moe-grouped-gemm",),
+        *_ROUTER_FLAGS.get(shape.family, ()),
+    ]
+    if moe.num_experts_per_token == 1:
+        flags.append(("--moe-router-pre-softmax",))  # a softmax over one score would have no gradient
+    if moe.shared_intermediate_size:
+        flags.append(("--moe-shared-expert-intermediate-size", str(moe.shared_intermediate_size)))
+    if not all(moe.moe_layers):
+        flags.append(("--moe-layer-freq", run_lengths(moe.moe_layers)))
+    return flags
+
+
+def run_lengths(marks: Sequence[bool]) -> str:
+    """A list of 0 and 1 as Megatron's list expression, without spaces.
+
+    >>> run_lengths([False] * 3 + [True] * 58)
+    '([0]*3+[1]*58)'
+    """
+    runs = [(mark, len(list(group))) for mark, group in groupby(marks)]
+    return "(" + "+".join(f"[{int(mark)}]*{length}" for mark, length in runs) + ")"

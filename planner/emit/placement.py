@@ -1,0 +1,89 @@
+"""From (host, device) of each rank to what torchrun can be told: node ranks, processes and device orders.
+
+torchrun with a static rendezvous gives rank = processes on the hosts before + local rank, in the order of the explicit
+``--node-rank``; local rank i runs on the i-th device of ``CUDA_VISIBLE_DEVICES``. So a rank table can be expressed
+when each host's ranks are consecutive; hosts may come in any order, hold different numbers of ranks and list their
+devices in any order. Anything else needs one task a rank (Slurm with an arbitrary distribution, an MPI rankfile).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from meshplan.catalogs.errors import CannotExpressError, EmitError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostPlacement:
+    """The processes of one host.
+
+    Args:
+        node_rank: torchrun's ``--node-rank``.
+        host: host number in the rank table.
+        hostname: its name; empty where no names were given.
+        first_rank: global rank of its local rank 0.
+        devices: device of each local rank.
+    """
+
+    node_rank: int
+    host: int
+    hostname: str
+    first_rank: int
+    devices: tuple[int, ...]
+
+
+def host_placements(
+    rank_table: Sequence[tuple[int, int]], hosts: Sequence[str], *, target: str
+) -> tuple[HostPlacement, ...]:
+    """Hosts in the order of their node ranks.
+
+    Args:
+        rank_table: (host, device) of each rank.
+        hosts: host names by host number; empty for none.
+        target: emit target, for messages.
+
+    Raises:
+        CannotExpressError: a host's ranks are not consecutive.
+        EmitError: a device holds two ranks, or a host has no name.
+    """
+    if len(set(rank_table)) != len(rank_table):
+        twice = next(place for place in rank_table if list(rank_table).count(place) > 1)
+        raise EmitError(f"the rank table uses device {twice[1]} of host {twice[0]} more than once")
+    runs: list[tuple[int, int, list[int]]] = []
+    for rank, (host, device) in enumerate(rank_table):
+        if not runs or runs[-1][0] != host:
+            runs.append((host, rank, []))
+        runs[-1][2].append(device)
+    _refuse_scattered(runs, target)
+    if hosts:
+        unnamed = sorted(host for host, _, _ in runs if host >= len(hosts))
+        if unnamed:
+            raise EmitError(
+                f"the plan uses host {unnamed[-1]}, but only {len(hosts)} host names were given; "
+                f"name the hosts 0 to {unnamed[-1]}"
+            )
+    return tuple(
+        HostPlacement(
+            node_rank=node_rank,
+            host=host,
+            hostname=hosts[host] if hosts else "",
+            first_rank=first_rank,
+            devices=tuple(devices),
+        )
+        for node_rank, (host, first_rank, devices) in enumerate(runs)
+    )
+
+
+def _refuse_scattered(runs: Sequence[tuple[int, int, list[int]]], target: str) -> None:
+    seen: dict[int, int] = {}
+    for host, first_rank, devices in runs:
+        if host in seen:
+            raise CannotExpressError(
+                target,
+                f"a rank table that returns to a host: host {host} holds rank {seen[host]} and again rank "
+                f"{first_rank}, with other hosts in between",
+                "the same plan with the ranks of each host consecutive (plan with the mapping 'identity'), or a "
+                "launcher with one task a rank",
+            )
+        seen[host] = first_rank + len(devices) - 1

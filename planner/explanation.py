@@ -1,0 +1,149 @@
+"""Why this plan? What a finished plan says of itself: the proof, the limits that bind, what the numbers rest on.
+
+Everything is read from the plan; nothing is estimated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from meshplan.catalogs.units import format_bytes
+from meshplan.planner.plan import Plan
+
+# A limit binds where the plan uses this share of it or more.
+BINDING_SHARE = 0.9
+_NAMED_PARTS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """Why a plan is as it is.
+
+    Args:
+        proof: how it is known that nothing is better.
+        runner_up: how far the next best candidate is behind; empty where there is none.
+        time: the largest parts of the step.
+        limits: one sentence a limit, the binding ones first.
+        calibration: what the estimator's constants rest on.
+        evidence: level of evidence → share of the step's time that rests on it.
+        sources: what → citation.
+    """
+
+    proof: str
+    runner_up: str
+    time: str
+    limits: tuple[str, ...]
+    calibration: str
+    evidence: Mapping[str, float]
+    sources: Mapping[str, str]
+
+    def to_document(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "proof": self.proof,
+            "runner_up": self.runner_up,
+            "time": self.time,
+            "limits": list(self.limits),
+            "calibration": self.calibration,
+            "share_of_time_by_evidence": dict(self.evidence),
+            "sources": dict(self.sources),
+        }
+
+
+def explain(plan: Plan) -> Explanation:
+    """Read the reasons out of a training plan."""
+    return Explanation(
+        proof=proof(plan),
+        runner_up=_runner_up(plan),
+        time=_time(plan),
+        limits=tuple(_limits(plan)),
+        calibration=calibration(plan),
+        evidence=plan.provenance.get("share_of_time_by_evidence", {}),
+        sources=plan.provenance.get("sources", {}),
+    )
+
+
+def proof(plan: Plan) -> str:
+    """How good the answer is known to be."""
+    solution = plan.solution
+    status, gap, count = solution["status"], solution.get("gap"), solution.get("num_candidates")
+    among = f" among {count:,} legal candidates" if count else ""
+    if "oom" in solution:
+        return f"one pinned configuration: {_excess(plan) if solution['oom'] else 'it fits the devices’ memory'}"
+    if status == "infeasible":
+        return f"infeasible: no candidate stays within the limits{among}"
+    if status == "optimal":
+        return f"optimal under the model: gap 0{among}"
+    if gap is None:
+        return f"{status}: the choices were pinned, not searched"
+    return f"feasible: at most {gap:.2%} from the best possible{among}; the search was cut short"
+
+
+def calibration(plan: Plan) -> str:
+    """What the constants and the intervals rest on."""
+    found = plan.provenance.get("calibration")
+    if not found:
+        return ""
+    spread = f"{found['time_error_p90']:.0%}"
+    if not found["num_runs"]:
+        return f"constants of the literature, not calibrated on runs; an error of {spread} is assumed"
+    where = f"{found['framework']}, {found['architecture']}"
+    return (
+        f"calibrated on {found['num_runs']} published runs ({where}); 90 % of the held-out errors are within {spread}"
+    )
+
+
+def _excess(plan: Plan) -> str:
+    memory = plan.memory
+    return (
+        f"it needs up to {format_bytes(memory['worst']['safe_bytes'])} a device, "
+        f"{format_bytes(memory['worst']['safe_bytes'] - memory['limit_bytes'])} more than there is"
+    )
+
+
+def _runner_up(plan: Plan) -> str:
+    ranked = [row for row in plan.alternatives if "chosen" in row]
+    if len(ranked) < 2:  # noqa: PLR2004 - the chosen one and another
+        return ""
+    first, second = ranked[0], ranked[1]
+    changed = [
+        f"{key}={value}"
+        for key, value in second["config"].items()
+        if value != first["config"][key] and key not in ("layers_per_chunk", "num_microbatches")
+    ]
+    behind = second["iteration_s"] / first["iteration_s"] - 1.0
+    return f"the next best has {', '.join(changed)} and takes {behind:.2%} longer a step"
+
+
+def _time(plan: Plan) -> str:
+    return ", ".join(f"{row['name']} {row['share']:.1%}" for row in plan.breakdown[:_NAMED_PARTS])
+
+
+def _limits(plan: Plan) -> Iterator[str]:
+    memory = plan.memory
+    if memory:
+        safe, limit = memory["worst"]["safe_bytes"], memory["limit_bytes"]
+        word = "binds" if safe >= BINDING_SHARE * limit else "has room"
+        yield f"device memory {word}: {format_bytes(safe)} of {format_bytes(limit)} ({safe / limit:.0%})"
+    for row in plan.rejected:
+        name = str(row["reason"])
+        if name.startswith("over the limit") and row["count"]:
+            yield f"{row['count']:,} candidates were {name}"
+    constraints = plan.spec.get("constraints", {})
+    for key in ("max_devices", "max_usd_per_hour", "max_usd_per_run", "max_step_time", "max_run_time"):
+        if constraints.get(key) is not None:
+            yield f"{key}: {constraints[key]} asked, {_used(plan, key)} used"
+
+
+def _used(plan: Plan, constraint: str) -> str:
+    metric = {
+        "max_usd_per_hour": "usd_per_hour",
+        "max_usd_per_run": "usd_per_run",
+        "max_step_time": "iteration_s",
+        "max_run_time": "run_time_s",
+    }.get(constraint)
+    if metric is None:
+        return str(plan.config.get("world_size"))
+    return f"{plan.predicted[metric].value:,.2f}{' s' if metric.endswith('_s') else ''}"

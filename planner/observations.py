@@ -1,0 +1,336 @@
+"""Published measurements as problems: one JSON object a line, read into what the estimator prices.
+
+The format is documented in ``planner/README.md``. What an observation leaves unstated is filled from the framework's
+documented recipe (``catalogs/seed/recipes.yaml``), and the row remembers what was filled. What the estimator cannot
+express is refused with a reason, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import CatalogError, Problem, SpecError
+from meshplan.catalogs.hardware import NodeType
+from meshplan.catalogs.observed_model import shape_from_observation
+from meshplan.catalogs.recipes import Recipe, recipe_observed_as
+from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
+from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.training import (
+    Phase,
+    TrainingConfig,
+    TrainingLimits,
+    TrainingObjective,
+    TrainingProblem,
+    TrainingWorkload,
+)
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.calibration import Calibration
+    from meshplan.catalogs.repository import Catalog
+
+SCHEDULES = {
+    "1f1b": "1f1b",
+    "interleaved": "interleaved",
+    "interleaved 1f1b": "interleaved",
+    "1f1b-i": "interleaved",
+    "gpipe": "gpipe",
+    "zb-1p": "zb-1p",
+    "zb-2p": "zb-2p",
+    "zb-v": "zb-v",
+    "zb-h1": "zb-1p",
+}
+BITS_PER_BYTE = 8.0
+# LoRA rank of observations that fine-tune adapters without saying their rank (the MLPerf benchmark's).
+DEFAULT_LORA_RANK = 16
+# How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
+DROPPING_MARK = "(tokendrop)"
+
+
+class UnsupportedError(Exception):
+    """An observation that the estimator cannot answer; the message is the reason."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRun:
+    """One measured run.
+
+    Args:
+        id: unique name.
+        group: near-duplicates share it; cross-validation leaves out whole groups.
+        problem: model, machine and workload; its calibration is set by whoever prices it.
+        config: the choices that were run.
+        framework: our name of the framework.
+        measured: metric → value, SI units.
+        derived: metric → value that rests on an assumption.
+        filled: choices that the observation left out.
+        expects_oom: the run ran out of memory.
+    """
+
+    id: str
+    group: str
+    problem: TrainingProblem
+    config: TrainingConfig
+    framework: str
+    measured: Mapping[str, Any]
+    derived: Mapping[str, Any]
+    filled: tuple[str, ...]
+    expects_oom: bool
+
+    @property
+    def architecture(self) -> str:
+        """Hardware generation."""
+        return self.problem.machine.device.architecture
+
+
+def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file, blank lines skipped.
+
+    Raises:
+        SpecError: unreadable, or a line that is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(path=str(path), message=f"cannot be read: {error}")]) from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise SpecError([Problem(path=f"{path}:{number}", message=f"not JSON: {error}")]) from error
+        if not isinstance(row, dict):
+            raise SpecError([Problem(path=f"{path}:{number}", message="not a JSON object")])
+        yield row
+
+
+class ObservationReader:
+    """Turns rows into runs, looking devices up in a catalog.
+
+    Args:
+        catalog: where devices and node types come from.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._nodes: dict[str, list[NodeType]] = {}
+        for node in catalog.node_types():
+            self._nodes.setdefault(node.device.slug, []).append(node)
+
+    def training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
+        """Read a training row.
+
+        Raises:
+            UnsupportedError: with the reason.
+        """
+        try:
+            return self._training_run(row, calibration)
+        except CatalogError as error:
+            raise UnsupportedError(str(error)) from error
+        except KeyError as error:
+            raise UnsupportedError(f"the observation does not state {error.args[0]}") from error
+
+    def _training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
+        hardware, choices, workload = row["hardware"], dict(row["parallelism"]), row["workload"]
+        recipe = recipe_observed_as(row["framework"]["name"], row["framework"].get("version"))
+        shape = shape_from_observation(row["model"])
+        machine = self.machine(hardware)
+        phase = Phase(workload.get("phase", "pretraining"))
+        lora = row["model"].get("lora") or {}
+        problem = TrainingProblem(
+            shape=shape,
+            machine=machine,
+            rules=ANY_FRAMEWORK,
+            objective=TrainingObjective.THROUGHPUT,
+            calibration=calibration,
+            workload=TrainingWorkload(
+                sequence_length=int(workload["sequence_length"]),
+                global_batch_size=int(choices["global_batch_size"]),
+                precision=_precision(row),
+                phase=phase,
+                drops_tokens=DROPPING_MARK in str(row["model"].get("name", "")),
+                lora_rank=int(lora.get("rank", DEFAULT_LORA_RANK)) if phase is Phase.LORA else 0,
+            ),
+            limits=TrainingLimits(
+                memory_bytes=float(machine.device.usable_memory_bytes), max_devices=machine.num_devices
+            ),
+        )
+        config, filled = _config(problem, choices, recipe)
+        measured = dict(row.get("measured", {}))
+        return ObservedRun(
+            id=str(row["id"]),
+            group=str(row.get("group", row["id"])),
+            problem=problem,
+            config=config,
+            framework=recipe.framework,
+            measured=measured,
+            derived=dict(row.get("derived", {})),
+            filled=filled,
+            expects_oom=bool(measured.get("oom", False)),
+        )
+
+    def machine(self, hardware: Mapping[str, Any]) -> Machine:
+        """The machine that a row describes; links from the catalog's node type, NICs from the row where it says.
+
+        Raises:
+            CatalogError: the device is not in the catalog.
+            UnsupportedError: no node type of the catalog has the device, so its links are unknown.
+        """
+        device = self._catalog.device(str(hardware["device"]))
+        nodes = self._nodes.get(device.slug, [])
+        if not nodes:
+            raise UnsupportedError(f"the catalog has no node type with {device.slug}, so its links are unknown")
+        per_host = int(hardware.get("devices_per_node") or nodes[0].devices_per_host)
+        node = next((node for node in nodes if node.devices_per_host == per_host), nodes[0])
+        network = _network_bytes_per_s(str(hardware.get("inter_node") or ""), per_host)
+        slices = int(hardware.get("slices") or 0)
+        num_devices = int(hardware["num_devices"])
+        domain = max(node.num_devices, per_host) if node.num_hosts > 1 else per_host
+        link = node.scale_out_link
+        return Machine(
+            device=device,
+            num_devices=num_devices,
+            devices_per_host=per_host,
+            domain_size=num_devices // slices if slices else domain,
+            scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
+            scale_up_latency_s=node.scale_up_link.latency_s,
+            scale_out_bytes_per_s=network or node.scale_out_bytes_per_s_per_device,
+            scale_out_latency_s=0.0 if link is None else link.latency_s,
+        )
+
+
+_PER_NODE = re.compile(r"(\d+)\s*x\D[^,]*?(\d+)\s*Gb", re.IGNORECASE)
+_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
+_TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
+
+
+def _network_bytes_per_s(text: str, per_host: int) -> float | None:
+    """Network share of a device, from words such as ``8x200Gb/s HDR IB``; None where they say no number.
+
+    >>> _network_bytes_per_s("8x200Gb/s HDR IB", 8)
+    25000000000.0
+    """
+    section = re.search(r"Compute:([^,]*)", text)
+    text = section.group(1) if section else text
+    if device := _PER_DEVICE.search(text):
+        return float(device[1]) * 1e9 / BITS_PER_BYTE
+    if (node := _PER_NODE.search(text)) and "NetXtreme" not in text:  # that one lists what the card can do
+        return float(node[1]) * float(node[2]) * 1e9 / BITS_PER_BYTE / per_host
+    if total := _TOTAL.search(text):
+        return float(total[1]) * 1e9 / BITS_PER_BYTE / per_host
+    return None
+
+
+def _precision(row: Mapping[str, Any]) -> str:
+    precision = row.get("precision")
+    if precision is None:
+        raise UnsupportedError("the observation does not state its precision")
+    if precision not in ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4"):
+        raise UnsupportedError(f"training in {precision} is not modelled")
+    return str(precision)
+
+
+def _recompute(choices: Mapping[str, Any], filled: list[str], recipe: Recipe) -> str:
+    stated = choices.get("activation_recompute")
+    if stated is None:
+        filled.append("activation_recompute")
+        return recipe.unstated.activation_recompute
+    word = str(stated).split()[0].lower().rstrip(",")
+    if word in ("none", "full", "selective"):
+        return word
+    if word in ("mlp", "mlp,", "layernorm"):
+        return "selective"
+    raise UnsupportedError(f"recompute {stated!r} is not modelled")
+
+
+def _config(
+    problem: TrainingProblem, choices: Mapping[str, Any], recipe: Recipe
+) -> tuple[TrainingConfig, tuple[str, ...]]:
+    """The choices of a row, what it left out filled from the recipe (and listed)."""
+    filled: list[str] = []
+    workload, machine = problem.workload, problem.machine
+
+    def number(name: str, default: int) -> int:
+        if choices.get(name) is None and default != 1:
+            filled.append(name)
+        return int(choices.get(name) or default)
+
+    tensor, pipeline, context = (number(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
+    data = machine.num_devices // (tensor * pipeline * context)
+    stated = int(choices.get("data_parallel") or data)
+    if data < 1 or stated * tensor * pipeline * context != machine.num_devices:
+        raise UnsupportedError(
+            f"degrees {tensor}·{pipeline}·{context}·{stated} are not the {machine.num_devices} devices of the row"
+        )
+    batch = workload.global_batch_size
+    micro = int(choices.get("micro_batch_size") or choices.get("per_device_batch_size") or 0)
+    if not micro:
+        micro = 1
+        filled.append("micro_batch_size")
+    microbatches = int(choices.get("num_microbatches") or max(batch // (data * micro), 1))
+    zero = _zero_stage(choices, filled, recipe)
+    shard = min(int(choices.get("zero1_group_size") or choices.get("fsdp_group_size") or data), data) if zero else 1
+    chunks = int(choices.get("virtual_pipeline_stages") or 1) if pipeline > 1 else 1
+    expert = number("expert_parallel", 1)
+    if problem.shape.moe is not None and problem.shape.moe.num_experts % expert:
+        raise UnsupportedError(f"expert_parallel {expert} does not divide {problem.shape.moe.num_experts} experts")
+    if (tensor * context * data) % expert:
+        raise UnsupportedError(f"expert_parallel {expert} does not divide the {tensor * context * data} of a stage")
+    sequence = choices.get("sequence_parallel")
+    config = TrainingConfig(
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        virtual_pipeline_stages=chunks,
+        context_parallel=context,
+        data_parallel=data,
+        data_parallel_shard=shard,
+        expert_parallel=expert,
+        expert_tensor_parallel=number("expert_tensor_parallel", 1),
+        sequence_parallel=tensor > 1 and (recipe.unstated.sequence_parallel if sequence is None else bool(sequence)),
+        zero_stage=zero,
+        activation_recompute=_recompute(choices, filled, recipe),
+        pipeline_schedule=_schedule(choices, pipeline, chunks),
+        layers_per_chunk=_layers(problem, choices, pipeline * chunks),
+        micro_batch_size=micro,
+        num_microbatches=microbatches,
+        global_batch_size=batch,
+        sequence_length=workload.sequence_length,
+        precision=workload.precision,
+    )
+    return config, tuple(filled)
+
+
+def _zero_stage(choices: Mapping[str, Any], filled: list[str], recipe: Recipe) -> int:
+    if choices.get("zero_stage") is not None:
+        return int(choices["zero_stage"])
+    if choices.get("fsdp"):
+        return 3
+    filled.append("zero_stage")
+    return recipe.unstated.zero_stage
+
+
+def _schedule(choices: Mapping[str, Any], pipeline: int, chunks: int) -> str:
+    if pipeline == 1:
+        return "none"
+    stated = str(choices.get("pipeline_schedule") or ("interleaved" if chunks > 1 else "1f1b")).lower()
+    if stated not in SCHEDULES:
+        raise UnsupportedError(f"the pipeline schedule {stated!r} is not modelled")
+    return SCHEDULES[stated]
+
+
+def _layers(problem: TrainingProblem, choices: Mapping[str, Any], chunks: int) -> tuple[int, ...]:
+    layers = problem.shape.num_hidden_layers
+    stated = choices.get("layers_per_stage")
+    if stated is not None and sum(stated) == layers + 2:  # the embedding and the LM head counted as layers
+        return tuple(count - (i == 0) - (i == len(stated) - 1) for i, count in enumerate(stated))
+    if stated is not None and sum(stated) == layers:
+        return tuple(stated)
+    if chunks > layers + 2:
+        raise UnsupportedError(f"{chunks} model chunks for {layers} layers")
+    return deal_layers(layers, chunks)

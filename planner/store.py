@@ -1,0 +1,106 @@
+"""Plans kept and found again: a plan is saved once under its digest, and what was measured is attached beside it.
+
+A handle is a plan's tag, its id or the beginning of it, ``latest``, or the path of a plan's JSON file. A stored or
+written plan carries its own digest; one that was edited by hand is refused, because launcher files, comparisons and
+recorded runs would all speak of a plan that nobody made.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError, StoreError, closest_names, did_you_mean
+from meshplan.planner.documents import read_document
+from meshplan.planner.plan import Plan
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.plan_rows import PlanRows, RecordedRun
+
+
+def save(plan: Plan, rows: PlanRows, *, name: str = "", tag: str | None = None) -> bool:
+    """Store a plan; whether it was new (the same question with the same answer is the same plan).
+
+    Args:
+        plan: what to store.
+        rows: where.
+        name: what the user calls it.
+        tag: unique handle; it moves here when another plan has it.
+    """
+    return rows.insert(plan.to_document(), name=name, tag=tag)
+
+
+def load(handle: str, rows: PlanRows) -> Plan:
+    """The plan that ``handle`` means.
+
+    Raises:
+        StoreError: no such plan, several, or one that was edited.
+        SpecError: the file is missing or malformed.
+    """
+    if is_file_handle(handle):
+        path = Path(handle)
+        return plan_from_document(read_document(path), name=str(path))
+    return plan_from_document(rows.get(handle).document, name=f"stored plan {handle}")
+
+
+def is_file_handle(handle: str) -> bool:
+    """Whether ``handle`` is a path rather than the name of a stored plan."""
+    return handle.endswith(".json") or os.sep in handle
+
+
+def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
+    """Read a plan's JSON and hold it against its own digest.
+
+    Raises:
+        StoreError: it is no plan, or its content is not what its id was made of.
+    """
+    try:
+        plan = Plan.from_document(document)
+        actual = plan.plan_id
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        what = f"{type(error).__name__} {error}"
+        raise StoreError(
+            f"{name} is not the JSON of a plan ({what}); 'meshplan plan --format json' writes one"
+        ) from error
+    if document.get("plan_id") != actual:
+        raise StoreError(
+            f"{name} says it is plan {document.get('plan_id')!r}, its content is that of {actual!r}: it was edited, or "
+            "another version of meshplan wrote it; plan again"
+        )
+    return plan
+
+
+def record(handle: str, measured: Mapping[str, Any], rows: PlanRows) -> RecordedRun:
+    """Attach what was measured to a stored plan.
+
+    Args:
+        handle: of a stored plan.
+        measured: metric → value in SI units, the metrics being those that the plan predicts.
+        rows: where it is stored.
+
+    Raises:
+        SpecError: unknown metrics or values that are no positive numbers, all of them.
+        StoreError: no such stored plan.
+    """
+    plan = plan_from_document(rows.get(handle).document, name=f"stored plan {handle}")
+    problems = [problem for name, value in measured.items() for problem in _metric_problems(plan, name, value)]
+    if not measured:
+        problems = [
+            Problem(path="", message=f"no metric is given; a plan predicts {', '.join(sorted(plan.predicted))}")
+        ]
+    if problems:
+        raise SpecError(problems, of="what was measured")
+    return rows.record(handle, measured)
+
+
+def _metric_problems(plan: Plan, name: str, value: object) -> list[Problem]:
+    if name not in plan.predicted:
+        known = sorted(plan.predicted)
+        hint = did_you_mean(closest_names(name, known)) or f"; the plan predicts {', '.join(known) or 'no metric'}"
+        return [Problem(path=name, message=f"unknown metric{hint}")]
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:
+        return [Problem(path=name, message=f"must be a positive number in SI units, not {value!r}")]
+    return []

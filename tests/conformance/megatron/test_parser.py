@@ -1,0 +1,368 @@
+"""Megatron-LM's parser, configuration and process groups over what we emit: accepted cases and mutated, refused ones.
+
+On demand: ``make test-launchers``.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import random
+import subprocess
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emit_cases import (
+    DEEPSEEK_V3,
+    GPT2_XL,
+    GPT_OSS_20B,
+    LLAMA_70B,
+    LLAMA_70B_ON_64,
+    MIXTRAL,
+    MIXTRAL_ON_64,
+    QWEN3_4B,
+    SHAPES,
+    config_for,
+    request_for,
+)
+
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.emit import megatron as emitter
+from meshplan.planner.emit.registry import emit
+from meshplan.planner.emit.writer import write_artifacts
+from meshplan.planner.problems.frameworks import MEGATRON, rank_coordinates
+from meshplan.planner.problems.training import TrainingConfig
+
+pytestmark = pytest.mark.launchers
+
+NUM_RANDOM_PLANS = 150
+
+
+def words(config: TrainingConfig, shape: ModelShape) -> list[str]:
+    return [word for flag in emitter.say(config, shape) for word in flag]
+
+
+def environment(config: TrainingConfig, shape: ModelShape) -> dict[str, str]:
+    variables = emitter.environment(request_for(shape, config))
+    return {name: value for name, value in variables.items() if value is not None}
+
+
+def refusal(megatron: Any, shape: ModelShape, config: TrainingConfig) -> str | None:
+    return megatron.refusal(words(config, shape), world_size=config.world_size, environment=environment(config, shape))
+
+
+def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
+    """Any configuration of at most 128 devices, legal or not."""
+    stages, virtual = draw.choice((1, 1, 2, 3, 4, 8)), draw.choice((1, 1, 2, 3))
+    chunks = stages * virtual
+    layers = [1] * chunks
+    for _ in range(shape.num_hidden_layers - chunks):
+        layers[draw.randrange(chunks)] += 1
+    choices: dict[str, Any] = {
+        "tensor_parallel": draw.choice((1, 1, 2, 4, 5, 8)),
+        "pipeline_parallel": stages,
+        "virtual_pipeline_stages": virtual,
+        "context_parallel": draw.choice((1, 1, 2)),
+        "data_parallel": draw.choice((1, 2, 3, 4, 8)),
+        "zero_stage": draw.choice((0, 1, 1, 2, 3)),
+        "activation_recompute": draw.choice(("none", "selective", "full")),
+        "micro_batch_size": draw.choice((1, 2)),
+        "num_microbatches": draw.choice((1, 2, 6, 8, 12)),
+        "precision": draw.choice(("bf16", "bf16", "fp16") if shape.moe else ("bf16", "fp16", "fp8")),
+    }
+    if draw.random() < 0.5:
+        choices["layers_per_chunk"] = tuple(layers)
+    if shape.moe is not None:
+        choices["expert_parallel"] = draw.choice((1, 2, 4, 8))
+        choices["expert_tensor_parallel"] = draw.choice((1, 1, 2))
+    if choices["zero_stage"]:
+        choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], max(1, choices["data_parallel"] // 2)))
+    return config_for(shape, **choices)
+
+
+def random_plans(*, legal: bool, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
+    draw = random.Random(seed)  # noqa: S311 - test cases, not secrets
+    found: list[tuple[ModelShape, TrainingConfig]] = []
+    while len(found) < count:
+        shape = draw.choice(SHAPES)
+        config = random_config(shape, draw)
+        # These chunks have at least a layer each, so the sum is the only thing that may not fit.
+        fits = config.world_size <= 128 and sum(config.layers_per_chunk) == shape.num_hidden_layers
+        if fits and (not MEGATRON.broken(shape, config)) is legal:
+            found.append((shape, config))
+    return found
+
+
+def test_version_is_the_one_that_the_rules_name() -> None:
+    assert importlib.metadata.version("megatron-core") == MEGATRON.version == emitter.VERIFIED.version
+
+
+def test_llama_70b_on_8_dgx_h100_is_accepted(megatron: Any) -> None:
+    parsed, config = megatron.config(
+        words(LLAMA_70B_ON_64, LLAMA_70B), world_size=64, environment=environment(LLAMA_70B_ON_64, LLAMA_70B)
+    )
+    assert (parsed.tensor_model_parallel_size, parsed.pipeline_model_parallel_size) == (8, 4)
+    assert (parsed.data_parallel_size, parsed.global_batch_size, parsed.seq_length) == (2, 512, 8192)
+    assert (config.num_layers, config.hidden_size, config.ffn_hidden_size) == (80, 8192, 28672)
+    assert (config.num_attention_heads, config.num_query_groups, config.kv_channels) == (64, 8, 128)
+    assert config.gated_linear_unit
+    assert not config.add_bias_linear
+    assert config.sequence_parallel
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.slug)
+def test_every_model_is_accepted_and_counted_alike(megatron: Any, shape: ModelShape) -> None:
+    config = config_for(shape, data_parallel=8, expert_parallel=8 if shape.moe else 1)
+    parsed, transformer = megatron.config(words(config, shape), world_size=8, environment=environment(config, shape))
+    assert parsed.untie_embeddings_and_output_weights is not shape.tie_word_embeddings
+    assert transformer.num_layers == shape.num_hidden_layers
+    assert transformer.add_bias_linear == shape.attention_output_bias
+    assert (transformer.normalization == "LayerNorm") == shape.norm_bias
+    if shape.moe is not None:
+        assert transformer.num_moe_experts == shape.moe.num_experts
+        assert transformer.moe_ffn_hidden_size == shape.moe.expert_intermediate_size
+        frequency = transformer.moe_layer_freq
+        pattern = [True] * shape.num_hidden_layers if frequency == 1 else [bool(mark) for mark in frequency]
+        assert tuple(pattern) == shape.moe.moe_layers
+    if shape.sliding_windows:
+        marks = tuple(128 if mark else None for mark in transformer.window_attn_skip_freq)
+        assert marks == shape.sliding_windows
+
+
+def test_flags_are_written_out(megatron: Any) -> None:
+    known = megatron.option_strings
+    said = {word for shape, config in random_plans(legal=True, seed=3, count=60) for word in words(config, shape)}
+    flags = {word for word in said if word.startswith("--")}
+    assert flags
+    assert flags <= known
+
+
+def test_legal_plans_are_accepted_and_read_back(megatron: Any) -> None:
+    refused = []
+    for shape, config in random_plans(legal=True, seed=1, count=NUM_RANDOM_PLANS):
+        reason = refusal(megatron, shape, config)
+        if reason is not None:
+            refused.append(f"{shape.slug} {config}: {reason}")
+            continue
+        parsed, _ = megatron.config(
+            words(config, shape), world_size=config.world_size, environment=environment(config, shape)
+        )
+        assert parsed.data_parallel_size == config.data_parallel
+        assert parsed.tensor_model_parallel_size == config.tensor_parallel
+        assert parsed.context_parallel_size == config.context_parallel
+        assert parsed.pipeline_model_parallel_size == config.pipeline_parallel
+        assert (parsed.virtual_pipeline_model_parallel_size or 1) == config.virtual_pipeline_stages
+        assert parsed.expert_model_parallel_size == config.expert_parallel
+        assert parsed.sequence_parallel == config.sequence_parallel
+        assert parsed.global_batch_size == config.global_batch_size
+        assert parsed.use_distributed_optimizer == (config.zero_stage > 0)
+        assert parsed.use_megatron_fsdp == (config.zero_stage > 1)
+    assert refused == []
+
+
+def test_layers_are_built_where_the_plan_puts_them(megatron: Any) -> None:
+    checked = 0
+    for shape, config in random_plans(legal=True, seed=2, count=40):
+        if config.pipeline_parallel == 1:
+            continue
+        built = megatron.layers_per_chunk(
+            words(config, shape), world_size=config.world_size, environment=environment(config, shape)
+        )
+        assert built == config.layers_per_chunk
+        checked += 1
+    assert checked > 10
+
+
+def test_ranks_sit_where_we_say(megatron: Any) -> None:
+    order = MEGATRON.rank_orders[0]
+    for shape, config in random_plans(legal=True, seed=4, count=30):
+        parsed, _ = megatron.config(
+            words(config, shape), world_size=config.world_size, environment=environment(config, shape)
+        )
+        sizes = [getattr(config, f"{dimension}_parallel") for dimension in order]
+        stage = config.world_size // config.pipeline_parallel
+        experts = (config.expert_tensor_parallel, config.expert_parallel, config.expert_data_parallel)
+        for rank in {0, 1, config.world_size // 2, config.world_size - 1}:
+            if rank >= config.world_size:
+                continue
+            found = megatron.coordinates(parsed, rank)
+            assert {name: found[name] for name in order} == rank_coordinates(order, sizes, rank)
+            if shape.moe is not None:
+                expected = rank_coordinates(("expert_tensor", "expert", "expert_data"), experts, rank % stage)
+                assert {name: found[name] for name in expected} == expected
+
+
+@pytest.mark.parametrize(("context_parallel", "fits"), [(1, True), (2, False)])
+def test_second_rank_order(megatron: Any, context_parallel: int, fits: bool) -> None:
+    """Its process groups want as many replicas of the experts as of the rest, even in a dense model."""
+    config = config_for(
+        LLAMA_70B, tensor_parallel=2, pipeline_parallel=4, context_parallel=context_parallel, data_parallel=3
+    )
+    parsed, _ = megatron.config(
+        [*words(config, LLAMA_70B), "--use-tp-pp-dp-mapping"],
+        world_size=config.world_size,
+        environment=environment(config, LLAMA_70B),
+    )
+    if not fits:
+        with pytest.raises(AssertionError, match="data parallel size of the attention and moe layers"):
+            megatron.coordinates(parsed, 0)
+        return
+    order = MEGATRON.rank_orders[1]
+    sizes = [getattr(config, f"{dimension}_parallel") for dimension in order]
+    for rank in range(0, config.world_size, 5):
+        found = megatron.coordinates(parsed, rank)
+        assert {name: found[name] for name in order} == rank_coordinates(order, sizes, rank)
+
+
+REFUSED: Sequence[tuple[str, ModelShape, dict[str, Any]]] = (
+    ("heads_divisible_by_tensor_parallel", LLAMA_70B, {"tensor_parallel": 3}),
+    ("heads_divisible_by_tensor_parallel", GPT2_XL, {"tensor_parallel": 2}),
+    ("kv_heads_and_tensor_parallel_divide", replace(LLAMA_70B, num_key_value_heads=16), {"tensor_parallel": 3}),
+    ("sequence_divisible_by_twice_context_parallel", LLAMA_70B, {"context_parallel": 4, "sequence_length": 4100}),
+    ("experts_divisible_by_expert_parallel", MIXTRAL, {"data_parallel": 6, "expert_parallel": 3}),
+    (
+        "expert_bias_needs_whole_experts",
+        GPT_OSS_20B,
+        {"data_parallel": 8, "expert_parallel": 2, "expert_tensor_parallel": 2},
+    ),
+    ("global_batch_divisible", QWEN3_4B, {"data_parallel": 4, "global_batch_size": 30}),
+)
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "choices"), REFUSED, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_we_refuse_megatron_refuses(megatron: Any, rule: str, shape: ModelShape, choices: dict[str, Any]) -> None:
+    config = config_for(shape, **choices)
+    assert rule in {broken.name for broken in MEGATRON.broken(shape, config)}
+    assert refusal(megatron, shape, config) is not None
+
+
+def test_parser_rules_agree_on_random_illegal_plans(megatron: Any) -> None:
+    """A rule that is said to be the parser's is the parser's: without it, plans would be refused for nothing."""
+    wrong = []
+    in_parser = {rule.name for rule in MEGATRON.rules if rule.stage == "parser"}
+    switched_off = {"sequence_parallel_needs_tensor_parallel", "interleaving_needs_pipeline"}
+    for shape, config in random_plans(legal=False, seed=5, count=100):
+        broken = {rule.name for rule in MEGATRON.broken(shape, config)}
+        reason = refusal(megatron, shape, config)
+        if broken & in_parser - switched_off and reason is None:
+            wrong.append(f"{shape.slug} {config}: accepted, although {broken}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--pipeline-model-parallel-layout", "Et*20|t*20|t*20|t*19L"),
+        ("--pipeline-model-parallel-layout", "Et*20|t*20|t*40L"),
+        ("--pipeline-model-parallel-layout", "t*20|t*20|t*20|t*20L"),
+        ("--tensor-model-parallel-size", "7"),
+        ("--recompute-granularity", "some"),
+        ("--rotary-base", "5e5"),
+        ("--recompute-gran", "full"),
+        ("--no-such-flag", "1"),
+    ],
+)
+def test_mutated_arguments_are_refused(megatron: Any, flag: str, value: str) -> None:
+    mutated = [*words(LLAMA_70B_ON_64, LLAMA_70B), flag, value]
+    variables = environment(LLAMA_70B_ON_64, LLAMA_70B)
+    assert megatron.refusal(mutated, world_size=64, environment=variables) is not None
+
+
+def test_expert_groups_are_refused_by_the_process_groups(megatron: Any) -> None:
+    config = config_for(MIXTRAL, data_parallel=4, pipeline_parallel=2, expert_parallel=8)
+    assert "expert_groups_divide_stage" in {rule.name for rule in MEGATRON.broken(MIXTRAL, config)}
+    parsed, _ = megatron.config(words(config, MIXTRAL), world_size=8, environment={})
+    with pytest.raises(RuntimeError, match="not divisible by expert_tensor_model_pipeline_parallel"):
+        megatron.coordinates(parsed, 0)
+
+
+@pytest.mark.parametrize(("stages", "fits"), [(1, True), (2, False)])
+def test_full_sharding_needs_one_stage(megatron: Any, stages: int, fits: bool) -> None:
+    config = config_for(LLAMA_70B, tensor_parallel=2, data_parallel=4, pipeline_parallel=stages, zero_stage=3)
+    assert (not MEGATRON.broken(LLAMA_70B, config)) is fits
+    parsed, _ = megatron.config(words(config, LLAMA_70B), world_size=config.world_size, environment={})
+    assert megatron.can_shard_fully(parsed) is fits
+
+
+@pytest.mark.parametrize("connections", ["", "1"])
+@pytest.mark.parametrize("zero_stage", [1, 3])
+def test_number_of_hardware_queues(megatron: Any, connections: str, zero_stage: int) -> None:
+    """Tensor parallelism before Blackwell wants the variable at 1, full sharding wants it unset."""
+    config = config_for(LLAMA_70B, tensor_parallel=8, data_parallel=1 if zero_stage == 1 else 2, zero_stage=zero_stage)
+    variables = {"CUDA_DEVICE_MAX_CONNECTIONS": connections} if connections else {}
+    reason = megatron.refusal(words(config, LLAMA_70B), world_size=config.world_size, environment=variables)
+    assert (reason is None) is (variables == environment(config, LLAMA_70B))
+
+
+def test_padded_vocabulary(megatron: Any) -> None:
+    for tensor_parallel in (1, 2, 8):
+        config = config_for(LLAMA_70B, tensor_parallel=tensor_parallel)
+        parsed, _ = megatron.config(
+            words(config, LLAMA_70B), world_size=tensor_parallel, environment=environment(config, LLAMA_70B)
+        )
+        assert megatron.padded_vocab_size(parsed, 128256) == MEGATRON.padded_vocab_size(128256, tensor_parallel)
+
+
+@pytest.mark.parametrize(
+    ("shape", "config"), [(LLAMA_70B, LLAMA_70B_ON_64), (MIXTRAL, MIXTRAL_ON_64)], ids=["dense", "experts"]
+)
+def test_scripts_end_to_end(megatron: Any, tmp_path: Path, shape: ModelShape, config: TrainingConfig) -> None:
+    """The words that the launch script hands over, in the environment that it sets, through torchrun's parser too."""
+    write_artifacts(emit("megatron", request_for(shape, config)).artifacts, tmp_path)
+    (tmp_path / "pretrain_gpt.py").write_text("")
+    spy = tmp_path / "spy"
+    spy.write_text('#!/usr/bin/env bash\nprintf "%s\\0" "$@" "${CUDA_DEVICE_MAX_CONNECTIONS-}" > "$NOTES"\n')
+    spy.chmod(0o755)
+    variables = {
+        "PATH": os.environ["PATH"],
+        "TORCHRUN": str(spy),
+        "NOTES": str(tmp_path / "notes"),
+        "MEGATRON_LM": str(tmp_path),
+        "MESHPLAN_SKIP_CHECKS": "1",
+    }
+    subprocess.run([str(tmp_path / "launch_host_007.sh")], env=variables, check=True)
+    *argv, connections = (tmp_path / "notes").read_text().removesuffix("\0").split("\0")
+    launch = megatron.torchrun_arguments(argv)
+    assert (launch.nnodes, launch.node_rank, launch.nproc_per_node) == ("8", 7, "8")
+    assert (launch.rdzv_backend, launch.master_addr, launch.master_port) == ("static", "node-0", 29500)
+    assert {word for word in argv if word.startswith("--")} <= megatron.option_strings | megatron.torchrun_options
+    parsed, _ = megatron.config(
+        launch.training_script_args,
+        world_size=config.world_size,
+        environment={"CUDA_DEVICE_MAX_CONNECTIONS": connections},
+    )
+    assert parsed.data_parallel_size == config.data_parallel
+    assert parsed.vocab_size == shape.vocab_size
+    assert parsed.mock_data
+
+
+def test_chunks_without_layers_are_accepted(megatron: Any) -> None:
+    config = config_for(LLAMA_70B, pipeline_parallel=4, layers_per_chunk=(0, 40, 40, 0))
+    arguments, world_size = words(config, LLAMA_70B), config.world_size
+    assert megatron.layers_per_chunk(arguments, world_size=world_size, environment={}) == (0, 40, 40, 0)
+
+
+def test_fp8_experts_at_the_argument_level(megatron: Any) -> None:
+    """Without Transformer Engine the parser refuses every fp8 model with experts; the flags at least are known."""
+    config = config_for(MIXTRAL, data_parallel=8, expert_parallel=8, precision="fp8")
+    reason = refusal(megatron, MIXTRAL, config)
+    assert reason is not None
+    assert "transformer-engine" in reason
+    assert {word for word in words(config, MIXTRAL) if word.startswith("--")} <= megatron.option_strings
+
+
+def test_uneven_latent_model_with_a_token_predictor(megatron: Any) -> None:
+    config = config_for(
+        DEEPSEEK_V3,
+        pipeline_parallel=16,
+        data_parallel=8,
+        expert_parallel=8,
+        num_microbatches=16,
+        layers_per_chunk=(4, *(4,) * 14, 1),
+    )
+    assert refusal(megatron, DEEPSEEK_V3, config) is None

@@ -1,0 +1,12 @@
+"""What the tests of the planner share: one freshly seeded catalog, which nobody changes."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshplan.catalogs.repository import Catalog
+
+
+@pytest.fixture(scope="session")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))

@@ -1,0 +1,102 @@
+"""Plans side by side: only what differs, whether the order is certain, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.errors import StoreError
+from meshplan.planner.compare import compare, compare_measured
+from meshplan.planner.plan import Interval, Plan
+
+
+def plan(*, step_s: float = 10.0, spread: float = 1.1, config: dict[str, Any] | None = None, **parts: float) -> Plan:
+    """A small training plan whose step is the sum of ``parts``."""
+    times = parts or {"matrix products": step_s}
+    total = sum(times.values())
+    choices = {"tensor_parallel": 2, "layers_per_chunk": (4, 4), "global_batch_size": 8, "sequence_length": 1024}
+    return Plan(
+        kind="training",
+        spec={"kind": "training", "model": "m", "workload": {"sequence_length": 1024}},
+        spec_digest="s",
+        catalog_digest="c",
+        config={**choices, **(config or {})},
+        predicted={"iteration_s": Interval(value=total, low=total / spread, high=total * spread)},
+        solution={"status": "optimal", "objective": total},
+        breakdown=tuple(
+            {"name": name, "seconds": seconds, "share": seconds / total} for name, seconds in times.items()
+        ),
+    )
+
+
+def test_only_what_differs_is_listed() -> None:
+    other = replace(plan(config={"tensor_parallel": 4}), spec={"kind": "training", "model": "m", "workload": {}})
+    found = compare([plan(), other])
+    assert [(item.field, item.values) for item in found.choices] == [("tensor_parallel", (2, 4))]
+    assert [(item.field, item.values) for item in found.question] == [("workload.sequence_length", (1024, None))]
+
+
+def test_a_plan_does_not_differ_from_itself_or_from_its_json() -> None:
+    one = plan()
+    found = compare([one, Plan.from_document(one.to_document())])
+    assert (found.choices, found.question) == ((), ())
+    assert found.metrics[0].changes == (0.0, 0.0)
+    assert found.reasons == ("a step takes 10.00 s in both plans",)
+
+
+@pytest.mark.parametrize(("seconds", "apart"), [(10.5, False), (12.0, False), (12.2, True), (8.0, True), (9.0, False)])
+def test_the_order_is_certain_only_where_intervals_lie_apart(seconds: float, apart: bool) -> None:
+    found = compare([plan(step_s=10.0), plan(step_s=seconds)])
+    assert found.metrics[0].apart == (False, apart)
+    assert ("not certain" in found.reasons[0]) is not apart
+    assert found.metrics[0].changes[1] == pytest.approx(seconds / 10.0 - 1.0)
+
+
+def test_a_metric_that_only_one_plan_predicts_has_no_change() -> None:
+    richer = replace(plan(), predicted={**plan().predicted, "mfu": Interval(value=0.4, low=0.3, high=0.5)})
+    mfu = next(item for item in compare([plan(), richer]).metrics if item.metric == "mfu")
+    assert (mfu.predicted[0], mfu.changes, mfu.apart) == (None, (None, None), (None, None))
+
+
+def test_the_reason_names_the_parts_that_changed_most() -> None:
+    first = plan(compute=10.0, bubble=1.0, messages=2.0, overhead=0.01)
+    other = plan(compute=10.0, bubble=4.0, messages=0.5, overhead=0.03)
+    (why,) = compare([first, other]).reasons
+    assert f"11.7% longer than in {first.plan_id}: bubble +3.00 s, messages −1.50 s" in why
+    assert "overhead" not in why
+
+
+def test_different_batches_are_compared_for_the_same_tokens() -> None:
+    (why,) = compare([plan(compute=10.0), plan(compute=20.0, config={"global_batch_size": 16})]).reasons
+    assert why.startswith("a million tokens takes 1220.70 s in both plans")
+
+
+def test_plans_of_stand_alone_problems_compare_their_objectives() -> None:
+    def mapping(objective: float) -> Plan:
+        answer = {"method": "exact", "assignment": [0, 1]}
+        return replace(
+            plan(), kind="rank-mapping", config={}, predicted={}, answer=answer, solution={"objective": objective}
+        )
+
+    found = compare([mapping(2.0), mapping(3.0)])
+    assert [item.metric for item in found.metrics] == ["objective"]
+    assert found.metrics[0].apart == (False, True)
+    assert found.reasons == ("",)
+
+
+def test_what_cannot_be_compared_is_refused() -> None:
+    with pytest.raises(StoreError, match="two plans"):
+        compare([plan()])
+    with pytest.raises(StoreError, match="different kinds"):
+        compare([plan(), replace(plan(), kind="gpu-allocation")])
+
+
+def test_a_measurement_is_inside_or_outside_the_interval() -> None:
+    one = plan(step_s=10.0, spread=1.1)
+    (inside,) = compare_measured(one, {"iteration_s": 10.5, "note": "x"})
+    (outside,) = compare_measured(one, {"iteration_s": 12.5})
+    assert (inside.inside, outside.inside) == (True, False)
+    assert outside.error == pytest.approx(10.0 / 12.5 - 1.0)
+    assert compare_measured(one, {}) == ()
