@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 
