@@ -64,7 +64,7 @@ def read_nccl_tests(text: str, *, name: str, measured_at: str, device: str | Non
     if not rows:
         problems.append(Problem(path="", message="no measured rows"))
     for line, cells in rows:
-        message = _row_problem(cells)
+        message = _row_problem(cells, _bus_factor(test.group(1) if test else "", len(ranks)))
         if message and len(problems) < MAX_PROBLEMS:
             problems.append(Problem(path=f"line {line}", message=message))
     if problems or test is None:
@@ -78,21 +78,36 @@ def read_nccl_tests(text: str, *, name: str, measured_at: str, device: str | Non
     ]
 
 
-def _row_problem(cells: list[str]) -> str | None:
+def _bus_factor(test: str, num_ranks: int) -> float | None:
+    """Bus over algorithm bandwidth; None where the number of ranks is unknown."""
+    if not num_ranks:
+        return None
+    share = (num_ranks - 1) / num_ranks
+    return {"all_reduce": 2.0 * share, "broadcast": 1.0, "sendrecv": 1.0}.get(test, share)
+
+
+def _row_problem(cells: list[str], bus_factor: float | None) -> str | None:
     if len(cells) < _MIN_CELLS:
         return f"{len(cells)} values, at least {_MIN_CELLS} expected"
     try:
-        size, time_us, algorithm_gb_per_s = float(cells[0]), float(cells[5]), float(cells[6])
+        size, time_us, algorithm_gb_per_s, bus_gb_per_s = (float(cells[index]) for index in (0, 5, 6, 7))
     except ValueError:
-        return f"not numbers: size {cells[0]}, time {cells[5]}, algbw {cells[6]}"
+        return f"not numbers: size {cells[0]}, time {cells[5]}, algbw {cells[6]}, busbw {cells[7]}"
     if time_us <= 0.0:
         return f"time {time_us} us is not positive"
     implied = size / time_us / 1e3
-    if abs(implied - algorithm_gb_per_s) > max(_ABSOLUTE_TOLERANCE_GB_PER_S, _RELATIVE_TOLERANCE * implied):
+    if not _agree(implied, algorithm_gb_per_s):
         return (
-            f"size/time is {implied:.2f} GB/s but algbw says {algorithm_gb_per_s:.2f}: swapped columns or other units"
+            f"size/time is {implied:.2f} GB/s but algbw says {algorithm_gb_per_s:.2f}: other units or swapped columns"
         )
+    # Time and algorithm bandwidth swapped would still multiply to the size.
+    if bus_factor is not None and not _agree(bus_factor * algorithm_gb_per_s, bus_gb_per_s):
+        return f"busbw {bus_gb_per_s:.2f} is not {bus_factor:.3f} × algbw {algorithm_gb_per_s:.2f}: swapped columns"
     return None
+
+
+def _agree(expected: float, printed: float) -> bool:
+    return abs(expected - printed) <= max(_ABSOLUTE_TOLERANCE_GB_PER_S, _RELATIVE_TOLERANCE * expected)
 
 
 def _measurement(
