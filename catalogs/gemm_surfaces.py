@@ -7,7 +7,8 @@ launch time t₀ added and a finer tile in m, where decode batches live::
 
 The correction is log(measured/base) on a grid of one knot per octave in m, n and k (two where the time jumps at the
 edge of a tile, 256 and 257), interpolated linearly in the logarithms; outside the grid its edge is kept, so that the
-formula decides how times grow. Corrections are stored as 16-bit thousandths. Each surface states its error on products that a fit had not seen.
+formula decides how times grow. Corrections are stored as 16-bit thousandths. Each surface states its error on products
+that a fit had not seen.
 """
 
 from __future__ import annotations

