@@ -42,6 +42,15 @@ def available_cpus() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def involuntary_switches() -> int:
+    """How often the system has taken the processor from this process; 0 where it does not say."""
+    try:
+        import resource  # Unix only
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
+
+
 def cpu_name() -> str:
     """Model name of the processor."""
     return _cpu_field("model name") or platform.processor() or platform.machine()

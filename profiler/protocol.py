@@ -9,6 +9,8 @@
   It stays in the count (a median does not mind) and is reported.
 - *Throttling*: the last third of the repeats is slower than the first by more than 10 %, and slowing down is the
   trend (Kendall's τ > 0.5): clocks fell while we measured, so the value is not what a long run will see.
+- *Contention*: the system took the processor away more than once a repeat on average; other programs ran, so the value
+  is pessimistic. Multi-threaded libraries suffer most: all threads wait for the one that is not running.
 - *Clock jump*: wall clock and monotonic clock disagree by more than a second; times are unharmed (they use the
   monotonic clock), the date of the measurement is not.
 
@@ -26,6 +28,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import ProfileError
 from meshplan.catalogs.measured import Spread
+from meshplan.profiler.environment import involuntary_switches
 
 MIN_REPEAT_S = 1e-3
 MAX_CALLS_PER_REPEAT = 10_000
@@ -125,7 +128,7 @@ def measure(
     for _ in range(protocol.warmup):
         operation()
     synchronize()
-    wall, start = clock.wall(), clock.monotonic()
+    wall, start, switches = clock.wall(), clock.monotonic(), involuntary_switches()
     calls = _calls_per_repeat(operation, synchronize, clock)
     times: list[float] = []
     while len(times) < protocol.max_repeats:
@@ -139,11 +142,16 @@ def measure(
         if clock.monotonic() - start > protocol.budget_s or _is_settled(times, protocol.target_spread):
             break
     jump = abs((clock.wall() - wall) - (clock.monotonic() - start))
-    return summarize(times, clock_jump_s=jump)
+    return summarize(times, clock_jump_s=jump, num_preemptions=involuntary_switches() - switches)
 
 
-def summarize(times: Sequence[float], *, clock_jump_s: float = 0.0) -> Timing:
+def summarize(times: Sequence[float], *, clock_jump_s: float = 0.0, num_preemptions: int = 0) -> Timing:
     """Median, spread and warnings of repeated times, in the order in which they were measured.
+
+    Args:
+        times: seconds.
+        clock_jump_s: by which wall clock and monotonic clock disagree.
+        num_preemptions: how often another program got the processor meanwhile.
 
     Raises:
         ProfileError: a time is not positive.
@@ -156,10 +164,15 @@ def summarize(times: Sequence[float], *, clock_jump_s: float = 0.0) -> Timing:
         )
     median = float(np.median(array))
     low, high = (float(value) for value in np.quantile(array, (LOW_QUANTILE, HIGH_QUANTILE)))
-    warnings = tuple(filter(None, (_outlier_warning(array), _throttling_warning(array), _jump_warning(clock_jump_s))))
+    warnings = (
+        _outlier_warning(array),
+        _throttling_warning(array),
+        _contention_warning(num_preemptions, len(array)),
+        _jump_warning(clock_jump_s),
+    )
     # Interpolated quantiles of few values may pass the median by a rounding error.
     spread = Spread(value=median, low=min(low, median), high=max(high, median), n=len(array))
-    return Timing(spread=spread, warnings=warnings)
+    return Timing(spread=spread, warnings=tuple(text for text in warnings if text))
 
 
 def as_rate(timing: Timing, work: float) -> Spread:
@@ -224,6 +237,12 @@ def _kendall(times: np.ndarray) -> float:
     """Kendall's τ of the times against their order, −1 … 1."""
     later, earlier = np.triu_indices(len(times), 1)[::-1]
     return float(np.sign(times[later] - times[earlier]).mean())
+
+
+def _contention_warning(num_preemptions: int, num_repeats: int) -> str | None:
+    if num_preemptions <= num_repeats:
+        return None
+    return f"contention: preempted {num_preemptions} times in {num_repeats} repeats; measure on an idle machine"
 
 
 def _jump_warning(jump_s: float) -> str | None:

@@ -83,6 +83,16 @@ def test_throttling_is_a_trend_not_noise() -> None:
     assert not any("throttling" in warning for warning in summarize(noisy).warnings)
 
 
+def test_contention_is_more_than_one_preemption_a_repeat() -> None:
+    assert summarize([1.0] * 10, num_preemptions=10).warnings == ()
+    assert summarize([1.0] * 10, num_preemptions=11).warnings[0].startswith("contention: preempted 11 times")
+
+
+@pytest.fixture(autouse=True)
+def _idle_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshplan.profiler.protocol.involuntary_switches", lambda: 0)
+
+
 @given(st.lists(st.floats(min_value=1e-6, max_value=1e3), min_size=1, max_size=60))
 def test_the_spread_holds_the_median(times: list[float]) -> None:
     spread = summarize(times).spread
