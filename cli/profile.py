@@ -17,6 +17,7 @@ from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 if TYPE_CHECKING:
     from meshplan.catalogs.measured import ClusterProfile
     from meshplan.catalogs.measurements import Measurements
+    from meshplan.catalogs.repository import Catalog
     from meshplan.profiler.launch import RankEnvironment
     from meshplan.profiler.transport import Transport
 
@@ -38,11 +39,23 @@ def device(
     backend: BackendOption = "auto",
     probe: Annotated[list[str] | None, typer.Option("--probe", help="Only this probe; may be repeated.")] = None,
     scratch: Annotated[Path | None, typer.Option("--scratch", help="Folder for the disk probe.")] = None,
+    slug: Annotated[
+        str | None, typer.Option("--as", metavar="SLUG", help="Catalog device that gets the measured GEMM curves.")
+    ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Measure this machine's device: products, attention, memory, optimizer, launch, transfers, disk."""
-    document = _profiled_device(_store(db), quick=quick, name=name, backend=backend, probes=probe, scratch=scratch)
+    store = _store(db)
+    if slug is not None:
+        _catalog(store).device(slug)  # an unknown name is better refused before the minute of measuring
+    document = _profiled_device(store, quick=quick, name=name, backend=backend, probes=probe, scratch=scratch)
+    if slug is not None:
+        from meshplan.profiler.device_facts import gemm_facts
+
+        facts = gemm_facts(store.run(document["run_id"]), store.fits(document["run_id"]))
+        _catalog(store).add_facts("device", slug, facts)
+        _say(f"{slug}: {len(facts)} facts measured here" if facts else f"{slug}: too few products for a GEMM curve")
     _show(document, form)
 
 
@@ -206,6 +219,12 @@ def _store(db: str | None) -> Measurements:
     from meshplan.catalogs.measurements import Measurements
 
     return Measurements(open_database(db))
+
+
+def _catalog(store: Measurements) -> Catalog:
+    from meshplan.catalogs.repository import Catalog
+
+    return Catalog(store.engine)
 
 
 def _profiled_device(
