@@ -22,6 +22,7 @@ $(DEV_STAMP): pyproject.toml | $(BIN)/python
 	touch $@ $(RUN_STAMP)
 
 plan: $(RUN_STAMP)  ## plan the example: print the plan, write its launcher files under ./plans/
+	$(BIN)/meshplan catalog upgrade >/dev/null
 	$(BIN)/meshplan plan example.yaml --out plans --force
 
 test: lint types unit  ## linters, types, tests

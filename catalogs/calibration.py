@@ -34,7 +34,9 @@ class TimeConstants:
         tensor_parallel_overlap: share of tensor-parallel communication hidden behind compute.
         data_parallel_window: share of the last micro-batch's time that hides gradient and parameter collectives.
         fully_sharded_overlap: share of ZeRO-3 gathers and scatters that compute can hide.
-        expert_parallel_overlap: share of the expert all-to-all hidden behind compute.
+        expert_parallel_overlap: share of the expert all-to-all over the network that is hidden behind compute.
+        expert_parallel_overlap_inside: the same where the group lies inside one scale-up domain.
+        expert_product_s: fixed time of one expert's matrix product (each local expert is a launch of its own), s.
         context_parallel_overlap: share of attention time that hides ring exchange.
         host_s_per_layer: host time to launch one dense layer forward and backward, s.
         host_s_per_moe_layer: the same for a layer with experts, s.
@@ -54,6 +56,8 @@ class TimeConstants:
     data_parallel_window: Constant = 0.66
     fully_sharded_overlap: Constant = 0.65
     expert_parallel_overlap: Constant = 0.3
+    expert_parallel_overlap_inside: Constant = 0.6
+    expert_product_s: Constant = 10e-6
     context_parallel_overlap: Constant = 0.8
     host_s_per_layer: Constant = 0.6e-3
     host_s_per_moe_layer: Constant = 4e-3

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshplan.cli.quantities import percent
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
-from meshplan.cli.training_report import effort_text
+from meshplan.cli.training_report import effort_text, paragraph
 from meshplan.planner.plan import Plan
 
 # Longer lists are described by their size; --format json has them.
@@ -18,35 +18,45 @@ def answer_report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
     """Kind, proof, and the answer's own fields."""
     columns = (Column(key="field", title="Answer", wrap=False), Column(key="value", title="value"))
     rows = answer_rows(plan)
-    return f"{_headline(plan)}\n\n{rendered_rows(rows, columns, Format.TABLE, width=width)}"
+    return f"{_headline(plan, width)}\n{rendered_rows(rows, columns, Format.TABLE, width=width)}"
 
 
 def answer_rows(plan: Plan) -> list[Row]:
-    """The fields of the answer, tables by their size only."""
-    return [{"field": key, "value": _text(value)} for key, value in (plan.answer or {}).items()]
+    """The fields of the answer by dotted name, tables by their size only."""
+    return [{"field": name, "value": _text(value)} for name, value in _flattened(plan.answer or {})]
 
 
-def _headline(plan: Plan) -> str:
+def _flattened(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in fields.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flattened(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple) and 0 < len(value) <= _MOST_LISTED and isinstance(value[0], Mapping):
+            for place, item in enumerate(value):
+                yield from _flattened(item, f"{prefix}{key}[{place}].")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _headline(plan: Plan, width: int) -> str:
     solution, name = plan.solution, plan.spec.get("name", "")
     text = f"{plan.kind} {name}".strip() + f": {solution['status']}"
     if solution.get("gap") is not None:
         text += (
-            f", {solution['objective']:.6g} where {solution['bound']:.6g} is the bound (gap {percent(solution['gap'])})"
+            f", objective {solution['objective']:.6g}, bound {solution['bound']:.6g} (gap {percent(solution['gap'])})"
         )
-    return f"{text}\n{effort_text(solution)}"
+    return paragraph(text, width) + paragraph(effort_text(solution), width)
 
 
 def _text(value: Any) -> str:
     match value:
         case float():
             return f"{value:.6g}"
-        case Mapping():
-            inner = [f"{key}: {_text(item)}" for key, item in value.items()]
-            return ", ".join(inner[:_MOST_LISTED]) + (" …" if len(inner) > _MOST_LISTED else "")
-        case list() | tuple() if len(value) > _MOST_LISTED or any(isinstance(item, list | tuple) for item in value):
+        case list() | tuple() if any(isinstance(item, list | tuple | Mapping) for item in value):
             return f"table of {_size(value)}"
+        case list() | tuple() if len(value) > _MOST_LISTED:
+            return f"list of {len(value)}"
         case list() | tuple():
-            return "[" + ", ".join(_text(item) for item in value) + "]"
+            return ", ".join(_text(item) for item in value)
         case _:
             return str(value)
 

@@ -78,11 +78,12 @@ def _metric_row(item: MetricDifference, *, is_pair: bool) -> Row:
         if interval is None:
             continue
         text = metric_text(item.metric, interval.value)
-        has_own_column = is_pair or place == 0 or change is None
-        row[f"plan{place}"] = text if has_own_column else f"{text} ({signed_percent(change)})"
-    change = item.changes[1]
-    if is_pair and change is not None:
-        row["change"] = signed_percent(change)
+        if place and change is not None:
+            if is_pair:
+                row["change"] = signed_percent(change)
+            else:
+                text = f"{text} ({signed_percent(change)})"
+        row[f"plan{place}"] = text
     changed = [place for place, change in enumerate(item.changes) if change]
     if changed:
         row["verdict"] = "apart" if all(item.apart[place] for place in changed) else "overlap"

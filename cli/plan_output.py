@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from meshplan.cli.answer_report import answer_report, answer_rows
-from meshplan.cli.render import Column, Format, show_document, show_rows, show_text, terminal_width
-from meshplan.cli.training_report import TOP_COLUMNS, top_rows, training_report
+from meshplan.cli.render import TABLE_WIDTH, Column, Format, show_document, show_rows, show_text, terminal_width
+from meshplan.cli.training_report import TOP_COLUMNS, paragraph, top_rows, training_report
 from meshplan.planner.plan import Plan
 
 INFEASIBLE = "infeasible"
@@ -49,7 +49,8 @@ def stored_text(
     if files:
         names = [str(path.relative_to(out)) if out else str(path) for path in files[:_LISTED_FILES]]
         more = len(files) - len(names)
-        lines.append(f"wrote {len(files)} files below {out}: {', '.join(names)}{f' and {more} more' if more else ''}")
+        count = "1 file" if len(files) == 1 else f"{len(files)} files"
+        lines.append(f"wrote {count} below {out}: {', '.join(names)}{f' and {more} more' if more else ''}")
     if is_infeasible(plan):
         lines.append("not stored: there is no plan to launch or compare")
     elif not stored:
@@ -59,7 +60,7 @@ def stored_text(
             f"plan {plan.plan_id} is stored; next:",
             *(f"  {line}" for line in next_commands(plan, db, bool(files))),
         ]
-    return "".join(f"{line}\n" for line in lines)
+    return "".join(paragraph(line, TABLE_WIDTH) if line.startswith("wrote") else f"{line}\n" for line in lines)
 
 
 def next_commands(plan: Plan, db: str | None, emitted: bool) -> list[str]:

@@ -165,12 +165,15 @@ def _table(rows: Sequence[Row], columns: Sequence[Column], *, title: str, width:
         justify: Literal["left", "right"] = "right" if column.right else "left"
         table.add_column(column.title, justify=justify, overflow="fold", no_wrap=not column.wrap)
         widest = max(len(text) for text in (column.title, *(line[index] for line in lines)))
-        least += 2 + (min(widest, _LEAST_WRAPPED_WIDTH) if column.wrap else widest)
+        least += (min(widest, _LEAST_WRAPPED_WIDTH) if column.wrap else widest) + (2 if index else 0)
     for line in lines:
         # Text, not str: brackets are no markup.
         table.add_row(*map(Text, line))
     text = io.StringIO()
-    # Rather too wide than with cells cut off.
+    if least > (width or TABLE_WIDTH):
+        table.padding = 0
+        least -= len(shown) - 1
+    # Rather close columns, or a table too wide, than cells cut off.
     console = Console(file=text, width=max(width or TABLE_WIDTH, least), highlight=False, no_color=True)
     if title:
         console.print(Text(title))

@@ -173,7 +173,7 @@ TOP_COLUMNS = (
     Column(key="world_size", title="dev.", right=True, wrap=False),
     Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
     Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=lambda rate: f"{rate:,.0f}", wrap=False),
-    Column(key="safe_bytes", title="memory", right=True, text=format_bytes, wrap=False),
+    Column(key="safe_bytes", title="GiB", right=True, text=gib, wrap=False),
 )
 
 
@@ -273,9 +273,14 @@ def time_section(plan: Plan, width: int) -> str:
         Column(key="seconds", title="time", right=True, text=format_duration, wrap=False),
         Column(key="share", title="share", right=True, text=percent, wrap=False),
         Column(key="share", title="", derive=lambda row: bar(row["share"] / largest) or " ", wrap=False),
-        Column(key="evidence", title="rests on", wrap=False),
+        Column(key="evidence", title="rests on", derive=_evidence, wrap=False),
     )
     return rendered_rows(rows, columns, Format.TABLE, width=width)
+
+
+def _evidence(row: Row) -> str:
+    """The level of evidence in short: ``fitted`` says where to look, the long form is in the JSON."""
+    return str(row["evidence"]).split(" to ")[0]
 
 
 # --- what lost -----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ comparison is with that choice at its best, not with the chosen plan bent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -54,14 +55,28 @@ def well_known(problem: TrainingProblem) -> dict[str, Choices]:
     return choices
 
 
-def alternatives(problem: TrainingProblem, chosen: Priced) -> list[Alternative]:
-    """Every well-known choice that the chosen plan did not make and the user did not pin."""
+def alternatives(problem: TrainingProblem, chosen: Priced, *, time_limit_s: float | None = None) -> list[Alternative]:
+    """Every well-known choice that the chosen plan did not make and the user did not pin.
+
+    Args:
+        problem: the question.
+        chosen: its answer.
+        time_limit_s: seconds after which no other choice is looked at; None for all of them. Ctrl-C does the same: the
+            answer is there already.
+    """
     found = []
+    start = time.perf_counter()
     for name, choices in well_known(problem).items():
+        if time_limit_s is not None and time.perf_counter() - start >= time_limit_s:
+            break
         has_it = all(getattr(chosen.config, key) == value for key, value in choices.items())
         pinned = any(key in problem.fixed for key in choices)
-        if not has_it and not pinned:
+        if has_it or pinned:
+            continue
+        try:
             found.append(instead(problem, chosen, choices, name=name))
+        except KeyboardInterrupt:
+            break
     return found
 
 

@@ -44,6 +44,8 @@ FITTED: Mapping[str, float] = {
     "data_parallel_window": 0.8,
     "fully_sharded_overlap": 1.0,
     "expert_parallel_overlap": 1.0,
+    "expert_parallel_overlap_inside": 1.0,
+    "expert_product_s": 1.0,
     "host_s_per_layer": 0.7,
     "host_s_per_moe_layer": 0.7,
     "step_overhead_s": 1.0,
@@ -52,7 +54,9 @@ FITTED: Mapping[str, float] = {
 SPREAD = np.array(list(FITTED.values()))
 # Fitted inside (0, 1). The GEMM efficiency is not: a curve derived from a datasheet may be too low.
 FRACTIONS = frozenset(
-    name for name in FITTED if name.endswith(("efficiency", "overlap", "window")) and name != "gemm_efficiency"
+    name
+    for name in FITTED
+    if name.endswith(("efficiency", "overlap", "inside", "window")) and name != "gemm_efficiency"
 )
 # Spread of a framework's constants about the global ones, relative to the prior of the global ones.
 LOCAL_SPREAD = 0.7

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshplan.catalogs.errors import StoreError
+from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.catalogs.units import format_duration
 from meshplan.planner.plan import Interval, Plan
 
@@ -130,7 +130,7 @@ def compare(plans: Sequence[Plan]) -> Comparison:
         raise StoreError(f"plans of different kinds cannot be compared: {', '.join(sorted(kinds))}")
     return Comparison(
         plan_ids=tuple(plan.plan_id for plan in plans),
-        question=_differences([plan.spec for plan in plans]),
+        question=_differences([_question(plan) for plan in plans]),
         choices=_differences([plan.config or _scalars(plan.answer) for plan in plans]),
         metrics=tuple(_metric_difference(name, plans) for name in _metric_names(plans)),
         reasons=tuple(reason(plans[0], other) for other in plans[1:]),
@@ -180,10 +180,10 @@ def reason(first: Plan, other: Plan) -> str:
     change = end / start - 1.0
     if not change and not named:
         return f"{what} takes {format_duration(start)} in both plans"
-    word = "longer" if change >= 0 else "shorter"
+    word = "more" if change >= 0 else "less"
     doubt = "" if _apart(before, after) else "; the intervals overlap, so the order is not certain"
     detail = f": {', '.join(named)}" if named else ""
-    return f"{what} takes {abs(change):.1%} {word} than in {first.plan_id}{detail}{doubt}"
+    return f"{what} takes {abs(change):.1%} {word} time than in {first.plan_id}{detail}{doubt}"
 
 
 def _largest(deltas: Mapping[str, float], least: float) -> list[str]:
@@ -234,6 +234,18 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
             yield from _flattened(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
+
+
+def _question(plan: Plan) -> Mapping[str, Any]:
+    """The spec with its defaults written out, so that leaving one out is no difference."""
+    if plan.kind != "training":
+        return plan.spec
+    from meshplan.planner.spec import read_training_spec
+
+    try:
+        return read_training_spec(plan.spec).model_dump(mode="json", exclude_none=True)
+    except SpecError:  # of another version of meshplan: as it was written
+        return plan.spec
 
 
 def _scalars(answer: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -50,7 +50,8 @@ class _StrictLoader(yaml.SafeLoader):
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise _Refused(f"nested deeper than {MAX_DEPTH} levels")
-        tag = getattr(self.peek_event(), "tag", None)
+        event: Any = yaml.SafeLoader.peek_event(self)  # type: ignore[no-untyped-call]  # the stubs leave it untyped
+        tag = getattr(event, "tag", None)
         if tag not in (None, "!"):
             raise _Refused(f"the tag {tag} is not read; write the plain value")
         node: yaml.Node | None = super().compose_node(parent, index)
@@ -69,13 +70,17 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+def _read_integer(loader: _StrictLoader, node: yaml.ScalarNode) -> int:
+    return int(loader.construct_scalar(node))
+
+
 _StrictLoader.yaml_implicit_resolvers = {
     start: [(tag, pattern) for tag, pattern in resolvers if tag not in _REREAD_TAGS]
     for start, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
 _StrictLoader.add_implicit_resolver(f"{_TAG}int", re.compile(rf"^(?:{_INTEGER.pattern})$"), _NUMBER_STARTS)
 _StrictLoader.add_implicit_resolver(f"{_TAG}float", re.compile(rf"^(?:{_FLOAT.pattern})$"), _NUMBER_STARTS)
-_StrictLoader.add_constructor(f"{_TAG}int", lambda loader, node: int(loader.construct_scalar(node)))
+_StrictLoader.add_constructor(f"{_TAG}int", _read_integer)
 
 
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -235,6 +235,9 @@ def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, prob
     if fixed.expert_parallel is not None and experts % fixed.expert_parallel:
         what = "a dense model has no experts" if shape.moe is None else f"it does not divide {experts} experts"
         problems.say("fixed.expert_parallel", f"{fixed.expert_parallel}: {what}")
+    if shape.moe is None and (fixed.expert_tensor_parallel or 1) > 1:
+        message = f"{fixed.expert_tensor_parallel}: a dense model has no experts"
+        problems.say("fixed.expert_tensor_parallel", message)
     batch = spec.workload.num_sequences
     if fixed.data_parallel is not None and batch % fixed.data_parallel:
         problems.say("fixed.data_parallel", f"{fixed.data_parallel} does not divide the global batch of {batch}")

@@ -134,7 +134,8 @@ def _plan_training(
         )
     chosen = price(problem, solution.assignment.config)
     rows = training_plan.runner_up_rows(search.best, top=top)
-    rows += training_plan.alternative_rows(chosen, alternatives(problem, chosen))
+    left_s = None if time_limit_s is None else time_limit_s - solution.wall_s
+    rows += training_plan.alternative_rows(chosen, alternatives(problem, chosen, time_limit_s=left_s))
     return training_plan.make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
 
 

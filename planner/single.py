@@ -31,6 +31,9 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         raise SpecError(problems)
     zero = number("zero_stage", 1)
     schedule = "none" if pipeline == 1 else "interleaved" if chunks > 1 else "1f1b"
+    if fixed.get("pipeline_schedule", schedule) != schedule:
+        message = f"{pipeline} stages of {chunks} chunks run as {schedule!r}, not as {fixed['pipeline_schedule']!r}"
+        raise SpecError([Problem(path="fixed.pipeline_schedule", message=message)])
     config = TrainingConfig(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
@@ -43,7 +46,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         sequence_parallel=bool(fixed.get("sequence_parallel", tensor > 1)),
         zero_stage=zero,
         activation_recompute=str(fixed.get("activation_recompute", "none")),
-        pipeline_schedule=str(fixed.get("pipeline_schedule", schedule)),
+        pipeline_schedule=schedule,
         layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks),
         micro_batch_size=micro,
         num_microbatches=batch // (micro * data),

@@ -23,12 +23,17 @@ from pydantic import (
 )
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
-from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, parse_quantity
+from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, format_bandwidth, format_duration, parse_quantity
 from meshplan.planner.problems.training import Phase, TrainingObjective
 
 MAX_DEVICES = 1_000_000
 MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
+# Beyond these no link, price or run exists; they keep sums and products finite.
+LINK_BYTES_PER_S = (1e3, 1e15)
+MAX_LATENCY_S = 60.0
+MAX_USD = 1e12
+MAX_TRAINING_TOKENS = 1e18
 PRECISIONS = ("bf16", "fp16", "fp8")
 
 
@@ -55,13 +60,27 @@ def _positive(value: float) -> float:
     return value
 
 
+def _bandwidth(value: float) -> float:
+    low, high = LINK_BYTES_PER_S
+    if not low <= value <= high:
+        raise ValueError(f"must be within {format_bandwidth(low)} and {format_bandwidth(high)}")
+    return value
+
+
+def _latency(value: float) -> float:
+    if value > MAX_LATENCY_S:
+        raise ValueError(f"must be at most {format_duration(MAX_LATENCY_S)}")
+    return value
+
+
 Bytes = Annotated[float, _quantity(Dimension.BYTES), AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
 BytesPerS = Annotated[
-    float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_positive), _quantity_schema(Dimension.BYTES_PER_S)
+    float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_bandwidth), _quantity_schema(Dimension.BYTES_PER_S)
 ]
-Seconds = Annotated[float, _quantity(Dimension.S), _quantity_schema(Dimension.S)]
+Latency = Annotated[float, _quantity(Dimension.S), AfterValidator(_latency), _quantity_schema(Dimension.S)]
+Seconds = Annotated[float, _quantity(Dimension.S), AfterValidator(_positive), _quantity_schema(Dimension.S)]
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
-Dollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Dollars = Annotated[float, Field(gt=0, le=MAX_USD, allow_inf_nan=False)]
 
 
 class _Model(BaseModel):
@@ -87,7 +106,7 @@ class LinkSpec(_Model):
     """One kind of link, per device and direction."""
 
     bandwidth: BytesPerS = Field(description="such as '450 GB/s' or '400 Gb/s'")
-    latency: Seconds = Field(description="such as '5 us'")
+    latency: Latency = Field(description="such as '5 us'")
 
 
 class LinksSpec(_Model):
@@ -135,7 +154,7 @@ class WorkloadSpec(_Model):
     optimizer: Literal["adam"] = "adam"
     phase: Phase = Phase.PRETRAINING
     lora_rank: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None
-    num_training_tokens: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = Field(
+    num_training_tokens: Annotated[float, Field(ge=1, le=MAX_TRAINING_TOKENS, allow_inf_nan=False)] | None = Field(
         default=None, description="of the whole run, such as 15e12"
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, StoreError, closest_names, did_you_mean
 from meshplan.planner.documents import read_document
-from meshplan.planner.plan import Plan
+from meshplan.planner.plan import CLOCK_FIELDS, PLAN_ID_LENGTH, Plan, digest
 
 if TYPE_CHECKING:
     from meshplan.catalogs.plan_rows import PlanRows, RecordedRun
@@ -59,7 +59,7 @@ def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
     """
     try:
         plan = Plan.from_document(document)
-        actual = plan.plan_id
+        actual = _content_id(document)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         what = f"{type(error).__name__} {error}"
         raise StoreError(
@@ -67,10 +67,17 @@ def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
         ) from error
     if document.get("plan_id") != actual:
         raise StoreError(
-            f"{name} says it is plan {document.get('plan_id')!r}, its content is that of {actual!r}: it was edited, or "
-            "another version of meshplan wrote it; plan again"
+            f"{name} says it is plan {document.get('plan_id')!r}, its content is that of {actual!r}: it was edited; "
+            "plan again"
         )
     return plan
+
+
+def _content_id(document: Mapping[str, Any]) -> str:
+    """The id that belongs to the document as it stands, whichever version of meshplan wrote it."""
+    solution = {key: value for key, value in document["solution"].items() if key not in CLOCK_FIELDS}
+    content = {key: value for key, value in document.items() if key != "plan_id"}
+    return digest({**content, "solution": solution})[:PLAN_ID_LENGTH]
 
 
 def record(handle: str, measured: Mapping[str, Any], rows: PlanRows) -> RecordedRun:

@@ -7,7 +7,8 @@ h hidden size, a heads, k key/value heads, d head dimension, f MLP width, V voca
   R, B, k₀ from the device's :class:`GemmCurve`, η the calibrated efficiency. Backward = input gradient (m, k, n)
   + weight gradient (n, k, m).
 - Attention: forward FLOPs 4·T·c·a·d/t with c the mean context of a token (s/2 when causal); backward 2.5 × with flash
-  kernels, which compute the scores again (arXiv:2205.14135), 2 × without.
+  kernels, which compute the scores again (arXiv:2205.14135). Without them the whole square of scores is computed as
+  batched products (backward 2 ×) and passes through memory.
 - Memory-bound operators: bytes moved over the calibrated share of the memory bandwidth.
 """
 
@@ -21,6 +22,7 @@ from meshplan.catalogs.calibration import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, LayerKind
+from meshplan.planner.estimators.flops import attention_width, mean_context
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
 # Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
@@ -30,17 +32,21 @@ FLASH_BACKWARD_RATIO = 2.5
 PLAIN_BACKWARD_RATIO = 2.0
 BYTES_16_BIT = 2.0
 BYTES_32_BIT = 4.0
-# Passes over the attention scores that unfused attention makes forward: the product writes them, scale-mask-softmax
-# reads and writes, dropout reads and writes, the second product reads (arXiv:2205.14135, algorithm 0).
-PLAIN_ATTENTION_PASSES = 6.0
+# Passes over the attention scores that unfused attention makes forward: the first product writes them; scale, mask and
+# softmax read and write them, at once in 16 bits (Megatron's fused kernel), in two steps in fp32; dropout reads and
+# writes; the second product reads.
+PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
 # Hidden-size elements read and written in one layer's forward: two norms (2 each), two residual additions (3 each).
 HIDDEN_ELEMENTS_PER_LAYER = 10.0
 # Bytes moved per logit forward and backward: 16-bit logits, their fp32 copy, softmax, gradient (read and written).
 LOSS_BYTES_PER_LOGIT = 20.0
 LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
+# Weight products of one expert forward: the joined input matrices and the output matrix.
+PRODUCTS_PER_EXPERT = 2.0
 ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
-# The peak that a precision's matrix products run at. fp32 is full fp32: PyTorch leaves TF32 off unless asked.
-PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4"}
+# The peak that a precision's matrix products run at. fp32 training runs as TF32 where the device has it: NVIDIA's
+# PyTorch containers switch it on.
+PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4", "fp32": "tf32"}
 # Without a measured curve: median over the devices with one of rate / dense peak (bf16 on A100, H100, H200, B200,
 # GB200, L40S: 0.88 0.82 0.82 0.70 0.67 0.59), and of the saturation length.
 DEFAULT_RATE_FRACTION = 0.76
@@ -198,26 +204,27 @@ class ComputeModel:
 
     def attention_core(self, kind: LayerKind) -> Cost:
         """Scores and weighted values of one layer."""
-        shape, batch = self.shape, self.candidates
-        sequence = float(self.workload.sequence_length)
-        window = sequence if kind.window is None else min(float(kind.window), sequence)
-        mean_context = window - window**2 / (2.0 * sequence)
-        heads = shape.num_attention_heads / batch.tensor_parallel
-        if shape.latent is None:
-            width = 2.0 * shape.head_dim
-        else:
-            width = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim + float(shape.latent.v_head_dim)
-        flops = 2.0 * self.tokens * mean_context * heads * width
-        recipe = self.calibration.recipe
-        if not recipe.balances_context_parallel:  # the rank with the last tokens attends to all others
-            flops = flops * (2.0 - 1.0 / batch.context_parallel)
+        if not self.calibration.recipe.flash_attention:
+            return self._plain_attention()
+        context = mean_context(self.workload.sequence_length, kind.window)
+        flops = 2.0 * self.tokens * context * attention_width(self.shape) / self.candidates.tensor_parallel
+        if not self.calibration.recipe.balances_context_parallel:  # the rank with the last tokens attends to all others
+            flops = flops * (2.0 - 1.0 / self.candidates.context_parallel)
         rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
-        ratio = FLASH_BACKWARD_RATIO if recipe.flash_attention else PLAIN_BACKWARD_RATIO
-        core = Cost(forward_s=flops / rate, backward_s=ratio * flops / rate)
-        if recipe.flash_attention:
-            return core
-        scores = self.tokens * sequence * heads  # the upper triangle is computed and stored too
-        return core + self.memory_op(PLAIN_ATTENTION_PASSES * self.activation_bytes * scores)
+        return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
+
+    def _plain_attention(self) -> Cost:
+        """Unfused attention: two batched products over the whole square of scores, which travel through memory."""
+        precision = "bf16" if self.workload.precision in LOW_PRECISION else self.workload.precision
+        curve = gemm_curve(self.device, precision)
+        rate = curve.rate_flops_per_s * self.calibration.time.gemm_efficiency
+        sequence, t = float(self.workload.sequence_length), self.candidates.tensor_parallel
+        # Half of the width is contracted over the head dimension, where the products are short.
+        stretch = 1.0 + 0.5 * curve.inner_saturation / self.shape.head_dim
+        forward = 2.0 * self.tokens * sequence * attention_width(self.shape) / t * stretch / rate
+        products = Cost(forward_s=forward, backward_s=PLAIN_BACKWARD_RATIO * forward)
+        scores = self.tokens * sequence * self.shape.num_attention_heads / t
+        return products + self.memory_op(PLAIN_ATTENTION_PASSES[self.activation_bytes] * self.activation_bytes * scores)
 
     def attention_projections(self) -> Cost:
         """Query, key, value and output projections of one layer."""
@@ -258,8 +265,11 @@ class ComputeModel:
         h = np.full_like(received, float(self.shape.hidden_size))
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
         factor = self.calibration.time.expert_gemm_efficiency
-        each = self.gemm(received / local, (self.shape.mlp_matrices - 1) * width, h, factor=factor)
+        inputs = self.shape.mlp_matrices - 1
+        each = self.gemm(received / local, inputs * width, h, factor=factor)
         each = each + self.gemm(received / local, h, width, factor=factor)
+        launches = PRODUCTS_PER_EXPERT * self.calibration.time.expert_product_s * np.ones_like(local)
+        each = each + Cost(forward_s=launches, backward_s=2.0 * launches)
         return each.scaled(local)
 
     # --- memory-bound -----------------------------------------------------------------------------------------------

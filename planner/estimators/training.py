@@ -216,8 +216,11 @@ class TrainingModel:
         inside = links.gather_s(
             sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
         )
+        constants = self.calibration.time
+        near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
+        hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
         passes = 4.0 + 2.0 * recompute_full
-        return passes * (each + inside) * (1.0 - self.calibration.time.expert_parallel_overlap)
+        return passes * (each + inside) * (1.0 - hidden)
 
     # --- one stage, one step ----------------------------------------------------------------------------------------
 
@@ -415,8 +418,8 @@ def estimate_training(
 def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkload, calibration: Calibration) -> float:
     """Device-seconds that no plan can avoid: every step takes at least this over its number of devices.
 
-    The matrix products and attention of one step at the full rates that the estimator knows, without tile padding,
-    memory traffic, recompute, communication or bubble.
+    The matrix products and fused attention of one step at the full rates that the estimator knows, without tile
+    padding, memory traffic, recompute, communication or bubble.
     """
     constants = calibration.time
     curve = gemm_curve(machine.device, workload.precision)
@@ -429,5 +432,6 @@ def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkloa
     flops = forward_flops_per_token(shape, workload.sequence_length)
     attention_rate = attention_peak_flops_per_s(machine.device, workload) * constants.attention_efficiency
     per_token = passes * (flops.matrix / (rate * factor) + flops.head / max(rate, head_rate))
-    per_token += 3.0 * flops.attention / attention_rate
+    if calibration.recipe.flash_attention:
+        per_token += 3.0 * flops.attention / attention_rate
     return float(BOUND_SLACK * workload.tokens_per_step * per_token)

@@ -34,6 +34,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 
 KIND = "gpu-allocation"

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel
 from meshplan.planner.estimators.training import estimate_training, work_device_s
@@ -300,6 +301,11 @@ class DegreeSearch:
         self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float
     ) -> Solution[ScoredConfig]:
         wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+        if not self.best and left:
+            raise SolverError(
+                f"the time limit ended the search before any candidate fitted: {len(left)} pipeline splits are left; "
+                "give it more time, or pin some choices under 'fixed'"
+            )
         if not self.best:
             return Solution(
                 status=Status.INFEASIBLE,

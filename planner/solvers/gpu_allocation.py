@@ -28,6 +28,7 @@ import math
 import time
 
 import numpy as np
+
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.problems.gpu_allocation import Allocation, GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_answer import answer

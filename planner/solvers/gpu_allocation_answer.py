@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from meshplan.planner.problems.gpu_allocation import Allocation, GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_infeasible import explain, impossible
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of

@@ -11,6 +11,7 @@ from itertools import combinations_with_replacement
 
 import numpy as np
 import numpy.typing as npt
+
 from meshplan.planner.solvers.gpu_allocation_instance import Instance
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray
 from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, balance

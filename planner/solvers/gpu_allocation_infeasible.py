@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, IntArray

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, IntArray
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.solvers.gpu_allocation_loads import Corner, FloatArray, IntArray, LoadPolytope, floored
 

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 import numpy as np
+
 from meshplan.planner.solvers.gpu_allocation_exchange import CutPool, improve
 from meshplan.planner.solvers.gpu_allocation_instance import Instance
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, LoadPolytope

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation import answer, solve
 

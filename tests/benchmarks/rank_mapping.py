@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping import answer, solve
 

@@ -62,11 +62,16 @@ def test_models_are_stored_as_their_configuration(catalog: Catalog) -> None:
 
 
 def test_calibrations_are_put_and_replaced(catalog: Catalog) -> None:
-    assert catalog.calibration("megatron", "hopper") is None
-    catalog.put_calibration("megatron", "hopper", {"gemm_efficiency": 0.7}, source="fit of 2026-11-20")
+    assert catalog.calibration("a-framework", "hopper") is None
+    catalog.put_calibration("a-framework", "hopper", {"gemm_efficiency": 0.7}, source="fit of 2026-11-20")
+    catalog.put_calibration("a-framework", "hopper", {"gemm_efficiency": 0.8}, source="fit of 2026-11-21")
+    assert catalog.calibration("a-framework", "hopper") == {"gemm_efficiency": 0.8}
+
+
+def test_the_users_calibration_replaces_the_shipped_one(catalog: Catalog) -> None:
+    assert catalog.calibration("megatron", "hopper") is not None
     catalog.put_calibration("megatron", "hopper", {"gemm_efficiency": 0.8}, source="fit of 2026-11-21")
     assert catalog.calibration("megatron", "hopper") == {"gemm_efficiency": 0.8}
-    assert catalog.calibration("vllm", "hopper") is None
 
 
 def measured(value: float) -> Fact:

@@ -1,8 +1,9 @@
-"""Run a command line in this process, on a catalog of its own."""
+"""Runs command lines in this process, each test with its own copy of one seeded database."""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,21 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.database import open_database
+from meshplan.catalogs.repository import Catalog
 from meshplan.cli.main import run
+
+SPEC = """\
+kind: training
+model: llama-3.1-8b
+cluster: {nodes: [{type: dgx-h100, count: 1}]}
+workload: {sequence_length: 4096, global_batch_size: 64, num_training_tokens: 1e9}
+"""
 
 
 @dataclass(frozen=True)
 class Outcome:
+    """What a command line left behind."""
+
     code: int
     out: str
     err: str
@@ -29,26 +39,39 @@ Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")
-def seeded_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("seeded") / "catalog.sqlite"
-    open_database(str(path))
+    Catalog.open(str(path)).engine.dispose()
     return path
 
 
 @pytest.fixture
-def meshplan(
-    seeded_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Command:
-    """``meshplan("catalog", "list")`` → exit code, stdout, stderr."""
-    own = tmp_path / "catalog.sqlite"
-    own.write_bytes(seeded_file.read_bytes())
-    monkeypatch.setenv("MESHPLAN_DB", str(own))
+def database(seeded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "catalog.sqlite"
+    shutil.copy(seeded, path)
+    monkeypatch.setenv("MESHPLAN_DB", str(path))
+    return path
 
-    def command(*arguments: str) -> Outcome:
-        with pytest.raises(SystemExit) as caught:
-            run(arguments)
-        captured = capsys.readouterr()
-        code = caught.value.code
-        return Outcome(code=code if isinstance(code, int) else 0, out=captured.out, err=captured.err)
 
-    return command
+@pytest.fixture
+def meshplan(database: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """``meshplan("plan", spec)``: run a command line."""
+
+    def call(*arguments: object) -> Outcome:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as exit_:
+            run([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        code = exit_.value.code
+        assert code is None or isinstance(code, int)
+        assert "Traceback" not in err
+        return Outcome(code=code or 0, out=out, err=err)
+
+    return call
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC)
+    return path

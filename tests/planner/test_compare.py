@@ -38,6 +38,17 @@ def test_only_what_differs_is_listed() -> None:
     assert [(item.field, item.values) for item in found.question] == [("workload.sequence_length", (1024, None))]
 
 
+def test_a_default_that_is_left_out_is_no_difference() -> None:
+    spec = {
+        "kind": "training",
+        "model": "m",
+        "cluster": {"nodes": [{"type": "n", "count": 1}]},
+        "workload": {"sequence_length": 1024, "global_batch_size": 8},
+    }
+    spelt_out = {**spec, "objective": "throughput", "fixed": {}, "constraints": {"target": "megatron"}}
+    assert compare([replace(plan(), spec=spec), replace(plan(), spec=spelt_out)]).question == ()
+
+
 def test_a_plan_does_not_differ_from_itself_or_from_its_json() -> None:
     one = plan()
     found = compare([one, Plan.from_document(one.to_document())])
@@ -64,7 +75,7 @@ def test_the_reason_names_the_parts_that_changed_most() -> None:
     first = plan(compute=10.0, bubble=1.0, messages=2.0, overhead=0.01)
     other = plan(compute=10.0, bubble=4.0, messages=0.5, overhead=0.03)
     (why,) = compare([first, other]).reasons
-    assert f"11.7% longer than in {first.plan_id}: bubble +3.00 s, messages −1.50 s" in why
+    assert f"11.7% more time than in {first.plan_id}: bubble +3.00 s, messages −1.50 s" in why
     assert "overhead" not in why
 
 

@@ -127,6 +127,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         read_document(tmp_path / "missing.yaml")
     with pytest.raises(SpecError, match="is a folder"):
         read_document(tmp_path)
+    aliases = tmp_path / "aliases.yaml"
+    aliases.write_text("a: &a 1\nb: [" + "*a, " * 1_000_000 + "]")
+    with pytest.raises(SpecError, match="at most"):
+        read_document(aliases)
     binary = tmp_path / "binary.yaml"
     binary.write_bytes(b"\xff\xfe\x00\x80")
     with pytest.raises(SpecError, match="cannot read"):

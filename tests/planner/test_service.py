@@ -83,6 +83,20 @@ def test_no_well_known_alternative_is_faster(plan: Plan) -> None:
     assert all(row["iteration_s"] >= plan.predicted["iteration_s"].value for row in rivals if row["iteration_s"])
 
 
+def test_alternatives_end_with_the_time_limit_and_with_ctrl_c(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limited = make_plan(SPEC, catalog, time_limit_s=1e-9)
+    assert limited.config
+    assert not [row for row in limited.alternatives if "reason" in row]
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshplan.planner.alternatives.instead", interrupted)
+    assert make_plan(SPEC, catalog).solution["status"] == "optimal"
+
+
 def test_top_asks_for_more_candidates(catalog: Catalog) -> None:
     many = make_plan(SPEC, catalog, top=40)
     ranked = [row for row in many.alternatives if "chosen" in row]
@@ -216,6 +230,23 @@ def test_an_estimate_names_every_rule_that_its_choices_break(catalog: Catalog) -
     fixed = {"tensor_parallel": 8, "data_parallel": 2, "micro_batch_size": 64}
     with pytest.raises(SpecError, match="16"):
         estimate_plan({**SPEC, "fixed": fixed}, catalog)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "path"),
+    [
+        ({"pipeline_schedule": "interleaved"}, "fixed.pipeline_schedule"),
+        ({"pipeline_schedule": "none", "pipeline_parallel": 2}, "fixed.pipeline_schedule"),
+        ({"expert_tensor_parallel": 5}, "fixed.expert_tensor_parallel"),
+        ({"virtual_pipeline_stages": 64}, "fixed"),
+    ],
+)
+def test_an_estimate_refuses_choices_that_contradict_each_other(
+    fixed: dict[str, Any], path: str, catalog: Catalog
+) -> None:
+    with pytest.raises(SpecError) as caught:
+        estimate_plan({**SPEC, "fixed": fixed}, catalog)
+    assert path in {problem.path for problem in caught.value.problems}
 
 
 # --- another choice ------------------------------------------------------------------------------------------------

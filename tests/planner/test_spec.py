@@ -108,7 +108,7 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("workload.sequence_length", "4096", "valid integer"),
         ("workload.global_batch_size", ..., "either global_batch_size"),
         ("workload.global_batch_tokens", 4096, "either global_batch_size"),
-        ("workload.num_training_tokens", 0, "greater than 0"),
+        ("workload.num_training_tokens", 0, "greater than or equal to 1"),
         ("workload.num_training_tokens", float("inf"), "finite"),
         ("workload.phase", "lora", "go together"),
         ("workload.lora_rank", 8, "go together"),
@@ -120,6 +120,10 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("constraints.max_step_time", "30 GB", "bytes"),
         ("constraints.memory_headroom", "0 GiB", "above 0"),
         ("constraints.memory_headroom", "4 GB/s", "bandwidth"),
+        ("constraints.max_step_time", "0 s", "above 0"),
+        ("constraints.max_usd_per_hour", 1e300, "less than or equal"),
+        ("workload.num_training_tokens", 1e300, "less than or equal"),
+        ("workload.num_training_tokens", 1e-300, "greater than or equal"),
         ("fixed.zero_stage", 4, "less than or equal to 3"),
         ("fixed.tensor_parallel", 10**30, "less than or equal"),
         ("fixed.sequence_parallel", 1, "valid boolean"),
@@ -142,6 +146,20 @@ def test_bits_are_an_eighth_of_bytes() -> None:
     assert cluster.links is not None
     assert cluster.links.inter_node is not None
     assert cluster.links.inter_node.bandwidth == 50e9
+
+
+@pytest.mark.parametrize(
+    ("bandwidth", "latency", "words"),
+    [
+        ("1e-300 GB/s", "3 us", "within 1.0 kB/s"),
+        ("1e290 GB/s", "3 us", "1.0 PB/s"),
+        ("0 GB/s", "0 s", "within"),
+        ("1 GB/s", "1e300 s", "at most 60.00 s"),
+    ],
+)
+def test_links_that_cannot_exist_are_refused(bandwidth: str, latency: str, words: str) -> None:
+    links = {**IN_PLACE["links"], "inter_node": {"bandwidth": bandwidth, "latency": latency}}
+    assert words in "".join(problems(changed("cluster", {**IN_PLACE, "links": links})).values())
 
 
 def test_two_nodes_in_place_need_a_link_between_them() -> None:

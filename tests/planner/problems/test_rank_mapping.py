@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 

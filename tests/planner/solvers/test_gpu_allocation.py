@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from meshplan.planner.problems.gpu_allocation import Bucket, GpuAllocationProblem, GpuType
 from meshplan.planner.solvers.gpu_allocation import answer, solve
 from meshplan.planner.solvers.gpu_allocation_milp import prove

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from meshplan.planner.solvers.rank_mapping_objective import LinkCosts
 from meshplan.planner.solvers.rank_mapping_states import MappingStates
 

@@ -1,0 +1,283 @@
+"""``meshplan plan`` and ``estimate``: what is printed, stored and written, and what is not when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.plan_rows import PlanRows
+from meshplan.catalogs.repository import Catalog
+from meshplan.planner.solvers.solution import OnProgress, Progress
+
+from .conftest import SPEC, Command
+
+CLOCKS = re.compile(r'"(wall_s|cpu_s)": [^,\n]+')
+
+
+def stored(database: Path) -> list[str]:
+    return [row.plan_id for row in PlanRows(Catalog.open(str(database)).engine).list()]
+
+
+def test_a_plan_is_printed_stored_and_tagged(meshplan: Command, spec: Path, database: Path) -> None:
+    outcome = meshplan("plan", spec, "--tag", "first", "--name", "a try")
+    assert outcome.code == 0
+    (plan_id,) = stored(database)
+    assert f"plan {plan_id} is stored" in outcome.out
+    assert "✔" in outcome.out
+    assert outcome.err == ""
+    assert plan_id in meshplan("plans", "show", "first").out or "✔" in meshplan("plans", "show", "first").out
+    listed = json.loads(meshplan("plans", "list", "--format", "json").out)
+    assert [(row["plan_id"], row["tag"], row["name"]) for row in listed] == [(plan_id, "first", "a try")]
+
+
+def test_the_printed_commands_work(meshplan: Command, spec: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "measured.json").write_text('{"iteration_s": 3.0}')
+    printed = meshplan("plan", spec, "--db", "here.sqlite").out
+    commands = [line.split()[1:] for line in printed.splitlines() if line.startswith("  meshplan ")]
+    assert len(commands) == 3
+    assert [meshplan(*command).code for command in commands] == [0, 0, 0]
+
+
+def test_no_store_leaves_nothing(meshplan: Command, spec: Path, database: Path) -> None:
+    assert "(not stored)" in meshplan("plan", spec, "--no-store").out
+    assert stored(database) == []
+
+
+def test_json_is_all_that_stands_on_stdout(meshplan: Command, spec: Path, tmp_path: Path) -> None:
+    outcome = meshplan("plan", spec, "--format", "json", "--out", tmp_path / "out")
+    document = json.loads(outcome.out)
+    assert document["solution"]["status"] == "optimal"
+    assert {"plan_id", "kind", "spec_digest", "catalog_digest", "config", "predicted", "memory"} <= document.keys()
+
+
+def test_the_same_question_prints_the_same_bytes_but_for_the_clocks(
+    meshplan: Command, spec: Path, tmp_path: Path
+) -> None:
+    first = meshplan("plan", spec, "--format", "json", "--seed", "3").out
+    second = meshplan("plan", spec, "--format", "json", "--seed", "3", "--db", tmp_path / "other.sqlite").out
+    assert CLOCKS.sub("", first) == CLOCKS.sub("", second)
+    assert len(CLOCKS.findall(first)) == 2
+
+
+def test_top_says_how_many_are_shown(meshplan: Command, spec: Path) -> None:
+    assert len(meshplan("plan", spec, "--top", "9", "--format", "csv").out.splitlines()) == 10
+
+
+def test_an_estimate_shows_the_one_configuration(meshplan: Command, tmp_path: Path, database: Path) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_text(f"{SPEC}fixed: {{tensor_parallel: 4, zero_stage: 1, activation_recompute: full}}\n")
+    outcome = meshplan("estimate", path)
+    assert outcome.code == 0
+    assert "one configuration, priced: it fits" in outcome.out
+    assert stored(database) == []
+    path.write_text(f"{SPEC}fixed: {{tensor_parallel: 1, zero_stage: 0, micro_batch_size: 8}}\n")
+    outcome = meshplan("estimate", path)
+    assert outcome.code == 3
+    assert "it does not fit" in outcome.out
+    assert "Where the step's time goes" in outcome.out
+
+
+# --- no plan -------------------------------------------------------------------------------------------------------
+
+TOO_LARGE = SPEC.replace("llama-3.1-8b", "llama-3.1-70b")
+
+
+def test_no_plan_is_an_answer_with_its_own_exit_code(meshplan: Command, tmp_path: Path, database: Path) -> None:
+    path = tmp_path / "large.yaml"
+    path.write_text(TOO_LARGE)
+    outcome = meshplan("plan", path, "--out", tmp_path / "out")
+    assert outcome.code == 3
+    for words in ("What binds: device memory", "Nearest miss:", "What would do:", "not stored"):
+        assert words in outcome.out
+    assert stored(database) == []
+    assert not (tmp_path / "out").exists()
+    outcome = meshplan("plan", path, "--format", "json")
+    assert outcome.code == 3
+    solution = json.loads(outcome.out)["solution"]
+    assert solution["status"] == "infeasible"
+    assert solution["binding_constraint"]
+    assert solution["nearest_miss"]
+    assert solution["least_change"]
+
+
+# --- bad input -----------------------------------------------------------------------------------------------------
+
+BAD = {
+    "unknown model": ("model: llama-3.1-8b", "model: lama-3.1-8b", ["model: unknown model", "'llama-3.1-8b'"]),
+    "unknown node": ("type: dgx-h100", "type: dgx-h10", ["cluster.nodes[0].type", "'dgx-h100'"]),
+    "no devices": ("count: 1", "count: 0", ["cluster.nodes[0].count", "greater than or equal to 1"]),
+    "negative batch": ("global_batch_size: 64", "global_batch_size: -64", ["workload.global_batch_size", "-64"]),
+    "misspelt key": ("sequence_length", "sequence_lenght", ["workload.sequence_lenght", "did you mean"]),
+    "missing kind": ("kind: training", "", ["kind: must be one of training"]),
+    "unknown kind": ("kind: training", "kind: trainning", ["did you mean 'training'"]),
+    "bare memory": ("cluster: {", "cluster: {host_memory: 512, ", ["cluster.host_memory", "no unit"]),
+    "bits for bytes": ("cluster: {", "cluster: {host_memory: 512 Gb, ", ["cluster.host_memory", "counts bits"]),
+    "duplicate key": ("kind: training", "kind: training\nkind: training", ["'kind' stands twice"]),
+    "impossible degree": ("kind:", "fixed: {tensor_parallel: 3}\nkind:", ["fixed.tensor_parallel", "does not divide"]),
+    "too many devices": ("kind:", "fixed: {data_parallel: 16}\nkind:", ["fixed", "16 devices, the cluster has 8"]),
+    "aliases": ("kind:", f"x: &x 1\ny: [{'*x, ' * 200_000}]\nkind:", ["more than 100 aliases"]),
+    "missing config": ("llama-3.1-8b", "./missing/config.json", ["model:", "missing/config.json"]),
+    "unknown target": ("kind:", "constraints: {target: megatorn}\nkind:", ["constraints.target", "'megatron'"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_explained_and_leaves_nothing(
+    case: str, meshplan: Command, tmp_path: Path, database: Path
+) -> None:
+    old, new, words = BAD[case]
+    path = tmp_path / "bad.yaml"
+    path.write_text(SPEC.replace(old, new))
+    for command in (("plan", path, "--out", tmp_path / "out"), ("estimate", path)):
+        outcome = meshplan(*command)
+        assert outcome.code == 2
+        assert outcome.out == ""
+        assert all(word in outcome.err for word in words), outcome.err
+    assert not (tmp_path / "out").exists()
+    assert stored(database) == []
+
+
+def test_every_problem_is_printed_at_once(meshplan: Command, tmp_path: Path) -> None:
+    path = tmp_path / "bad.yaml"
+    text = SPEC.replace("count: 1", "count: 0").replace("64", "0").replace("4096", "-1")
+    path.write_text(text + "constraints: {memory_headroom: 4}\nfixed: {zero_stage: 9}\n")
+    outcome = meshplan("plan", path)
+    assert outcome.code == 2
+    assert "5 problems in the spec" in outcome.err
+    for where in (
+        "cluster.nodes[0].count",
+        "workload.sequence_length",
+        "workload.global_batch_size",
+        "constraints.memory_headroom",
+        "fixed.zero_stage",
+    ):
+        assert f"  - {where}: " in outcome.err
+
+
+def test_a_config_that_is_no_transformer_is_refused(meshplan: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "resnet", "depths": [3, 4, 6, 3]}')
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.replace("llama-3.1-8b", "./config.json"))
+    outcome = meshplan("plan", path)
+    assert outcome.code == 2
+    assert "model: " in outcome.err
+
+
+def test_a_database_that_cannot_be_opened_is_a_catalog_error(meshplan: Command, spec: Path, tmp_path: Path) -> None:
+    (tmp_path / "no.sqlite").write_text("this is no database")
+    outcome = meshplan("plan", spec, "--db", tmp_path / "no.sqlite")
+    assert outcome.code == 4
+    assert outcome.out == ""
+
+
+# --- files ---------------------------------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_files_are_not_replaced_without_being_asked(meshplan: Command, spec: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert meshplan("plan", spec, "--out", out).code == 0
+    before = contents(out)
+    assert {"README.md", "megatron_args.txt", "rank_table.json", "plan.json"} <= before.keys()
+    outcome = meshplan("plan", spec, "--out", out)
+    assert outcome.code == 6
+    assert "--force" in outcome.err
+    assert "✔" in outcome.out
+    assert contents(out) == before
+    assert meshplan("plan", spec, "--out", out, "--force").code == 0
+    assert contents(out) == before
+
+
+def test_an_output_folder_that_is_a_file_is_refused(meshplan: Command, spec: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    outcome = meshplan("plan", spec, "--out", tmp_path / "out")
+    assert outcome.code == 6
+    assert (tmp_path / "out").read_text() == "mine"
+
+
+KILLED = """
+import os, sys
+from meshplan.planner.emit import writer
+before = getattr(writer, sys.argv[1])
+calls = []
+def killed(*arguments, **options):
+    calls.append(1)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), 9)
+    return before(*arguments, **options)
+setattr(writer, sys.argv[1], killed)
+from meshplan.cli.main import run
+run(sys.argv[3:])
+"""
+
+
+@pytest.mark.parametrize(("function", "call"), [("write_artifacts", 1), ("_write", 3)])
+def test_a_killed_process_leaves_nothing_half_written(
+    function: str, call: int, meshplan: Command, spec: Path, database: Path, tmp_path: Path
+) -> None:
+    out, whole = tmp_path / "out", tmp_path / "whole"
+    arguments = [function, str(call), "plan", str(spec), "--out", str(out)]
+    done = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=os.environ, capture_output=True, check=False)
+    assert done.returncode == -9
+    (plan_id,) = stored(database)
+    assert meshplan("emit", plan_id, "--out", whole).code == 0
+    complete = contents(whole)
+    left = contents(out) if out.exists() else {}
+    assert len(left) == call - 1
+    assert all(complete[name] == text for name, text in left.items())
+
+
+# --- long work -----------------------------------------------------------------------------------------------------
+
+
+def interrupting(*, when: str) -> Any:
+    """A progress line whose reader presses Ctrl-C."""
+
+    @contextmanager
+    def line() -> Iterator[OnProgress]:
+        def show(progress: Progress) -> None:
+            if when == "at once" or progress.incumbent is not None:
+                raise KeyboardInterrupt
+
+        yield show
+
+    return line
+
+
+def test_ctrl_c_keeps_the_best_so_far(meshplan: Command, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshplan.cli.progress.progress_line", interrupting(when="incumbent"))
+    outcome = meshplan("plan", spec, "--format", "json")
+    assert outcome.code == 0
+    solution = json.loads(outcome.out)["solution"]
+    assert solution["status"] in ("feasible", "optimal")
+    assert solution["bound"] <= solution["objective"]
+
+
+def test_ctrl_c_before_there_is_anything_ends_quietly(
+    meshplan: Command, spec: Path, database: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("meshplan.planner.service.make_plan", interrupted)
+    outcome = meshplan("plan", spec)
+    assert (outcome.code, outcome.out, outcome.err) == (130, "", "interrupted\n")
+    assert stored(database) == []
+
+
+def test_a_time_limit_is_a_positive_number(meshplan: Command, spec: Path) -> None:
+    for limit in ("0", "-1", "nan", "inf", "soon"):
+        assert meshplan("plan", spec, "--time-limit", limit).code == 2

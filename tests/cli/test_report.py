@@ -1,0 +1,124 @@
+"""What people read, within 80 columns; from frozen plans, so that a better estimator changes no golden here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshplan.cli.answer_report import answer_report
+from meshplan.cli.training_report import training_report
+from meshplan.planner.plan import Plan
+
+from .conftest import Command
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
+FROZEN = {"70b": GOLDEN / "plan-70b.json", "moe": GOLDEN / "plan-moe.json"}
+
+
+def frozen(name: str) -> Plan:
+    return Plan.from_document(json.loads(FROZEN[name].read_text(encoding="utf-8")))
+
+
+def narrow(text: str) -> bool:
+    """Whether every line fits 80 columns, but for addresses, which stay in one piece."""
+    return all(len(line) <= 80 for line in text.splitlines() if "://" not in line)
+
+
+@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("command", ["plans show", "explain"])
+def test_a_plan_reads_as_it_did(name: str, command: str, meshplan: Command, golden: Any) -> None:
+    outcome = meshplan(*command.split(), FROZEN[name])
+    assert outcome.code == 0
+    assert narrow(outcome.out)
+    golden(f"cli/{command.replace(' ', '-')}-{name}.txt", outcome.out)
+
+
+@pytest.mark.parametrize("form", ["markdown", "csv"])
+def test_the_flat_forms_hold_the_table_of_the_best(form: str, meshplan: Command, golden: Any) -> None:
+    golden(f"cli/plans-show-70b.{form}", meshplan("plans", "show", FROZEN["70b"], "--format", form).out)
+
+
+def test_two_plans_side_by_side(meshplan: Command, golden: Any) -> None:
+    outcome = meshplan("compare", FROZEN["70b"], FROZEN["moe"])
+    assert narrow(outcome.out)
+    golden("cli/compare.txt", outcome.out)
+
+
+def test_json_and_yaml_hold_the_whole_plan(meshplan: Command) -> None:
+    import yaml
+
+    document = json.loads(FROZEN["70b"].read_text(encoding="utf-8"))
+    assert json.loads(meshplan("plans", "show", FROZEN["70b"], "--format", "json").out) == document
+    assert yaml.safe_load(meshplan("plans", "show", FROZEN["70b"], "--format", "yaml").out) == document
+
+
+def test_no_number_is_cut_however_large() -> None:
+    plan = frozen("moe")
+
+    def huge(row: Any) -> dict[str, Any]:
+        if "chosen" not in row:
+            return dict(row)
+        config = {**row["config"], "world_size": 102_400, "data_parallel": 12_800, "activation_recompute": "selective"}
+        return {**row, "config": config, "iteration_s": 1234.5}
+
+    text = training_report(replace(plan, alternatives=tuple(map(huge, plan.alternatives))))
+    assert narrow(text)
+    assert "102400" in text
+    assert "12800" in text
+    assert "1234.50 s" in text
+    assert "selective" in text
+
+
+def test_an_infeasible_answer_says_what_binds_and_what_would_do() -> None:
+    solution = {
+        "status": "infeasible",
+        "solver": "enumeration",
+        "cpu_s": 0.1,
+        "gap": None,
+        "num_candidates": 12,
+        "binding_constraint": "device memory: 78.4 GiB usable on each H100",
+        "nearest_miss": {
+            "limit": "device memory",
+            "excess": 1e9,
+            "excess_text": "953.7 MiB too much",
+            "config": {"tensor_parallel": 8, "activation_recompute": "full"},
+        },
+        "least_change": [{"constraint": "max_devices", "change": "16 devices of this type instead of 8"}],
+    }
+    text = training_report(replace(frozen("70b"), config={}, predicted={}, solution=solution, alternatives=()))
+    assert narrow(text)
+    assert "What binds: device memory: 78.4 GiB" in text
+    assert "Nearest miss: 953.7 MiB too much (device memory) with TP8 full recompute" in text
+    assert "What would do: 16 devices of this type instead of 8 (max_devices)" in text
+
+
+def test_the_answer_of_a_stand_alone_problem_shows_its_fields() -> None:
+    plan = Plan(
+        kind="gpu-allocation",
+        spec={"kind": "gpu-allocation", "name": "toy"},
+        spec_digest="s",
+        catalog_digest="c",
+        config={},
+        predicted={},
+        solution={"status": "feasible", "objective": 5.0, "bound": 4.0, "gap": 0.2, "solver": "search", "cpu_s": 0.5},
+        answer={
+            "counts": {"A10G": 1, "H100": 2},
+            "placement": [[0, 1, 2], [2, 1, 0]],
+            "prices": [0.5] * 60,
+            "changes": [{"change": "one more L4"}],
+        },
+    )
+    text = answer_report(plan)
+    assert narrow(text)
+    for words in (
+        "gpu-allocation toy: feasible, objective 5, bound 4 (gap 20.0%)",
+        "counts.H100",
+        "table of 2 × 3",
+        "list of 60",
+        "one more L4",
+    ):
+        assert words in text

@@ -1,0 +1,192 @@
+"""Commands on finished plans: plans, explain, emit, compare."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from .conftest import SPEC, Command
+
+
+@pytest.fixture
+def plan_id(meshplan: Command, spec: Path) -> str:
+    outcome = meshplan("plan", spec, "--format", "json", "--tag", "base")
+    return str(json.loads(outcome.out)["plan_id"])
+
+
+@pytest.fixture
+def other_id(meshplan: Command, tmp_path: Path) -> str:
+    path = tmp_path / "other.yaml"
+    path.write_text(f"{SPEC}fixed: {{activation_recompute: full}}\n")
+    return str(json.loads(meshplan("plan", path, "--format", "json").out)["plan_id"])
+
+
+# --- plans ---------------------------------------------------------------------------------------------------------
+
+
+def test_tags_move_and_go(meshplan: Command, plan_id: str, other_id: str) -> None:
+    assert meshplan("plans", "tag", other_id, "base").code == 0
+    tags = {row["plan_id"]: row["tag"] for row in json.loads(meshplan("plans", "list", "--format", "json").out)}
+    assert tags == {plan_id: None, other_id: "base"}
+    assert meshplan("plans", "tag", "base", "--remove").code == 0
+    assert meshplan("plans", "show", "base").code == 4
+    assert meshplan("plans", "tag", plan_id).code == 2
+    assert meshplan("plans", "tag", plan_id, "latest").code == 4
+
+
+def test_a_deleted_plan_is_gone(meshplan: Command, plan_id: str) -> None:
+    assert json.loads(meshplan("plans", "delete", "base", "--format", "json").out) == {
+        "plan_id": plan_id,
+        "deleted": True,
+    }
+    assert json.loads(meshplan("plans", "list", "--format", "json").out) == []
+    assert meshplan("plans", "show", plan_id).code == 4
+
+
+def test_a_wrong_handle_gets_a_suggestion(meshplan: Command, plan_id: str) -> None:
+    outcome = meshplan("plans", "show", "bace")
+    assert outcome.code == 4
+    assert "did you mean 'base'" in outcome.err
+
+
+def test_kinds_filter_the_list(meshplan: Command, plan_id: str) -> None:
+    listed = meshplan("plans", "list", "--kind", "training", "--format", "json").out
+    assert [row["plan_id"] for row in json.loads(listed)] == [plan_id]
+    assert json.loads(meshplan("plans", "list", "--kind", "rank-mapping", "--format", "json").out) == []
+
+
+def test_measurements_are_attached_and_compared(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
+    measured = tmp_path / "measured.json"
+    measured.write_text('{"iteration_s": 2.0, "mfu": 0.41}')
+    rows = json.loads(meshplan("plans", "record", "base", measured, "--format", "json").out)
+    assert [row["metric"] for row in rows] == ["iteration_s", "mfu"]
+    document = json.loads(meshplan("compare", "base", "--format", "json").out)
+    assert document["measured"][0]["plan_id"] == plan_id
+    assert document["measured"][0]["metrics"][0]["measured"] == 2.0
+    assert "measured" in meshplan("compare", "base").out
+
+
+def test_unknown_metrics_are_refused_with_the_closest(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
+    measured = tmp_path / "measured.json"
+    measured.write_text('{"iteration": 2.0, "mfu": -1}')
+    outcome = meshplan("plans", "record", "base", measured)
+    assert outcome.code == 2
+    assert "2 problems in what was measured" in outcome.err
+    assert "did you mean 'iteration_s'" in outcome.err
+    assert meshplan("compare", "base").code == 4
+
+
+# --- compare -------------------------------------------------------------------------------------------------------
+
+
+def test_a_comparison_lists_differences_and_the_reason(meshplan: Command, plan_id: str, other_id: str) -> None:
+    document = json.loads(meshplan("compare", "base", other_id, "--format", "json").out)
+    assert document["plans"] == [plan_id, other_id]
+    assert [item["field"] for item in document["question"]] == ["fixed.activation_recompute"]
+    assert {"field": "activation_recompute", "values": ["none", "full"]} in document["choices"]
+    assert "recompute" in document["reasons"][0]
+    text = meshplan("compare", "base", other_id).out
+    assert max(map(len, text.splitlines())) <= 80
+    assert f"{other_id}: a step takes" in text
+
+
+def test_more_than_two_plans_fit_the_page(meshplan: Command, plan_id: str, other_id: str) -> None:
+    text = meshplan("compare", plan_id, other_id, plan_id).out
+    assert max(map(len, text.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "yaml"])
+def test_a_comparison_has_every_form(form: str, meshplan: Command, plan_id: str, other_id: str) -> None:
+    outcome = meshplan("compare", plan_id, other_id, "--format", form)
+    assert outcome.code == 0
+    assert "activation_recompute" in outcome.out
+
+
+# --- explain -------------------------------------------------------------------------------------------------------
+
+
+def test_explain_says_why(meshplan: Command, plan_id: str) -> None:
+    outcome = meshplan("explain", "base")
+    assert outcome.code == 0
+    for words in (
+        "Proof:",
+        "optimal under the model",
+        "Limits:",
+        "device memory",
+        "Constants:",
+        "Why not …?",
+        "Sources",
+    ):
+        assert words in outcome.out
+    document = json.loads(meshplan("explain", "base", "--format", "json").out)
+    assert document["plan_id"] == plan_id
+    assert document["alternatives"]
+    assert sum(document["share_of_time_by_evidence"].values()) == pytest.approx(1.0)
+
+
+def test_explain_prices_another_choice(meshplan: Command, plan_id: str) -> None:
+    outcome = meshplan("explain", "base", "--instead", "tensor_parallel=4", "activation_recompute=full")
+    assert outcome.code == 0
+    assert outcome.out.startswith("tensor_parallel=4, activation_recompute=full instead: +")
+    document = json.loads(meshplan("explain", "base", "--instead", "tensor_parallel=4", "--format", "json").out)
+    assert document["other"]["config"]["tensor_parallel"] == 4
+    assert document["comparison"]["plans"][0] == plan_id
+
+
+def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id: str) -> None:
+    choices = ["zero_stage=0", "tensor_parallel=1", "pipeline_parallel=1"]
+    outcome = meshplan("explain", "base", "--instead", *choices)
+    assert outcome.code == 3
+    assert "does not fit" in outcome.out
+    document = json.loads(meshplan("explain", "base", "--instead", *choices, "--format", "json").out)
+    assert document["other"] is None
+    assert "does not fit" in document["reason"]
+
+
+@pytest.mark.parametrize(
+    ("choice", "words"),
+    [
+        ("tensor_paralel=4", "did you mean 'tensor_parallel'"),
+        ("tensor_parallel=3", "does not divide"),
+        ("tensor_parallel", "CHOICE=VALUE"),
+        ("tensor_parallel=many", "valid integer"),
+        ("sequence_parallel=1", "valid boolean"),
+    ],
+)
+def test_explain_refuses_choices_that_are_none(choice: str, words: str, meshplan: Command, plan_id: str) -> None:
+    outcome = meshplan("explain", "base", "--instead", choice)
+    assert outcome.code == 2
+    assert words in outcome.err
+
+
+# --- emit ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_stored_plan_is_emitted_as_planned(meshplan: Command, plan_id: str, spec: Path, tmp_path: Path) -> None:
+    assert meshplan("emit", "base", "--target", "megatron", "--out", tmp_path / "a").code == 0
+    assert meshplan("plan", spec, "--out", tmp_path / "b").code == 0
+    names = {path.name for path in (tmp_path / "a").iterdir()}
+    assert names == {path.name for path in (tmp_path / "b").iterdir()}
+    assert all((tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes() for name in names)
+
+
+def test_a_plan_file_can_be_shown_explained_compared_and_emitted(
+    meshplan: Command, plan_id: str, tmp_path: Path
+) -> None:
+    meshplan("emit", "base", "--out", tmp_path / "a")
+    file = tmp_path / "a" / "plan.json"
+    other_database = ("--db", tmp_path / "other.sqlite")
+    assert meshplan("plans", "show", file, *other_database).code == 0
+    assert meshplan("explain", file, *other_database).code == 0
+    assert meshplan("compare", file, file, *other_database).code == 0
+    assert meshplan("emit", file, "--out", tmp_path / "b", *other_database).code == 0
+    assert file.read_bytes() == (tmp_path / "b" / "plan.json").read_bytes()
+
+
+def test_an_unknown_target_is_refused_with_the_closest(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
+    outcome = meshplan("emit", "base", "--target", "megatorn", "--out", tmp_path / "a")
+    assert outcome.code == 6
+    assert "did you mean 'megatron'" in outcome.err
+    assert not (tmp_path / "a").exists()
