@@ -52,8 +52,8 @@ FITTED: Mapping[str, float] = {
     "data_parallel_s_per_rank": 1.0,
 }
 SPREAD = np.array(list(FITTED.values()))
-# Fitted inside (0, 1). The low-precision factor is not: fitted curves of narrow formats also pay for quantisation that a
-# training step fuses away.
+# Fitted inside (0, 1). The low-precision factor is not: curves of narrow formats pay for quantisation that a training
+# step fuses away.
 FRACTIONS = frozenset(
     name
     for name in FITTED
