@@ -8,7 +8,7 @@ the nearest miss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -136,6 +136,37 @@ def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems
     except CatalogError as error:
         problems.say("model", str(error))
     return None
+
+
+def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:
+    """Names in a spec that the catalog does not have, looked for in a document that is malformed elsewhere.
+
+    Args:
+        document: the spec as plain data, of any shape.
+        catalog: where the names are looked up.
+    """
+    cluster = document.get("cluster")
+    cluster = cluster if isinstance(cluster, Mapping) else {}
+    nodes = cluster.get("nodes")
+    places: list[tuple[str, Any, Callable[[str], object]]] = [
+        (f"cluster.nodes[{index}].type", node.get("type"), catalog.node_type)
+        for index, node in enumerate(nodes if isinstance(nodes, list) else [])
+        if isinstance(node, Mapping)
+    ]
+    devices = cluster.get("devices")
+    if isinstance(devices, Mapping):
+        places.append(("cluster.devices.type", devices.get("type"), catalog.device))
+    model = document.get("model")
+    if isinstance(model, str) and "/" not in model and not model.endswith(".json"):
+        places.append(("model", model, catalog.model))
+    problems = _Problems()
+    for path, name, look_up in places:
+        if isinstance(name, str) and name:
+            try:
+                look_up(name)
+            except UnknownEntryError as error:
+                problems.say(path, str(error))
+    return problems
 
 
 def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluster | None:
