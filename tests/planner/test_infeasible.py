@@ -63,7 +63,7 @@ def test_the_nearest_miss_misses_by_what_it_says() -> None:
 
 
 def amount(text: str) -> float:
-    return float(re.sub(r"[^0-9.]", "", text.split()[0]))
+    return float(re.sub(r"[^0-9.]", "", text.split(maxsplit=1)[0]))
 
 
 @pytest.mark.parametrize("objective", TrainingObjective, ids=lambda objective: objective.value)
