@@ -171,6 +171,7 @@ def picture(
     name: Annotated[str, typer.Argument(help="Cluster, or run of a device.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
     db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
 ) -> None:
     """Write the bandwidth matrix of a cluster, or the efficiency curves of a device run, as one HTML file."""
     from meshplan.profiler.pictures import cluster_page, device_page
@@ -181,6 +182,7 @@ def picture(
     else:
         page = device_page(store.run(name), store.of_run(name))
     _write(out, page)
+    show_document({"written": str(out)}, form)
 
 
 @app.command("export")
@@ -188,6 +190,7 @@ def export_profile(
     name: Annotated[str, typer.Argument(help="Cluster.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="JSON file to write.")],
     db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
 ) -> None:
     """Write the newest profile of a cluster, with every measurement and fit, as one JSON file."""
     import json
@@ -196,6 +199,7 @@ def export_profile(
 
     document = export_cluster(_store(db), name)
     _write(out, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    show_document({"written": str(out), "measurements": len(document["measurements"])}, form)
 
 
 @app.command("import")

@@ -20,7 +20,8 @@ from meshplan.catalogs.calibration import Calibration
 from meshplan.planner.estimators.compute import peak_flops_per_s
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS
 from meshplan.planner.estimators.priced import Priced, price
-from meshplan.planner.observations import ObservationReader, ObservedRun, UnsupportedError
+from meshplan.planner.observation_fields import UnsupportedError
+from meshplan.planner.observations import ObservationReader, ObservedRun
 from meshplan.planner.plan import Interval
 from meshplan.planner.problems.training import TrainingProblem
 

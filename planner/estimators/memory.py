@@ -107,7 +107,8 @@ class MemoryModel:
         shape, t = self.shape, self.candidates.tensor_parallel
         kinds = self.candidates.split.kinds
         split, whole = 0.0, 0.0
-        for kind, count in zip(kinds, stage.layers, strict=True):
+        for kind, dealt in zip(kinds, stage.layers, strict=True):
+            count = dealt + self._nextn_layers(stage) * (kind == kinds[-1])
             mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
             split += count * (shape.attention_parameters + mlp)
             whole += count * (shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0))
@@ -116,6 +117,9 @@ class MemoryModel:
         if stage.has_head:
             copies_tied = shape.tie_word_embeddings and self.candidates.split.pipeline_parallel > 1
             split += shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
+            # A multi-token-prediction layer also projects 2h to h and has three norms of its own.
+            split += shape.num_nextn_predict_layers * 2 * shape.hidden_size**2
+            whole += shape.num_nextn_predict_layers * 3 * shape.norm_parameters
         return split / t + whole
 
     def expert_parameters(self, stage: StageClass) -> FloatArray:
@@ -123,10 +127,15 @@ class MemoryModel:
         moe, batch = self.shape.moe, self.candidates
         kinds = self.candidates.split.kinds
         layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
+        layers += self._nextn_layers(stage) * kinds[-1].is_moe
         if moe is None or layers == 0:
             return np.zeros(len(batch))
         total = layers * moe.num_experts * float(self.shape.expert_parameters)
         return total / (batch.expert_parallel * batch.expert_tensor_parallel)
+
+    def _nextn_layers(self, stage: StageClass) -> int:
+        """Multi-token-prediction layers of the stage: they lie beside the LM head and are of the last kind."""
+        return self.shape.num_nextn_predict_layers * stage.has_head
 
     def lora_parameters(self, stage: StageClass) -> FloatArray:
         """Adapter parameters of one rank: rank·(inputs + outputs) of each adapted matrix, [n]."""
@@ -220,7 +229,8 @@ class MemoryModel:
         inputs = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._kept_input_shards()
         held: FloatArray = np.zeros(len(batch))
         largest = held
-        for kind, count in zip(kinds, stage.layers, strict=True):
+        for kind, dealt in zip(kinds, stage.layers, strict=True):
+            count = dealt + self._nextn_layers(stage) * (kind == kinds[-1])
             if count == 0:
                 continue
             whole = self.layer_bytes(kind)
@@ -252,4 +262,5 @@ class MemoryModel:
     def _logits(self, stage: StageClass) -> FloatArray:
         if not stage.has_head:
             return np.zeros(len(self.candidates))
-        return self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
+        predicted_tokens = 1 + self.shape.num_nextn_predict_layers
+        return predicted_tokens * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel

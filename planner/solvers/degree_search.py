@@ -174,7 +174,8 @@ class DegreeSearch:
         limits, machine = self.problem.limits, self.problem.machine
         most = float(limits.max_devices)
         if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
-            most = min(most, limits.max_usd_per_hour / machine.usd_per_hour_per_device)
+            # Prices are no binary numbers: 3 nodes at 3 × the price of a node must not come out as 2.999….
+            most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
         least = 1.0
         if limits.max_step_s is not None:
             least = max(least, self._work_s / limits.max_step_s)
@@ -190,7 +191,11 @@ class DegreeSearch:
     def run(
         self, *, time_limit_s: float | None = None, on_progress: OnProgress | None = None
     ) -> Solution[ScoredConfig]:
-        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap."""
+        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap.
+
+        Raises:
+            SolverError: the time limit passed before any plan was found; nothing is proven then.
+        """
         wall, cpu = time.perf_counter(), time.process_time()
         templates = make_templates(self.problem)
         self.report.illegal = templates.illegal
@@ -207,6 +212,11 @@ class DegreeSearch:
         except KeyboardInterrupt:
             if not self.best:
                 raise
+        if open_splits and not self.best:
+            raise SolverError(
+                f"no plan found within the time limit of {time_limit_s} s, after {len(splits) - len(open_splits)} of "
+                f"{len(splits)} pipeline splits: allow more time"
+            )
         return self._solution(open_splits, templates, wall, cpu)
 
     def _progress(self, done: int, total: int) -> Progress:
@@ -294,8 +304,15 @@ class DegreeSearch:
                     safe_bytes=float(safe[row]),
                 )
             )
-        self.best.sort(key=lambda scored: (float(f"{scored.objective:.9e}"), _simplicity(scored.config)))
+        self.best.sort(key=self._order)
         del self.best[self.keep :]
+
+    def _order(self, scored: ScoredConfig) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Best first, equals by simplicity. Devices + T/(1 + T) in one number has too few digits for a long T."""
+        values = (scored.objective,)
+        if self.problem.objective is TrainingObjective.NUM_DEVICES:
+            values = (scored.config.world_size, scored.step_s)
+        return tuple(float(f"{value:.9e}") for value in values), _simplicity(scored.config)
 
     def _solution(
         self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float

@@ -19,16 +19,16 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", 
 
 
 @pytest.fixture(autouse=True)
-def _once(monkeypatch: pytest.MonkeyPatch) -> None:
+def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshplan.profiler.run.QUICK", Protocol(warmup=0, min_repeats=1, max_repeats=1))
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
-def lab(seeded_file: Path, tmp_path: Path) -> Path:
+def lab(seeded: Path, tmp_path: Path) -> Path:
     """A catalog with two profiles of a cluster, the second one slower."""
-    database = Path(shutil.copy(seeded_file, tmp_path / "lab.sqlite"))
+    database = Path(shutil.copy(seeded, tmp_path / "lab.sqlite"))
     store = Measurements(open_database(str(database)))
     for rate in (1e9, 4e8):
         run = store.start("links", host="a", environment={}, protocol={}, cluster="lab")

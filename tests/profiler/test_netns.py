@@ -182,27 +182,32 @@ def _requirements() -> None:
 
 
 def ended(processes: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Exit codes; what still runs at the deadline is killed."""
+    """Exit codes of processes that end before the deadline."""
     deadline = time.monotonic() + DEADLINE_S
+    return [process.wait(timeout=max(0.1, deadline - time.monotonic())) for process in processes]
+
+
+@contextmanager
+def profiling(net: Network, database: Path, folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """One rank on every host; what still runs afterwards, for whatever reason, is killed."""
+    arguments = ["profile", "links", "--name", "lab", "--rail", "eth0", "--db", str(database), "--format", "json"]
+    arguments += ["--timeout", "30"]
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        return [process.wait(timeout=max(0.1, deadline - time.monotonic())) for process in processes]
+        for host in range(len(net.namespaces)):
+            processes.append(net.start(host, arguments, log=folder / f"rank{host}.log"))
+        yield processes
     finally:
         for process in processes:
             if process.poll() is None:
                 process.kill()
-                process.wait()
-
-
-def profile(net: Network, database: Path, folder: Path) -> list[subprocess.Popen[bytes]]:
-    arguments = ["profile", "links", "--name", "lab", "--rail", "eth0", "--db", str(database), "--format", "json"]
-    arguments += ["--timeout", "30"]
-    return [net.start(host, arguments, log=folder / f"rank{host}.log") for host in range(len(net.namespaces))]
+            process.wait()
 
 
 def test_the_matrix_is_the_shaped_one(tmp_path: Path) -> None:
     database = tmp_path / "catalog.sqlite"
-    with network(HOSTS, CABLES) as net:
-        codes = ended(profile(net, database, tmp_path))
+    with network(HOSTS, CABLES) as net, profiling(net, database, tmp_path) as processes:
+        codes = ended(processes)
     assert codes == [0] * len(HOSTS), (tmp_path / "rank0.log").read_text()[-2000:]
 
     cluster = Measurements(open_database(str(database))).cluster("lab")
@@ -230,16 +235,15 @@ def test_a_dying_rank_leaves_a_valid_catalog_that_resumes(tmp_path: Path) -> Non
     database = tmp_path / "catalog.sqlite"
     hosts = (FAST, FAST, MEDIUM, MEDIUM)
     with network(hosts, ()) as net:
-        processes = profile(net, database, tmp_path)
-        deadline = time.monotonic() + DEADLINE_S
-        while "round 1 of" not in (tmp_path / "rank0.log").read_text() and time.monotonic() < deadline:
-            assert all(process.poll() is None for process in processes), (tmp_path / "rank0.log").read_text()
-            time.sleep(0.1)
-        processes[2].send_signal(signal.SIGKILL)
-        codes = ended(processes)
+        with profiling(net, database, tmp_path) as processes:
+            deadline = time.monotonic() + DEADLINE_S
+            while "round 1 of" not in (tmp_path / "rank0.log").read_text() and time.monotonic() < deadline:
+                assert all(process.poll() is None for process in processes), (tmp_path / "rank0.log").read_text()
+                time.sleep(0.1)
+            processes[2].send_signal(signal.SIGKILL)
+            codes = ended(processes)
         assert codes[0] == 4
-        log = (tmp_path / "rank0.log").read_text()
-        assert "start the same command again" in log
+        assert "start the same command again" in (tmp_path / "rank0.log").read_text()
 
         store = Measurements(open_database(str(database)))
         (run,) = store.runs(kind="links")
@@ -247,7 +251,8 @@ def test_a_dying_rank_leaves_a_valid_catalog_that_resumes(tmp_path: Path) -> Non
         assert run.finished_at is None
         assert kept
 
-        assert ended(profile(net, database, tmp_path)) == [0] * len(hosts)
+        with profiling(net, database, tmp_path) as processes:
+            assert ended(processes) == [0] * len(hosts)
     (again,) = store.runs(kind="links")
     assert again.run_id == run.run_id
     assert again.finished_at is not None
