@@ -221,7 +221,8 @@ class DegreeSearch:
 
     def _progress(self, done: int, total: int) -> Progress:
         incumbent = self.best[0].objective if self.best else None
-        return Progress(incumbent=incumbent, bound=None, note=f"pipeline splits {done}/{total}")
+        bound = float(self.bound(np.asarray(float(self.problem.limits.max_devices))))
+        return Progress(incumbent=incumbent, bound=bound, note=f"pipeline splits {done}/{total}")
 
     def _visit(self, split: PipelineSplit, templates: Templates) -> None:
         p = split.pipeline_parallel
