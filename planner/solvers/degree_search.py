@@ -27,7 +27,8 @@ import numpy as np
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel
-from meshplan.planner.estimators.training import estimate_training, work_device_s
+from meshplan.planner.estimators.training import estimate_training
+from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers.degree_templates import Templates, legal_candidates, make_templates, pipeline_splits
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of

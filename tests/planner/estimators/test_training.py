@@ -17,7 +17,8 @@ from meshplan.catalogs.calibration import Calibration, FrameworkRecipe, TimeCons
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.estimators.candidates import Candidates
 from meshplan.planner.estimators.priced import candidates_of, price
-from meshplan.planner.estimators.training import estimate_training, work_device_s
+from meshplan.planner.estimators.training import estimate_training
+from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
 
 Question = tuple[TrainingProblem, TrainingConfig]
