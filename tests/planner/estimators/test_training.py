@@ -23,7 +23,9 @@ from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingPr
 
 Question = tuple[TrainingProblem, TrainingConfig]
 # Larger is better for these constants, smaller for all others.
-EFFICIENCIES = tuple(f.name for f in fields(TimeConstants) if f.name.endswith(("efficiency", "overlap", "window")))
+EFFICIENCIES = tuple(
+    f.name for f in fields(TimeConstants) if f.name.endswith(("efficiency", "overlap", "inside", "window"))
+)
 COSTS = tuple(f.name for f in fields(TimeConstants) if f.name not in EFFICIENCIES)
 ROUNDING = 1 + 1e-9
 
@@ -60,7 +62,7 @@ def test_no_plan_beats_the_bound(question: Question) -> None:
 def test_the_bound_holds_under_ideal_constants(shape: Any, precision: str, phase: Phase) -> None:
     """Nothing but arithmetic: no latency, no host, endless bandwidth, everything hidden."""
     ideal = TimeConstants(
-        **{name: 1.0 for name in EFFICIENCIES if name.endswith(("overlap", "window"))},
+        **{name: 1.0 for name in EFFICIENCIES if name.endswith(("overlap", "inside", "window"))},
         **dict.fromkeys(COSTS, 0.0),
         gemm_efficiency=1.0,
         expert_gemm_efficiency=1.0,
@@ -71,7 +73,7 @@ def test_the_bound_holds_under_ideal_constants(shape: Any, precision: str, phase
         calibration = Calibration(
             framework="any", architecture="any", time=ideal, recipe=FrameworkRecipe(flash_attention=flash)
         )
-        device = replace(machine_with(1).device, memory_bandwidth_bytes_per_s=1e18)
+        device = replace(machine_with(1).device, memory_bandwidth_bytes_per_s=1e18, gemm_curves={})
         machine = machine_with(8, device=device, scale_up_bytes_per_s=1e18, scale_up_latency_s=0.0)
         problem = problem_of(
             shape, machine=machine, precision=precision, phase=phase, calibration=calibration, sequence_length=8192
@@ -79,7 +81,8 @@ def test_the_bound_holds_under_ideal_constants(shape: Any, precision: str, phase
         work = work_device_s(shape, machine, problem.workload, calibration)
         taken = step_s(problem, configured(problem, micro_batch_size=16))
         assert work <= taken
-        assert taken <= 1.8 * work, "a bound far below what is possible prunes nothing"
+        if flash:  # the bound leaves unfused attention out
+            assert taken <= 1.8 * work, "a bound far below what is possible prunes nothing"
 
 
 def test_the_bound_holds_for_every_shipped_calibration(catalog: Catalog) -> None:
