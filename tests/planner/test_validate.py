@@ -120,9 +120,16 @@ def test_summary_by_hand() -> None:
 def run_of(problem: TrainingProblem, measured: Mapping[str, Any], **choices: Any) -> ObservedRun:
     config = configured(problem, **choices)
     return ObservedRun(
-        id="run", group="g", problem=problem, config=config, framework="megatron", measured=measured, derived={},
-        filled=(), expects_oom=False,
-    )  # fmt: skip
+        id="run",
+        group="g",
+        problem=problem,
+        config=config,
+        framework="megatron",
+        measured=measured,
+        derived={},
+        filled=(),
+        expects_oom=False,
+    )
 
 
 def test_a_run_measured_as_predicted_has_no_error() -> None:
