@@ -7,7 +7,7 @@ logits_bytes_per_entry · logits + extra_bytes_per_parameter · resident paramet
 anew after each solution until it no longer changes.
 
 *Safe bound.* The safe factor multiplies what is not fixed; it is the smallest that leaves no measured run above the
-bound when its group is held out, plus :data:`SAFE_MARGIN`.
+bound, fitted to it or with its group held out, plus :data:`SAFE_MARGIN`.
 """
 
 from __future__ import annotations
@@ -126,10 +126,17 @@ def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
     return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
 
 
+def _needed_factor(peak: _Peak, theta: FloatArray) -> float:
+    """The smallest safe factor under which the measured peak stays below the bound."""
+    slope, base = peak.matrix(theta)
+    variable, fixed = float(slope @ theta + base) - float(theta[0]), float(theta[0])
+    return (peak.measured - fixed - SAFE_FIXED_BYTES) / variable
+
+
 def _fit(framework: str, peaks: Sequence[_Peak]) -> MemoryFit:
     theta = _solve(peaks)
     typical: dict[str, float] = {}
-    needed = 1.0
+    needed = max(1.0, *(_needed_factor(peak, theta) for peak in peaks))
     held: dict[str, tuple[float, float, float]] = {}
     for group in sorted({peak.run.group for peak in peaks}):
         others = [peak for peak in peaks if peak.run.group != group]
@@ -142,7 +149,7 @@ def _fit(framework: str, peaks: Sequence[_Peak]) -> MemoryFit:
             fixed = float(used[0])
             typical[peak.run.id] = total / peak.measured - 1.0
             held[peak.run.id] = (total - fixed, fixed, peak.measured)
-            needed = max(needed, (peak.measured - fixed - SAFE_FIXED_BYTES) / (total - fixed))
+            needed = max(needed, _needed_factor(peak, used))
     factor = needed + SAFE_MARGIN
     safe = {
         name: (variable * factor + fixed + SAFE_FIXED_BYTES) / measured - 1.0
