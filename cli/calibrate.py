@@ -157,6 +157,7 @@ def _memory_rows(result: Calibrated) -> list[dict[str, Any]]:
             "safe_least": float(min(fit.safe_error.values())),
         }
         for name, fit in sorted(result.memory.items())
+        if fit.typical_error
     ]
 
 

@@ -159,9 +159,10 @@ class MemoryModel:
         gradients = optimizer = weights
         for parameters, trained, ranks in shares:
             resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
-            weights = weights + resident * (recipe.weight_bytes + extra)
+            weights = weights + resident * recipe.weight_bytes
             gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
-            optimizer = optimizer + trained * recipe.optimizer_bytes / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
+            states = recipe.optimizer_bytes + extra
+            optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
 
@@ -201,7 +202,9 @@ class MemoryModel:
         """What one layer keeps of one micro-batch without recompute, scores included, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
         h, a = shape.hidden_size, shape.num_attention_heads
-        hidden = 8.0 * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
+        # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
+        # input.
+        hidden = (6.0 if self._frozen else 8.0) * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
         heads: FloatArray | float
         if shape.latent is None:
             heads = BYTES_16_BIT * (2.0 * a + 2.0 * shape.num_key_value_heads) * shape.head_dim
@@ -213,10 +216,15 @@ class MemoryModel:
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
         return wide * kept * self._tokens + self.attention_core_bytes()
 
+    @property
+    def _frozen(self) -> bool:
+        return self.workload.phase is Phase.LORA
+
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
         shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        tensors = shape.mlp_matrices - self._frozen
         if not kind.is_moe or shape.moe is None:
-            return BYTES_16_BIT * shape.mlp_matrices * shape.intermediate_size / t
+            return BYTES_16_BIT * tensors * shape.intermediate_size / t
         moe = shape.moe
         routed = moe.num_experts_per_token * batch.expert_tensor_parallel / t
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
