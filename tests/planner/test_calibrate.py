@@ -116,7 +116,8 @@ def test_planted_constants_come_back() -> None:
         assert getattr(local.time, name) == pytest.approx(float(getattr(PLANTED, name)), rel=0.08), name
     assert np.median(np.abs(errors(runs, local))) < 0.01
     assert np.max(np.abs(errors(runs, local))) < 0.06
-    assert local.time_error_p90 < 0.02
+    literature = np.quantile(np.abs(errors(runs, planted(TimeConstants()))), 0.9)
+    assert local.time_error_p90 < 0.5 * literature  # whole sequence lengths and models are left out
     assert {item.id for item in made.held_out} == {run.id for run in runs}
 
 
