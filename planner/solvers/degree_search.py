@@ -309,7 +309,7 @@ class DegreeSearch:
 
     def _order(self, scored: ScoredConfig) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Best first, equals by simplicity. Devices + T/(1 + T) in one number has too few digits for a long T."""
-        values = (scored.objective,)
+        values: tuple[float, ...] = (scored.objective,)
         if self.problem.objective is TrainingObjective.NUM_DEVICES:
             values = (scored.config.world_size, scored.step_s)
         return tuple(float(f"{value:.9e}") for value in values), _simplicity(scored.config)
