@@ -37,6 +37,10 @@ class ExpertPlacementProblem:
         current: [L, S] present physical_to_logical_map, or None.
         max_moved_experts: most experts that may move (``migrate``); None is no limit.
         device_speed: [G] relative speed, 1 unless stated.
+        scenario_names: of the scenarios (``prefill``, ``decode``, a domain, a time window), or empty.
+        expert_bytes: weights of one expert in one layer, or None.
+        link_bandwidth_bytes_per_s: of one device to the others of its node, each direction, or None.
+        network_bandwidth_bytes_per_s: of one device to other nodes, or None.
     """
 
     name: str
@@ -54,6 +58,10 @@ class ExpertPlacementProblem:
     current: IntArray | None = None
     max_moved_experts: int | None = None
     device_speed: FloatArray
+    scenario_names: tuple[str, ...] = ()
+    expert_bytes: float | None = None
+    link_bandwidth_bytes_per_s: float | None = None
+    network_bandwidth_bytes_per_s: float | None = None
 
     @property
     def num_slots(self) -> int:

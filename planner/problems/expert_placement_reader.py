@@ -32,6 +32,12 @@ KNOWN_KEYS = (
     "current",
     "max_moved_experts",
     "device_speed",
+    "scenario_names",
+    "expert_bytes",
+    "link_bandwidth_bytes_per_s",
+    "network_bandwidth_bytes_per_s",
+    "device_memory_slots",
+    "device_memory_bytes",
 )
 NUMERIC_KINDS = "iuf"  # NumPy's signed, unsigned and floating dtypes
 COUNT_HINT = "a count of tokens is a finite number >= 0"
@@ -79,6 +85,12 @@ class _Reader:
         speed = self._speed(devices)
         floor = self._fraction("min_balancedness", default=0.0)
         max_moved = self._integer("max_moved_experts", least=0, default=-1)
+        amounts = {
+            key: self._amount(key)
+            for key in ("expert_bytes", "link_bandwidth_bytes_per_s", "network_bandwidth_bytes_per_s")
+        }
+        names = self._scenario_names(scenarios)
+        self._check_memory(devices, experts, slots, layers, amounts["expert_bytes"])
         if self.problems:
             raise SpecError(self.problems)
         if load is None:
@@ -99,6 +111,8 @@ class _Reader:
             "current": current,
             "max_moved_experts": None if max_moved is None or max_moved < 0 else max_moved,
             "device_speed": speed,
+            "scenario_names": names,
+            **amounts,
         }
 
     def _check_keys(self) -> None:
@@ -128,6 +142,64 @@ class _Reader:
             self.complain(key, f"is {value!r}; give a number from 0 to 1")
             return default
         return float(value)
+
+    def _amount(self, key: str) -> float | None:
+        """A positive finite number, or None where the key is absent."""
+        value = self.document.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < float("inf"):
+            self.complain(key, f"is {value!r}; give a finite number > 0")
+            return None
+        return float(value)
+
+    def _scenario_names(self, scenarios: FloatArray | None) -> tuple[str, ...]:
+        names = self.document.get("scenario_names")
+        if names is None:
+            return ()
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self.complain("scenario_names", "is not a list of names, one for each scenario")
+            return ()
+        if scenarios is not None and len(names) != scenarios.shape[0]:
+            self.complain("scenario_names", f"has {len(names)} names for {scenarios.shape[0]} scenarios")
+        if len(set(names)) < len(names):
+            self.complain("scenario_names", "names two scenarios alike")
+        return tuple(names)
+
+    def _check_memory(self, devices: int, experts: int, slots: int, layers: int, expert_bytes: float | None) -> None:
+        """Every device must hold slots / devices experts of each layer: no consumer's map has room for uneven slots."""
+        capacity, key = None, "device_memory_slots"
+        if self.document.get(key) is not None:
+            capacity = self._capacity(key, devices)
+        elif self.document.get("device_memory_bytes") is not None:
+            key = "device_memory_bytes"
+            if expert_bytes is None:
+                self.complain("expert_bytes", "is missing; device_memory_bytes is counted in experts of this size")
+                return
+            capacity = self._capacity(key, devices)
+            if capacity is not None:
+                capacity = np.floor(capacity / (expert_bytes * layers))
+        if capacity is None or slots % devices:
+            return
+        device = int(capacity.argmin())
+        if capacity[device] < slots // devices:
+            most = int(capacity[device]) * devices - experts
+            fix = (
+                f"at most {most} redundant experts fit"
+                if most >= 0
+                else "use more devices: even one copy of each does not"
+            )
+            self.complain(
+                f"{key}[{device}]",
+                f"holds {int(capacity[device])} experts of a layer, {slots} slots / {devices} devices need "
+                f"{slots // devices}; {fix}",
+            )
+
+    def _capacity(self, key: str, devices: int) -> FloatArray | None:
+        array = self._array(key)
+        if array is None or not self._has_shape(key, array, (devices,)):
+            return None
+        return self._check_counts(key, array)
 
     def _objective(self) -> Objective:
         value = self.document.get("objective", Objective.BALANCE.value)

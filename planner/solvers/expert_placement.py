@@ -34,6 +34,7 @@ from meshplan.planner.solvers.expert_affinity import place_for_affinity, traffic
 from meshplan.planner.solvers.expert_balance import Best, Effort, balance, default_work, normalised
 from meshplan.planner.solvers.expert_bounds import time_bound
 from meshplan.planner.solvers.expert_migration import migrate
+from meshplan.planner.solvers.expert_moves import MigrationCost, migration_cost
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Share of the effort for the most balanced placement where it is only the start of the search.
@@ -112,7 +113,7 @@ def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> di
     Keys: ``status``, ``bound``, and, unless infeasible, ``physical_to_logical_map``, ``balancedness`` (the smallest
     over the scenarios for ``robust``), ``gap``, ``duplicates_on_device``, ``replicas_per_expert_max``; where the
     problem has what they need, ``scenario_balancedness``, ``cross_device_fraction``, ``cross_node_fraction`` and
-    ``moved_experts``.
+    ``moved_experts`` (with ``moved_bytes`` and ``migration_s`` where the sizes and links are known).
     """
     document: dict[str, Any] = {"status": solution.status.value, "bound": solution.bound}
     if solution.assignment is None:
@@ -129,14 +130,45 @@ def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> di
     }
     if problem.objective is Objective.ROBUST:
         document["scenario_balancedness"] = cases.tolist()
+        if problem.scenario_names:
+            document["scenario_names"] = list(problem.scenario_names)
     if problem.transitions is not None:
         document["cross_device_fraction"] = cross_device_fraction(problem.transitions, placement, problem.num_devices)
         document["cross_node_fraction"] = cross_node_fraction(
             problem.transitions, placement, problem.num_devices, problem.devices_per_node
         )
     if problem.current is not None:
-        document["moved_experts"] = moved_experts(placement, problem.current, problem.num_experts, problem.num_devices)
+        document |= _moves(problem, placement, problem.current)
     return document
+
+
+def _moves(problem: ExpertPlacementProblem, placement: IntArray, current: IntArray) -> dict[str, Any]:
+    """Moved experts; with their bytes and seconds where the problem knows the sizes and links."""
+    if problem.expert_bytes is None:
+        return {"moved_experts": moved_experts(placement, current, problem.num_experts, problem.num_devices)}
+    cost = cost_of_moves(problem, placement, current, problem.expert_bytes)
+    moves = {
+        "moved_experts": cost.moved_experts,
+        "moved_bytes": cost.moved_bytes,
+        "moved_across_nodes_bytes": cost.across_nodes_bytes,
+    }
+    return moves if cost.seconds is None else moves | {"migration_s": cost.seconds, "migration_bound_s": cost.bound_s}
+
+
+def cost_of_moves(
+    problem: ExpertPlacementProblem, placement: IntArray, current: IntArray, expert_bytes: float
+) -> MigrationCost:
+    """The change from ``current`` on the problem's links."""
+    return migration_cost(
+        placement,
+        current,
+        num_experts=problem.num_experts,
+        num_devices=problem.num_devices,
+        devices_per_node=problem.devices_per_node,
+        expert_bytes=expert_bytes,
+        link_bandwidth_bytes_per_s=problem.link_bandwidth_bytes_per_s,
+        network_bandwidth_bytes_per_s=problem.network_bandwidth_bytes_per_s,
+    )
 
 
 def most_balanced(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> tuple[Best, float]:

@@ -39,7 +39,7 @@ def of_class(svg: str, name: str) -> list[dict[str, str]]:
 
 
 def test_bars_stand_in_proportion_to_the_load() -> None:
-    """Device 0 holds 9 of 12 in the first layer and 2 of 4 in the second: 1.5 and 1 times the ideal, on average 1.25."""
+    """Device 0 holds 9 of 12 in the first layer, 2 of 4 in the second: 1.5 and 1 times the ideal, 1.25 on average."""
     only = view("now", BEFORE, LOAD, np.ones(2))
     assert only.times.tolist() == [[1.5, 0.5], [1.0, 1.0]]
     heights = [float(bar["height"]) for bar in of_class(svg_picture("a", [only]), "bar")]
