@@ -13,7 +13,7 @@ from html import escape
 
 import numpy as np
 
-from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, device_shares, device_time
+from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, device_time, device_traffic
 
 MOST_BARS = 64
 MOST_CELLS = 64  # rows of the traffic matrix
@@ -48,15 +48,6 @@ def view(
     times = np.divide(times, ideal, out=np.zeros_like(times), where=ideal > 0)
     traffic = None if transitions is None else device_traffic(transitions, placement, device_speed.size)
     return PlacementView(name=name, times=times, traffic=traffic)
-
-
-def device_traffic(transitions: FloatArray, placement: IntArray, num_devices: int) -> FloatArray:
-    """[G, G] share of the transitions that go from each device to each; its trace is 1 − cross_device_fraction."""
-    shares = device_shares(placement, transitions.shape[1], num_devices)
-    matrix = np.einsum("led,lef,lfg->dg", shares[:-1], transitions, shares[1:], optimize=True)
-    total = float(transitions.sum())
-    share: FloatArray = matrix / total if total > 0 else np.zeros((num_devices, num_devices))
-    return share
 
 
 def svg_picture(title: str, views: Sequence[PlacementView]) -> str:

@@ -41,6 +41,8 @@ class ExpertPlacementProblem:
         expert_bytes: weights of one expert in one layer, or None.
         link_bandwidth_bytes_per_s: of one device to the others of its node, each direction, or None.
         network_bandwidth_bytes_per_s: of one device to other nodes, or None.
+        num_expert_groups: runs of experts (E / groups each) whose copies all lie on one node, so that a router that
+            limits a token to few groups limits it to few nodes (DeepSeek-V3, arXiv:2412.19437); 1 is no such rule.
     """
 
     name: str
@@ -62,6 +64,12 @@ class ExpertPlacementProblem:
     expert_bytes: float | None = None
     link_bandwidth_bytes_per_s: float | None = None
     network_bandwidth_bytes_per_s: float | None = None
+    num_expert_groups: int = 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the last one perhaps partly used."""
+        return -(-self.num_devices // self.devices_per_node)
 
     @property
     def num_slots(self) -> int:

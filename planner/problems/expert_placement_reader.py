@@ -38,6 +38,7 @@ KNOWN_KEYS = (
     "network_bandwidth_bytes_per_s",
     "device_memory_slots",
     "device_memory_bytes",
+    "num_expert_groups",
 )
 NUMERIC_KINDS = "iuf"  # NumPy's signed, unsigned and floating dtypes
 COUNT_HINT = "a count of tokens is a finite number >= 0"
@@ -91,6 +92,9 @@ class _Reader:
         }
         names = self._scenario_names(scenarios)
         self._check_memory(devices, experts, slots, layers, amounts["expert_bytes"])
+        groups = self._integer("num_expert_groups", least=1, default=1)
+        if (groups or 1) > 1:
+            self._check_groups(groups or 1, experts, devices, devices_per_node or devices, redundant, objective, speed)
         if self.problems:
             raise SpecError(self.problems)
         if load is None:
@@ -112,6 +116,7 @@ class _Reader:
             "max_moved_experts": None if max_moved is None or max_moved < 0 else max_moved,
             "device_speed": speed,
             "scenario_names": names,
+            "num_expert_groups": groups,
             **amounts,
         }
 
@@ -194,6 +199,31 @@ class _Reader:
                 f"holds {int(capacity[device])} experts of a layer, {slots} slots / {devices} devices need "
                 f"{slots // devices}; {fix}",
             )
+
+    def _check_groups(
+        self,
+        groups: int,
+        experts: int,
+        devices: int,
+        devices_per_node: int,
+        redundant: int,
+        objective: Objective,
+        speed: FloatArray,
+    ) -> None:
+        """Groups of experts that stay on one node: everything must divide evenly."""
+        key = "num_expert_groups"
+        if devices % devices_per_node:
+            self.complain(key, f"needs full nodes; {devices} devices are no multiple of {devices_per_node} a node")
+            return
+        nodes = devices // devices_per_node
+        if experts % groups or groups % nodes:
+            self.complain(key, f"{groups} groups must divide {experts} experts and be a multiple of {nodes} nodes")
+        if redundant % nodes:
+            self.complain(
+                "num_redundant_experts", f"{redundant} must be a multiple of {nodes} nodes with expert groups"
+            )
+        if objective is not Objective.BALANCE or bool((speed != speed[0]).any()):
+            self.complain(key, "goes with objective 'balance' and equal device speeds only")
 
     def _capacity(self, key: str, devices: int) -> FloatArray | None:
         array = self._array(key)

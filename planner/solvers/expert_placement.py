@@ -13,7 +13,7 @@ migrate               :mod:`expert_migration`                     bound of the b
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from meshplan.planner.problems.expert_objectives import (
     balancedness,
     cross_device_fraction,
     cross_node_fraction,
+    device_traffic,
     duplicates_on_device,
     moved_experts,
 )
@@ -35,6 +36,7 @@ from meshplan.planner.solvers.expert_balance import Best, Effort, balance, defau
 from meshplan.planner.solvers.expert_bounds import time_bound
 from meshplan.planner.solvers.expert_migration import migrate
 from meshplan.planner.solvers.expert_moves import MigrationCost, migration_cost
+from meshplan.planner.solvers.expert_nodes import group_devices, place_groups, rename_devices_everywhere
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Share of the effort for the most balanced placement where it is only the start of the search.
@@ -79,7 +81,7 @@ def solve(
     deadline = None if time_limit_s is None else wall + time_limit_s
     work = default_work(len(problem.load_cases), problem.num_layers, problem.num_slots)
     effort = Effort(work=work, deadline=deadline)
-    found = _SOLVERS[problem.objective](problem, effort, seed)
+    found = _with_nodes(problem, _SOLVERS[problem.objective](problem, effort, seed))
     objective = None if found.placement is None else objective_of(problem, found.placement)
     bound = found.bound
     if objective is not None:
@@ -219,6 +221,18 @@ def balance_from(times: FloatArray) -> FloatArray:
 
 
 def _solve_balance(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> _Found:
+    if problem.num_expert_groups > 1:
+        load = normalised(problem.load, problem.device_speed)
+        slots, times = place_groups(
+            load,
+            problem.num_redundant_experts,
+            problem.num_devices,
+            problem.num_nodes,
+            problem.num_expert_groups,
+            effort,
+            seed,
+        )
+        return _Found(placement=_flat(slots), bound=float(balance_from(times).mean()), solver="groups, then nodes")
     best, bound = most_balanced(problem, effort, seed)
     return _Found(placement=_flat(best.slots), bound=bound, solver="portfolio")
 
@@ -258,6 +272,21 @@ def _solve_migration(problem: ExpertPlacementProblem, effort: Effort, seed: int)
     load = normalised(problem.load, problem.device_speed)
     slots = migrate(current.reshape(best.slots.shape), best.slots, load, problem.device_speed, budget)
     return _Found(placement=None if slots is None else _flat(slots), bound=bound, solver="repairs and a knapsack")
+
+
+def _with_nodes(problem: ExpertPlacementProblem, found: _Found) -> _Found:
+    """The same placement with devices renamed alike in all layers, so that much of the traffic stays inside nodes.
+
+    Left as it is where names matter: a present placement, unequal speeds, groups of experts, or a single node.
+    """
+    transitions, speed = problem.transitions, problem.device_speed
+    fixed = problem.objective is Objective.MIGRATE or problem.num_expert_groups > 1 or bool((speed != speed[0]).any())
+    if found.placement is None or transitions is None or fixed or problem.num_nodes == 1:
+        return found
+    placement = found.placement
+    order = group_devices(device_traffic(transitions, placement, problem.num_devices), problem.devices_per_node)
+    by_device = placement.reshape(problem.num_layers, problem.num_devices, -1)
+    return replace(found, placement=_flat(rename_devices_everywhere(by_device, order)))
 
 
 _SOLVERS = {

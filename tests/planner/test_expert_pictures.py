@@ -11,14 +11,13 @@ from meshplan.planner.expert_pictures import (
     MOST_BARS,
     MOST_CELLS,
     MOST_LINES,
-    device_traffic,
     grouped,
     grouped_traffic,
     svg_picture,
     text_picture,
     view,
 )
-from meshplan.planner.problems.expert_objectives import cross_device_fraction
+from meshplan.planner.problems.expert_objectives import cross_device_fraction, device_traffic
 
 LOAD = np.array([[8.0, 1.0, 1.0, 2.0], [1.0, 1.0, 1.0, 1.0]])
 BEFORE, AFTER = np.array([[0, 1, 2, 3], [0, 1, 2, 3]]), np.array([[0, 1, 2, 3], [0, 2, 1, 3]])
