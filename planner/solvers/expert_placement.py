@@ -79,7 +79,7 @@ def solve(
     """
     wall, cpu = time.perf_counter(), time.process_time()
     deadline = None if time_limit_s is None else wall + time_limit_s
-    work = default_work(len(problem.load_cases), problem.num_layers, problem.num_slots)
+    work = default_work(len(problem.load_cases), problem.num_layers, problem.num_slots, problem.slots_per_device)
     effort = Effort(work=work, deadline=deadline)
     found = _with_nodes(problem, _SOLVERS[problem.objective](problem, effort, seed))
     objective = None if found.placement is None else objective_of(problem, found.placement)
