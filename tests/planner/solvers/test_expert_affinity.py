@@ -53,6 +53,14 @@ def test_planted_groups_are_found(seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_hidden_pairs_of_experts_are_found_in_noise(seed: int) -> None:
+    """Two experts a device are the hardest groups to find from a random start."""
+    document = planted(np.random.default_rng(seed), layers=7, experts=16, devices=8, noise=0.1 + 0.05 * seed)
+    hidden = document.pop("hidden")
+    assert run(document)["cross_device_fraction"] <= referee_cross(document["transitions"], hidden, 8) + 1e-9
+
+
 def test_traffic_is_saved_without_giving_up_balance() -> None:
     """At least 40 % of the saving that ignores balance, at a balancedness that gives up no more than 0.01."""
     rng = np.random.default_rng(11)
