@@ -28,6 +28,13 @@ class ExpertTarget(StrEnum):
     MEGATRON = "megatron"
 
 
+class Dispatch(StrEnum):
+    """What traffic is: tokens that follow their layers from device to device, or are sent to each device once."""
+
+    COHERENT = "coherent"
+    DISTINCT = "distinct"
+
+
 class RecordingFormat(StrEnum):
     """Who recorded the routing."""
 
@@ -70,6 +77,14 @@ def experts(
             "--min-balance", metavar="B", min=0.0, max=1.0, help="Least traffic at this balance.", show_default=False
         ),
     ] = None,
+    dispatch: Annotated[
+        Dispatch,
+        typer.Option(
+            "--dispatch",
+            help="Traffic for --min-balance: coherent counts changes of device from layer to layer, distinct the "
+            "devices that a token visits in a layer (DeepEP; needs token traces).",
+        ),
+    ] = Dispatch.COHERENT,
     max_moves: Annotated[
         int | None,
         typer.Option(
@@ -106,12 +121,16 @@ def experts(
         raise typer.BadParameter("--emit and --out go together")
     if min_balance is not None and max_moves is not None:
         raise typer.BadParameter("--min-balance and --max-moves are two questions; ask one of them")
+    if dispatch is Dispatch.DISTINCT and min_balance is None:
+        raise typer.BadParameter("--dispatch distinct needs --min-balance: the balance that may be given up for it")
     setting, files = _setting(arguments, devices, devices_per_node, db)
     recordings = read_recordings(
         files, given_format=None if recorded_by is None else recorded_by.value, num_experts=setting.num_experts
     )
     choices: dict[str, Any] = {}
-    if min_balance is not None:
+    if dispatch is Dispatch.DISTINCT:
+        choices = {"visits_at_balance": min_balance}
+    elif min_balance is not None:
         choices = {"objective": "balance+affinity", "min_balancedness": min_balance}
     if max_moves is not None:
         choices = {"objective": "migrate", "max_moved_experts": max_moves}

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.emit.artifact import Artifact
 from meshplan.planner.emit.expert_maps import expert_map
 from meshplan.planner.expert_pictures import PlacementView, svg_picture, view
@@ -35,9 +36,10 @@ from meshplan.planner.solvers.expert_advice import (
     sampled_balance,
     share_nodes_by_trace,
 )
+from meshplan.planner.solvers.expert_dispatch import fewer_visits
 from meshplan.planner.solvers.expert_pareto import migration_curve, traffic_curve
-from meshplan.planner.solvers.expert_placement import answer, solve
-from meshplan.planner.solvers.solution import Solution
+from meshplan.planner.solvers.expert_placement import answer, objective_of, solve
+from meshplan.planner.solvers.solution import Solution, relative_gap, status_of
 
 MAP_NAMES = {
     "sglang": "expert_location.json",
@@ -82,6 +84,7 @@ def place(
     *,
     num_redundant_experts: int = 0,
     windows_apart: bool = False,
+    visits_at_balance: float | None = None,
     advice: bool = False,
     seed: int = 0,
     **choices: Any,
@@ -93,6 +96,8 @@ def place(
         recordings: scenario name → recording.
         num_redundant_experts: spare slots of a layer.
         windows_apart: every time window is a scenario.
+        visits_at_balance: let tokens visit fewer devices (dispatch in the manner of DeepEP) at this balancedness of
+            each layer; needs token traces. None leaves the balance as it is.
         advice: add the curves (more solves).
         seed: of the solver.
         choices: further keys of the instance (``objective``, ``min_balancedness``, ``max_moved_experts``).
@@ -110,6 +115,8 @@ def place(
     problem = ExpertPlacementProblem.from_document(instance, Path())
     solution = solve(problem, seed=seed)
     trace = _trace(recordings, problem)
+    if visits_at_balance is not None:
+        solution = _with_fewer_visits(problem, solution, trace, visits_at_balance)
     if trace is not None and solution.assignment is not None and _names_are_free(problem):
         renamed = share_nodes_by_trace(
             trace,
@@ -139,6 +146,28 @@ def _trace(recordings: Mapping[str, ExpertRecording], problem: ExpertPlacementPr
     width = max(trace.shape[2] for trace in traces)
     padded = [np.pad(trace, ((0, 0), (0, 0), (0, width - trace.shape[2])), constant_values=-1) for trace in traces]
     return np.concatenate(padded, axis=1) if len(padded[0]) == problem.num_layers else None
+
+
+def _with_fewer_visits(
+    problem: ExpertPlacementProblem, solution: Solution[Placement], trace: IntArray | None, floor: float
+) -> Solution[Placement]:
+    """The solution with balance given up, down to the floor, for fewer devices that a token visits."""
+    if trace is None or problem.objective is not Objective.BALANCE:
+        message = "fewer visits need token traces (megatron recordings) and objective 'balance'"
+        raise SpecError([Problem(path="LOADS", message=message)], of="the question")
+    if solution.assignment is None or solution.bound is None:
+        return solution
+    start = solution.assignment.physical_to_logical_map
+    found = fewer_visits(start, trace, problem.load, problem.device_speed, floor)
+    reached = objective_of(problem, found)
+    return replace(
+        solution,
+        status=status_of(reached, solution.bound),
+        assignment=Placement(physical_to_logical_map=found),
+        objective=reached,
+        gap=relative_gap(reached, solution.bound),
+        solver=f"{solution.solver}, then fewer visits",
+    )
 
 
 def _names_are_free(problem: ExpertPlacementProblem) -> bool:

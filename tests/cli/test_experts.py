@@ -124,6 +124,9 @@ def test_traces_bring_traffic_and_visits(meshplan: Command, tmp_path: Path) -> N
     least = meshplan(*call, "--min-balance", 0.5, "--format", "json").json
     assert least["question"]["objective"] == "balance+affinity"
     assert least["new"]["cross_device_fraction"] <= document["new"]["cross_device_fraction"]
+    distinct = meshplan(*call, "--min-balance", 0.5, "--dispatch", "distinct", "--format", "json").json
+    assert distinct["new"]["devices_per_token"] <= document["new"]["devices_per_token"]
+    assert distinct["answer"]["balancedness"] >= 0.5
     assert "Traffic against balance" in meshplan(*call, "--advice").out
 
 
@@ -138,6 +141,8 @@ def test_traces_bring_traffic_and_visits(meshplan: Command, tmp_path: Path) -> N
         (("loads.csv", "--devices", 4, "--min-balance", 0.9, "--max-moves", 3), 2, "two questions"),
         (("loads.csv", "--devices", 4, "--min-balance", 0.9), 2, "transitions"),
         (("loads.csv", "--devices", 4, "--max-moves", 3), 2, "current"),
+        (("loads.csv", "--devices", 4, "--dispatch", "distinct"), 2, "needs --min-balance"),
+        (("loads.csv", "--devices", 4, "--dispatch", "distinct", "--min-balance", 0.9), 2, "token traces"),
         (("loads.csv", "--devices", 4, "--from", "npz"), 2, "not an .npz"),
         (("loads.csv", "--devices", 8, "--slots", 8, "--emit", "megatron", "--out", "o"), 6, "redundant experts"),
     ],
@@ -164,5 +169,8 @@ def test_plans_without_spread_experts_are_refused(
     np.savez(tmp_path / "other.npz", load=np.ones((LAYERS, DOUBLE * EXPERTS)))
     plan = planned(meshplan, tmp_path, 8)
     assert "the plan's model has 8" in meshplan("experts", plan, tmp_path / "other.npz").err
+    trace = tmp_path / "router_trace_rank0.jsonl"
+    trace.write_text(json.dumps({"step": 0, "layer": 0, "num_tokens": 1, "top_indices": [[0, EXPERTS]]}))
+    assert "expert ids outside 0..7" in meshplan("experts", plan, trace).err
     np.savez(tmp_path / "short.npz", load=np.ones((3, EXPERTS)))
     assert "32 MoE layers" in meshplan("experts", plan, tmp_path / "short.npz").err
