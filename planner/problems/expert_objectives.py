@@ -31,6 +31,13 @@ class Objective(Enum):
     MIGRATE = "migrate"  # most balancedness with at most max_moved_experts moved
 
 
+class RobustMeasure(Enum):
+    """What ``robust`` makes of the balancedness of several scenarios."""
+
+    WORST = "worst"  # the smallest
+    AVERAGE = "average"  # the mean
+
+
 def replica_counts(placement: IntArray, num_experts: int) -> IntArray:
     """[L, E] replicas of each expert in a [L, S] map."""
     num_layers = placement.shape[0]

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective
+from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective, RobustMeasure
 
 KIND = "expert-placement"
 KNOWN_KEYS = (
@@ -39,6 +39,7 @@ KNOWN_KEYS = (
     "device_memory_slots",
     "device_memory_bytes",
     "num_expert_groups",
+    "robust_measure",
 )
 NUMERIC_KINDS = "iuf"  # NumPy's signed, unsigned and floating dtypes
 COUNT_HINT = "a count of tokens is a finite number >= 0"
@@ -95,6 +96,7 @@ class _Reader:
         groups = self._integer("num_expert_groups", least=1, default=1)
         if (groups or 1) > 1:
             self._check_groups(groups or 1, experts, devices, devices_per_node or devices, redundant, objective, speed)
+        measure = RobustMeasure(self._one_of("robust_measure", [measure.value for measure in RobustMeasure]))
         if self.problems:
             raise SpecError(self.problems)
         if load is None:
@@ -116,6 +118,7 @@ class _Reader:
             "max_moved_experts": None if max_moved is None or max_moved < 0 else max_moved,
             "device_speed": speed,
             "scenario_names": names,
+            "robust_measure": measure,
             "num_expert_groups": groups,
             **amounts,
         }
@@ -232,13 +235,16 @@ class _Reader:
         return self._check_counts(key, array)
 
     def _objective(self) -> Objective:
-        value = self.document.get("objective", Objective.BALANCE.value)
-        known = [objective.value for objective in Objective]
+        return Objective(self._one_of("objective", [objective.value for objective in Objective]))
+
+    def _one_of(self, key: str, known: list[str]) -> str:
+        """One of the known words; the first is the default."""
+        value = self.document.get(key, known[0])
         if value not in known:
             near = did_you_mean(closest_names(str(value), known))
-            self.complain("objective", f"is {value!r}; known are {', '.join(known)}{near}")
-            return Objective.BALANCE
-        return Objective(value)
+            self.complain(key, f"is {value!r}; known are {', '.join(known)}{near}")
+            return known[0]
+        return str(value)
 
     def _check_slots(self, experts: int, devices: int, redundant: int, top_k: int) -> None:
         slots = experts + redundant

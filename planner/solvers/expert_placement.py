@@ -23,6 +23,7 @@ from meshplan.planner.problems.expert_objectives import (
     FloatArray,
     IntArray,
     Objective,
+    RobustMeasure,
     balancedness,
     cross_device_fraction,
     cross_node_fraction,
@@ -44,6 +45,7 @@ START_SHARE = 0.2
 # Placements of several load cases with other weights on the cases, and how strongly the weights follow the outcome.
 ROBUST_TRIALS = 8
 ROBUST_STEP = 0.5
+MEAN_SHARE = 0.2  # of the effort for one more placement, of the mean load, where the average counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -106,7 +108,7 @@ def objective_of(problem: ExpertPlacementProblem, placement: IntArray) -> float:
     """Value of a [L, S] map under the problem's objective."""
     if problem.objective is Objective.BALANCE_AFFINITY and problem.transitions is not None:
         return cross_device_fraction(problem.transitions, placement, problem.num_devices)
-    return float(problem.case_balancedness(placement).min())
+    return problem.over_cases(problem.case_balancedness(placement))
 
 
 def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> dict[str, Any]:
@@ -132,6 +134,7 @@ def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> di
     }
     if problem.objective is Objective.ROBUST:
         document["scenario_balancedness"] = cases.tolist()
+        document["mean_balancedness"] = float(cases.mean())
         if problem.scenario_names:
             document["scenario_names"] = list(problem.scenario_names)
     if problem.transitions is not None:
@@ -208,11 +211,20 @@ def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
         )
         placement = _flat(found.slots)
         balances = problem.case_balancedness(placement)
-        if balances.min() > reached:
-            chosen, reached = placement, float(balances.min())
+        if problem.over_cases(balances) > reached:
+            chosen, reached = placement, problem.over_cases(balances)
         weight *= (balances.mean() / balances) ** ROBUST_STEP
         weight /= weight.max()
-    return _Found(placement=chosen, bound=float(balance_from(bounds).mean(axis=1).min()), solver="portfolio")
+    if problem.robust_measure is RobustMeasure.AVERAGE:
+        # A placement for the mean of the loads serves the average of the scenarios, not the worst of them.
+        mean = cases.mean(axis=0)
+        least = time_bound(mean, problem.num_redundant_experts, speed)
+        found = balance(mean[None], problem.num_redundant_experts, speed, least, effort.part(MEAN_SHARE), seed)
+        placement = _flat(found.slots)
+        if problem.over_cases(problem.case_balancedness(placement)) > reached:
+            chosen = placement
+    bound = problem.over_cases(balance_from(bounds).mean(axis=1))
+    return _Found(placement=chosen, bound=bound, solver="portfolio")
 
 
 def balance_from(times: FloatArray) -> FloatArray:

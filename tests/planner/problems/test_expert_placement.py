@@ -88,6 +88,7 @@ def test_defaults_are_filled_in() -> None:
         ({"device_memory_bytes": [60, 59], "expert_bytes": 10}, "device_memory_bytes[1]", "holds 2 experts"),
         ({"scenarios": [[[1] * 4] * 2], "scenario_names": ["a", "b"]}, "scenario_names", "2 names for 1"),
         ({"scenarios": [[[1] * 4] * 2] * 2, "scenario_names": ["a", "a"]}, "scenario_names", "alike"),
+        ({"robust_measure": "mean"}, "robust_measure", "worst, average"),
         ({"scenario_names": "prefill"}, "scenario_names", "list of names"),
     ],
 )
