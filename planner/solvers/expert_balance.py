@@ -56,7 +56,7 @@ WORK_AT_MOST = 1.4e8
 # Three pieces a device average out least where the pairing is not exact (expert_pairing), so that the search gains
 # longest there: it may spend so many times as much.
 SLOTS_THAT_GAIN_LONGEST = 3
-PATIENCE_THERE = 2.5
+PATIENCE_THERE = 2.0
 
 
 @dataclass(slots=True)
