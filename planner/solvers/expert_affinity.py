@@ -14,7 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
-from meshplan.planner.solvers.expert_affinity_search import Chains, anneal, layer_balance
+from meshplan.planner.solvers.expert_affinity_search import FIRST_PRICES, Chains, anneal, layer_balance
 from meshplan.planner.solvers.expert_assignment import assign_greedily, reassign
 from meshplan.planner.solvers.expert_balance import Effort
 
@@ -93,10 +93,11 @@ def place_for_affinity(
     found = candidates[best] if balance[best] >= floor else (None, "none")
     if best == lead and found[0] is not None:
         return found
-    chains = chains_of(pool.slots[lead : lead + 1].copy())
-    slots, reached = anneal(chains, floor, sweeps_for(chains, effort), rng)
-    if slots is not None and (found[0] is None or reached > same[best]):
-        return slots, "swaps at a price of balance"
+    for price in FIRST_PRICES:
+        chains = chains_of(pool.slots[lead : lead + 1].copy())
+        slots, reached = anneal(chains, floor, sweeps_for(chains, effort), price, rng)
+        if slots is not None:
+            return (slots, "swaps at a price of balance") if found[0] is None or reached > same[best] else found
     return found
 
 

@@ -78,6 +78,22 @@ def test_traffic_is_saved_without_giving_up_balance() -> None:
     assert before["cross_device_fraction"] - joint["cross_device_fraction"] >= 0.4 * possible
 
 
+@pytest.mark.parametrize("below_best", [0.03, 0.015, 0.006])
+def test_a_floor_near_the_best_balance_still_saves_traffic(below_best: float) -> None:
+    rng = np.random.default_rng(11)
+    document = planted(rng, layers=5, experts=32, devices=4, noise=0.3)
+    document.pop("hidden")
+    popularity = rng.lognormal(0, 0.6, (5, 32))
+    transitions = np.array(document["transitions"]) * popularity[:-1, :, None] * popularity[1:, None, :]
+    load = np.concatenate([transitions.sum(axis=2), transitions[-1:].sum(axis=1)])
+    document |= {"transitions": transitions.tolist(), "load": load.tolist()}
+    before = run({**document, "objective": "balance"})
+    least = run({**document, "min_balancedness": 0.0})["cross_device_fraction"]
+    joint = run({**document, "min_balancedness": before["balancedness"] - below_best})
+    possible = before["cross_device_fraction"] - least
+    assert before["cross_device_fraction"] - joint["cross_device_fraction"] >= 0.6 * possible
+
+
 def test_tiny_affinity_instance_against_enumeration() -> None:
     rng = np.random.default_rng(2)
     transitions = rng.integers(0, 30, (1, 4, 4))
