@@ -42,6 +42,9 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "estimate": Subcommand(module="meshplan.cli.estimate", help="Price one pinned configuration."),
     "explain": Subcommand(module="meshplan.cli.explain", help="Why this plan, and what another choice would cost."),
     "emit": Subcommand(module="meshplan.cli.emit", help="Write the launcher files of a plan."),
+    "experts": Subcommand(
+        module="meshplan.cli.experts", help="Place experts by recorded routing: copies, devices, advice."
+    ),
     "compare": Subcommand(module="meshplan.cli.compare", help="Plans side by side, or a plan beside its measurement."),
     "plans": Subcommand(module="meshplan.cli.plans", help="List, show, tag, delete stored plans; record measurements."),
     "validate": Subcommand(module="meshplan.cli.validate", help="Predicted against measured runs."),

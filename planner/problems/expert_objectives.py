@@ -31,6 +31,13 @@ class Objective(Enum):
     MIGRATE = "migrate"  # most balancedness with at most max_moved_experts moved
 
 
+class RobustMeasure(Enum):
+    """What ``robust`` makes of the balancedness of several scenarios."""
+
+    WORST = "worst"  # the smallest
+    AVERAGE = "average"  # the mean
+
+
 def replica_counts(placement: IntArray, num_experts: int) -> IntArray:
     """[L, E] replicas of each expert in a [L, S] map."""
     num_layers = placement.shape[0]
@@ -93,6 +100,15 @@ def cross_node_fraction(transitions: FloatArray, placement: IntArray, num_device
     by_node = padded.reshape(*shares.shape[:2], num_nodes, devices_per_node).sum(axis=3)
     total = float(transitions.sum())
     return 1.0 - float(((transitions @ by_node[1:]) * by_node[:-1]).sum()) / total if total else 0.0
+
+
+def device_traffic(transitions: FloatArray, placement: IntArray, num_devices: int) -> FloatArray:
+    """[G, G] share of the transitions that go from each device to each; its trace is 1 − cross_device_fraction."""
+    shares = device_shares(placement, transitions.shape[1], num_devices)
+    matrix = np.einsum("led,lef,lfg->dg", shares[:-1], transitions, shares[1:], optimize=True)
+    total = float(transitions.sum())
+    share: FloatArray = matrix / total if total > 0 else np.zeros((num_devices, num_devices))
+    return share
 
 
 def residency(placement: IntArray, num_experts: int, num_devices: int) -> NDArray[np.bool_]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective, balancedness
+from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective, RobustMeasure, balancedness
 from meshplan.planner.problems.expert_placement_reader import read_fields
 
 
@@ -37,6 +37,13 @@ class ExpertPlacementProblem:
         current: [L, S] present physical_to_logical_map, or None.
         max_moved_experts: most experts that may move (``migrate``); None is no limit.
         device_speed: [G] relative speed, 1 unless stated.
+        robust_measure: see :class:`RobustMeasure`.
+        scenario_names: of the scenarios (``prefill``, ``decode``, a domain, a time window), or empty.
+        expert_bytes: weights of one expert in one layer, or None.
+        link_bandwidth_bytes_per_s: of one device to the others of its node, each direction, or None.
+        network_bandwidth_bytes_per_s: of one device to other nodes, or None.
+        num_expert_groups: runs of experts (E / groups each) whose copies all lie on one node, so that a router that
+            limits a token to few groups limits it to few nodes (DeepSeek-V3, arXiv:2412.19437); 1 is no such rule.
     """
 
     name: str
@@ -54,6 +61,17 @@ class ExpertPlacementProblem:
     current: IntArray | None = None
     max_moved_experts: int | None = None
     device_speed: FloatArray
+    robust_measure: RobustMeasure = RobustMeasure.WORST
+    scenario_names: tuple[str, ...] = ()
+    expert_bytes: float | None = None
+    link_bandwidth_bytes_per_s: float | None = None
+    network_bandwidth_bytes_per_s: float | None = None
+    num_expert_groups: int = 1
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes, the last one perhaps partly used."""
+        return -(-self.num_devices // self.devices_per_node)
 
     @property
     def num_slots(self) -> int:
@@ -75,6 +93,11 @@ class ExpertPlacementProblem:
     def case_balancedness(self, placement: IntArray) -> FloatArray:
         """[N] balancedness of each load case."""
         return np.array([balancedness(case, placement, self.device_speed) for case in self.load_cases])
+
+    def over_cases(self, balances: FloatArray) -> float:
+        """What the objective makes of the [N] balancedness of the load cases: the smallest, or the mean."""
+        averages = self.objective is Objective.ROBUST and self.robust_measure is RobustMeasure.AVERAGE
+        return float(balances.mean() if averages else balances.min())
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any], base: Path) -> ExpertPlacementProblem:

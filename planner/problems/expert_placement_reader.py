@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective
+from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, Objective, RobustMeasure
 
 KIND = "expert-placement"
 KNOWN_KEYS = (
@@ -32,6 +32,14 @@ KNOWN_KEYS = (
     "current",
     "max_moved_experts",
     "device_speed",
+    "scenario_names",
+    "expert_bytes",
+    "link_bandwidth_bytes_per_s",
+    "network_bandwidth_bytes_per_s",
+    "device_memory_slots",
+    "device_memory_bytes",
+    "num_expert_groups",
+    "robust_measure",
 )
 NUMERIC_KINDS = "iuf"  # NumPy's signed, unsigned and floating dtypes
 COUNT_HINT = "a count of tokens is a finite number >= 0"
@@ -79,6 +87,16 @@ class _Reader:
         speed = self._speed(devices)
         floor = self._fraction("min_balancedness", default=0.0)
         max_moved = self._integer("max_moved_experts", least=0, default=-1)
+        amounts = {
+            key: self._amount(key)
+            for key in ("expert_bytes", "link_bandwidth_bytes_per_s", "network_bandwidth_bytes_per_s")
+        }
+        names = self._scenario_names(scenarios)
+        self._check_memory(devices, experts, slots, layers, amounts["expert_bytes"])
+        groups = self._integer("num_expert_groups", least=1, default=1)
+        if (groups or 1) > 1:
+            self._check_groups(groups or 1, experts, devices, devices_per_node or devices, redundant, objective, speed)
+        measure = RobustMeasure(self._one_of("robust_measure", [measure.value for measure in RobustMeasure]))
         if self.problems:
             raise SpecError(self.problems)
         if load is None:
@@ -99,6 +117,10 @@ class _Reader:
             "current": current,
             "max_moved_experts": None if max_moved is None or max_moved < 0 else max_moved,
             "device_speed": speed,
+            "scenario_names": names,
+            "robust_measure": measure,
+            "num_expert_groups": groups,
+            **amounts,
         }
 
     def _check_keys(self) -> None:
@@ -129,14 +151,100 @@ class _Reader:
             return default
         return float(value)
 
+    def _amount(self, key: str) -> float | None:
+        """A positive finite number, or None where the key is absent."""
+        value = self.document.get(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 < value < float("inf"):
+            self.complain(key, f"is {value!r}; give a finite number > 0")
+            return None
+        return float(value)
+
+    def _scenario_names(self, scenarios: FloatArray | None) -> tuple[str, ...]:
+        names = self.document.get("scenario_names")
+        if names is None:
+            return ()
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            self.complain("scenario_names", "is not a list of names, one for each scenario")
+            return ()
+        if scenarios is not None and len(names) != scenarios.shape[0]:
+            self.complain("scenario_names", f"has {len(names)} names for {scenarios.shape[0]} scenarios")
+        if len(set(names)) < len(names):
+            self.complain("scenario_names", "names two scenarios alike")
+        return tuple(names)
+
+    def _check_memory(self, devices: int, experts: int, slots: int, layers: int, expert_bytes: float | None) -> None:
+        """Every device must hold slots / devices experts of each layer: no consumer's map has room for uneven slots."""
+        capacity, key = None, "device_memory_slots"
+        if self.document.get(key) is not None:
+            capacity = self._capacity(key, devices)
+        elif self.document.get("device_memory_bytes") is not None:
+            key = "device_memory_bytes"
+            if expert_bytes is None:
+                self.complain("expert_bytes", "is missing; device_memory_bytes is counted in experts of this size")
+                return
+            capacity = self._capacity(key, devices)
+            if capacity is not None:
+                capacity = np.floor(capacity / (expert_bytes * layers))
+        if capacity is None or slots % devices:
+            return
+        device = int(capacity.argmin())
+        if capacity[device] < slots // devices:
+            most = int(capacity[device]) * devices - experts
+            fix = (
+                f"at most {most} redundant experts fit"
+                if most >= 0
+                else "use more devices: even one copy of each does not"
+            )
+            self.complain(
+                f"{key}[{device}]",
+                f"holds {int(capacity[device])} experts of a layer, {slots} slots / {devices} devices need "
+                f"{slots // devices}; {fix}",
+            )
+
+    def _check_groups(
+        self,
+        groups: int,
+        experts: int,
+        devices: int,
+        devices_per_node: int,
+        redundant: int,
+        objective: Objective,
+        speed: FloatArray,
+    ) -> None:
+        """Groups of experts that stay on one node: everything must divide evenly."""
+        key = "num_expert_groups"
+        if devices % devices_per_node:
+            self.complain(key, f"needs full nodes; {devices} devices are no multiple of {devices_per_node} a node")
+            return
+        nodes = devices // devices_per_node
+        if experts % groups or groups % nodes:
+            self.complain(key, f"{groups} groups must divide {experts} experts and be a multiple of {nodes} nodes")
+        if redundant % nodes:
+            self.complain(
+                "num_redundant_experts", f"{redundant} must be a multiple of {nodes} nodes with expert groups"
+            )
+        if objective is not Objective.BALANCE or bool((speed != speed[0]).any()):
+            self.complain(key, "goes with objective 'balance' and equal device speeds only")
+
+    def _capacity(self, key: str, devices: int) -> FloatArray | None:
+        array = self._array(key)
+        if array is None or not self._has_shape(key, array, (devices,)):
+            return None
+        return self._check_counts(key, array)
+
     def _objective(self) -> Objective:
-        value = self.document.get("objective", Objective.BALANCE.value)
-        known = [objective.value for objective in Objective]
+        return Objective(self._one_of("objective", [objective.value for objective in Objective]))
+
+    def _one_of(self, key: str, known: list[str]) -> str:
+        """One of the known words; the first is the default."""
+        value = self.document.get(key, known[0])
         if value not in known:
             near = did_you_mean(closest_names(str(value), known))
-            self.complain("objective", f"is {value!r}; known are {', '.join(known)}{near}")
-            return Objective.BALANCE
-        return Objective(value)
+            self.complain(key, f"is {value!r}; known are {', '.join(known)}{near}")
+            return known[0]
+        return str(value)
 
     def _check_slots(self, experts: int, devices: int, redundant: int, top_k: int) -> None:
         slots = experts + redundant

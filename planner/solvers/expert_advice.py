@@ -6,10 +6,11 @@ best; how many devices a token really has to visit.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.problems.expert_objectives import (
@@ -22,6 +23,7 @@ from meshplan.planner.problems.expert_objectives import (
     replica_counts,
 )
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
+from meshplan.planner.solvers.expert_nodes import group_devices
 from meshplan.planner.solvers.expert_placement import solve
 
 LOW, HIGH = 0.05, 0.95  # the 90 % interval
@@ -185,6 +187,35 @@ def distance_from_best(problem: ExpertPlacementProblem, *, seed: int = 0) -> Dis
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Regret:
+    """What one scenario gives up to a placement that serves all of them.
+
+    Args:
+        name: of the scenario.
+        balancedness: with the common placement.
+        alone: with a placement for this scenario only.
+        regret: alone − balancedness.
+    """
+
+    name: str
+    balancedness: float
+    alone: float
+    regret: float
+
+
+def regrets(problem: ExpertPlacementProblem, placement: IntArray, *, seed: int = 0) -> list[Regret]:
+    """The regret of every load case under a [L, S] map; nothing for a single case."""
+    rows = []
+    for index, case in enumerate(problem.load_cases if len(problem.load_cases) > 1 else ()):
+        alone = replace(problem, objective=Objective.BALANCE, load=case, scenarios=None, current=None, transitions=None)
+        reached = balancedness(case, placement, problem.device_speed)
+        best = max(solve(alone, seed=seed).objective or 0.0, reached)
+        name = problem.scenario_names[index] if problem.scenario_names else f"scenario {index}"
+        rows.append(Regret(name=name, balancedness=reached, alone=best, regret=best - reached))
+    return rows
+
+
 def distinct_devices_per_token(
     token_experts: IntArray, placement: IntArray, *, num_experts: int, num_devices: int, devices_per_group: int = 1
 ) -> FloatArray:
@@ -203,6 +234,41 @@ def distinct_devices_per_token(
     Raises:
         SpecError: ids out of range, or another number of layers than the placement has.
     """
+    visits = _visits(token_experts, placement, num_experts, num_devices, devices_per_group)
+    means = np.zeros(placement.shape[0])
+    for layer, (visited, experts) in enumerate(zip(visits, token_experts, strict=True)):
+        routed = (experts >= 0).any(axis=1)
+        means[layer] = visited[routed].sum(axis=1).mean() if routed.any() else 0.0
+    return means
+
+
+def covisits(token_experts: IntArray, placement: IntArray, *, num_experts: int, num_devices: int) -> FloatArray:
+    """[L, G, G] tokens that are sent to both of two devices in a layer; arguments as above."""
+    layers = [
+        visited.T.astype(np.float64) @ visited
+        for visited in _visits(token_experts, placement, num_experts, num_devices, 1)
+    ]
+    return np.stack(layers)
+
+
+def share_nodes_by_trace(
+    token_experts: IntArray, placement: IntArray, *, num_experts: int, num_devices: int, devices_per_node: int
+) -> IntArray:
+    """[L, S] the same placement, the devices of each layer renamed so that tokens visit few nodes.
+
+    Renaming costs no balance; devices that the same tokens visit come to share a node. It pays where a token is sent
+    once to each node and spread there (DeepEP); traffic from layer to layer is left aside.
+    """
+    together = covisits(token_experts, placement, num_experts=num_experts, num_devices=num_devices)
+    by_device = placement.reshape(placement.shape[0], num_devices, -1)
+    renamed = [slots[group_devices(pairs, devices_per_node)] for slots, pairs in zip(by_device, together, strict=True)]
+    return np.stack(renamed).reshape(placement.shape)
+
+
+def _visits(
+    token_experts: IntArray, placement: IntArray, num_experts: int, num_devices: int, devices_per_group: int
+) -> Iterator[NDArray[np.bool_]]:
+    """[tokens, groups of devices] for each layer: which of them each token is sent to."""
     if token_experts.shape[0] != placement.shape[0] or token_experts.max(initial=-1) >= num_experts:
         message = f"expected {placement.shape[0]} layers and ids below {num_experts}"
         raise SpecError([Problem(path="token_experts", message=message)])
@@ -210,7 +276,6 @@ def distinct_devices_per_token(
     device = np.arange(placement.shape[1]) // (placement.shape[1] // num_devices) // devices_per_group
     order = np.argsort(placement, axis=1, kind="stable")
     first = np.cumsum(counts, axis=1) - counts  # where the copies of an expert begin in that order
-    means = np.zeros(placement.shape[0])
     for layer, experts in enumerate(token_experts):
         present = experts >= 0
         known = np.where(present, experts, 0)
@@ -219,6 +284,4 @@ def distinct_devices_per_token(
         visited = np.zeros((experts.shape[0], int(device[-1]) + 1), dtype=bool)
         token, choice = np.nonzero(present)
         visited[token, target[token, choice]] = True
-        routed = present.any(axis=1)
-        means[layer] = visited[routed].sum(axis=1).mean() if routed.any() else 0.0
-    return means
+        yield visited

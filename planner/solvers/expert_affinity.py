@@ -14,11 +14,14 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
-from meshplan.planner.solvers.expert_affinity_search import Chains, anneal, layer_balance
+from meshplan.planner.solvers.expert_affinity_search import FIRST_PRICES, Chains, anneal, layer_balance
 from meshplan.planner.solvers.expert_assignment import assign_greedily, reassign
 from meshplan.planner.solvers.expert_balance import Effort
 
-NUM_STARTS = 4
+# Starts of the alternating assignment: so many slots over all layers and starts, within limits. Hidden groups of two or
+# three experts are easily missed from a single start, and in small problems many starts are cheap.
+NUM_STARTS = (4, 64)
+SLOTS_OF_ALL_STARTS = 6000
 MOST_ROUND_TRIPS = 10
 LEAST_GAIN = 1e-9
 SWEEPS = (8, 60)  # of the search among swaps: fewest and most, by the effort left
@@ -90,10 +93,11 @@ def place_for_affinity(
     found = candidates[best] if balance[best] >= floor else (None, "none")
     if best == lead and found[0] is not None:
         return found
-    chains = chains_of(pool.slots[lead : lead + 1].copy())
-    slots, reached = anneal(chains, floor, sweeps_for(chains, effort), rng)
-    if slots is not None and (found[0] is None or reached > same[best]):
-        return slots, "swaps at a price of balance"
+    for price in FIRST_PRICES:
+        chains = chains_of(pool.slots[lead : lead + 1].copy())
+        slots, reached = anneal(chains, floor, sweeps_for(chains, effort), price, rng)
+        if slots is not None:
+            return (slots, "swaps at a price of balance") if found[0] is None or reached > same[best] else found
     return found
 
 
@@ -105,7 +109,7 @@ def sweeps_for(chains: Chains, effort: Effort) -> int:
 
 
 def shuffled_starts(balanced: IntArray, rng: np.random.Generator) -> IntArray:
-    """[NUM_STARTS, L, G, s] the placement itself, then ones that permute its experts at random in every layer.
+    """[N, L, G, s] the placement itself, then ones that permute its experts at random in every layer.
 
     With copies a random permutation could put two of one expert together, so then only the placement itself is used.
     """
@@ -113,7 +117,8 @@ def shuffled_starts(balanced: IntArray, rng: np.random.Generator) -> IntArray:
     flat = balanced.reshape(num_layers, -1)
     if any(np.unique(row).size < row.size for row in flat):
         return balanced[None].copy()
-    shuffled = [rng.permuted(flat, axis=1).reshape(balanced.shape) for _ in range(NUM_STARTS - 1)]
+    num_starts = int(np.clip(SLOTS_OF_ALL_STARTS // flat.size, *NUM_STARTS))
+    shuffled = [rng.permuted(flat, axis=1).reshape(balanced.shape) for _ in range(num_starts - 1)]
     return np.stack([balanced, *shuffled])
 
 

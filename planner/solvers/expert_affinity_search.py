@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 
 FORBIDDEN = -1e9
-FIRST_PRICE = 1.0  # share of transitions that one unit of balancedness is worth, to begin with
+# Share of transitions that one unit of balancedness is worth to begin with. The price moves slowly, so a floor near the
+# best balance needs a dear start; the next one is tried where the one before did not reach the floor.
+FIRST_PRICES = (1.0, 3.0, 9.0)
 PRICE_STEP = 0.06  # relative change of the price after each sweep
 SHARPNESS = (60.0, 250.0)  # κ, first and last
 # First and last temperature, in shares of the transitions that one slot carries on average.
@@ -107,13 +109,16 @@ def layer_balance(times: FloatArray) -> FloatArray:
     return balance
 
 
-def anneal(chains: Chains, floor: float, num_sweeps: int, rng: np.random.Generator) -> tuple[IntArray | None, float]:
+def anneal(
+    chains: Chains, floor: float, num_sweeps: int, first_price: float, rng: np.random.Generator
+) -> tuple[IntArray | None, float]:
     """Search for the placement with most transitions on their device at mean balancedness >= ``floor``.
 
     Args:
         chains: where to start; changed.
         floor: least mean balancedness over the layers.
         num_sweeps: visits of each device of each layer.
+        first_price: one of :data:`FIRST_PRICES`.
         rng: random numbers.
 
     Returns:
@@ -122,7 +127,7 @@ def anneal(chains: Chains, floor: float, num_sweeps: int, rng: np.random.Generat
     num_chains, num_layers, num_devices, _ = chains.shape
     best: IntArray | None = None
     best_same = -1.0
-    price = np.full(num_chains, FIRST_PRICE)
+    price = np.full(num_chains, first_price)
     parities = [np.arange(start, num_layers, 2) for start in range(min(2, num_layers))]
     unit = 1.0 / max(1, chains.slots[0].size)
     for sweep in range(num_sweeps):

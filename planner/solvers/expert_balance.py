@@ -7,7 +7,8 @@ a row leaves as soon as it meets its bound. The members of the portfolio, in the
 2. exchanges between the busiest devices and several others (:mod:`expert_exchange`);
 3. for rows still above their bound, other replica counts, packed and exchanged anew;
 4. for rows still above it, generations of single replica moves from the best placement, exchanged again;
-5. instead of 3 and 4, the exact search where layers are small (:mod:`expert_exact`).
+5. instead of 4, with two slots on each of equal devices, a search over the counts alone (:mod:`expert_pairing`);
+6. instead of 3 and 4, the exact search where layers are small (:mod:`expert_exact`).
 
 Each keeps the best of what came before, so the answer is never worse than the first. Work is counted in exchanges
 looked at, not in seconds, so that the same seed gives the same answer on any machine.
@@ -25,6 +26,7 @@ from meshplan.planner.problems.expert_objectives import FloatArray, IntArray
 from meshplan.planner.solvers.expert_exact import best_layer, is_small
 from meshplan.planner.solvers.expert_exchange import PairBalancer
 from meshplan.planner.solvers.expert_packing import longest_first
+from meshplan.planner.solvers.expert_pairing import SLOTS_PER_DEVICE, fold, search_counts
 from meshplan.planner.solvers.expert_replicas import filling_counts, greedy_counts
 
 # Exchanges go on until a row is this close to its bound; they are cheap.
@@ -51,6 +53,10 @@ MOST_GENERATIONS = 200
 WORK_AT_LEAST = 1.5e7
 WORK_OF_A_SLOT = 5e3
 WORK_AT_MOST = 1.4e8
+# Three pieces a device average out least where the pairing is not exact (expert_pairing), so that the search gains
+# longest there: it may spend so many times as much.
+SLOTS_THAT_GAIN_LONGEST = 3
+PATIENCE_THERE = 2.0
 
 
 @dataclass(slots=True)
@@ -97,9 +103,10 @@ class Best:
         self.slots[where], self.counts[where], self.time[where] = slots[lead], counts[lead], busiest[lead]
 
 
-def default_work(num_cases: int, num_layers: int, num_slots: int) -> float:
+def default_work(num_cases: int, num_layers: int, num_slots: int, slots_per_device: int) -> float:
     """Work that is proportionate to a problem."""
-    return min(num_cases * (WORK_AT_LEAST + WORK_OF_A_SLOT * num_layers * num_slots), WORK_AT_MOST)
+    work = min(num_cases * (WORK_AT_LEAST + WORK_OF_A_SLOT * num_layers * num_slots), WORK_AT_MOST)
+    return work * (PATIENCE_THERE if slots_per_device == SLOTS_THAT_GAIN_LONGEST else 1.0)
 
 
 def normalised(load: FloatArray, speed: FloatArray) -> FloatArray:
@@ -125,15 +132,22 @@ def balance(
     mean = load.mean(axis=0)
     counts = greedy_counts(mean, num_redundant, speed.size)
     best = pack_and_exchange(load, counts, speed, bound, effort)
-    one_case = load.shape[0] == 1
-    if one_case and is_small(load.shape[2], num_redundant, speed.size) and np.all(speed == speed[0]):
+    one_case = load.shape[0] == 1 and bool(np.all(speed == speed[0]))
+    if one_case and is_small(load.shape[2], num_redundant, speed.size):
         prove_small_layers(best, load[0], num_redundant, bound)
+    elif one_case and best.slots.shape[2] == SLOTS_PER_DEVICE and not num_redundant:
+        take_fold(best, load[0], best.counts)
+        bound[:] = np.maximum(bound, best.time)  # without copies there is only this one choice of counts
     elif best.slots.shape[2] > 1 and speed.size > 1:
         goal = bound * (1.0 + WORTH_OTHER_COUNTS)
         if num_redundant:
             goal = np.maximum(bound * (1.0 + CLOSE_ENOUGH), np.minimum(goal, eplb_time(load, num_redundant, speed)))
             try_other_counts(best, load, num_redundant, speed, bound, goal, effort)
-        perturb(best, load, speed, bound, goal, effort, np.random.default_rng(seed))
+        rng = np.random.default_rng(seed)
+        if one_case and best.slots.shape[2] == SLOTS_PER_DEVICE:
+            pair_up(best, load[0], goal, effort, rng)
+            return best
+        perturb(best, load, speed, bound, goal, effort, rng)
     return best
 
 
@@ -152,7 +166,7 @@ def eplb_time(load: FloatArray, num_redundant: int, speed: FloatArray) -> FloatA
 
 
 def prove_small_layers(best: Best, load: FloatArray, num_redundant: int, bound: FloatArray) -> None:
-    """Member 5: the exact search; raises ``bound`` to what it proves."""
+    """Member 6: the exact search; raises ``bound`` to what it proves."""
     num_devices = best.slots.shape[1]
     for layer in range(load.shape[0]):
         found, proven = best_layer(load[layer], num_redundant, num_devices, best.time[layer], bound[layer])
@@ -161,6 +175,29 @@ def prove_small_layers(best: Best, load: FloatArray, num_redundant: int, bound: 
             counts = np.bincount(found.ravel(), minlength=load.shape[1])
             best.slots[layer], best.counts[layer] = found, counts
             best.time[layer] = (load[layer] / counts)[found].sum(axis=1).max()
+
+
+def take_fold(best: Best, load: FloatArray, counts: IntArray) -> None:
+    """Keep the exact pairing for the counts where it is better.
+
+    Args:
+        best: changed.
+        load: [L, E], normalised.
+        counts: [L, E] replicas, all in two slots a device.
+    """
+    slots = fold(load, counts)
+    rows = np.arange(load.shape[0])
+    busiest = (load / counts)[rows[:, None, None], slots].sum(axis=2).max(axis=1)
+    best.take(rows, slots, counts, busiest)
+
+
+def pair_up(best: Best, load: FloatArray, goal: FloatArray, effort: Effort, rng: np.random.Generator) -> None:
+    """Member 5: search the counts, the pairing being exact for each."""
+    if effort.exhausted:
+        return
+    counts, spent = search_counts(load, best.counts, goal, effort.work, rng)
+    effort.spend(spent)
+    take_fold(best, load, counts)
 
 
 def try_other_counts(

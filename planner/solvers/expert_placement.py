@@ -13,7 +13,7 @@ migrate               :mod:`expert_migration`                     bound of the b
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,11 @@ from meshplan.planner.problems.expert_objectives import (
     FloatArray,
     IntArray,
     Objective,
+    RobustMeasure,
     balancedness,
     cross_device_fraction,
     cross_node_fraction,
+    device_traffic,
     duplicates_on_device,
     moved_experts,
 )
@@ -34,6 +36,8 @@ from meshplan.planner.solvers.expert_affinity import place_for_affinity, traffic
 from meshplan.planner.solvers.expert_balance import Best, Effort, balance, default_work, normalised
 from meshplan.planner.solvers.expert_bounds import time_bound
 from meshplan.planner.solvers.expert_migration import migrate
+from meshplan.planner.solvers.expert_moves import MigrationCost, migration_cost
+from meshplan.planner.solvers.expert_nodes import group_devices, place_groups, rename_devices_everywhere
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Share of the effort for the most balanced placement where it is only the start of the search.
@@ -41,6 +45,7 @@ START_SHARE = 0.2
 # Placements of several load cases with other weights on the cases, and how strongly the weights follow the outcome.
 ROBUST_TRIALS = 8
 ROBUST_STEP = 0.5
+MEAN_SHARE = 0.2  # of the effort for one more placement, of the mean load, where the average counts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,9 +81,9 @@ def solve(
     """
     wall, cpu = time.perf_counter(), time.process_time()
     deadline = None if time_limit_s is None else wall + time_limit_s
-    work = default_work(len(problem.load_cases), problem.num_layers, problem.num_slots)
+    work = default_work(len(problem.load_cases), problem.num_layers, problem.num_slots, problem.slots_per_device)
     effort = Effort(work=work, deadline=deadline)
-    found = _SOLVERS[problem.objective](problem, effort, seed)
+    found = _with_nodes(problem, _SOLVERS[problem.objective](problem, effort, seed))
     objective = None if found.placement is None else objective_of(problem, found.placement)
     bound = found.bound
     if objective is not None:
@@ -103,7 +108,7 @@ def objective_of(problem: ExpertPlacementProblem, placement: IntArray) -> float:
     """Value of a [L, S] map under the problem's objective."""
     if problem.objective is Objective.BALANCE_AFFINITY and problem.transitions is not None:
         return cross_device_fraction(problem.transitions, placement, problem.num_devices)
-    return float(problem.case_balancedness(placement).min())
+    return problem.over_cases(problem.case_balancedness(placement))
 
 
 def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> dict[str, Any]:
@@ -112,7 +117,7 @@ def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> di
     Keys: ``status``, ``bound``, and, unless infeasible, ``physical_to_logical_map``, ``balancedness`` (the smallest
     over the scenarios for ``robust``), ``gap``, ``duplicates_on_device``, ``replicas_per_expert_max``; where the
     problem has what they need, ``scenario_balancedness``, ``cross_device_fraction``, ``cross_node_fraction`` and
-    ``moved_experts``.
+    ``moved_experts`` (with ``moved_bytes`` and ``migration_s`` where the sizes and links are known).
     """
     document: dict[str, Any] = {"status": solution.status.value, "bound": solution.bound}
     if solution.assignment is None:
@@ -129,14 +134,46 @@ def answer(problem: ExpertPlacementProblem, solution: Solution[Placement]) -> di
     }
     if problem.objective is Objective.ROBUST:
         document["scenario_balancedness"] = cases.tolist()
+        document["mean_balancedness"] = float(cases.mean())
+        if problem.scenario_names:
+            document["scenario_names"] = list(problem.scenario_names)
     if problem.transitions is not None:
         document["cross_device_fraction"] = cross_device_fraction(problem.transitions, placement, problem.num_devices)
         document["cross_node_fraction"] = cross_node_fraction(
             problem.transitions, placement, problem.num_devices, problem.devices_per_node
         )
     if problem.current is not None:
-        document["moved_experts"] = moved_experts(placement, problem.current, problem.num_experts, problem.num_devices)
+        document |= _moves(problem, placement, problem.current)
     return document
+
+
+def _moves(problem: ExpertPlacementProblem, placement: IntArray, current: IntArray) -> dict[str, Any]:
+    """Moved experts; with their bytes and seconds where the problem knows the sizes and links."""
+    if problem.expert_bytes is None:
+        return {"moved_experts": moved_experts(placement, current, problem.num_experts, problem.num_devices)}
+    cost = cost_of_moves(problem, placement, current, problem.expert_bytes)
+    moves = {
+        "moved_experts": cost.moved_experts,
+        "moved_bytes": cost.moved_bytes,
+        "moved_across_nodes_bytes": cost.across_nodes_bytes,
+    }
+    return moves if cost.seconds is None else moves | {"migration_s": cost.seconds, "migration_bound_s": cost.bound_s}
+
+
+def cost_of_moves(
+    problem: ExpertPlacementProblem, placement: IntArray, current: IntArray, expert_bytes: float
+) -> MigrationCost:
+    """The change from ``current`` on the problem's links."""
+    return migration_cost(
+        placement,
+        current,
+        num_experts=problem.num_experts,
+        num_devices=problem.num_devices,
+        devices_per_node=problem.devices_per_node,
+        expert_bytes=expert_bytes,
+        link_bandwidth_bytes_per_s=problem.link_bandwidth_bytes_per_s,
+        network_bandwidth_bytes_per_s=problem.network_bandwidth_bytes_per_s,
+    )
 
 
 def most_balanced(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> tuple[Best, float]:
@@ -174,11 +211,20 @@ def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
         )
         placement = _flat(found.slots)
         balances = problem.case_balancedness(placement)
-        if balances.min() > reached:
-            chosen, reached = placement, float(balances.min())
+        if problem.over_cases(balances) > reached:
+            chosen, reached = placement, problem.over_cases(balances)
         weight *= (balances.mean() / balances) ** ROBUST_STEP
         weight /= weight.max()
-    return _Found(placement=chosen, bound=float(balance_from(bounds).mean(axis=1).min()), solver="portfolio")
+    if problem.robust_measure is RobustMeasure.AVERAGE:
+        # A placement for the mean of the loads serves the average of the scenarios, not the worst of them.
+        mean = cases.mean(axis=0)
+        least = time_bound(mean, problem.num_redundant_experts, speed)
+        found = balance(mean[None], problem.num_redundant_experts, speed, least, effort.part(MEAN_SHARE), seed)
+        placement = _flat(found.slots)
+        if problem.over_cases(problem.case_balancedness(placement)) > reached:
+            chosen = placement
+    bound = problem.over_cases(balance_from(bounds).mean(axis=1))
+    return _Found(placement=chosen, bound=bound, solver="portfolio")
 
 
 def balance_from(times: FloatArray) -> FloatArray:
@@ -187,6 +233,18 @@ def balance_from(times: FloatArray) -> FloatArray:
 
 
 def _solve_balance(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> _Found:
+    if problem.num_expert_groups > 1:
+        load = normalised(problem.load, problem.device_speed)
+        slots, times = place_groups(
+            load,
+            problem.num_redundant_experts,
+            problem.num_devices,
+            problem.num_nodes,
+            problem.num_expert_groups,
+            effort,
+            seed,
+        )
+        return _Found(placement=_flat(slots), bound=float(balance_from(times).mean()), solver="groups, then nodes")
     best, bound = most_balanced(problem, effort, seed)
     return _Found(placement=_flat(best.slots), bound=bound, solver="portfolio")
 
@@ -226,6 +284,21 @@ def _solve_migration(problem: ExpertPlacementProblem, effort: Effort, seed: int)
     load = normalised(problem.load, problem.device_speed)
     slots = migrate(current.reshape(best.slots.shape), best.slots, load, problem.device_speed, budget)
     return _Found(placement=None if slots is None else _flat(slots), bound=bound, solver="repairs and a knapsack")
+
+
+def _with_nodes(problem: ExpertPlacementProblem, found: _Found) -> _Found:
+    """The same placement with devices renamed alike in all layers, so that much of the traffic stays inside nodes.
+
+    Left as it is where names matter: a present placement, unequal speeds, groups of experts, or a single node.
+    """
+    transitions, speed = problem.transitions, problem.device_speed
+    fixed = problem.objective is Objective.MIGRATE or problem.num_expert_groups > 1 or bool((speed != speed[0]).any())
+    if found.placement is None or transitions is None or fixed or problem.num_nodes == 1:
+        return found
+    placement = found.placement
+    order = group_devices(device_traffic(transitions, placement, problem.num_devices), problem.devices_per_node)
+    by_device = placement.reshape(problem.num_layers, problem.num_devices, -1)
+    return replace(found, placement=_flat(rename_devices_everywhere(by_device, order)))
 
 
 _SOLVERS = {

@@ -77,11 +77,30 @@ def test_defaults_are_filled_in() -> None:
         ({"min_balancedness": 1.5}, "min_balancedness", "from 0 to 1"),
         ({"device_speed": [1.0]}, "device_speed", "expected [2]"),
         ({"device_speed": [1.0, 0.0]}, "device_speed[1]", "> 0"),
+        ({"expert_bytes": 0}, "expert_bytes", "finite number > 0"),
+        ({"link_bandwidth_bytes_per_s": float("inf")}, "link_bandwidth_bytes_per_s", "finite number > 0"),
+        ({"network_bandwidth_bytes_per_s": "fast"}, "network_bandwidth_bytes_per_s", "'fast'"),
+        ({"device_memory_slots": [4]}, "device_memory_slots", "expected [2]"),
+        ({"device_memory_slots": [4, 2]}, "device_memory_slots[1]", "at most 0 redundant experts fit"),
+        ({"device_memory_slots": [4, 1]}, "device_memory_slots[1]", "more devices"),
+        ({"device_memory_slots": [4, -1]}, "device_memory_slots[1]", "is -1.0"),
+        ({"device_memory_bytes": [100, 100]}, "expert_bytes", "is missing"),
+        ({"device_memory_bytes": [60, 59], "expert_bytes": 10}, "device_memory_bytes[1]", "holds 2 experts"),
+        ({"scenarios": [[[1] * 4] * 2], "scenario_names": ["a", "b"]}, "scenario_names", "2 names for 1"),
+        ({"scenarios": [[[1] * 4] * 2] * 2, "scenario_names": ["a", "a"]}, "scenario_names", "alike"),
+        ({"robust_measure": "mean"}, "robust_measure", "worst, average"),
+        ({"scenario_names": "prefill"}, "scenario_names", "list of names"),
     ],
 )
 def test_each_mistake_is_named(change: dict[str, Any], path: str, says: str) -> None:
     document = {key: value for key, value in {**TINY, **change}.items() if value is not None}
     assert says in problems(document)[path]
+
+
+def test_memory_that_just_suffices_is_accepted() -> None:
+    """Three slots a device and layer, two layers, 10 bytes an expert."""
+    shape = {**TINY, "expert_bytes": 10, "device_memory_bytes": [60, 60]}
+    assert ExpertPlacementProblem.from_document(shape, Path()).expert_bytes == 10.0
 
 
 def test_all_mistakes_are_reported_at_once() -> None:

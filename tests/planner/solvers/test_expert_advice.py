@@ -8,10 +8,13 @@ import pytest
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.solvers.expert_advice import (
+    covisits,
     distance_from_best,
     distinct_devices_per_token,
     redundancy_curve,
+    regrets,
     sampled_balance,
+    share_nodes_by_trace,
 )
 
 
@@ -76,3 +79,30 @@ def test_tokens_spread_over_copies() -> None:
     placement = np.array([[0, 1, 0, 2]])
     tokens = np.array([[[0, 1]] * 4])
     assert distinct_devices_per_token(tokens, placement, num_experts=3, num_devices=2).tolist() == [1.5]
+
+
+def test_devices_that_the_same_tokens_visit_share_a_node() -> None:
+    """Tokens use experts 0 and 6 (devices 0 and 3) or 2 and 4 (devices 1 and 2): two nodes each, one after renaming."""
+    placement = np.tile(np.arange(8), (2, 1))
+    tokens = np.array([[[0, 6], [2, 4]] * 5] * 2)
+    shape = {"num_experts": 8, "num_devices": 4}
+    together = covisits(tokens, placement, **shape)
+    assert together[0].tolist() == [[5, 0, 0, 5], [0, 5, 5, 0], [0, 5, 5, 0], [5, 0, 0, 5]]
+    before = distinct_devices_per_token(tokens, placement, **shape, devices_per_group=2)
+    renamed = share_nodes_by_trace(tokens, placement, **shape, devices_per_node=2)
+    after = distinct_devices_per_token(tokens, renamed, **shape, devices_per_group=2)
+    assert (before.tolist(), after.tolist()) == ([2.0, 2.0], [1.0, 1.0])
+    for old, new in zip(placement, renamed, strict=True):
+        assert sorted(map(tuple, old.reshape(4, 2).tolist())) == sorted(map(tuple, new.reshape(4, 2).tolist()))
+
+
+def test_regret_is_what_a_scenario_gives_up() -> None:
+    """Two experts a device: {0, 1} {2, 3} is perfect for the first case, {0, 2} {1, 3} for the second."""
+    cases = [[[3, 1, 2, 2]], [[3, 2, 1, 2]]]
+    shape = {"num_layers": 1, "num_experts": 4, "num_devices": 2, "objective": "robust", "scenarios": cases}
+    both = ExpertPlacementProblem.from_document(shape | {"scenario_names": ["prefill", "decode"]}, Path())
+    first, second = regrets(both, np.array([[0, 1, 2, 3]]))
+    assert (first.name, first.balancedness, first.alone, first.regret) == ("prefill", 1.0, 1.0, 0.0)
+    assert (second.name, second.balancedness, second.alone) == ("decode", pytest.approx(4 / 5), 1.0)
+    assert second.regret == pytest.approx(1 / 5)
+    assert regrets(problem(), np.tile(np.arange(16), (3, 1))) == []

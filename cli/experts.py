@@ -1,0 +1,186 @@
+"""``meshplan experts``: place the experts of a plan, or of given devices, by recorded routing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
+from meshplan.cli.render import Format
+
+if TYPE_CHECKING:
+    from meshplan.planner.expert_refinement import ExpertSetting
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class ExpertTarget(StrEnum):
+    """Who loads the map."""
+
+    SGLANG = "sglang"
+    TRTLLM = "trtllm"
+    VLLM = "vllm"
+    VLLM_ASCEND = "vllm-ascend"
+    MEGATRON = "megatron"
+
+
+class Dispatch(StrEnum):
+    """What traffic is: tokens that follow their layers from device to device, or are sent to each device once."""
+
+    COHERENT = "coherent"
+    DISTINCT = "distinct"
+
+
+class RecordingFormat(StrEnum):
+    """Who recorded the routing."""
+
+    SGLANG = "sglang"
+    VLLM = "vllm"
+    TRTLLM = "trtllm"
+    MEGATRON = "megatron"
+    NPZ = "npz"
+    CSV = "csv"
+
+
+@app.command()
+def experts(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[PLAN] [NAME=]LOADS...",
+            help="A training plan with expert_parallel > 1 (none with --devices), then recordings of its routing; "
+            "several are scenarios, such as prefill=a.json decode=b.json.",
+            show_default=False,
+        ),
+    ],
+    devices: Annotated[
+        int | None,
+        typer.Option("--devices", metavar="G", min=1, help="Without a plan: so many devices.", show_default=False),
+    ] = None,
+    devices_per_node: Annotated[
+        int | None,
+        typer.Option("--devices-per-node", metavar="M", min=1, help="Of them on one node.", show_default=False),
+    ] = None,
+    slots: Annotated[int, typer.Option("--slots", metavar="N", min=0, help="Redundant experts of a layer.")] = 0,
+    recorded_by: Annotated[
+        RecordingFormat | None,
+        typer.Option("--from", help="Format of the recordings. Default: by their names.", show_default=False),
+    ] = None,
+    windows: Annotated[bool, typer.Option("--windows", help="Every time window is a scenario.")] = False,
+    min_balance: Annotated[
+        float | None,
+        typer.Option(
+            "--min-balance", metavar="B", min=0.0, max=1.0, help="Least traffic at this balance.", show_default=False
+        ),
+    ] = None,
+    dispatch: Annotated[
+        Dispatch,
+        typer.Option(
+            "--dispatch",
+            help="Traffic for --min-balance: coherent counts changes of device from layer to layer, distinct the "
+            "devices that a token visits in a layer (DeepEP; needs token traces).",
+        ),
+    ] = Dispatch.COHERENT,
+    max_moves: Annotated[
+        int | None,
+        typer.Option(
+            "--max-moves", metavar="N", min=0, help="Best balance with so many moved experts.", show_default=False
+        ),
+    ] = None,
+    advice: Annotated[
+        bool, typer.Option("--advice", help="Curves: slots, traffic and moves against balance (takes longer).")
+    ] = False,
+    emit: Annotated[
+        ExpertTarget | None, typer.Option("--emit", help="Write the map for this framework.", show_default=False)
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the map.", show_default=False)
+    ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            "--picture", metavar="FILE.svg", help="Draw load and traffic, before and after.", show_default=False
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Where pseudo-random choices start from.")] = 0,
+    force: ForceOption = False,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Place the experts by recorded routing: which, in how many copies, on which device; with bound and advice."""
+    from meshplan.cli.experts_report import show_placement
+    from meshplan.planner.emit.writer import write_artifacts
+    from meshplan.planner.expert_placing import map_artifact, picture_artifact, place
+    from meshplan.planner.expert_refinement import read_recordings
+
+    if (emit is None) != (out is None):
+        raise typer.BadParameter("--emit and --out go together")
+    if min_balance is not None and max_moves is not None:
+        raise typer.BadParameter("--min-balance and --max-moves are two questions; ask one of them")
+    if dispatch is Dispatch.DISTINCT and min_balance is None:
+        raise typer.BadParameter("--dispatch distinct needs --min-balance: the balance that may be given up for it")
+    setting, files = _setting(arguments, devices, devices_per_node, db)
+    recordings = read_recordings(
+        files, given_format=None if recorded_by is None else recorded_by.value, num_experts=setting.num_experts
+    )
+    choices: dict[str, Any] = {}
+    if dispatch is Dispatch.DISTINCT:
+        choices = {"visits_at_balance": min_balance}
+    elif min_balance is not None:
+        choices = {"objective": "balance+affinity", "min_balancedness": min_balance}
+    if max_moves is not None:
+        choices = {"objective": "migrate", "max_moved_experts": max_moves}
+    placed = place(
+        setting, recordings, num_redundant_experts=slots, windows_apart=windows, advice=advice, seed=seed, **choices
+    )
+    written: list[Path] = []
+    if emit is not None and out is not None:
+        written += write_artifacts([map_artifact(placed, emit.value)], out, force=force)
+    if picture is not None:
+        written += write_artifacts([picture_artifact(placed, picture.name)], picture.parent, force=force)
+    show_placement(placed, form, files=written)
+
+
+def _setting(
+    arguments: list[str], devices: int | None, devices_per_node: int | None, db: str | None
+) -> tuple[ExpertSetting, Mapping[str, Path]]:
+    """The devices and the recordings that the arguments name."""
+    from meshplan.planner.expert_refinement import ExpertSetting, setting_of_plan
+
+    if devices is not None:
+        setting = ExpertSetting(num_devices=devices, devices_per_node=min(devices_per_node or devices, devices))
+        return setting, _files(arguments)
+    if len(arguments) == 1:
+        raise typer.BadParameter("name a plan and a recording, or --devices G and a recording")
+    if devices_per_node is not None:
+        raise typer.BadParameter("--devices-per-node goes with --devices; a plan knows its nodes")
+    from meshplan.cli.database import open_catalog
+    from meshplan.cli.stored import load_plan
+    from meshplan.planner.service import resolve
+    from meshplan.planner.training_plan import shape_from_document
+
+    catalog = open_catalog(db)
+    plan = load_plan(arguments[0], catalog)
+    if plan.kind != "training":
+        raise typer.BadParameter(
+            f"plan {plan.plan_id} is of the kind {plan.kind!r}; name a training plan, or --devices G"
+        )
+    resolved = resolve(plan.spec, catalog, shape=shape_from_document(plan.provenance["model"]))
+    return setting_of_plan(plan, resolved.problem.machine), _files(arguments[1:])
+
+
+def _files(arguments: list[str]) -> dict[str, Path]:
+    """Scenario name → recording; NAME= before a path names it, else its stem does."""
+    files: dict[str, Path] = {}
+    for argument in arguments:
+        name, mark, rest = argument.partition("=")
+        path = Path(rest) if mark and not Path(argument).exists() else Path(argument)
+        name = name if mark and not Path(argument).exists() else path.stem
+        if name in files:
+            raise typer.BadParameter(f"two recordings are called {name!r}; write NAME={path}")
+        files[name] = path
+    return files
