@@ -76,6 +76,7 @@ class TrainingRequest:
         device: the accelerator of every host; None leaves out what depends on it (checks of name and memory).
         hosts: names of the hosts, by the host number of the rank table; empty: each launch reads MASTER_ADDR.
         master_port: TCP port of the rendezvous on the first host.
+        script: the user's training script, for frameworks that have none of their own; empty for none.
     """
 
     plan: Plan
@@ -83,6 +84,7 @@ class TrainingRequest:
     device: Device | None = None
     hosts: tuple[str, ...] = ()
     master_port: int = DEFAULT_MASTER_PORT
+    script: str = ""
 
     @property
     def config(self) -> TrainingConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from meshplan.planner.emit.torchrun import Setting
+from meshplan.planner.emit.job import Setting
 from meshplan.planner.problems.frameworks import MEGATRON
 
 SETTINGS = (
