@@ -61,6 +61,33 @@ TARGETS = (
         summary="torchrun scripts for a training script of your own",
         needs_script=True,
     ),
+    Target(
+        name="slurm", module="meshplan.planner.emit.slurm", summary="sbatch file around a framework's job", wraps=True
+    ),
+    Target(
+        name="jobset",
+        module="meshplan.planner.emit.jobset",
+        summary="Kubernetes JobSet (v1alpha2) around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="job",
+        module="meshplan.planner.emit.kubernetes_job",
+        summary="Kubernetes Job with a headless Service around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="trainjob",
+        module="meshplan.planner.emit.trainjob",
+        summary="Kubeflow TrainJob (v1alpha1) around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="skypilot",
+        module="meshplan.planner.emit.skypilot",
+        summary="SkyPilot task around a framework's job",
+        wraps=True,
+    ),
 )
 
 

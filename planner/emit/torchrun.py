@@ -7,13 +7,11 @@ word, and a planned placement would be lost. Every host looks up its devices in 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
 from meshplan.planner.emit.job import Job
@@ -23,6 +21,7 @@ from meshplan.planner.emit.registry import Feature
 # One script a host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
 MAX_HOST_SCRIPTS = 64
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
+HOST_SCRIPT = "launch_host_{}.sh"
 HOSTS_FILE = PurePosixPath("hosts.txt")
 RANK_TABLE_FILE = PurePosixPath("rank_table.json")
 NO_HOSTNAME = "-"
@@ -33,7 +32,6 @@ RANK_TABLE = Feature(
     verified_by="torchrun's own parser and agents; other tables are refused",
 )
 
-_HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 # Drivers report a little less than the catalog's usable memory when another version keeps more for itself.
 _MEMORY_TOLERANCE = 0.97
 _MIB = 2**20
@@ -63,25 +61,25 @@ def launch_of(job: Job) -> Launch:
 
 
 def scripts(launch: Launch) -> tuple[Artifact, ...]:
-    """``launch.sh``, ``hosts.txt``, one ``launch_host_NNN.sh`` a host (up to :data:`MAX_HOST_SCRIPTS`), rank table.
-
-    Raises:
-        EmitError: a host name that is no host name.
-    """
-    for placement in launch.placements:
-        if placement.hostname and not _HOSTNAME.fullmatch(placement.hostname):
-            raise EmitError(
-                f"{placement.hostname!r} is no host name; use letters, digits, dots, dashes and colons, "
-                "beginning with a letter or digit"
-            )
+    """``launch.sh``, ``hosts.txt``, one ``launch_host_NNN.sh`` a host (up to :data:`MAX_HOST_SCRIPTS`), rank table."""
     files = [
         Artifact(path=LAUNCH_SCRIPT, content=_launch_script(launch), executable=True),
         Artifact(path=HOSTS_FILE, content=_hosts_text(launch)),
-        Artifact(path=RANK_TABLE_FILE, content=_rank_table_text(launch)),
+        rank_table(launch),
     ]
     if len(launch.placements) <= MAX_HOST_SCRIPTS:
         files += [_host_script(launch, placement) for placement in launch.placements]
     return tuple(files)
+
+
+def rank_table(launch: Launch) -> Artifact:
+    """``rank_table.json``: (host, device) of each rank."""
+    return Artifact(path=RANK_TABLE_FILE, content=_rank_table_text(launch))
+
+
+def is_host_script(artifact: Artifact) -> bool:
+    """Whether it is the script of one host, which no orchestrator needs."""
+    return artifact.path.match(HOST_SCRIPT.format("*"))
 
 
 def _hosts_text(launch: Launch) -> str:
@@ -119,7 +117,9 @@ def _host_script(launch: Launch, placement: HostPlacement) -> Artifact:
         "set -euo pipefail\n"
         f'exec "$(dirname -- "${{BASH_SOURCE[0]}}")/{LAUNCH_SCRIPT}" {placement.node_rank} "$@"\n'
     )
-    return Artifact(path=PurePosixPath(f"launch_host_{placement.node_rank:03d}.sh"), content=content, executable=True)
+    return Artifact(
+        path=PurePosixPath(HOST_SCRIPT.format(f"{placement.node_rank:03d}")), content=content, executable=True
+    )
 
 
 def _launch_script(launch: Launch) -> str:
@@ -136,11 +136,11 @@ def _launch_script(launch: Launch) -> str:
             hosts_file=HOSTS_FILE,
             master_address=address,
             master_port=launch.job.request.master_port,
-            environment=_environment_text(launch.job.environment),
+            environment=environment_text(launch.job.environment),
         )
         + launch.job.program
         + _CHECKS.format(
-            gpu_checks=_gpu_checks(launch.job.request.device),
+            gpu_checks=gpu_checks(launch.job.request.device),
             starter_check=_TORCHRUN_CHECK if not launch.job.starter else ":  # the starter looks for itself",
         )
         + _COUNTS.format(num_hosts=len(launch.placements), world_size=launch.job.request.config.world_size)
@@ -148,7 +148,8 @@ def _launch_script(launch: Launch) -> str:
     )
 
 
-def _environment_text(environment: Mapping[str, str | None]) -> str:
+def environment_text(environment: Mapping[str, str | None]) -> str:
+    """Bash that sets and unsets the variables of every rank."""
     lines = [
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
         for name, value in environment.items()
@@ -156,7 +157,7 @@ def _environment_text(environment: Mapping[str, str | None]) -> str:
     return "\n".join(lines) if lines else "# no variable needs a value"
 
 
-def _gpu_checks(device: Device | None) -> str:
+def gpu_checks(device: Device | None) -> str:
     """Bash that compares the host's GPUs with the planned device; a comment where that cannot be done."""
     if device is None or device.vendor != "nvidia":
         return "  # The plan names no NVIDIA device: nothing to compare."
