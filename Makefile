@@ -45,12 +45,17 @@ unit: $(DEV_STAMP)
 LAUNCHERS_VENV ?= .venv-launchers
 LAUNCHERS_PYTHON ?= python3.11
 LAUNCHERS_STAMP := $(LAUNCHERS_VENV)/.installed
-MEGATRON := tests/conformance/megatron
+CONFORMANCE := tests/conformance
+MEGATRON := $(CONFORMANCE)/megatron
 
-$(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt pyproject.toml
+$(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt $(CONFORMANCE)/parsers.txt \
+  $(CONFORMANCE)/frameworks.txt pyproject.toml
 	$(LAUNCHERS_PYTHON) -m venv $(LAUNCHERS_VENV)
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --requirement $(MEGATRON)/requirements.txt
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --ignore-requires-python --requirement $(MEGATRON)/framework.txt
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --requirement $(CONFORMANCE)/parsers.txt
+	DS_BUILD_OPS=0 $(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --no-build-isolation \
+	  --requirement $(CONFORMANCE)/frameworks.txt
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 

@@ -62,6 +62,23 @@ TARGETS = (
         needs_script=True,
     ),
     Target(
+        name="torchtitan",
+        module="meshplan.planner.emit.torchtitan",
+        summary="TorchTitan arguments and torchrun scripts",
+    ),
+    Target(
+        name="deepspeed",
+        module="meshplan.planner.emit.deepspeed",
+        summary="DeepSpeed JSON and torchrun scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
+        name="accelerate",
+        module="meshplan.planner.emit.accelerate",
+        summary="Accelerate FSDP2 YAML and launch scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
         name="slurm", module="meshplan.planner.emit.slurm", summary="sbatch file around a framework's job", wraps=True
     ),
     Target(

@@ -37,20 +37,28 @@ program=("$script")
 """
 
 
+def config_file(request: TrainingRequest, verified: ParserVerified) -> Artifact:
+    """``training_config.json``: every choice of the plan, for scripts that read it themselves."""
+    document = {**stamp_fields(request.plan, verified), "config": plan_fields(request)}
+    return Artifact(path=CONFIG_FILE, content=json.dumps(document, indent=2) + "\n")
+
+
+def program(request: TrainingRequest) -> str:
+    """Bash that fills ``program`` with the user's script, and says where the choices are."""
+    check = script_check(request.script)
+    return _PROGRAM.format(config_file=CONFIG_FILE, rank_table_file=RANK_TABLE_FILE, check=check)
+
+
 def job(request: TrainingRequest) -> Job:
     """The user's script with the choices of the plan beside it."""
-    document = {**stamp_fields(request.plan, VERIFIED), "config": plan_fields(request)}
-    config_file = Artifact(path=CONFIG_FILE, content=json.dumps(document, indent=2) + "\n")
     return Job(
         target=TARGET,
         request=request,
         verified=VERIFIED,
         rank_order=ANY_FRAMEWORK.rank_orders[0],
         environment={},
-        program=_PROGRAM.format(
-            config_file=CONFIG_FILE, rank_table_file=RANK_TABLE_FILE, check=script_check(request.script)
-        ),
-        files=(config_file,),
+        program=program(request),
+        files=(config_file(request, VERIFIED),),
         settings=(script_setting(request.script),),
         notes=(
             f"torchrun knows no degrees: the script must build its process groups from {CONFIG_FILE} (its path is in "
