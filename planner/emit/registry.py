@@ -144,7 +144,7 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
     found = _target(target)
     started = _framework(found, framework)
     if started.needs_script and not request.script:
-        raise EmitError(f"{started.name} runs a training script of yours: name it with --script train.py")
+        raise EmitError(f"{started.name} runs a training script of yours: meshplan emit … --script train.py")
     if request.script and not started.needs_script:
         raise EmitError(f"{started.name} brings its own training script; leave --script out")
     job = cast("Job", _module(started).job(request))

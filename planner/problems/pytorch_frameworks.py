@@ -43,7 +43,7 @@ def _kv_heads(shape: ModelShape, config: Any) -> Any:
     return heads % config.tensor_parallel == 0
 
 
-def _titan_sequence(_: ModelShape, config: Any) -> Any:
+def _sequence_splits(_: ModelShape, config: Any) -> Any:
     # 2 × context_parallel where it is split at all; factors are written without branches, for columns.
     split = config.context_parallel * (1 + (config.context_parallel > 1))
     by_tensor = 1 + (config.tensor_parallel - 1) * config.sequence_parallel
@@ -87,7 +87,7 @@ TORCHTITAN = FrameworkRules(
         ),
         LegalityRule(
             name="sequence_divisible_by_its_splits",
-            holds=_titan_sequence,
+            holds=_sequence_splits,
             message="sequence_length must be a multiple of tensor_parallel (under sequence_parallel) × "
             "2 context_parallel",
             stage="run time",
@@ -190,6 +190,13 @@ ACCELERATE = FrameworkRules(
             message="sequence_parallel must be off: it has no word (fixed.sequence_parallel: false)",
             stage="parser",
             source=f"{_ACCELERATE}: parallelism_config.py",
+        ),
+        LegalityRule(
+            name="sequence_divisible_by_its_splits",
+            holds=_sequence_splits,
+            message="sequence_length must be a multiple of 2 × context_parallel",
+            stage="run time",
+            source="torch 2.13: distributed/tensor/experimental/_context_parallel (head-tail balancing; read, not run)",
         ),
         LegalityRule(
             name="replicas_are_sharded",
