@@ -23,12 +23,14 @@ class Setting:
         default: what holds when it is unset; empty when there is none.
         meaning: for the README.
         flag: flag of the program that takes the value as it is; empty where the script treats it specially.
+        required: the script stops where it is unset.
     """
 
     name: str
     default: str
     meaning: str
     flag: str = ""
+    required: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -111,7 +111,7 @@ def notes(launch: torchrun.Launch) -> tuple[str, ...]:
 
 def environment(launch: torchrun.Launch, master: str) -> list[dict[str, str]]:
     """Variables of the container: where the first host is, and what the framework asks for without a default."""
-    required = [setting for setting in launch.job.settings if setting.meaning.startswith("REQUIRED")]
+    required = [setting for setting in launch.job.settings if setting.required]
     return [
         {"name": "MASTER_ADDR", "value": master},
         {"name": "MASTER_PORT", "value": str(launch.job.request.master_port)},

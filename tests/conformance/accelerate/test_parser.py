@@ -125,19 +125,21 @@ PLAIN = config_for(LLAMA_70B, data_parallel=8, zero_stage=3)
         ("use_cpu: false", "use_cpus: false"),
         ("dp_shard_size: 8", "dp_shard_size: 0"),
         ("dp_shard_size: 8", "dp_shard_size: eight"),
-        ("tp_size: 1", "tp_sice: x"),
-        ("fsdp_version: 2", "fsdp_version: two"),
     ],
 )
 def test_mutations_are_refused(judge: Judge, tmp_path: Path, old: str, new: str) -> None:
     text = text_of(LLAMA_70B, PLAIN)
     assert judge.refusal(text, tmp_path) is None
     assert old in text
-    if new.startswith(("tp_sice", "fsdp_version")):
-        # The hole in the parser; it is closed by comparing our keys with its options (below).
-        assert judge.refusal(text.replace(old, new), tmp_path) is None
-        return
     assert judge.refusal(text.replace(old, new), tmp_path) is not None
+
+
+@pytest.mark.parametrize(("old", "new"), [("tp_size: 1", "tp_sice: 1"), ("fsdp_version: 2", "fsdp_version: two")])
+def test_holes_of_the_parser(judge: Judge, tmp_path: Path, old: str, new: str) -> None:
+    """What it takes without a word; the next test compares our keys with its own instead."""
+    text = text_of(LLAMA_70B, PLAIN)
+    assert old in text
+    assert judge.refusal(text.replace(old, new), tmp_path) is None
 
 
 def test_every_key_is_one_of_the_parser(judge: Judge) -> None:
