@@ -10,7 +10,9 @@ host memory and step time.
 
 *Bound.* No step can be shorter than its matrix products and attention at the full rate of all its devices,
 T(c) ≥ W/n_c with W from :func:`work_device_s`. Candidates are visited by devices, most first; those with f(W/n_c, n_c)
-no better than the K-th best incumbent are not priced. What is left is priced completely, so the incumbent is optimal
+no better than the K-th best incumbent are not priced. Nor are those that a sharper bound rules out one by one: full
+recompute repeats the forward pass, and p stages with m micro-batches leave T(c) ≥ W/n_c·(1 + β(p − 1)/m), because the
+slowest stage is no faster than the mean one. What is left is priced completely, so the incumbent is optimal
 under the estimator and the gap is 0; a search that is cut short reports the best bound of what it did not visit.
 """
 
@@ -27,9 +29,17 @@ import numpy as np
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel
-from meshplan.planner.estimators.training import estimate_training, work_device_s
+from meshplan.planner.estimators.pipeline import SCHEDULES
+from meshplan.planner.estimators.training import estimate_training
+from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
-from meshplan.planner.solvers.degree_templates import Templates, legal_candidates, make_templates, pipeline_splits
+from meshplan.planner.solvers.degree_templates import (
+    Templates,
+    legal_candidates,
+    make_templates,
+    pipeline_splits,
+    template_candidates,
+)
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Candidates kept besides the best: what the table of alternatives is made of.
@@ -139,7 +149,9 @@ class DegreeSearch:
         self.keep = keep
         self.report = SearchReport()
         self.best: list[ScoredConfig] = []
-        self._work_s = work_device_s(problem.shape, problem.machine, problem.workload, problem.calibration)
+        asked = (problem.shape, problem.machine, problem.workload, problem.calibration)
+        self._work_s = work_device_s(*asked)
+        self._work_again_s = work_device_s(*asked, recompute_full=True)
 
     # --- objective and limits -------------------------------------------------------------------------------------
 
@@ -174,7 +186,8 @@ class DegreeSearch:
         limits, machine = self.problem.limits, self.problem.machine
         most = float(limits.max_devices)
         if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
-            most = min(most, limits.max_usd_per_hour / machine.usd_per_hour_per_device)
+            # Prices are no binary numbers: 3 nodes at 3 × the price of a node must not come out as 2.999….
+            most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
         least = 1.0
         if limits.max_step_s is not None:
             least = max(least, self._work_s / limits.max_step_s)
@@ -190,7 +203,11 @@ class DegreeSearch:
     def run(
         self, *, time_limit_s: float | None = None, on_progress: OnProgress | None = None
     ) -> Solution[ScoredConfig]:
-        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap."""
+        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap.
+
+        Raises:
+            SolverError: the time limit passed before any plan was found; nothing is proven then.
+        """
         wall, cpu = time.perf_counter(), time.process_time()
         templates = make_templates(self.problem)
         self.report.illegal = templates.illegal
@@ -207,11 +224,17 @@ class DegreeSearch:
         except KeyboardInterrupt:
             if not self.best:
                 raise
+        if open_splits and not self.best:
+            raise SolverError(
+                f"no plan found within the time limit of {time_limit_s} s, after {len(splits) - len(open_splits)} of "
+                f"{len(splits)} pipeline splits: allow more time"
+            )
         return self._solution(open_splits, templates, wall, cpu)
 
     def _progress(self, done: int, total: int) -> Progress:
         incumbent = self.best[0].objective if self.best else None
-        return Progress(incumbent=incumbent, bound=None, note=f"pipeline splits {done}/{total}")
+        bound = float(self.bound(np.asarray(float(self.problem.limits.max_devices))))
+        return Progress(incumbent=incumbent, bound=bound, note=f"pipeline splits {done}/{total}")
 
     def _visit(self, split: PipelineSplit, templates: Templates) -> None:
         p = split.pipeline_parallel
@@ -235,7 +258,10 @@ class DegreeSearch:
         self.report.ruled_out += count
 
     def _price(self, split: PipelineSplit, templates: Templates, rows: slice) -> None:
-        batch = legal_candidates(self.problem, templates, rows, split, self.report.refused)
+        everything = template_candidates(self.problem, templates, rows, split)
+        hopeful = everything.take(self._may_be_kept(everything))
+        self._rule_out(len(everything) - len(hopeful))
+        batch = legal_candidates(self.problem, hopeful, self.report.refused)
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):
@@ -267,6 +293,15 @@ class DegreeSearch:
             )
         self._keep_best(batch.take(keep), step_s[keep], safe[keep])
 
+    def _may_be_kept(self, batch: Candidates) -> FloatArray:
+        """Candidates that the sharper bound of the module docstring does not rule out, [n] booleans."""
+        p, m = batch.split.pipeline_parallel, batch.num_microbatches
+        left = SCHEDULES[batch.split.schedule].bubble(p, batch.split.virtual_pipeline_stages)
+        work = np.where(batch.recompute == Recompute.FULL, self._work_again_s, self._work_s)
+        devices = batch.world_size
+        least = self._objective(work / devices * (1.0 + left * (p - 1) / m), devices)
+        return least <= self.threshold * (1.0 + TIE_RELATIVE)
+
     def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
         """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""
         fits = values <= limit
@@ -294,18 +329,20 @@ class DegreeSearch:
                     safe_bytes=float(safe[row]),
                 )
             )
-        self.best.sort(key=lambda scored: (float(f"{scored.objective:.9e}"), _simplicity(scored.config)))
+        self.best.sort(key=self._order)
         del self.best[self.keep :]
+
+    def _order(self, scored: ScoredConfig) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Best first, equals by simplicity. Devices + T/(1 + T) in one number has too few digits for a long T."""
+        values: tuple[float, ...] = (scored.objective,)
+        if self.problem.objective is TrainingObjective.NUM_DEVICES:
+            values = (scored.config.world_size, scored.step_s)
+        return tuple(float(f"{value:.9e}") for value in values), _simplicity(scored.config)
 
     def _solution(
         self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float
     ) -> Solution[ScoredConfig]:
         wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-        if not self.best and left:
-            raise SolverError(
-                f"the time limit ended the search before any candidate fitted: {len(left)} pipeline splits are left; "
-                "give it more time, or pin some choices under 'fixed'"
-            )
         if not self.best:
             return Solution(
                 status=Status.INFEASIBLE,
