@@ -60,7 +60,7 @@ $(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt $(CON
 	touch $@
 
 test-launchers: $(LAUNCHERS_STAMP)  ## target frameworks' own parsers over the emitted files
-	$(LAUNCHERS_VENV)/bin/pytest -m launchers tests/conformance
+	$(LAUNCHERS_VENV)/bin/pytest -m launchers -n 2 --dist loadfile tests/conformance
 
 # Torch is not needed to develop, so it has an environment of its own; 2.13.0 is the version that CI has.
 TORCH_VENV ?= .venv-torch
