@@ -45,17 +45,22 @@ unit: $(DEV_STAMP)
 LAUNCHERS_VENV ?= .venv-launchers
 LAUNCHERS_PYTHON ?= python3.11
 LAUNCHERS_STAMP := $(LAUNCHERS_VENV)/.installed
-MEGATRON := tests/conformance/megatron
+CONFORMANCE := tests/conformance
+MEGATRON := $(CONFORMANCE)/megatron
 
-$(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt pyproject.toml
+$(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt $(CONFORMANCE)/parsers.txt \
+  $(CONFORMANCE)/frameworks.txt pyproject.toml
 	$(LAUNCHERS_PYTHON) -m venv $(LAUNCHERS_VENV)
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --requirement $(MEGATRON)/requirements.txt
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --ignore-requires-python --requirement $(MEGATRON)/framework.txt
+	$(LAUNCHERS_VENV)/bin/pip install --quiet --requirement $(CONFORMANCE)/parsers.txt
+	DS_BUILD_OPS=0 $(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --no-build-isolation \
+	  --requirement $(CONFORMANCE)/frameworks.txt
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 
 test-launchers: $(LAUNCHERS_STAMP)  ## target frameworks' own parsers over the emitted files
-	$(LAUNCHERS_VENV)/bin/pytest -m launchers tests/conformance
+	$(LAUNCHERS_VENV)/bin/pytest -m launchers -n 2 --dist loadfile tests/conformance
 
 # Torch is not needed to develop, so it has an environment of its own; 2.13.0 is the version that CI has.
 TORCH_VENV ?= .venv-torch

@@ -34,6 +34,16 @@ def emit(
             "--framework", metavar="NAME", help="Framework that an orchestrator target launches.", show_default=False
         ),
     ] = None,
+    script: Annotated[
+        str,
+        typer.Option(
+            "--script", metavar="FILE", help="Your training script, where the framework has none.", show_default=False
+        ),
+    ] = "",
+    image: Annotated[
+        str,
+        typer.Option("--image", metavar="NAME", help="Container image, for targets that need one.", show_default=False),
+    ] = "",
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -50,7 +60,7 @@ def emit(
     wanted = target or plan_target(made)
     if wanted is None:
         raise EmitError(f"plan {made.plan_id} is of the kind {made.kind!r}: its answer is plans show --format json")
-    emitted = emit_plan(made, wanted, catalog, framework=framework)
+    emitted = emit_plan(made, wanted, catalog, framework=framework, script=script, image=image)
     files = write_artifacts(emitted.artifacts, out, force=force)
     rows = [{"path": str(path), "bytes": path.stat().st_size} for path in files]
     show_rows(rows, _COLUMNS, form, title=f"Plan {made.plan_id} for {emitted.target}")

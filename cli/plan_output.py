@@ -72,6 +72,6 @@ def next_commands(plan: Plan, db: str | None, emitted: bool) -> list[str]:
         other = tensor // 2 if tensor > 1 else 2
         commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
         if not emitted:
-            commands.append(f"meshplan emit {plan.plan_id}{where} --target megatron --out plans")
+            commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
         commands.append(f"meshplan plans record {plan.plan_id}{where} measured.json")
     return commands

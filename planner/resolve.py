@@ -20,7 +20,7 @@ from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.measured_links import profile_problems, slowest_link, with_measured_links
-from meshplan.planner.problems.frameworks import FRAMEWORKS
+from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec

@@ -199,7 +199,9 @@ def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog
     return made, other.reason
 
 
-def emit_plan(plan: Plan, target: str, catalog: Catalog, *, framework: str | None = None) -> EmittedPlan:
+def emit_plan(
+    plan: Plan, target: str, catalog: Catalog, *, framework: str | None = None, script: str = "", image: str = ""
+) -> EmittedPlan:
     """Launcher files of a training plan, in memory.
 
     The model is the one that the plan was made for, whatever the catalog says now.
@@ -208,21 +210,28 @@ def emit_plan(plan: Plan, target: str, catalog: Catalog, *, framework: str | Non
         plan: a training plan that found a configuration.
         target: emit target.
         catalog: where the device's name and memory are looked up, for the checks in the scripts.
-        framework: what an orchestrator launches; a target that is itself a framework takes none.
+        framework: what an orchestrator launches (the framework that the plan was made for where None); a target
+            that is itself a framework takes none.
+        script: training script, for frameworks that bring none of their own.
+        image: container image, for launchers that start containers.
 
     Raises:
         EmitError: unknown target, nothing to launch, or a framework that the target does not take.
     """
     from meshplan.planner.emit.artifact import TrainingRequest
-    from meshplan.planner.emit.registry import emit
+    from meshplan.planner.emit.registry import emit, is_orchestrator
     from meshplan.planner.training_plan import shape_from_document
 
-    if framework is not None and framework != target:
-        raise EmitError(f"target {target} launches itself, not {framework!r}; leave --framework out")
+    if framework is None and is_orchestrator(target):
+        framework = plan_target(plan)
     if "model" not in plan.provenance:
         raise EmitError(f"plan {plan.plan_id} of the kind {plan.kind!r} has no configuration to launch")
     shape = shape_from_document(plan.provenance["model"])
-    emitted = emit(target, TrainingRequest(plan=plan, shape=shape, device=_device(plan.spec, catalog)))
+    device, devices_per_host = _hardware(plan.spec, catalog)
+    request = TrainingRequest(
+        plan=plan, shape=shape, device=device, devices_per_host=devices_per_host, script=script, image=image
+    )
+    emitted = emit(target, request, framework=framework)
     return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
 
 
@@ -243,15 +252,16 @@ def plan_artifact(plan: Plan) -> Artifact:
     return Artifact(path=PurePosixPath("plan.json"), content=f"{text}\n")
 
 
-def _device(spec: Mapping[str, Any], catalog: Catalog) -> Device | None:
-    """The accelerator of a training spec; None where the catalog does not know it any more."""
+def _hardware(spec: Mapping[str, Any], catalog: Catalog) -> tuple[Device | None, int]:
+    """The accelerator of a training spec and how many a host has; None and 0 where the catalog does not say."""
     cluster = spec["cluster"]
     try:
         if cluster.get("nodes"):
-            return catalog.node_type(cluster["nodes"][0]["type"]).device
-        return catalog.device(cluster["devices"]["type"])
+            node = catalog.node_type(cluster["nodes"][0]["type"])
+            return node.device, node.devices_per_host
+        return catalog.device(cluster["devices"]["type"]), 0
     except UnknownEntryError:
-        return None
+        return None, 0
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:

@@ -76,6 +76,9 @@ class TrainingRequest:
         device: the accelerator of every host; None leaves out what depends on it (checks of name and memory).
         hosts: names of the hosts, by the host number of the rank table; empty: each launch reads MASTER_ADDR.
         master_port: TCP port of the rendezvous on the first host.
+        devices_per_host: devices of every host, used or not; 0 where that is not known.
+        image: container image, for launchers that start containers; empty for a name that the user has to replace.
+        script: the user's training script, for frameworks that have none of their own; empty for none.
     """
 
     plan: Plan
@@ -83,6 +86,9 @@ class TrainingRequest:
     device: Device | None = None
     hosts: tuple[str, ...] = ()
     master_port: int = DEFAULT_MASTER_PORT
+    devices_per_host: int = 0
+    image: str = ""
+    script: str = ""
 
     @property
     def config(self) -> TrainingConfig:

@@ -18,18 +18,18 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.planner.emit import megatron_script, readme, torchrun
+from meshplan.planner.emit import megatron_script
 from meshplan.planner.emit.artifact import (
     Artifact,
-    EmittedPlan,
     ParserVerified,
     TrainingRequest,
     commented,
     stamp,
 )
+from meshplan.planner.emit.job import Job
 from meshplan.planner.emit.megatron_model import Flag, inexpressible_shape, model_flags, model_notes
-from meshplan.planner.emit.placement import host_placements
 from meshplan.planner.emit.registry import Feature
+from meshplan.planner.emit.torchrun import RANK_TABLE
 from meshplan.planner.problems.frameworks import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig
 
@@ -325,33 +325,20 @@ def environment(request: TrainingRequest) -> dict[str, str | None]:
     return {}
 
 
-def emit(request: TrainingRequest) -> EmittedPlan:
-    """Argument file, launch scripts, rank table and README for Megatron-LM."""
+def job(request: TrainingRequest) -> Job:
+    """Megatron-LM with its argument file."""
     flags = arguments(request)
-    if request.plan.rank_table is None:
-        raise EmitError(f"plan {request.plan.plan_id} has no rank table; plan again with this version of meshplan")
-    if len(request.plan.rank_table) != request.config.world_size:
-        raise EmitError(
-            f"the rank table has {len(request.plan.rank_table)} ranks, the configuration {request.config.world_size}"
-        )
-    placements = host_placements(request.plan.rank_table, request.hosts, target=TARGET)
-    notes = (*model_notes(request.shape), *_config_notes(request.config))
-    launch = torchrun.Launch(
+    argument_file = Artifact(path=ARGUMENTS_FILE, content=_argument_text(request, flags))
+    return Job(
+        target=TARGET,
         request=request,
-        placements=placements,
         verified=VERIFIED,
         rank_order=MEGATRON.rank_orders[0],
         environment=environment(request),
         program=megatron_script.program(ARGUMENTS_FILE, request.shape.vocab_size),
-    )
-    argument_file = Artifact(path=ARGUMENTS_FILE, content=_argument_text(request, flags))
-    scripts = torchrun.scripts(launch)
-    overview = readme.overview(launch, notes, settings=megatron_script.SETTINGS)
-    return EmittedPlan(
-        target=TARGET,
-        artifacts=(overview, argument_file, *scripts),
-        parser_verified=VERIFIED,
-        notes=notes,
+        files=(argument_file,),
+        settings=megatron_script.SETTINGS,
+        notes=(*model_notes(request.shape), *_config_notes(request.config)),
     )
 
 
@@ -374,10 +361,5 @@ def _config_notes(config: TrainingConfig) -> tuple[str, ...]:
 
 def features() -> tuple[Feature, ...]:
     """Rows of the support matrix, one for each term."""
-    placed = Feature(
-        name="rank_table",
-        expressed_by="torchrun --node-rank, --nproc-per-node and CUDA_VISIBLE_DEVICES on each host",
-        verified_by="torchrun's own parser; other tables are refused",
-    )
     said = (Feature(name=term.name, expressed_by=term.said_by, verified_by=term.verified_by) for term in TERMS)
-    return (*said, placed)
+    return (*said, RANK_TABLE)

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from pathlib import PurePosixPath
 
-from meshplan.planner.emit.torchrun import Setting
+from meshplan.planner.emit.job import Setting
 from meshplan.planner.problems.frameworks import MEGATRON
 
 SETTINGS = (
-    Setting(name="MEGATRON_LM", default="", meaning=f"REQUIRED: checkout of Megatron-LM, core_v{MEGATRON.version}"),
+    Setting(
+        name="MEGATRON_LM",
+        default="",
+        meaning=f"REQUIRED: checkout of Megatron-LM, core_v{MEGATRON.version}",
+        required=True,
+    ),
     Setting(name="TRAIN_ITERS", default="100", meaning="optimizer steps", flag="--train-iters"),
     Setting(name="LR", default="1.0e-4", meaning="learning rate", flag="--lr"),
     Setting(name="MIN_LR", default="1.0e-5", meaning="learning rate at the end", flag="--min-lr"),

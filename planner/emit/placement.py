@@ -8,10 +8,14 @@ devices in any order. Anything else needs one task a rank (Slurm with an arbitra
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
+
+_HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +49,9 @@ def host_placements(
 
     Raises:
         CannotExpressError: a host's ranks are not consecutive.
-        EmitError: a device holds two ranks, or a host has no name.
+        EmitError: a device holds two ranks, or a host has no name, or one that is no host name.
     """
-    if len(set(rank_table)) != len(rank_table):
-        twice = next(place for place in rank_table if list(rank_table).count(place) > 1)
-        raise EmitError(f"the rank table uses device {twice[1]} of host {twice[0]} more than once")
+    check_places(rank_table)
     runs: list[tuple[int, int, list[int]]] = []
     for rank, (host, device) in enumerate(rank_table):
         if not runs or runs[-1][0] != host:
@@ -63,6 +65,12 @@ def host_placements(
                 f"the plan uses host {unnamed[-1]}, but only {len(hosts)} host names were given; "
                 f"name the hosts 0 to {unnamed[-1]}"
             )
+        for host, _, _ in runs:
+            if not _HOSTNAME.fullmatch(hosts[host]):
+                raise EmitError(
+                    f"{hosts[host]!r} is no host name; use letters, digits, dots, dashes and colons, "
+                    "beginning with a letter or digit"
+                )
     return tuple(
         HostPlacement(
             node_rank=node_rank,
@@ -73,6 +81,23 @@ def host_placements(
         )
         for node_rank, (host, first_rank, devices) in enumerate(runs)
     )
+
+
+def check_places(rank_table: Sequence[tuple[int, int]]) -> None:
+    """Stop where a device holds two ranks.
+
+    Raises:
+        EmitError: it does.
+    """
+    if len(set(rank_table)) != len(rank_table):
+        twice = next(place for place in rank_table if list(rank_table).count(place) > 1)
+        raise EmitError(f"the rank table uses device {twice[1]} of host {twice[0]} more than once")
+
+
+def is_contiguous(rank_table: Sequence[tuple[int, int]]) -> bool:
+    """Whether the ranks of each host are consecutive."""
+    runs = 1 + sum(before[0] != after[0] for before, after in pairwise(rank_table))
+    return runs == len({host for host, _ in rank_table})
 
 
 def _refuse_scattered(runs: Sequence[tuple[int, int, list[int]]], target: str) -> None:
@@ -87,3 +112,15 @@ def _refuse_scattered(runs: Sequence[tuple[int, int, list[int]]], target: str) -
                 "launcher with one task a rank",
             )
         seen[host] = first_rank + len(devices) - 1
+
+
+def refuse_named_hosts(hosts: Sequence[str], *, target: str) -> None:
+    """Stop where hosts have names and the target cannot send a rank to one of them.
+
+    Raises:
+        CannotExpressError: they have.
+    """
+    if hosts:
+        raise CannotExpressError(
+            target, f"ranks pinned to named hosts ({hosts[0]} …)", "the target jobset or slurm, or a plan without names"
+        )

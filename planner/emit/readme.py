@@ -7,33 +7,34 @@ from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 from meshplan.planner.emit.artifact import Artifact, stamp
-from meshplan.planner.emit.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, MAX_HOST_SCRIPTS, RANK_TABLE_FILE, Launch, Setting
+from meshplan.planner.emit.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, MAX_HOST_SCRIPTS, RANK_TABLE_FILE, Launch
 
 README_FILE = PurePosixPath("README.md")
 _NOT_PLAIN = re.compile(r"[^\w .,:()+/-]")
 
 
-def overview(launch: Launch, notes: Sequence[str], *, settings: Sequence[Setting]) -> Artifact:
+def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> Artifact:
     """README.md for one launch.
 
     Args:
         launch: the job.
-        notes: assumptions and traps, one sentence or two each.
-        settings: environment variables that the launch script reads.
+        start: how to start it; empty for one script a host.
+        notes: those of an orchestrator, besides those of the job.
     """
-    request = launch.request
+    job = launch.job
+    request = job.request
     config = request.config
     rows = "\n".join(f"| {name} | {getattr(config, name)} |" for name in config.__dataclass_fields__)
     variables = "\n".join(
-        f"| `{row.name}` | {f'`{row.default}`' if row.default else '–'} | {row.meaning} |" for row in settings
+        f"| `{row.name}` | {f'`{row.default}`' if row.default else '–'} | {row.meaning} |" for row in job.settings
     )
-    listed_notes = "\n".join(f"- {note}" for note in notes) or "- none"
-    lines = "\n".join(f"    {line}" for line in stamp(request.plan, launch.verified))
+    listed_notes = "\n".join(f"- {note}" for note in (*job.notes, *notes)) or "- none"
+    lines = "\n".join(f"    {line}" for line in stamp(request.plan, job.verified))
     content = f"""# {plain(request.shape.name)} on {config.world_size} devices
 
 {lines}
 
-{_how_to_start(launch)}
+{start or _how_to_start(launch)}
 
 Flags after the node rank are handed on and override those of the plan.
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 
-Emitter = Callable[[TrainingRequest], EmittedPlan]
+if TYPE_CHECKING:
+    from meshplan.planner.emit.job import Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,16 +31,79 @@ class Feature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One emit target; its module has ``emit(request) -> EmittedPlan`` and ``features() -> tuple[Feature, ...]``."""
+    """One emit target.
+
+    The module of a framework has ``job(request) -> Job``, that of an orchestrator ``wrap(job) -> EmittedPlan``; both
+    have ``features() -> tuple[Feature, ...]``.
+
+    Args:
+        name: as in ``emit --target``.
+        module: where it lives.
+        summary: what it writes.
+        wraps: it launches a framework's job, and needs ``--framework``.
+        needs_script: the training script is the user's.
+    """
 
     name: str
     module: str
     summary: str
+    wraps: bool = False
+    needs_script: bool = False
 
 
 TARGETS = (
     Target(
         name="megatron", module="meshplan.planner.emit.megatron", summary="Megatron-LM arguments and torchrun scripts"
+    ),
+    Target(
+        name="torchrun",
+        module="meshplan.planner.emit.script",
+        summary="torchrun scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
+        name="torchtitan",
+        module="meshplan.planner.emit.torchtitan",
+        summary="TorchTitan arguments and torchrun scripts",
+    ),
+    Target(
+        name="deepspeed",
+        module="meshplan.planner.emit.deepspeed",
+        summary="DeepSpeed JSON and torchrun scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
+        name="accelerate",
+        module="meshplan.planner.emit.accelerate",
+        summary="Accelerate FSDP2 YAML and launch scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
+        name="slurm", module="meshplan.planner.emit.slurm", summary="sbatch file around a framework's job", wraps=True
+    ),
+    Target(
+        name="jobset",
+        module="meshplan.planner.emit.jobset",
+        summary="Kubernetes JobSet (v1alpha2) around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="job",
+        module="meshplan.planner.emit.kubernetes_job",
+        summary="Kubernetes Job with a headless Service around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="trainjob",
+        module="meshplan.planner.emit.trainjob",
+        summary="Kubeflow TrainJob (v1alpha1) around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="skypilot",
+        module="meshplan.planner.emit.skypilot",
+        summary="SkyPilot task around a framework's job",
+        wraps=True,
     ),
 )
 
@@ -49,15 +113,65 @@ def target_names() -> tuple[str, ...]:
     return tuple(target.name for target in TARGETS)
 
 
-def emit(target: str, request: TrainingRequest) -> EmittedPlan:
-    """Launcher files of ``target`` for one plan.
+def framework_names() -> tuple[str, ...]:
+    """Names that ``emit --framework`` accepts."""
+    return tuple(target.name for target in TARGETS if not target.wraps)
+
+
+def is_orchestrator(name: str) -> bool:
+    """Whether the target launches another target's job.
 
     Raises:
-        EmitError: unknown target, or the plan has nothing to launch.
+        EmitError: unknown target.
+    """
+    return _target(name).wraps
+
+
+def emit(target: str, request: TrainingRequest, *, framework: str | None = None) -> EmittedPlan:
+    """Launcher files of ``target`` for one plan.
+
+    Args:
+        target: a framework, or an orchestrator around one.
+        request: the plan and what it was made for.
+        framework: what an orchestrator launches.
+
+    Raises:
+        EmitError: unknown target, a framework where none belongs or none where one does, or nothing to launch.
         CannotExpressError: the target has no words for a choice of the plan.
     """
-    emitter = cast(Emitter, _module(target).emit)
-    return emitter(request)
+    from meshplan.planner.emit import readme, torchrun
+
+    found = _target(target)
+    started = _framework(found, framework)
+    if started.needs_script and not request.script:
+        raise EmitError(f"{started.name} runs a training script of yours: meshplan emit … --script train.py")
+    if request.script and not started.needs_script:
+        raise EmitError(f"{started.name} brings its own training script; leave --script out")
+    job = cast("Job", _module(started).job(request))
+    if found.wraps:
+        return cast(EmittedPlan, _module(found).wrap(job))
+    launch = torchrun.launch_of(job)
+    return EmittedPlan(
+        target=target,
+        artifacts=(readme.overview(launch), *job.files, *torchrun.scripts(launch)),
+        parser_verified=job.verified,
+        notes=job.notes,
+    )
+
+
+def _framework(target: Target, framework: str | None) -> Target:
+    """The target whose job is launched."""
+    if not target.wraps:
+        if framework not in {None, target.name}:
+            raise EmitError(f"target {target.name} launches itself, not {framework!r}; leave --framework out")
+        return target
+    known = ", ".join(framework_names())
+    if framework is None:
+        raise EmitError(f"target {target.name} launches a framework: add --framework, one of {known}")
+    if framework not in framework_names():
+        hint = did_you_mean(closest_names(framework, framework_names()))
+        raise EmitError(f"unknown framework {framework!r}{hint}; known frameworks: {known}")
+    return _target(framework)
 
 
 def support_matrix() -> tuple[Mapping[str, str], ...]:
@@ -70,14 +184,18 @@ def support_matrix() -> tuple[Mapping[str, str], ...]:
             "verified_by": feature.verified_by,
         }
         for target in TARGETS
-        for feature in cast("tuple[Feature, ...]", _module(target.name).features())
+        for feature in cast("tuple[Feature, ...]", _module(target).features())
     )
 
 
-def _module(name: str) -> Any:
+def _module(target: Target) -> Any:
+    return importlib.import_module(target.module)
+
+
+def _target(name: str) -> Target:
     for target in TARGETS:
         if target.name == name:
-            return importlib.import_module(target.module)
+            return target
     known = ", ".join(target_names())
     raise EmitError(
         f"unknown emit target {name!r}{did_you_mean(closest_names(name, target_names()))}; known targets: {known}"

@@ -7,99 +7,85 @@ word, and a planned placement would be lost. Every host looks up its devices in 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
-from meshplan.planner.emit.artifact import (
-    Artifact,
-    ParserVerified,
-    TrainingRequest,
-    commented,
-    stamp,
-    stamp_fields,
-)
-from meshplan.planner.emit.placement import HostPlacement
+from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
+from meshplan.planner.emit.job import Job
+from meshplan.planner.emit.placement import HostPlacement, host_placements
+from meshplan.planner.emit.registry import Feature
 
 # One script a host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
 MAX_HOST_SCRIPTS = 64
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
+HOST_SCRIPT = "launch_host_{}.sh"
 HOSTS_FILE = PurePosixPath("hosts.txt")
 RANK_TABLE_FILE = PurePosixPath("rank_table.json")
 NO_HOSTNAME = "-"
 
-_HOSTNAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,252}")
+RANK_TABLE = Feature(
+    name="rank_table",
+    expressed_by="torchrun --node-rank, --nproc-per-node and CUDA_VISIBLE_DEVICES on each host",
+    verified_by="torchrun's own parser and agents; other tables are refused",
+)
+
 # Drivers report a little less than the catalog's usable memory when another version keeps more for itself.
 _MEMORY_TOLERANCE = 0.97
 _MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One environment variable of the launch script.
-
-    Args:
-        name: of the variable.
-        default: what holds when it is unset; empty when there is none.
-        meaning: for the README.
-        flag: flag of the program that takes the value as it is; empty where the script treats it specially.
-    """
-
-    name: str
-    default: str
-    meaning: str
-    flag: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """One job for torchrun.
+    """One job on its hosts.
 
     Args:
-        request: plan, model, device and host names.
+        job: what runs.
         placements: hosts by node rank.
-        verified: parser that judged the program's arguments.
-        rank_order: parallel dimensions as the program counts its ranks, the fastest-varying first.
-        environment: variables of every rank; None unsets one.
-        program: bash that fills the array ``program``; it may use ``$here`` and ``fail``.
     """
 
-    request: TrainingRequest
+    job: Job
     placements: tuple[HostPlacement, ...]
-    verified: ParserVerified
-    rank_order: tuple[str, ...]
-    environment: Mapping[str, str | None]
-    program: str
+
+
+def launch_of(job: Job) -> Launch:
+    """``job`` on the hosts of its rank table.
+
+    Raises:
+        CannotExpressError: torchrun cannot be told this rank table.
+        EmitError: no rank table, or a host without a name.
+    """
+    return Launch(job=job, placements=host_placements(job.rank_table, job.request.hosts, target=job.target))
 
 
 def scripts(launch: Launch) -> tuple[Artifact, ...]:
-    """``launch.sh``, ``hosts.txt``, one ``launch_host_NNN.sh`` a host (up to :data:`MAX_HOST_SCRIPTS`), rank table.
-
-    Raises:
-        EmitError: a host name that is no host name.
-    """
-    for placement in launch.placements:
-        if placement.hostname and not _HOSTNAME.fullmatch(placement.hostname):
-            raise EmitError(
-                f"{placement.hostname!r} is no host name; use letters, digits, dots, dashes and colons, "
-                "beginning with a letter or digit"
-            )
+    """``launch.sh``, ``hosts.txt``, one ``launch_host_NNN.sh`` a host (up to :data:`MAX_HOST_SCRIPTS`), rank table."""
     files = [
         Artifact(path=LAUNCH_SCRIPT, content=_launch_script(launch), executable=True),
         Artifact(path=HOSTS_FILE, content=_hosts_text(launch)),
-        Artifact(path=RANK_TABLE_FILE, content=_rank_table_text(launch)),
+        rank_table(launch),
     ]
     if len(launch.placements) <= MAX_HOST_SCRIPTS:
         files += [_host_script(launch, placement) for placement in launch.placements]
     return tuple(files)
 
 
+def rank_table(launch: Launch) -> Artifact:
+    """``rank_table.json``: (host, device) of each rank."""
+    return Artifact(path=RANK_TABLE_FILE, content=_rank_table_text(launch))
+
+
+def is_host_script(artifact: Artifact) -> bool:
+    """Whether it is the script of one host, which no orchestrator needs."""
+    return artifact.path.match(HOST_SCRIPT.format("*"))
+
+
 def _hosts_text(launch: Launch) -> str:
-    head = commented((*stamp(launch.request.plan, launch.verified), "node_rank hostname devices (one process each)"))
+    head = commented(
+        (*stamp(launch.job.request.plan, launch.job.verified), "node_rank hostname devices (one process each)")
+    )
     rows = (
         f"{placement.node_rank} {placement.hostname or NO_HOSTNAME} {','.join(map(str, placement.devices))}\n"
         for placement in launch.placements
@@ -109,12 +95,12 @@ def _hosts_text(launch: Launch) -> str:
 
 def _rank_table_text(launch: Launch) -> str:
     """(host, device) of each rank, and in which order the parallel dimensions count the ranks."""
-    table = launch.request.plan.rank_table or ()
+    table = launch.job.request.plan.rank_table or ()
     rows = ",\n    ".join(json.dumps(list(place)) for place in table)
     fields = {
-        **stamp_fields(launch.request.plan, launch.verified),
+        **stamp_fields(launch.job.request.plan, launch.job.verified),
         "world_size": len(table),
-        "rank_order": list(launch.rank_order),
+        "rank_order": list(launch.job.rank_order),
         "hosts": [placement.hostname or None for placement in launch.placements],
     }
     head = json.dumps(fields, indent=2, ensure_ascii=True)
@@ -125,13 +111,15 @@ def _host_script(launch: Launch, placement: HostPlacement) -> Artifact:
     name = f" ({placement.hostname})" if placement.hostname else ""
     content = (
         "#!/usr/bin/env bash\n"
-        + commented(stamp(launch.request.plan, launch.verified))
+        + commented(stamp(launch.job.request.plan, launch.job.verified))
         + f"# Run this on host {placement.host}{name}: ranks {placement.first_rank} to "
         f"{placement.first_rank + len(placement.devices) - 1}.\n"
         "set -euo pipefail\n"
         f'exec "$(dirname -- "${{BASH_SOURCE[0]}}")/{LAUNCH_SCRIPT}" {placement.node_rank} "$@"\n'
     )
-    return Artifact(path=PurePosixPath(f"launch_host_{placement.node_rank:03d}.sh"), content=content, executable=True)
+    return Artifact(
+        path=PurePosixPath(HOST_SCRIPT.format(f"{placement.node_rank:03d}")), content=content, executable=True
+    )
 
 
 def _launch_script(launch: Launch) -> str:
@@ -143,20 +131,25 @@ def _launch_script(launch: Launch) -> str:
     )
     return (
         "#!/usr/bin/env bash\n"
-        + commented(stamp(launch.request.plan, launch.verified))
+        + commented(stamp(launch.job.request.plan, launch.job.verified))
         + _PROLOGUE.format(
             hosts_file=HOSTS_FILE,
             master_address=address,
-            master_port=launch.request.master_port,
-            environment=_environment_text(launch.environment),
+            master_port=launch.job.request.master_port,
+            environment=environment_text(launch.job.environment),
         )
-        + launch.program
-        + _CHECKS.format(gpu_checks=_gpu_checks(launch.request.device))
-        + _START.format(num_hosts=len(launch.placements))
+        + launch.job.program
+        + _CHECKS.format(
+            gpu_checks=gpu_checks(launch.job.request.device),
+            starter_check=_TORCHRUN_CHECK if not launch.job.starter else ":  # the starter looks for itself",
+        )
+        + _COUNTS.format(num_hosts=len(launch.placements), world_size=launch.job.request.config.world_size)
+        + (launch.job.starter or _START)
     )
 
 
-def _environment_text(environment: Mapping[str, str | None]) -> str:
+def environment_text(environment: Mapping[str, str | None]) -> str:
+    """Bash that sets and unsets the variables of every rank."""
     lines = [
         f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
         for name, value in environment.items()
@@ -164,7 +157,7 @@ def _environment_text(environment: Mapping[str, str | None]) -> str:
     return "\n".join(lines) if lines else "# no variable needs a value"
 
 
-def _gpu_checks(device: Device | None) -> str:
+def gpu_checks(device: Device | None) -> str:
     """Bash that compares the host's GPUs with the planned device; a comment where that cannot be done."""
     if device is None or device.vendor != "nvidia":
         return "  # The plan names no NVIDIA device: nothing to compare."
@@ -215,11 +208,15 @@ check_master() {{
   [[ $answer == *refused* ]] || fail "cannot reach MASTER_ADDR=$MASTER_ADDR port $MASTER_PORT: ${{answer:-no answer}}"
 }}
 if [[ ${{MESHPLAN_SKIP_CHECKS:-0}} != 1 ]]; then
-  command -v "${{TORCHRUN:-torchrun}}" > /dev/null || fail "torchrun is not on the PATH (or set TORCHRUN)"
+  {starter_check}
   check_gpus
   check_master
 fi
 """
+
+_TORCHRUN_CHECK = (
+    'command -v "${TORCHRUN:-torchrun}" > /dev/null || fail "torchrun is not on the PATH (or set TORCHRUN)"'
+)
 
 _NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
   local listing device line name memory_mib
@@ -231,14 +228,18 @@ _NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is 
     (( memory_mib >= {least_mib} )) || fail "GPU $device has $memory_mib MiB, the plan counts on {least_mib} MiB"
   done"""
 
-_START = r"""
-exec "${{TORCHRUN:-torchrun}}" \
-  --nnodes {num_hosts} \
+_COUNTS = r"""
+num_hosts={num_hosts}
+world_size={world_size}
+"""
+
+_START = r"""exec "${TORCHRUN:-torchrun}" \
+  --nnodes "$num_hosts" \
   --node-rank "$node_rank" \
-  --nproc-per-node "${{#device_list[@]}}" \
+  --nproc-per-node "${#device_list[@]}" \
   --rdzv-backend static \
   --master-addr "$MASTER_ADDR" \
   --master-port "$MASTER_PORT" \
   --max-restarts 0 \
-  "${{program[@]}}" "$@"
+  "${program[@]}" "$@"
 """

@@ -323,10 +323,3 @@ ANY_FRAMEWORK = FrameworkRules(
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
 )
-
-FRAMEWORKS = {rules.name: rules for rules in (MEGATRON, ANY_FRAMEWORK)}
-
-
-def framework_rules(name: str) -> FrameworkRules | None:
-    """Rules of the framework ``name``; None where none are known, so that nothing is invented."""
-    return FRAMEWORKS.get(name)

@@ -74,12 +74,13 @@ def test_every_choice_of_a_plan_is_said_or_derived() -> None:
 def test_support_matrix_comes_from_the_code() -> None:
     rows = support_matrix()
     assert {row["target"] for row in rows} == set(target_names())
-    assert {row["feature"] for row in rows} == {term.name for term in megatron.TERMS} | {"rank_table"}
+    own = {row["feature"] for row in rows if row["target"] == "megatron"}
+    assert own == {term.name for term in megatron.TERMS} | {"rank_table"}
     assert all(row["verified_by"] for row in rows)
 
 
 def test_unknown_target_offers_the_known_ones() -> None:
-    with pytest.raises(EmitError, match=r"unknown emit target 'megatorn'; did you mean 'megatron'\?"):
+    with pytest.raises(EmitError, match=r"unknown emit target 'megatorn'; did you mean 'megatron'"):
         emit("megatorn", request_for(LLAMA_70B, LLAMA_70B_ON_64))
 
 

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.planner.problems.frameworks import MEGATRON, LegalityRule, framework_rules, rank_coordinates
+from meshplan.planner.problems.frameworks import MEGATRON, LegalityRule, rank_coordinates
+from meshplan.planner.problems.known_frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.problems.training import TrainingConfig
 
 DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8))
@@ -40,7 +41,10 @@ def columns(configs: list[TrainingConfig]) -> SimpleNamespace:
     return SimpleNamespace(**{name: np.array([row[name] for row in rows]) for name in rows[0] if "layers" not in name})
 
 
-@pytest.mark.parametrize("rule", MEGATRON.rules, ids=lambda rule: rule.name)
+ALL_RULES = {rule.name: rule for rules in FRAMEWORKS.values() for rule in rules.rules}
+
+
+@pytest.mark.parametrize("rule", ALL_RULES.values(), ids=lambda rule: rule.name)
 @settings(max_examples=30)
 @given(choices=st.lists(CONFIGS, min_size=1, max_size=8), shape=st.sampled_from(SHAPES))
 def test_columns_and_single_plans_agree(
@@ -89,9 +93,10 @@ def test_the_reference_plan_breaks_nothing() -> None:
 
 
 def test_rules_are_named_once_and_cite_their_source() -> None:
-    names = [rule.name for rule in MEGATRON.rules]
-    assert len(set(names)) == len(names)
-    assert all(rule.source and rule.stage in {"parser", "process groups", "run time"} for rule in MEGATRON.rules)
+    for framework in FRAMEWORKS.values():
+        names = [rule.name for rule in framework.rules]
+        assert len(set(names)) == len(names)
+        assert all(rule.source and rule.stage in {"parser", "process groups", "run time"} for rule in framework.rules)
 
 
 def test_vocabulary_is_padded_for_every_tensor_parallel_device() -> None:

@@ -98,8 +98,10 @@ if [[ ${MESHPLAN_SKIP_CHECKS:-0} != 1 ]]; then
   check_master
 fi
 
+num_hosts=8
+world_size=64
 exec "${TORCHRUN:-torchrun}" \
-  --nnodes 8 \
+  --nnodes "$num_hosts" \
   --node-rank "$node_rank" \
   --nproc-per-node "${#device_list[@]}" \
   --rdzv-backend static \

@@ -1,0 +1,220 @@
+"""What TorchTitan, DeepSpeed and Accelerate allow, beyond what the mathematics of parallelism asks.
+
+Their rules are held against the frameworks' own parsers by tests/conformance. A choice that a framework has no word
+for is refused here, so that a plan made for it can be launched.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules, LegalityRule
+
+_TITAN = "torchtitan 0.3.0"
+_SPEED = "deepspeed 0.19.8"
+_ACCELERATE = "accelerate 1.15.0"
+_ZERO_1, _ZERO_2, _ZERO_3 = 1, 2, 3
+
+# Our models by the configuration function that builds the same layers: (module, function) of torchtitan.models.
+TORCHTITAN_CONFIGS = {
+    "llama-3-8b": ("llama3", "llama3_8b"),
+    "llama-3.1-8b": ("llama3", "llama3_8b"),
+    "llama-3-70b": ("llama3", "llama3_70b"),
+    "llama-3.1-70b": ("llama3", "llama3_70b"),
+    "llama-3.3-70b": ("llama3", "llama3_70b"),
+    "llama-3.1-405b": ("llama3", "llama3_405b"),
+    "qwen3-0.6b": ("qwen3", "qwen3_0_6b"),
+    "qwen3-1.7b": ("qwen3", "qwen3_1_7b"),
+    "qwen3-14b": ("qwen3", "qwen3_14b"),
+    "qwen3-32b": ("qwen3", "qwen3_32b"),
+    "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"),
+}
+
+
+def _known_model(shape: ModelShape, config: Any) -> Any:
+    return (config.tensor_parallel >= 1) & (shape.slug in TORCHTITAN_CONFIGS)
+
+
+def _kv_heads(shape: ModelShape, config: Any) -> Any:
+    heads = (
+        shape.num_attention_heads if shape.attention is AttentionKind.MULTI_HEAD_LATENT else shape.num_key_value_heads
+    )
+    return heads % config.tensor_parallel == 0
+
+
+def _sequence_splits(_: ModelShape, config: Any) -> Any:
+    # 2 × context_parallel where it is split at all; factors are written without branches, for columns.
+    split = config.context_parallel * (1 + (config.context_parallel > 1))
+    by_tensor = 1 + (config.tensor_parallel - 1) * config.sequence_parallel
+    return config.sequence_length % (split * by_tensor) == 0
+
+
+def _titan_experts(_: ModelShape, config: Any) -> Any:
+    stage = config.tensor_parallel * config.context_parallel * config.data_parallel_shard
+    return stage % config.expert_parallel == 0
+
+
+def _one(field: str, framework: str, reason: str, source: str, stage: str = "parser") -> LegalityRule:
+    """The framework has no word for more than one of ``field``."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{field}",
+        holds=lambda _, config: getattr(config, field) == 1,
+        message=f"{field} must be 1: {reason}",
+        stage=stage,
+        source=source,
+    )
+
+
+TORCHTITAN = FrameworkRules(
+    name="torchtitan",
+    version="0.3.0",
+    rules=(
+        *ANY_FRAMEWORK.rules,
+        LegalityRule(
+            name="model_has_a_configuration",
+            holds=_known_model,
+            message=f"TorchTitan trains registered models only: one of {', '.join(TORCHTITAN_CONFIGS)}",
+            stage="parser",
+            source=f"{_TITAN}: models/*/config_registry.py",
+        ),
+        LegalityRule(
+            name="kv_heads_divisible_by_tensor_parallel",
+            holds=_kv_heads,
+            message="num_key_value_heads must be a multiple of tensor_parallel",
+            stage="run time",
+            source=f"{_TITAN}: models/common/decoder.py, update_from_config",
+        ),
+        LegalityRule(
+            name="sequence_divisible_by_its_splits",
+            holds=_sequence_splits,
+            message="sequence_length must be a multiple of tensor_parallel (under sequence_parallel) × "
+            "2 context_parallel",
+            stage="run time",
+            source=f"{_TITAN}: trainer.py, Trainer.__init__",
+        ),
+        LegalityRule(
+            name="tied_embeddings_need_one_stage",
+            holds=lambda shape, config: (config.pipeline_parallel == 1) | (not shape.tie_word_embeddings),
+            message="tied embeddings need pipeline_parallel = 1",
+            stage="run time",
+            source=f"{_TITAN}: models/common/decoder.py, update_from_config",
+        ),
+        LegalityRule(
+            name="fully_sharded_or_replicated",
+            holds=lambda _, config: config.zero_stage != _ZERO_1,
+            message="zero_stage 1 has no word: FSDP shards optimizer states and gradients (2, 3) or nothing (0)",
+            stage="parser",
+            source=f"{_TITAN}: config/configs.py, ParallelismConfig",
+        ),
+        LegalityRule(
+            name="context_parallel_shards",
+            holds=lambda _, config: (config.context_parallel == 1) | (config.zero_stage >= _ZERO_2),
+            message="context_parallel > 1 always shards the states over its devices: zero_stage 2 or 3",
+            stage="run time",
+            source=f"{_TITAN}: distributed/parallel_dims.py, build_mesh",
+        ),
+        LegalityRule(
+            name="experts_divide_the_shards",
+            holds=_titan_experts,
+            message="expert_parallel must divide tensor_parallel × context_parallel × data_parallel_shard",
+            stage="process groups",
+            source=f"{_TITAN}: distributed/parallel_dims.py, build_mesh",
+        ),
+        _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
+    ),
+    rank_orders=(("tensor", "context", "data", "pipeline"),),
+    uneven_layers=False,
+    shards_over_context_parallel=True,
+    vocab_multiple_per_tensor_parallel=1,
+    notes=(
+        "Selective recomputation keeps the outputs of chosen operators, not all but the attention core: its memory and "
+        "time are those of another set than the estimate's.",
+        "Stages of unequal length would need module names a stage, which the command line cannot say.",
+    ),
+)
+
+DEEPSPEED = FrameworkRules(
+    name="deepspeed",
+    version="0.19.8",
+    rules=(
+        *ANY_FRAMEWORK.rules,
+        _one(
+            "pipeline_parallel",
+            "deepspeed",
+            "stages are built in code (PipelineModule)",
+            f"{_SPEED}: runtime/config.py",
+        ),
+        _one("context_parallel", "deepspeed", "sequences are split in code (Ulysses)", f"{_SPEED}: runtime/config.py"),
+        _one("expert_parallel", "deepspeed", "experts are placed in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
+        _one("expert_tensor_parallel", "deepspeed", "experts are not split", f"{_SPEED}: moe/layer.py"),
+        LegalityRule(
+            name="no_sequence_parallel",
+            holds=lambda _, config: config.sequence_parallel == False,  # noqa: E712 - arrays have no `not`
+            message="sequence_parallel must be off: AutoTP keeps whole sequences (fixed.sequence_parallel: false)",
+            stage="parser",
+            source=f"{_SPEED}: runtime/tensor_parallel/config.py",
+        ),
+        LegalityRule(
+            name="shards_are_whole",
+            holds=lambda _, config: (config.zero_stage == 0) | (config.data_parallel_shard == config.data_parallel),
+            message="states are sharded over all of data_parallel: data_parallel_shard must equal it",
+            stage="run time",
+            source=f"{_SPEED}: runtime/zero/stage_1_and_2.py",
+        ),
+        LegalityRule(
+            name="tensor_parallel_without_zero_3",
+            holds=lambda _, config: (config.tensor_parallel == 1) | (config.zero_stage < _ZERO_3),
+            message="tensor_parallel (AutoTP) needs zero_stage 0, 1 or 2",
+            stage="run time",
+            source=f"{_SPEED}: docs, tutorials/autotp-training (read, not run)",
+        ),
+    ),
+    rank_orders=(("tensor", "context", "data", "pipeline"),),
+    uneven_layers=False,
+    shards_over_context_parallel=False,
+    vocab_multiple_per_tensor_parallel=1,
+)
+
+ACCELERATE = FrameworkRules(
+    name="accelerate",
+    version="1.15.0",
+    rules=(
+        *ANY_FRAMEWORK.rules,
+        _one("pipeline_parallel", "accelerate", "FSDP2 has no stages", f"{_ACCELERATE}: parallelism_config.py"),
+        _one("expert_parallel", "accelerate", "experts are not spread", f"{_ACCELERATE}: parallelism_config.py"),
+        _one("expert_tensor_parallel", "accelerate", "experts are not split", f"{_ACCELERATE}: parallelism_config.py"),
+        LegalityRule(
+            name="no_sequence_parallel",
+            holds=lambda _, config: config.sequence_parallel == False,  # noqa: E712 - arrays have no `not`
+            message="sequence_parallel must be off: it has no word (fixed.sequence_parallel: false)",
+            stage="parser",
+            source=f"{_ACCELERATE}: parallelism_config.py",
+        ),
+        LegalityRule(
+            name="sequence_divisible_by_its_splits",
+            holds=_sequence_splits,
+            message="sequence_length must be a multiple of 2 × context_parallel",
+            stage="run time",
+            source="torch 2.13: distributed/tensor/experimental/_context_parallel (head-tail balancing; read, not run)",
+        ),
+        LegalityRule(
+            name="replicas_are_sharded",
+            holds=lambda _, config: (config.data_parallel == 1) | (config.data_parallel_shard > 1),
+            message="data_parallel > 1 needs data_parallel_shard > 1",
+            stage="parser",
+            source=f"{_ACCELERATE}: parallelism_config.py, ParallelismConfig.__post_init__",
+        ),
+        LegalityRule(
+            name="fully_sharded",
+            holds=lambda _, config: config.zero_stage >= _ZERO_2,
+            message="FSDP2 shards optimizer states and gradients together: zero_stage 2 or 3",
+            stage="parser",
+            source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
+        ),
+    ),
+    rank_orders=(("tensor", "context", "data", "pipeline"),),
+    uneven_layers=False,
+    shards_over_context_parallel=True,
+    vocab_multiple_per_tensor_parallel=1,
+)

@@ -1,0 +1,142 @@
+"""DeepSpeed's own ``DeepSpeedConfig`` over the JSON that we emit. On demand: ``make test-launchers``.
+
+It needs torch, which is why this is not in the default suite. The number of ranks is the only thing that is replaced.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import json
+import logging
+import os
+import random
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from emit_cases import GPT2_XL, LLAMA_70B, QWEN3_4B, config_for, request_for
+
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.emit import deepspeed as emitter
+from meshplan.planner.emit.registry import emit
+from meshplan.planner.problems.pytorch_frameworks import DEEPSPEED
+from meshplan.planner.problems.training import TrainingConfig
+
+pytestmark = pytest.mark.launchers
+
+NUM_RANDOM_PLANS = 150
+
+
+@pytest.fixture(scope="module")
+def module() -> Iterator[Any]:
+    os.environ["DS_BUILD_OPS"] = "0"
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from deepspeed.runtime import config
+    before = config.dist
+    yield config
+    config.dist = before
+    logging.disable(logging.NOTSET)
+
+
+def parse(module: Any, words: dict[str, Any], world_size: int) -> Any:
+    module.dist = types.SimpleNamespace(
+        get_world_size=lambda *_: world_size, get_rank=lambda *_: 0, is_initialized=lambda: True
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return module.DeepSpeedConfig(copy.deepcopy(words))
+
+
+def refusal(module: Any, words: dict[str, Any], world_size: int) -> str | None:
+    try:
+        parse(module, words, world_size)
+    except (AssertionError, ValueError, TypeError) as error:
+        return str(error) or type(error).__name__
+    return None
+
+
+def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
+    draw = random.Random(seed)  # noqa: S311 - test cases, not secrets
+    found: list[tuple[ModelShape, TrainingConfig]] = []
+    while len(found) < count:
+        shape = draw.choice((LLAMA_70B, QWEN3_4B, GPT2_XL))
+        config = config_for(
+            shape,
+            tensor_parallel=draw.choice((1, 1, 2, 4, 8)),
+            sequence_parallel=False,
+            data_parallel=draw.choice((1, 2, 3, 8, 64)),
+            zero_stage=draw.choice((0, 1, 2, 3)),
+            micro_batch_size=draw.choice((1, 2, 3)),
+            num_microbatches=draw.choice((1, 4, 7)),
+            precision=draw.choice(("bf16", "fp16")),
+            activation_recompute=draw.choice(("none", "full")),
+        )
+        if not DEEPSPEED.broken(shape, config):
+            found.append((shape, config))
+    return found
+
+
+def test_version_is_the_one_that_the_rules_name() -> None:
+    assert importlib.metadata.version("deepspeed") == DEEPSPEED.version == emitter.VERIFIED.version
+
+
+def test_random_legal_plans_are_accepted_and_read_back(module: Any) -> None:
+    for shape, config in random_plans(seed=5, count=NUM_RANDOM_PLANS):
+        request = replace(request_for(shape, config), script="train.py")
+        files = {str(file.path): file.content for file in emit("deepspeed", request).artifacts}
+        words = json.loads(files["deepspeed_config.json"])
+        parsed = parse(module, words, config.world_size)
+        assert parsed.zero_optimization_stage == config.zero_stage
+        assert parsed.gradient_accumulation_steps == config.num_microbatches
+        assert parsed.train_micro_batch_size_per_gpu == config.micro_batch_size
+        assert parsed.train_batch_size == config.global_batch_size * config.tensor_parallel
+        assert max(1, parsed.tensor_parallel_config.autotp_size) == config.tensor_parallel
+        assert parsed.bfloat16_config.enabled is (config.precision == "bf16")
+        read = emitter.degrees(words, config.world_size)
+        assert read == {name: getattr(config, name) for name in read}
+
+
+WORDS = emitter.configuration(request_for(LLAMA_70B, config_for(LLAMA_70B, data_parallel=8, zero_stage=2)))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"train_batch_size": WORDS["train_batch_size"] + 1},
+        {"gradient_accumulation_steps": 3},
+        {"zero_optimization": {"stage": 4}},
+        {"zero_optimization": {"stage": 2, "overlap_com": True}},
+        {"zero_optimization": {"stage": "two"}},
+        {"tensor_parallel": {"autotp_size": "two"}},
+        {"fp16": {"enabled": True}},  # beside bf16
+    ],
+    ids=str,
+)
+def test_mutations_are_refused(module: Any, change: dict[str, Any]) -> None:
+    assert refusal(module, WORDS, 8) is None
+    assert refusal(module, {**WORDS, **change}, 8) is not None
+
+
+def test_another_number_of_ranks_is_refused(module: Any) -> None:
+    assert "world_size" in str(refusal(module, WORDS, 9))
+
+
+def test_unknown_top_level_keys_pass_so_ours_are_compared(module: Any) -> None:
+    """The hole in the parser; it is closed by comparing our keys with the constants of its source."""
+    assert refusal(module, {**WORDS, "train_batch_sice": 1}, 8) is None
+    from deepspeed.runtime import constants
+
+    known = {value for name, value in vars(constants).items() if name.isupper() and isinstance(value, str)}
+    known |= {"zero_optimization", "tensor_parallel"}
+    said = {
+        key
+        for shape, config in random_plans(seed=9, count=40)
+        for key in emitter.configuration(request_for(shape, config))
+    }
+    assert said <= known

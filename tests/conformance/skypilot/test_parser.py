@@ -1,0 +1,78 @@
+"""SkyPilot's own ``Task.from_yaml`` over the task that we emit, offline. On demand: ``make test-launchers``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emit_cases import LLAMA_70B, config_for, request_for
+
+from meshplan.planner.emit import skypilot as emitter
+from meshplan.planner.emit.registry import emit
+
+pytestmark = pytest.mark.launchers
+
+NUM_RANDOM_PLANS = 100
+
+
+@pytest.fixture(scope="module")
+def sky(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        # SkyPilot writes into the home folder when it is imported.
+        patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
+        patch.setenv("SKYPILOT_DISABLE_USAGE_COLLECTION", "1")
+        import sky as module
+
+        yield module
+
+
+def read(sky: Any, text: str, folder: Path) -> Any:
+    path = folder / "task.yaml"
+    path.write_text(text)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return sky.Task.from_yaml(str(path))
+
+
+def task_text(**choices: Any) -> str:
+    request = request_for(LLAMA_70B, config_for(LLAMA_70B, **choices), hosts=(), image="registry.example/train:1")
+    emitted = emit("skypilot", request, framework="megatron")
+    return next(file.content for file in emitted.artifacts if file.path == emitter.FILE)
+
+
+def test_version_is_the_one_that_the_files_name() -> None:
+    assert importlib.metadata.version("skypilot") == emitter.VERIFIED.version
+
+
+def test_random_plans_are_accepted_with_their_number_of_devices(sky: Any, tmp_path: Path) -> None:
+    draw = random.Random(2)  # noqa: S311 - test cases, not secrets
+    for _ in range(NUM_RANDOM_PLANS):
+        tensor, data = draw.choice((1, 2, 4, 8)), draw.choice((8, 16, 24))
+        task = read(sky, task_text(tensor_parallel=tensor, data_parallel=data), tmp_path)
+        (resources,) = task.resources
+        assert task.num_nodes * resources.accelerators["H100"] == tensor * data
+        assert resources.image_id == {None: "docker:registry.example/train:1"}
+        assert 'launch.sh "$SKYPILOT_NODE_RANK"' in task.run
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("num_nodes: 1", "num_nodez: 1"),
+        ("num_nodes: 1", "num_nodes: one"),
+        ("num_nodes: 1", "num_nodes: 0"),
+        ("accelerators:", "acceleratorz:"),
+        ("H100: 8", "H100: eight"),
+        ("workdir: .", "workdir: [1]"),
+    ],
+)
+def test_mutations_are_refused(sky: Any, tmp_path: Path, old: str, new: str) -> None:
+    text = task_text(data_parallel=8)
+    assert old in text
+    with pytest.raises((ValueError, TypeError, AssertionError)):
+        read(sky, text.replace(old, new), tmp_path)

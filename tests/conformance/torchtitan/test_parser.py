@@ -1,0 +1,209 @@
+"""TorchTitan's own parser, its ``ParallelDims`` and its models' checks over what we emit. On demand:
+``make test-launchers``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import io
+import logging
+import random
+import types
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from emit_cases import LLAMA_70B, QWEN3_4B, config_for, request_for
+
+from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
+from meshplan.planner.emit import torchtitan as emitter
+from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN
+from meshplan.planner.problems.training import TrainingConfig
+
+pytestmark = pytest.mark.launchers
+
+NUM_RANDOM_PLANS = 150
+LLAMA_8B = replace(
+    LLAMA_70B,
+    slug="llama-3.1-8b",
+    num_hidden_layers=32,
+    hidden_size=4096,
+    intermediate_size=14336,
+    num_attention_heads=32,
+)
+QWEN3_14B = replace(
+    QWEN3_4B,
+    slug="qwen3-14b",
+    num_hidden_layers=40,
+    hidden_size=5120,
+    intermediate_size=17408,
+    num_attention_heads=40,
+    tie_word_embeddings=False,
+)
+QWEN3_30B_A3B = replace(
+    QWEN3_4B,
+    slug="qwen3-30b-a3b",
+    num_hidden_layers=48,
+    hidden_size=2048,
+    intermediate_size=6144,
+    num_key_value_heads=4,
+    tie_word_embeddings=False,
+    moe=MixtureOfExperts(
+        num_experts=128,
+        num_experts_per_token=8,
+        expert_intermediate_size=768,
+        shared_intermediate_size=0,
+        moe_layers=(True,) * 48,
+    ),
+)
+SHAPES = (LLAMA_8B, LLAMA_70B, QWEN3_14B, QWEN3_30B_A3B)
+
+
+class Judge:
+    """TorchTitan, imported once."""
+
+    def __init__(self) -> None:
+        logging.disable(logging.CRITICAL)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from torchtitan.config import ConfigManager
+            from torchtitan.distributed.parallel_dims import ParallelDims
+        self.manager, self.dims = ConfigManager, ParallelDims
+
+    def parse(self, words: Sequence[str], *, world_size: int) -> tuple[Any, Any]:
+        """(configuration, parallel dimensions)."""
+        with warnings.catch_warnings(), contextlib.redirect_stderr(io.StringIO()):
+            warnings.simplefilter("ignore")
+            config = self.manager().parse_args(list(words))
+            dims = self.dims.from_config(config.parallelism, world_size)
+            config.model_spec.model.update_from_config(config=config)
+        return config, dims
+
+    def refusal(self, words: Sequence[str], *, world_size: int) -> str | None:
+        try:
+            self.parse(words, world_size=world_size)
+        except (SystemExit, AssertionError, ValueError, NotImplementedError, ImportError) as refusal:
+            return f"{type(refusal).__name__}: {refusal}"
+        return None
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+def words(shape: ModelShape, config: TrainingConfig) -> list[str]:
+    return [word for flag in emitter.arguments(request_for(shape, config)) for word in flag]
+
+
+def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
+    draw = random.Random(seed)  # noqa: S311 - test cases, not secrets
+    found: list[tuple[ModelShape, TrainingConfig]] = []
+    while len(found) < count:
+        shape = draw.choice(SHAPES)
+        stages, virtual = draw.choice((1, 1, 2, 4, 8)), draw.choice((1, 1, 2))
+        choices: dict[str, Any] = {
+            "tensor_parallel": draw.choice((1, 2, 4, 8)),
+            "pipeline_parallel": stages,
+            "virtual_pipeline_stages": virtual,
+            "context_parallel": draw.choice((1, 1, 2, 4)),
+            "data_parallel": draw.choice((1, 2, 3, 4, 8)),
+            "zero_stage": draw.choice((0, 2, 3)),
+            "activation_recompute": draw.choice(("none", "selective", "full")),
+            "micro_batch_size": draw.choice((1, 2)),
+            "num_microbatches": draw.choice((4, 8, 16)),
+            "expert_parallel": draw.choice((1, 2, 8)) if shape.moe else 1,
+        }
+        if choices["zero_stage"]:
+            choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], 1))
+        config = config_for(shape, **choices)
+        if not TORCHTITAN.broken(shape, config) and len(set(config.layers_per_chunk)) == 1:
+            found.append((shape, config))
+    return found
+
+
+def test_version_is_the_one_that_the_rules_name() -> None:
+    assert importlib.metadata.version("torchtitan") == TORCHTITAN.version == emitter.VERIFIED.version
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.slug)
+def test_registered_models_have_our_layers(judge: Judge, shape: ModelShape) -> None:
+    config, _ = judge.parse(words(shape, config_for(shape, zero_stage=3)), world_size=1)
+    assert len(config.model_spec.model.layers) == shape.num_hidden_layers
+    assert config.model_spec.model.dim == shape.hidden_size
+
+
+def test_random_legal_plans_are_accepted_and_read_back(judge: Judge) -> None:
+    for shape, config in random_plans(seed=17, count=NUM_RANDOM_PLANS):
+        said = words(shape, config)
+        parsed, dims = judge.parse(said, world_size=config.world_size)
+        shard = config.data_parallel_shard if config.zero_stage else 1
+        told = (dims.tp, dims.pp, dims.cp, dims.dp_replicate * dims.dp_shard, dims.dp_shard, dims.ep)
+        ours = (
+            config.tensor_parallel,
+            config.pipeline_parallel,
+            config.context_parallel,
+            config.data_parallel,
+            shard,
+            config.expert_parallel,
+        )
+        assert told == ours
+        read = emitter.degrees(said)
+        assert read["tensor_parallel"] * read["pipeline_parallel"] * read["context_parallel"] * read[
+            "data_parallel"
+        ] == (config.world_size)
+        assert (read["data_parallel_shard"], read["expert_parallel"]) == (shard, config.expert_parallel)
+        assert parsed.training.global_batch_size == config.global_batch_size
+        assert parsed.training.seq_len == config.sequence_length
+        policy = parsed.activation_checkpoint
+        expected = {"none": "NoneType", "selective": "SelectiveAC", "full": "FullAC"}[config.activation_recompute]
+        assert expected in type(policy).__qualname__
+
+
+PLAIN = config_for(LLAMA_70B, tensor_parallel=8, pipeline_parallel=4, data_parallel=2, zero_stage=3, num_microbatches=8)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("--parallelism.tensor-parallel-degree", "--parallelism.tensor-paralel-degree"),
+        ("always", "sometimes"),
+        ("bfloat16", "bf16"),
+        ("activation-checkpoint:none", "activation-checkpoint:selectiv"),
+        ("llama3_70b", "llama3_71b"),
+        ("--training.disable-cuda-graphs", "--training.no-disable-cuda-graphs"),
+        ("8192", "eight"),
+    ],
+)
+def test_mutations_are_refused(judge: Judge, old: str, new: str) -> None:
+    said = words(LLAMA_70B, replace(PLAIN, sequence_length=8192))
+    assert judge.refusal(said, world_size=PLAIN.world_size) is None
+    assert old in said
+    assert judge.refusal([new if word == old else word for word in said], world_size=PLAIN.world_size) is not None
+
+
+def test_another_number_of_devices_is_refused(judge: Judge) -> None:
+    assert "WORLD_SIZE" in str(judge.refusal(words(LLAMA_70B, PLAIN), world_size=PLAIN.world_size + 1))
+
+
+def test_rules_that_the_model_checks(judge: Judge) -> None:
+    """Where our rule says no, TorchTitan does too."""
+    said = words(QWEN3_30B_A3B, config_for(QWEN3_30B_A3B, tensor_parallel=4, zero_stage=3))
+    degree = said.index("--parallelism.tensor-parallel-degree") + 1
+    said[degree] = "8"  # 4 key-value heads
+    assert "must divide" in str(judge.refusal(said, world_size=8))
+    assert TORCHTITAN.broken(QWEN3_30B_A3B, config_for(QWEN3_30B_A3B, tensor_parallel=8, zero_stage=3))
+
+
+def test_flags_are_written_out(judge: Judge) -> None:
+    """No abbreviation: every flag is a field of the configuration."""
+    config, _ = judge.parse(words(LLAMA_70B, PLAIN), world_size=PLAIN.world_size)
+    sections = types.SimpleNamespace(parallelism=config.parallelism, training=config.training)
+    for shape, plan in random_plans(seed=3, count=40):
+        for flag, *_ in emitter.arguments(request_for(shape, plan)):
+            if flag.startswith(("--parallelism.", "--training.")):
+                section, field = flag[2:].split(".")
+                assert hasattr(getattr(sections, section), field.removeprefix("no-").replace("-", "_")), flag

@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# meshplan plan e8a8f4545a76
+# plan digest: e8a8f4545a76ec0d9cbe4755ec73f20169c9626e1a5846ba5ac41f5340cb8b40
+# parser: deepspeed 0.19.8 (DeepSpeedConfig with the plan's number of ranks; no engine is built)
+# usage: launch.sh NODE_RANK [more flags of the program]
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+fail() {
+  printf 'launch.sh: %s\n' "$1" >&2
+  exit 1
+}
+
+[[ ${1:-} =~ ^[0-9]+$ ]] || fail "usage: launch.sh NODE_RANK [more flags]; node ranks are in hosts.txt"
+node_rank=$1
+shift
+devices=""
+while read -r row_rank row_host row_devices; do
+  if [[ $row_rank == "$node_rank" ]]; then
+    hostname=$row_host
+    devices=$row_devices
+  fi
+done < "$here/hosts.txt"
+[[ -n $devices ]] || fail "no node rank $node_rank in hosts.txt"
+IFS=, read -r -a device_list <<< "$devices"
+
+# --- where, and with which variables ------------------------------------------------------------------------------
+export MASTER_ADDR=${MASTER_ADDR:-node-0}
+export MASTER_PORT=${MASTER_PORT:-29500}
+export CUDA_VISIBLE_DEVICES=$devices  # local rank i runs on the i-th of these
+# no variable needs a value
+
+# --- your training script -----------------------------------------------------------------------------------------
+export MESHPLAN_CONFIG=$here/training_config.json MESHPLAN_RANK_TABLE=$here/rank_table.json
+script=train.py
+script=${SCRIPT:-$script}
+[[ -f $script ]] || fail "no training script $script (in $PWD); set SCRIPT to its path"
+# A path that begins with a dash would be taken for a flag.
+[[ $script == /* ]] || script=$PWD/$script
+program=("$script")
+export DEEPSPEED_CONFIG=$here/deepspeed_config.json
+
+# --- checks before the start (MESHPLAN_SKIP_CHECKS=1 skips them) --------------------------------------------------
+check_gpus() {
+  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
+  local listing device line name memory_mib
+  listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
+  for device in "${device_list[@]}"; do
+    line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
+    IFS=, read -r _ name memory_mib <<< "${line//, /,}"
+    [[ $name == *H100* ]] || fail "GPU $device is $name, the plan is for "H100
+    (( memory_mib >= 78469 )) || fail "GPU $device has $memory_mib MiB, the plan counts on 78469 MiB"
+  done
+  return 0
+}
+check_master() {
+  [[ $node_rank != 0 ]] || return 0
+  local answer
+  # The port opens when node rank 0 starts: a refused connection still proves that the host answers.
+  answer=$(timeout 10 bash -c 'exec 3<> "/dev/tcp/$1/$2"' _ "$MASTER_ADDR" "$MASTER_PORT" 2>&1) && return 0
+  [[ $answer == *refused* ]] || fail "cannot reach MASTER_ADDR=$MASTER_ADDR port $MASTER_PORT: ${answer:-no answer}"
+}
+if [[ ${MESHPLAN_SKIP_CHECKS:-0} != 1 ]]; then
+  command -v "${TORCHRUN:-torchrun}" > /dev/null || fail "torchrun is not on the PATH (or set TORCHRUN)"
+  check_gpus
+  check_master
+fi
+
+num_hosts=8
+world_size=64
+exec "${TORCHRUN:-torchrun}" \
+  --nnodes "$num_hosts" \
+  --node-rank "$node_rank" \
+  --nproc-per-node "${#device_list[@]}" \
+  --rdzv-backend static \
+  --master-addr "$MASTER_ADDR" \
+  --master-port "$MASTER_PORT" \
+  --max-restarts 0 \
+  "${program[@]}" "$@"

@@ -1,0 +1,46 @@
+"""A plan for each framework obeys its rules, and can be launched by it under every orchestrator."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.catalogs.repository import Catalog
+from meshplan.planner.service import emit_plan, make_plan
+
+SPEC: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 2}]},
+    "workload": {"sequence_length": 8192, "global_batch_size": 64},
+}
+SCRIPTS = {"torchtitan": "", "deepspeed": "train.py", "accelerate": "train.py"}
+
+
+@pytest.mark.parametrize("target", SCRIPTS)
+def test_a_plan_for_the_framework_can_be_launched(target: str, catalog: Catalog) -> None:
+    plan = make_plan({**SPEC, "constraints": {"target": target}}, catalog)
+    assert plan.solution["status"] == "optimal"
+    script = SCRIPTS[target]
+    for launcher in (target, "slurm", "jobset", "job", "trainjob", "skypilot"):
+        emitted = emit_plan(plan, launcher, catalog, script=script)  # the framework is that of the plan
+        assert emitted.parser_verified is not None
+        assert all(plan.digest in file.content for file in emitted.artifacts if file.path.name == "README.md")
+    if script:
+        with pytest.raises(EmitError, match=r"--script train\.py"):
+            emit_plan(plan, target, catalog)
+
+
+def test_a_plan_for_another_framework_is_refused_with_the_reason(catalog: Catalog) -> None:
+    choices = {"pipeline_parallel": 4, "tensor_parallel": 2}
+    plan = make_plan({**SPEC, "fixed": choices}, catalog)
+    with pytest.raises(CannotExpressError, match="stages are built in code"):
+        emit_plan(plan, "deepspeed", catalog, script="train.py")
+
+
+def test_models_that_torchtitan_does_not_know_have_no_plan(catalog: Catalog) -> None:
+    plan = make_plan({**SPEC, "model": "mixtral-8x7b", "constraints": {"target": "torchtitan"}}, catalog)
+    assert plan.solution["status"] == "infeasible"
+    assert any("registered models only" in str(row) for row in plan.rejected)
