@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: plan test lint types unit bench test-launchers clean help
+.PHONY: plan test lint types unit bench test-launchers test-netns clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -57,5 +57,17 @@ $(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt pypro
 test-launchers: $(LAUNCHERS_STAMP)  ## target frameworks' own parsers over the emitted files
 	$(LAUNCHERS_VENV)/bin/pytest -m launchers tests/conformance
 
+# Torch is not needed to develop, so it has an environment of its own; 2.13.0 is the version that CI has.
+TORCH_VENV ?= .venv-torch
+TORCH_STAMP := $(TORCH_VENV)/.installed
+
+$(TORCH_STAMP): pyproject.toml
+	$(PYTHON) -m venv $(TORCH_VENV)
+	$(TORCH_VENV)/bin/pip install --quiet torch==2.13.0 --editable '.[dev]'
+	touch $@
+
+test-netns: $(TORCH_STAMP)  ## link profiler over network namespaces, device profiler on torch (root, ip, tc)
+	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
+
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) $(LAUNCHERS_VENV) build plans
+	rm -rf $(VENV) $(LAUNCHERS_VENV) $(TORCH_VENV) build plans

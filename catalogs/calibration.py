@@ -71,8 +71,8 @@ class MemoryConstants:
 
     Args:
         fixed_bytes: device context, communication buffers, workspace and allocator reserve of one process.
-        extra_bytes_per_parameter: what the framework holds per resident parameter beyond the recipe (flat buffers,
-            bucket padding).
+        extra_bytes_per_parameter: what the framework holds beside the optimizer states of each trained parameter, and
+            shards like them (flat fp32 buffers, bucket padding).
         activation_factor: resident over counted activations.
         logits_bytes_per_entry: bytes held per logit on the rank that computes the loss, copies included.
         safe_factor: safe bound over typical, for the part that is not fixed.

@@ -9,6 +9,7 @@
     │   ├── UnknownEntryError     4          no such device, node type, link or model (closest names are offered)
     │   ├── ModelConfigError      4          a config.json that does not describe a transformer
     │   └── CatalogVersionError   4          the database was written by another revision of meshplan
+    ├── ProfileError              4          a probe cannot measure (what was measured before is kept)
     ├── StoreError                4          no such stored plan, or an ambiguous name
     ├── SolverError               5          a solver failed (not: found that nothing fits)
     └── EmitError                 6          launcher files cannot be written
@@ -95,6 +96,12 @@ class ModelConfigError(CatalogError):
 
 class CatalogVersionError(CatalogError):
     """The database has another schema revision; upgrading happens on request only."""
+
+
+class ProfileError(MeshplanError):
+    """A probe cannot measure: no device, a lost rank, a full disk. What was measured before is kept."""
+
+    exit_code = EXIT_CATALOG
 
 
 class StoreError(MeshplanError):

@@ -24,7 +24,7 @@ from sqlalchemy import (
 )
 
 # Revision of migrations/versions that describes exactly the tables below.
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 
 metadata = MetaData()
 
@@ -150,4 +150,71 @@ meta = Table(
     metadata,
     Column("key", String, primary_key=True),  # seed_digest
     Column("value", String, nullable=False),
+)
+
+profile_runs = Table(
+    "profile_runs",
+    metadata,
+    Column("run_id", String, primary_key=True),
+    Column("kind", String, nullable=False),  # device | links | import
+    Column("cluster", String),  # name of the cluster profile that the run belongs to
+    Column("host", String, nullable=False),
+    Column("environment", JSON, nullable=False),  # clocks, driver and library versions
+    Column("protocol", JSON, nullable=False),  # warm-up, repeats, data, what counts as an outlier
+    Column("started_at", String, nullable=False),  # ISO 8601 UTC
+    Column("finished_at", String),  # none: killed, or still running; it can be resumed
+    Column("sequence", Integer, nullable=False),  # order of insertion: clocks may repeat or go back
+)
+
+measurements = Table(
+    "measurements",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", String, ForeignKey("profile_runs.run_id", ondelete="CASCADE"), nullable=False),
+    Column("key", String, nullable=False),  # probe, subject and parameters: what a resumed run has already
+    Column("probe", String, nullable=False),
+    Column("device", String),
+    Column("link", String),  # "a -> b" with hosts, or the group of a collective
+    Column("dtype", String),
+    Column("parameters", JSON, nullable=False),  # shape, or size_bytes
+    Column("metric", String, nullable=False),  # flops_per_s | bytes_per_s | latency_s
+    Column("value", Float, nullable=False),
+    Column("low", Float, nullable=False),
+    Column("high", Float, nullable=False),
+    Column("n", Integer, nullable=False),
+    Column("warnings", JSON, nullable=False),  # outliers, throttling, clock jumps
+    Column("source", String, nullable=False),
+    Column("host", String, nullable=False),
+    Column("measured_at", String, nullable=False),
+    UniqueConstraint("run_id", "key", name="uq_measurements"),
+    CheckConstraint("low <= value AND value <= high AND low > 0", name="ck_measurements_spread"),
+    CheckConstraint("n > 0", name="ck_measurements_n"),
+    CheckConstraint("source <> ''", name="ck_measurements_source"),
+)
+Index("ix_measurements_probe", measurements.c.probe)
+
+cluster_profiles = Table(
+    "cluster_profiles",
+    metadata,
+    Column("name", String, primary_key=True),
+    Column("run_id", String, ForeignKey("profile_runs.run_id", ondelete="CASCADE"), primary_key=True),
+    Column("document", JSON, nullable=False),  # hosts, devices, rails, directed links, what was not measured
+    Column("measured_at", String, nullable=False),
+)
+
+fits = Table(
+    "fits",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("run_id", String, ForeignKey("profile_runs.run_id", ondelete="CASCADE"), nullable=False),
+    Column("subject", String, nullable=False),  # device, link, class of links, group
+    Column("model", String, nullable=False),
+    Column("coefficients", JSON, nullable=False),
+    Column("residual_median", Float, nullable=False),  # |predicted/measured - 1| on the points of the fit
+    Column("residual_p90", Float, nullable=False),
+    Column("held_out_median", Float, nullable=False),  # the same on points that a fit had not seen
+    Column("held_out_p90", Float, nullable=False),
+    Column("num_points", Integer, nullable=False),
+    Column("source", String, nullable=False),
+    UniqueConstraint("run_id", "subject", "model", name="uq_fits"),
 )

@@ -95,7 +95,8 @@ def _runs(observations: Sequence[Path], catalog: Catalog) -> tuple[list[Observed
     """The training runs that can be priced, and what to call them."""
     from meshplan.catalogs.calibration import Calibration
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.planner.observations import ObservationReader, UnsupportedError, read_rows
+    from meshplan.planner.observation_fields import UnsupportedError
+    from meshplan.planner.observations import ObservationReader, read_rows
 
     reader = ObservationReader(catalog)
     placeholder = Calibration(framework="any", architecture="any")
@@ -156,6 +157,7 @@ def _memory_rows(result: Calibrated) -> list[dict[str, Any]]:
             "safe_least": float(min(fit.safe_error.values())),
         }
         for name, fit in sorted(result.memory.items())
+        if fit.typical_error
     ]
 
 

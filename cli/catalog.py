@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -97,16 +98,33 @@ def export_entries(
 
 @app.command("import")
 def import_entries(
-    file: Annotated[Path, typer.Argument(help="JSON or YAML document, as 'catalog export' writes it.")],
+    file: Annotated[Path, typer.Argument(help="A file of 'catalog export', or a price list (CSV).")],
+    provider: Annotated[
+        str | None, typer.Option("--provider", help="Whose prices a CSV of SkyPilot or gpuhunt lists.")
+    ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Add or replace entries and facts from a file: all of it, or nothing and the list of what is wrong."""
+    """Add or replace entries, facts and prices: all of a file, or nothing and the list of what is wrong."""
     from meshplan.catalogs.transfer import import_document, read_document
 
-    document = read_document(file)
-    changes = import_document(open_catalog(db).engine, document, name=str(file))
+    catalog = open_catalog(db)
+    document = _price_document(catalog, file, provider) if file.suffix == ".csv" else read_document(file)
+    changes = import_document(catalog.engine, document, name=str(file))
     show_document({"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}, form)
+
+
+@app.command("diff")
+def diff_catalogs(
+    first: Annotated[str, typer.Argument(metavar="A", help="A catalog: file or URL.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="Another one.")],
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """List the numbers that count in two catalogs and differ, with their sources."""
+    from meshplan.catalogs.compare import differences
+
+    found = differences(open_catalog(first), open_catalog(second))
+    show_rows([difference.row() for difference in found], _DIFFERENCE_COLUMNS, form)
 
 
 @app.command()
@@ -122,6 +140,25 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
         "seeds_refreshed": done.seeds_refreshed,
     }
     show_document(document, form)
+
+
+def _price_document(catalog: Catalog, file: Path, provider: str | None) -> Any:
+    from datetime import UTC, datetime
+
+    from meshplan.catalogs.importers.prices import read_prices
+
+    if provider is None:
+        raise typer.BadParameter(f"say whose prices {file.name} lists, e.g. --provider aws", param_hint="--provider")
+    try:
+        text = file.read_text(encoding="utf-8")
+        read_on = datetime.fromtimestamp(file.stat().st_mtime, UTC).date().isoformat()
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"cannot read {file}: {error}") from error
+    prices = read_prices(
+        text, catalog.node_types(), provider=provider, source=f"price list {file.name}", date=read_on, name=file.name
+    )
+    sys.stderr.write(f"{prices.num_prices} prices; {prices.num_unmatched} offers match no node type of the catalog\n")
+    return prices.document
 
 
 def _listing(catalog: Catalog, section: Section) -> tuple[list[Row], tuple[Column, ...]]:
@@ -313,6 +350,14 @@ _MODEL_COLUMNS = (
     Column(key="slug", title="Model"),
     Column(key="name", title="Name"),
     Column(key="family", title="Family"),
+)
+_DIFFERENCE_COLUMNS = (
+    Column(key="kind", title="Kind"),
+    Column(key="subject", title="Subject"),
+    Column(key="field", title="Field"),
+    Column(key="first", title="A", right=True),
+    Column(key="second", title="B", right=True),
+    Column(key="change", title="Change", right=True, text="{:+.1%}".format),
 )
 _PRICE_COLUMNS = (
     Column(key="node_type", title="Node type", wrap=False),

@@ -50,6 +50,10 @@ SUBCOMMANDS: dict[str, Subcommand] = {
         module="meshplan.cli.catalog",
         help="Show, import and upgrade hardware, models and prices.",
     ),
+    "profile": Subcommand(
+        module="meshplan.cli.profile",
+        help="Measure this machine and its links, and write the catalog.",
+    ),
 }
 
 

@@ -52,8 +52,8 @@ FITTED: Mapping[str, float] = {
     "data_parallel_s_per_rank": 1.0,
 }
 SPREAD = np.array(list(FITTED.values()))
-# Fitted inside (0, 1). The low-precision factor is not: fitted curves of narrow formats also pay for quantisation that a
-# training step fuses away.
+# Fitted inside (0, 1). The low-precision factor is not: curves of narrow formats pay for quantisation that a training
+# step fuses away.
 FRACTIONS = frozenset(
     name
     for name in FITTED
@@ -67,6 +67,8 @@ STEP = 1e-3
 MAX_ITERATIONS = 12
 CONVERGED = 0.01
 MAX_MOVE = 1.0
+END = 1e-4  # how close to 0 or 1 a fraction may start
+LEAST_COST_S = 1e-9  # where a time that is stored as 0 starts
 FEWEST_FOR_P90 = 5
 WARM_ITERATIONS = 3  # from the constants of all rows, when a few rows are left out
 # Half-width where nothing at all could be held out: two frameworks are needed to predict one from the other.
@@ -96,7 +98,10 @@ class HeldOut:
 
 
 def _to_unit(name: str, value: float) -> float:
-    return float(np.log(value / (1.0 - value)) if name in FRACTIONS else np.log(value))
+    if name in FRACTIONS:  # 0.99996 is stored as 1: the ends of the range have no logit
+        inside = min(max(value, END), 1.0 - END)
+        return float(np.log(inside / (1.0 - inside)))
+    return float(np.log(max(value, LEAST_COST_S)))
 
 
 def _from_unit(name: str, theta: FloatArray) -> FloatArray:
@@ -108,23 +113,30 @@ def theta_of(constants: TimeConstants) -> FloatArray:
     return np.array([_to_unit(name, float(getattr(constants, name))) for name in FITTED])
 
 
-def constants_of(theta: FloatArray) -> TimeConstants:
-    """A vector in fit units as constants, rounded to what the fit can tell."""
-    return TimeConstants(**{name: float(f"{float(_from_unit(name, theta[i])):.4g}") for i, name in enumerate(FITTED)})
+def constants_of(theta: FloatArray, unfitted: TimeConstants | None = None) -> TimeConstants:
+    """A vector in fit units as constants, rounded to what the fit can tell.
+
+    Args:
+        theta: the vector.
+        unfitted: where the other constants come from; None for the literature.
+    """
+    fitted = {name: float(f"{float(_from_unit(name, theta[i])):.4g}") for i, name in enumerate(FITTED)}
+    return replace(unfitted or TimeConstants(), **fitted)
 
 
 class _Row:
-    """One run, ready to be priced under many constants at once."""
+    """One run, ready to be priced under many constants at once; those not fitted come from ``unfitted``."""
 
-    def __init__(self, run: ObservedRun) -> None:
+    def __init__(self, run: ObservedRun, unfitted: TimeConstants | None = None) -> None:
         self.run = run
+        self._unfitted = unfitted or TimeConstants()
         self.log_measured = float(np.log(run.measured["iteration_s"]))
         self._batch = candidates_of(run.problem, run.config)
         self._recipe = recipe_named(run.framework).recipe
 
     def log_predicted(self, thetas: FloatArray) -> FloatArray:
         """Ln f under each row of ``thetas``, [K]."""
-        constants = TimeConstants(**{name: _from_unit(name, thetas[:, i]) for i, name in enumerate(FITTED)})
+        constants = replace(self._unfitted, **{name: _from_unit(name, thetas[:, i]) for i, name in enumerate(FITTED)})
         calibration = Calibration(framework="", architecture="", time=constants, recipe=self._recipe)
         problem = self.run.problem
         step_s = estimate_training(problem.shape, problem.machine, problem.workload, self._batch, calibration).step_s
@@ -188,8 +200,8 @@ class Calibrated:
 Key = tuple[str, str]
 
 
-def _key(row: _Row) -> Key:
-    return recipe_named(row.run.framework).calibrated_as, row.run.architecture
+def _key(run: ObservedRun) -> Key:
+    return recipe_named(run.framework).calibrated_as, run.architecture
 
 
 def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = None) -> Calibrated:
@@ -207,7 +219,7 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
     overall = fit(rows, literature, SPREAD)
     sets: dict[Key, list[_Row]] = defaultdict(list)
     for row in rows:
-        sets[_key(row)].append(row)
+        sets[_key(row.run)].append(row)
     held_out = _held_out(rows, sets, overall, literature)
     unseen = _unseen(rows, overall, literature)
     memory = calibrate_memory(observed)
@@ -285,10 +297,10 @@ def _held_out(
 def _unseen(rows: Sequence[_Row], overall: FloatArray, literature: FloatArray) -> list[HeldOut]:
     """Each framework predicted by the global set of all the others."""
     found = []
-    for framework in sorted({_key(row)[0] for row in rows}):
-        others = [row for row in rows if _key(row)[0] != framework]
+    for framework in sorted({_key(row.run)[0] for row in rows}):
+        others = [row for row in rows if _key(row.run)[0] != framework]
         theta = fit(others, literature, SPREAD, start=overall, iterations=WARM_ITERATIONS) if others else literature
-        found += [_judge(row, _key(row), theta) for row in rows if _key(row)[0] == framework]
+        found += [_judge(row, _key(row.run), theta) for row in rows if _key(row.run)[0] == framework]
     return found
 
 
@@ -311,11 +323,12 @@ def refine(
         date: day of the fit, ISO 8601; None for today.
     """
     observed = list(runs)
-    rows = [_Row(run) for run in observed if run.measured.get("iteration_s")]
     day = date or datetime.datetime.now(datetime.UTC).date().isoformat()
     sets: dict[Key, list[_Row]] = defaultdict(list)
-    for row in rows:
-        sets[_key(row)].append(row)
+    for run in observed:
+        if run.measured.get("iteration_s"):
+            key = _key(run)
+            sets[key].append(_Row(run, shipped(*key).time))
     memory = calibrate_memory(observed)
     made, held_out = [], []
     for key, members in sorted(sets.items()):
@@ -331,7 +344,7 @@ def refine(
                 prior,
                 framework=key[0],
                 architecture=key[1],
-                time=constants_of(fit(members, start, LOCAL_SPREAD * SPREAD)),
+                time=constants_of(fit(members, start, LOCAL_SPREAD * SPREAD), prior.time),
                 memory=memory[key[0]].constants if key[0] in memory else prior.memory,
                 time_error_p90=_refined_p90(found, prior, is_moe=False),
                 moe_time_error_p90=_refined_p90(found, prior, is_moe=True),

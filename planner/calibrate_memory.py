@@ -1,13 +1,17 @@
 """Fitting the constants of the memory estimate to measured peaks, framework by framework.
 
 *Model.* Bytes of the worst rank are linear in the constants: states + activation_factor · activations +
-logits_bytes_per_entry · logits + extra_bytes_per_parameter · resident parameters + fixed_bytes.
+logits_bytes_per_entry · logits + extra_bytes_per_parameter · optimizer-sharded parameters + fixed_bytes.
 
 *Objective.* Σ_i ((model_i − measured_i)/measured_i/σ)² + Σ_j ((θ_j − θ⁰_j)/s_j)², with the worst rank's stage taken
 anew after each solution until it no longer changes.
 
+*Runs that worked.* A run without a measured peak still says that it fitted: where its choices are all stated and the
+model says more than the device's usable memory, it counts as a peak of that size. So a framework without any measured
+peak gets constants too, but only from above, and keeps the factor of the unmeasured.
+
 *Safe bound.* The safe factor multiplies what is not fixed; it is the smallest that leaves no measured run above the
-bound when its group is held out, plus :data:`SAFE_MARGIN`.
+bound, fitted to it or with its group held out, plus :data:`SAFE_MARGIN`.
 """
 
 from __future__ import annotations
@@ -31,7 +35,10 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "extra_bytes_per_parameter": (0.0, 5.0),
 }
 NOISE = 0.03  # relative: printing in whole GB, allocator luck
-ROUNDS = 6
+LIMIT_NOISE = 0.10  # of a run that fitted: usable memory is an upper limit, not a reading
+ROUNDS = 8
+# Choices that memory hangs on: a run that leaves one of them out says nothing by having fitted.
+DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02
 SAFE_FIXED_BYTES = 0.3e9
 # For a framework without a measured peak: the largest held-out under-estimate of those with one, rounded up.
@@ -56,16 +63,25 @@ class MemoryFit:
 
 
 class _Peak:
-    """One measured peak with the linear parts of every stage."""
+    """One measured peak, or usable memory as the upper limit of one; with the linear parts of every stage."""
 
     def __init__(self, run: ObservedRun) -> None:
         self.run = run
-        self.measured = float(run.measured["peak_memory_bytes"])
+        peak = run.measured.get("peak_memory_bytes")
+        self.is_limit = not peak
+        self.measured = float(peak or run.problem.limits.memory_bytes)
         self.stages = [_stage_bytes(run, calibration) for calibration in _probes(run.framework)]
 
     def matrix(self, theta: FloatArray) -> tuple[FloatArray, float]:
         """Coefficients and constant part of the stage that is worst under ``theta``."""
         return max(self._rows(), key=lambda row: float(row[0] @ theta + row[1]))
+
+    def counts(self, theta: FloatArray) -> bool:
+        """A limit counts only where the model is beyond it."""
+        if not self.is_limit:
+            return True
+        slope, base = self.matrix(theta)
+        return float(slope @ theta + base) > self.measured
 
     def _rows(self) -> list[tuple[FloatArray, float]]:
         base, per_constant = self.stages[0], self.stages[1:]
@@ -93,10 +109,14 @@ def _solve(peaks: Sequence[_Peak]) -> FloatArray:
     spread = np.array([deviation for _, deviation in PRIOR.values()])
     theta = prior.copy()
     for _ in range(ROUNDS):
-        rows = [peak.matrix(theta) for peak in peaks]
-        measured = np.array([peak.measured for peak in peaks])
-        slope = np.array([row[0] for row in rows]) / measured[:, None] / NOISE
-        wanted = (measured - np.array([row[1] for row in rows])) / measured / NOISE
+        counted = [peak for peak in peaks if peak.counts(theta)]
+        if not counted:
+            break
+        rows = [peak.matrix(theta) for peak in counted]
+        measured = np.array([peak.measured for peak in counted])
+        noise = np.array([LIMIT_NOISE if peak.is_limit else NOISE for peak in counted])
+        slope = np.array([row[0] for row in rows]) / (measured * noise)[:, None]
+        wanted = (measured - np.array([row[1] for row in rows])) / (measured * noise)
         # Ridge towards the prior, constants kept from going below zero.
         scaled = np.vstack([slope, np.diag(1.0 / spread)])
         target = np.concatenate([wanted, prior / spread])
@@ -114,26 +134,37 @@ def _constants(theta: FloatArray, safe_factor: float) -> MemoryConstants:
 
 
 def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
-    """Fit every framework that has measured peaks.
+    """Fit every framework that has measured peaks, or runs that fitted.
 
     Args:
-        runs: measured runs; those without ``peak_memory_bytes`` are passed over.
+        runs: measured runs.
     """
     by_framework: dict[str, list[_Peak]] = {}
     for run in runs:
-        if run.measured.get("peak_memory_bytes"):
-            by_framework.setdefault(run.framework, []).append(_Peak(run))
+        if run.measured.get("peak_memory_bytes") or not (DECISIVE & set(run.filled) or run.expects_oom):
+            by_framework.setdefault(recipe_named(run.framework).calibrated_as, []).append(_Peak(run))
     return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
 
 
-def _fit(framework: str, peaks: Sequence[_Peak]) -> MemoryFit:
-    theta = _solve(peaks)
+def _needed_factor(peak: _Peak, theta: FloatArray) -> float:
+    """The smallest safe factor under which the measured peak stays below the bound."""
+    slope, base = peak.matrix(theta)
+    variable, fixed = float(slope @ theta + base) - float(theta[0]), float(theta[0])
+    return (peak.measured - fixed - SAFE_FIXED_BYTES) / variable
+
+
+def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
+    theta = _solve(samples)
+    peaks = [sample for sample in samples if not sample.is_limit]
+    if not peaks:
+        constants = _constants(theta, UNMEASURED_SAFE_FACTOR)
+        return MemoryFit(framework=framework, constants=constants, typical_error={}, safe_error={})
     typical: dict[str, float] = {}
-    needed = 1.0
+    needed = max([1.0, *(_needed_factor(peak, theta) for peak in peaks)])
     held: dict[str, tuple[float, float, float]] = {}
     for group in sorted({peak.run.group for peak in peaks}):
-        others = [peak for peak in peaks if peak.run.group != group]
-        used = _solve(others) if others else theta
+        others = [sample for sample in samples if sample.run.group != group]
+        used = _solve(others) if any(not other.is_limit for other in others) else theta
         for peak in peaks:
             if peak.run.group != group:
                 continue
@@ -142,7 +173,7 @@ def _fit(framework: str, peaks: Sequence[_Peak]) -> MemoryFit:
             fixed = float(used[0])
             typical[peak.run.id] = total / peak.measured - 1.0
             held[peak.run.id] = (total - fixed, fixed, peak.measured)
-            needed = max(needed, (peak.measured - fixed - SAFE_FIXED_BYTES) / (total - fixed))
+            needed = max(needed, _needed_factor(peak, used))
     factor = needed + SAFE_MARGIN
     safe = {
         name: (variable * factor + fixed + SAFE_FIXED_BYTES) / measured - 1.0

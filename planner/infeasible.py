@@ -6,18 +6,23 @@ doubling and bisection. Every statement is the result of a search, not a rule of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from meshplan.catalogs.units import format_bytes, format_duration, format_usd
-from meshplan.planner.problems.training import TrainingLimits, TrainingProblem
+from meshplan.catalogs.units import Dimension, format_bytes, format_duration, format_usd, parse_quantity
+from meshplan.planner.problems.training import TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers.degree_search import LIMITS, ScoredConfig, SearchReport, search_degrees
 from meshplan.planner.training_plan import config_document
 
 # More than this many times the cluster is no longer advice.
 MOST_TIMES = 64
 SECONDS_PER_HOUR = 3600.0
+# Amounts from a thousand dollars on are shown in whole dollars.
+CENTS_SHOWN_BELOW = 100_000
+# Rounding of sums in double precision: 2.5 USD must not become 2.51.
+ROUNDING = 1e-12
 
 
 def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[str, Any]:
@@ -77,12 +82,13 @@ def _nearest(report: SearchReport) -> dict[str, Any] | None:
     }
 
 
-# Limits that are lifted one at a time: each is a copy of the limits without it.
-_LIFTED: dict[str, Callable[[TrainingLimits], TrainingLimits]] = {
-    "host_memory": lambda limits: replace(limits, host_memory_bytes=None),
-    "max_usd_per_hour": lambda limits: replace(limits, max_usd_per_hour=None),
-    "max_usd_per_run": lambda limits: replace(limits, max_usd_per_run=None),
-    "max_step_time": lambda limits: replace(limits, max_step_s=None),
+# Limits that are lifted one at a time: a copy of the limits without it, and the objective that needs least of it
+# (None: the question's own, because nothing minimises host memory).
+_LIFTED: dict[str, tuple[Callable[[TrainingLimits], TrainingLimits], TrainingObjective | None]] = {
+    "host_memory": (lambda limits: replace(limits, host_memory_bytes=None), None),
+    "max_usd_per_hour": (lambda limits: replace(limits, max_usd_per_hour=None), TrainingObjective.NUM_DEVICES),
+    "max_usd_per_run": (lambda limits: replace(limits, max_usd_per_run=None), TrainingObjective.USD_PER_RUN),
+    "max_step_time": (lambda limits: replace(limits, max_step_s=None), TrainingObjective.THROUGHPUT),
 }
 
 
@@ -92,22 +98,38 @@ def _try(problem: TrainingProblem) -> ScoredConfig | None:
 
 
 def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
-    """What the best plan needs when one limit is lifted; None where that alone does not help."""
-    limits = _LIFTED[name](problem.limits)
+    """The least that a limit would have to allow; None where lifting it alone does not help."""
+    lift, objective = _LIFTED[name]
+    limits = lift(problem.limits)
     if limits == problem.limits:
         return None
-    found = _try(replace(problem, limits=limits))
+    found = _try(replace(problem, limits=limits, objective=objective or problem.objective))
     if found is None:
         return None
     usd_per_s = (problem.machine.usd_per_hour_per_device or 0.0) * found.config.world_size / SECONDS_PER_HOUR
     run_s = found.step_s * (problem.num_steps or 0.0)
     needed = {
         "host_memory": "more host memory",
-        "max_usd_per_hour": f"{format_usd(usd_per_s * SECONDS_PER_HOUR)} an hour",
-        "max_usd_per_run": f"{format_usd(usd_per_s * run_s)} for the run",
-        "max_step_time": f"{format_duration(found.step_s)} a step",
+        "max_usd_per_hour": f"{_usd_at_least(usd_per_s * SECONDS_PER_HOUR)} an hour",
+        "max_usd_per_run": f"{_usd_at_least(usd_per_s * run_s)} for the run",
+        "max_step_time": f"{_duration_at_least(found.step_s)} a step",
     }[name]
     return {"constraint": name, "change": needed}
+
+
+def _usd_at_least(value: float) -> str:
+    """An amount as text, rounded up: what is printed must be enough."""
+    cents = math.ceil(value * 100.0 * (1.0 - ROUNDING))
+    return format_usd(cents / 100.0 if cents < CENTS_SHOWN_BELOW else math.ceil(cents / 100.0))
+
+
+def _duration_at_least(value: float) -> str:
+    """A time as text, rounded up."""
+    text, longer = format_duration(value), value
+    while parse_quantity(text, Dimension.S) < value:
+        longer *= 1.001
+        text = format_duration(longer)
+    return text
 
 
 def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:

@@ -18,6 +18,7 @@ from meshplan.catalogs.errors import CatalogError, Problem, SpecError
 from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.observed_model import shape_from_observation
 from meshplan.catalogs.recipes import Recipe, recipe_observed_as
+from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
 from meshplan.planner.problems.machine import Machine
@@ -50,10 +51,6 @@ BITS_PER_BYTE = 8.0
 DEFAULT_LORA_RANK = 16
 # How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
 DROPPING_MARK = "(tokendrop)"
-
-
-class UnsupportedError(Exception):
-    """An observation that the estimator cannot answer; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,16 +130,15 @@ class ObservationReader:
             return self._training_run(row, calibration)
         except CatalogError as error:
             raise UnsupportedError(str(error)) from error
-        except KeyError as error:
-            raise UnsupportedError(f"the observation does not state {error.args[0]}") from error
 
     def _training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
-        hardware, choices, workload = row["hardware"], dict(row["parallelism"]), row["workload"]
-        recipe = recipe_observed_as(row["framework"]["name"], row["framework"].get("version"))
-        shape = shape_from_observation(row["model"])
+        sections = ("model", "hardware", "framework", "parallelism", "workload")
+        model, hardware, framework, choices, workload = (Section(row, name) for name in sections)
+        recipe = recipe_observed_as(framework.text("name"), str(framework.values.get("version") or "") or None)
+        shape = shape_from_observation(model.values)
         machine = self.machine(hardware)
-        phase = Phase(workload.get("phase", "pretraining"))
-        lora = row["model"].get("lora") or {}
+        phase = _phase(workload)
+        lora = Section(model.values, "lora", required=False)
         problem = TrainingProblem(
             shape=shape,
             machine=machine,
@@ -150,47 +146,50 @@ class ObservationReader:
             objective=TrainingObjective.THROUGHPUT,
             calibration=calibration,
             workload=TrainingWorkload(
-                sequence_length=int(workload["sequence_length"]),
-                global_batch_size=int(choices["global_batch_size"]),
+                sequence_length=workload.whole("sequence_length"),
+                global_batch_size=choices.whole("global_batch_size"),
                 precision=_precision(row),
                 phase=phase,
-                drops_tokens=DROPPING_MARK in str(row["model"].get("name", "")),
-                lora_rank=int(lora.get("rank", DEFAULT_LORA_RANK)) if phase is Phase.LORA else 0,
+                drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
+                lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase is Phase.LORA else 0,
             ),
             limits=TrainingLimits(
                 memory_bytes=float(machine.device.usable_memory_bytes), max_devices=machine.num_devices
             ),
         )
         config, filled = _config(problem, choices, recipe)
-        measured = dict(row.get("measured", {}))
+        measured = Section(row, "measured", required=False).measurements()
+        name = row.get("id")
+        if not isinstance(name, str):
+            raise UnsupportedError(f"id must be a text, is {shown(name)}")
         return ObservedRun(
-            id=str(row["id"]),
-            group=str(row.get("group", row["id"])),
+            id=name,
+            group=str(row.get("group") or name),
             problem=problem,
             config=config,
             framework=recipe.framework,
             measured=measured,
-            derived=dict(row.get("derived", {})),
+            derived=Section(row, "derived", required=False).measurements(),
             filled=filled,
             expects_oom=bool(measured.get("oom", False)),
         )
 
-    def machine(self, hardware: Mapping[str, Any]) -> Machine:
+    def machine(self, hardware: Section) -> Machine:
         """The machine that a row describes; links from the catalog's node type, NICs from the row where it says.
 
         Raises:
             CatalogError: the device is not in the catalog.
             UnsupportedError: no node type of the catalog has the device, so its links are unknown.
         """
-        device = self._catalog.device(str(hardware["device"]))
+        device = self._catalog.device(hardware.text("device"))
         nodes = self._nodes.get(device.slug, [])
         if not nodes:
             raise UnsupportedError(f"the catalog has no node type with {device.slug}, so its links are unknown")
-        per_host = int(hardware.get("devices_per_node") or nodes[0].devices_per_host)
+        num_devices = hardware.whole("num_devices")
+        per_host = hardware.whole("devices_per_node", nodes[0].devices_per_host)
         node = next((node for node in nodes if node.devices_per_host == per_host), nodes[0])
-        network = _network_bytes_per_s(str(hardware.get("inter_node") or ""), per_host)
-        slices = int(hardware.get("slices") or 0)
-        num_devices = int(hardware["num_devices"])
+        network = _network_bytes_per_s(str(hardware.values.get("inter_node") or ""), per_host)
+        slices = hardware.whole("slices", 0, least=0, most=num_devices)
         domain = max(node.num_devices, per_host) if node.num_hosts > 1 else per_host
         link = node.scale_out_link
         return Machine(
@@ -227,78 +226,69 @@ def _network_bytes_per_s(text: str, per_host: int) -> float | None:
     return None
 
 
+def _phase(workload: Section) -> Phase:
+    try:
+        return Phase(workload.text("phase", Phase.PRETRAINING.value))
+    except ValueError:
+        raise workload.wrong("phase", f"one of {', '.join(phase.value for phase in Phase)}") from None
+
+
 def _precision(row: Mapping[str, Any]) -> str:
     precision = row.get("precision")
     if precision is None:
         raise UnsupportedError("the observation does not state its precision")
     if precision not in ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4"):
-        raise UnsupportedError(f"training in {precision} is not modelled")
+        raise UnsupportedError(f"training in the precision {shown(precision)} is not modelled")
     return str(precision)
 
 
-def _recompute(choices: Mapping[str, Any], filled: list[str], recipe: Recipe) -> str:
-    stated = choices.get("activation_recompute")
-    if stated is None:
+def _recompute(choices: Section, filled: list[str], recipe: Recipe) -> str:
+    if not choices.states("activation_recompute"):
         filled.append("activation_recompute")
         return recipe.unstated.activation_recompute
-    word = str(stated).split()[0].lower().rstrip(",")
+    stated = choices.text("activation_recompute")
+    word = stated.replace(",", " ").lower().partition(" ")[0]
     if word in ("none", "full", "selective"):
         return word
-    if word in ("mlp", "mlp,", "layernorm"):
+    if word in ("mlp", "layernorm"):
         return "selective"
-    raise UnsupportedError(f"recompute {stated!r} is not modelled")
+    raise UnsupportedError(f"recompute {shown(stated)} is not modelled")
 
 
-def _config(
-    problem: TrainingProblem, choices: Mapping[str, Any], recipe: Recipe
-) -> tuple[TrainingConfig, tuple[str, ...]]:
+def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple[TrainingConfig, tuple[str, ...]]:
     """The choices of a row, what it left out filled from the recipe (and listed)."""
     filled: list[str] = []
     workload, machine = problem.workload, problem.machine
-
-    def number(name: str, default: int) -> int:
-        if choices.get(name) is None and default != 1:
-            filled.append(name)
-        return int(choices.get(name) or default)
-
-    tensor, pipeline, context = (number(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
+    tensor, pipeline, context = (choices.whole(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
     data = machine.num_devices // (tensor * pipeline * context)
-    stated = int(choices.get("data_parallel") or data)
+    stated = choices.whole("data_parallel", max(data, 1))
     if data < 1 or stated * tensor * pipeline * context != machine.num_devices:
         raise UnsupportedError(
             f"degrees {tensor}·{pipeline}·{context}·{stated} are not the {machine.num_devices} devices of the row"
         )
     batch = workload.global_batch_size
-    micro = int(choices.get("micro_batch_size") or choices.get("per_device_batch_size") or 0)
-    if not micro:
-        micro = 1
+    if not choices.states("micro_batch_size") and not choices.states("per_device_batch_size"):
         filled.append("micro_batch_size")
-    microbatches = int(choices.get("num_microbatches") or max(batch // (data * micro), 1))
+    micro = choices.whole("micro_batch_size", choices.whole("per_device_batch_size", 1))
     zero = _zero_stage(choices, filled, recipe)
-    shard = min(int(choices.get("zero1_group_size") or choices.get("fsdp_group_size") or data), data) if zero else 1
-    chunks = int(choices.get("virtual_pipeline_stages") or 1) if pipeline > 1 else 1
-    expert = number("expert_parallel", 1)
-    if problem.shape.moe is not None and problem.shape.moe.num_experts % expert:
-        raise UnsupportedError(f"expert_parallel {expert} does not divide {problem.shape.moe.num_experts} experts")
-    if (tensor * context * data) % expert:
-        raise UnsupportedError(f"expert_parallel {expert} does not divide the {tensor * context * data} of a stage")
-    sequence = choices.get("sequence_parallel")
+    chunks = choices.whole("virtual_pipeline_stages", 1) if pipeline > 1 else 1
+    expert, expert_tensor = _expert_degrees(problem, choices, tensor * context * data)
     config = TrainingConfig(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         virtual_pipeline_stages=chunks,
         context_parallel=context,
         data_parallel=data,
-        data_parallel_shard=shard,
+        data_parallel_shard=_shard(choices, data) if zero else 1,
         expert_parallel=expert,
-        expert_tensor_parallel=number("expert_tensor_parallel", 1),
-        sequence_parallel=tensor > 1 and (recipe.unstated.sequence_parallel if sequence is None else bool(sequence)),
+        expert_tensor_parallel=expert_tensor,
+        sequence_parallel=choices.flag("sequence_parallel", default=recipe.unstated.sequence_parallel) and tensor > 1,
         zero_stage=zero,
         activation_recompute=_recompute(choices, filled, recipe),
         pipeline_schedule=_schedule(choices, pipeline, chunks),
         layers_per_chunk=_layers(problem, choices, pipeline * chunks),
         micro_batch_size=micro,
-        num_microbatches=microbatches,
+        num_microbatches=choices.whole("num_microbatches", max(batch // (data * micro), 1)),
         global_batch_size=batch,
         sequence_length=workload.sequence_length,
         precision=workload.precision,
@@ -306,31 +296,55 @@ def _config(
     return config, tuple(filled)
 
 
-def _zero_stage(choices: Mapping[str, Any], filled: list[str], recipe: Recipe) -> int:
-    if choices.get("zero_stage") is not None:
-        return int(choices["zero_stage"])
-    if choices.get("fsdp"):
+def _expert_degrees(problem: TrainingProblem, choices: Section, stage_devices: int) -> tuple[int, int]:
+    """Expert and expert-tensor parallelism, checked against the experts and the devices of a stage."""
+    expert, tensor = choices.whole("expert_parallel", 1), choices.whole("expert_tensor_parallel", 1)
+    if problem.shape.moe is not None and problem.shape.moe.num_experts % expert:
+        raise UnsupportedError(f"expert_parallel {expert} does not divide {problem.shape.moe.num_experts} experts")
+    if stage_devices % (expert * tensor):
+        raise UnsupportedError(
+            f"expert_parallel {expert} × expert_tensor_parallel {tensor} does not divide the {stage_devices} devices "
+            "of a stage"
+        )
+    return expert, tensor
+
+
+def _shard(choices: Section, data: int) -> int:
+    """Replicas that share one copy of the sharded states."""
+    key = "zero1_group_size" if choices.states("zero1_group_size") else "fsdp_group_size"
+    shard = min(choices.whole(key, data), data)
+    if data % shard:
+        raise choices.wrong(key, f"a divisor of the {data} replicas")
+    return shard
+
+
+def _zero_stage(choices: Section, filled: list[str], recipe: Recipe) -> int:
+    if choices.states("zero_stage"):
+        return choices.whole("zero_stage", least=0, most=3)
+    if choices.values.get("fsdp"):
         return 3
     filled.append("zero_stage")
     return recipe.unstated.zero_stage
 
 
-def _schedule(choices: Mapping[str, Any], pipeline: int, chunks: int) -> str:
+def _schedule(choices: Section, pipeline: int, chunks: int) -> str:
     if pipeline == 1:
         return "none"
-    stated = str(choices.get("pipeline_schedule") or ("interleaved" if chunks > 1 else "1f1b")).lower()
+    stated = choices.text("pipeline_schedule", "interleaved" if chunks > 1 else "1f1b").lower()
     if stated not in SCHEDULES:
-        raise UnsupportedError(f"the pipeline schedule {stated!r} is not modelled")
+        raise UnsupportedError(f"the pipeline schedule {shown(stated)} is not modelled")
     return SCHEDULES[stated]
 
 
-def _layers(problem: TrainingProblem, choices: Mapping[str, Any], chunks: int) -> tuple[int, ...]:
+def _layers(problem: TrainingProblem, choices: Section, chunks: int) -> tuple[int, ...]:
     layers = problem.shape.num_hidden_layers
-    stated = choices.get("layers_per_stage")
-    if stated is not None and sum(stated) == layers + 2:  # the embedding and the LM head counted as layers
-        return tuple(count - (i == 0) - (i == len(stated) - 1) for i, count in enumerate(stated))
-    if stated is not None and sum(stated) == layers:
-        return tuple(stated)
     if chunks > layers + 2:
         raise UnsupportedError(f"{chunks} model chunks for {layers} layers")
-    return deal_layers(layers, chunks)
+    stated = choices.counts("layers_per_stage")
+    if stated is None:
+        return deal_layers(layers, chunks)
+    if len(stated) == chunks and sum(stated) == layers + 2:  # the embedding and the LM head counted as layers
+        stated = tuple(count - (i == 0) - (i == chunks - 1) for i, count in enumerate(stated))
+    if len(stated) != chunks or sum(stated) != layers or min(stated) < 0:
+        raise choices.wrong("layers_per_stage", f"{chunks} numbers that sum to {layers} layers")
+    return stated

@@ -8,7 +8,7 @@ the nearest miss.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,12 +19,14 @@ from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
 from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.recipes import recipe_named
+from meshplan.planner.measured_links import profile_problems, slowest_link, with_measured_links
 from meshplan.planner.problems.frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.measured import ClusterProfile
     from meshplan.catalogs.repository import Catalog
 
 ANY = "any"
@@ -84,6 +86,9 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     price = _price(spec, cluster)
     per_device = None if price is None else price.usd_per_hour / cluster.groups[0].node.num_devices
     machine = machine_of(cluster, usd_per_hour_per_device=per_device)
+    profile = _profile(spec.cluster, machine, catalog, problems)
+    if profile is not None:
+        machine = with_measured_links(machine, profile)
     workload = TrainingWorkload(
         sequence_length=spec.workload.sequence_length,
         global_batch_size=spec.workload.num_sequences,
@@ -105,7 +110,26 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         num_training_tokens=spec.workload.num_training_tokens,
         fixed=spec.fixed.pinned(),
     )
-    return Resolved(problem=problem, cluster=cluster, price=price, sources=_sources(problem, cluster, price))
+    sources = _sources(problem, cluster, price)
+    if profile is not None:
+        sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"
+    return Resolved(problem=problem, cluster=cluster, price=price, sources=sources)
+
+
+def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: _Problems) -> ClusterProfile | None:
+    """The measured links that the spec names, where they fit the cluster."""
+    if spec.profile is None:
+        return None
+    from meshplan.catalogs.measurements import Measurements
+
+    try:
+        profile = Measurements(catalog.engine).cluster(spec.profile)
+    except UnknownEntryError as error:
+        problems.say("cluster.profile", f"{error} (meshplan profile links --name {spec.profile})")
+        return None
+    found = profile_problems(machine, profile)
+    problems.extend(found)
+    return None if found else profile
 
 
 def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
@@ -136,6 +160,37 @@ def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems
     except CatalogError as error:
         problems.say("model", str(error))
     return None
+
+
+def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:
+    """Names in a spec that the catalog does not have, looked for in a document that is malformed elsewhere.
+
+    Args:
+        document: the spec as plain data, of any shape.
+        catalog: where the names are looked up.
+    """
+    cluster = document.get("cluster")
+    cluster = cluster if isinstance(cluster, Mapping) else {}
+    nodes = cluster.get("nodes")
+    places: list[tuple[str, Any, Callable[[str], object]]] = [
+        (f"cluster.nodes[{index}].type", node.get("type"), catalog.node_type)
+        for index, node in enumerate(nodes if isinstance(nodes, list) else [])
+        if isinstance(node, Mapping)
+    ]
+    devices = cluster.get("devices")
+    if isinstance(devices, Mapping):
+        places.append(("cluster.devices.type", devices.get("type"), catalog.device))
+    model = document.get("model")
+    if isinstance(model, str) and "/" not in model and not model.endswith(".json"):
+        places.append(("model", model, catalog.model))
+    problems = _Problems()
+    for path, name, look_up in places:
+        if isinstance(name, str) and name:
+            try:
+                look_up(name)
+            except UnknownEntryError as error:
+                problems.say(path, str(error))
+    return problems
 
 
 def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluster | None:

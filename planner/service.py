@@ -94,12 +94,16 @@ def resolve(
     Raises:
         SpecError: malformed, of another kind, or with unknown names.
     """
-    from meshplan.planner.resolve import resolve_training
+    from meshplan.planner.resolve import resolve_training, unknown_names
     from meshplan.planner.spec import read_training_spec
 
     if require_kind(document) != "training":
         raise SpecError([Problem(path="kind", message=f"must be training here, not {document['kind']}")])
-    return resolve_training(read_training_spec(document), catalog, base, shape=shape)
+    try:
+        spec = read_training_spec(document)
+    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
+        raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
+    return resolve_training(spec, catalog, base, shape=shape)
 
 
 def _plan_training(

@@ -122,6 +122,9 @@ class ClusterSpec(_Model):
     nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None
     devices: DevicesSpec | None = None
     links: LinksSpec | None = None
+    profile: str | None = Field(
+        default=None, min_length=1, description="measured links of this cluster: the NAME of meshplan profile links"
+    )
     host_memory: Bytes | None = Field(default=None, description="of one host, such as '2 TiB'")
     usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
 

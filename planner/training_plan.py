@@ -229,6 +229,7 @@ def catalog_content(resolved: Resolved) -> dict[str, Any]:
     problem = resolved.problem
     return {
         "cluster": plain(resolved.cluster),
+        "network": [problem.machine.scale_out_bytes_per_s, problem.machine.scale_out_latency_s],
         "model": plain(problem.shape),
         "price": plain(resolved.price),
         "calibration": problem.calibration.to_document(),

@@ -20,7 +20,8 @@ from meshplan.catalogs.calibration import Calibration
 from meshplan.planner.estimators.compute import peak_flops_per_s
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS
 from meshplan.planner.estimators.priced import Priced, price
-from meshplan.planner.observations import ObservationReader, ObservedRun, UnsupportedError
+from meshplan.planner.observation_fields import UnsupportedError
+from meshplan.planner.observations import ObservationReader, ObservedRun
 from meshplan.planner.plan import Interval
 from meshplan.planner.problems.training import TrainingProblem
 
@@ -119,8 +120,8 @@ class RankingSummary:
     Args:
         num_groups: groups with at least two plans.
         num_pairs: pairs whose measured times differ by more than :data:`RANKED_GAP`.
-        pair_order: share of these that the prediction orders as measured.
-        mean_regret: mean over groups of measured(predicted best) / measured best − 1.
+        pair_order: share of these that the prediction orders as measured; pairs predicted alike count half.
+        mean_regret: mean over groups of measured best / measured(predicted best) − 1, over all predicted alike.
         worst_regret: the largest of these.
     """
 
@@ -359,19 +360,22 @@ def rank_quality(rows: Sequence[ValidatedRow], *, metric: str = "tokens_per_s_pe
     for row in rows:
         if metric in row.error:
             groups[row.question].append(row)
-    ordered = pairs = 0
+    ordered, pairs = 0.0, 0
     regrets = []
     for members in groups.values():
         if len(members) < 2:  # noqa: PLR2004 - a pair
             continue
         best = max(members, key=lambda row: row.measured[metric])
-        picked = max(members, key=lambda row: row.predicted[metric].value)
-        regrets.append(best.measured[metric] / picked.measured[metric] - 1.0)
+        highest = max(row.predicted[metric].value for row in members)
+        # Any of the plans that are predicted best may be picked.
+        picked = [row for row in members if row.predicted[metric].value == highest]
+        regrets.append(float(np.mean([best.measured[metric] / row.measured[metric] - 1.0 for row in picked])))
         for a, b in itertools.combinations(members, 2):
             gap = a.measured[metric] / b.measured[metric]
             if max(gap, 1.0 / gap) > 1.0 + RANKED_GAP:
                 pairs += 1
-                ordered += (a.predicted[metric].value > b.predicted[metric].value) == (gap > 1.0)
+                change = a.predicted[metric].value - b.predicted[metric].value
+                ordered += 0.5 if change == 0.0 else float((change > 0.0) == (gap > 1.0))
     if not regrets:
         return None
     return RankingSummary(

@@ -47,6 +47,13 @@ sources:
 # A precision that shares the kernels of another one.
 same_kernels: {fp16: bf16, mxfp8: fp8}
 
+# Devices with the same compute dies as a measured one; memory and power differ.
+same_silicon:
+  a100-sxm-40gb: a100-sxm-80gb
+  a800-sxm-80gb: a100-sxm-80gb
+  gh200: h100-sxm-80gb
+  h100-sxm-96gb: h100-sxm-80gb
+
 gemm_curves:
 """
 

@@ -26,9 +26,8 @@ OUTPUT_BYTES = 2.0  # results leave in 16 bits at every precision
 MIN_DIMENSION = 256
 MIN_TIME_S = 20e-6
 HELD_OUT_FRACTION = 0.2
+MIN_FOR_FIFTH = 100  # a fifth of fewer would be too few to take quantiles of
 MIN_SAMPLES = 10  # three parameters and an error need some points each
-# Start of the fit; the result does not depend on it (a test tries others).
-_START_BANDWIDTH_BYTES_PER_S = 2e12
 _START_SATURATION = 60.0
 
 
@@ -74,6 +73,7 @@ class FittedGemm:
         rate_flops_per_s: R.
         bandwidth_bytes_per_s: B.
         inner_saturation: k₀, in elements.
+        residual: error on the products of the fit.
         held_out_error: on a random fifth of the products that this fit did not see.
         num_samples: products that the shipped parameters were fitted to (all of them).
     """
@@ -81,6 +81,7 @@ class FittedGemm:
     rate_flops_per_s: float
     bandwidth_bytes_per_s: float
     inner_saturation: float
+    residual: RelativeError
     held_out_error: RelativeError
     num_samples: int
 
@@ -112,17 +113,32 @@ def fit_gemm(samples: GemmSamples, *, element_bytes: float, seed: int = 0) -> Fi
         raise ValueError(
             f"{len(used)} of {len(samples)} products are large enough for a fit; measure at least {MIN_SAMPLES}"
         )
-    hidden = held_out(len(used), fraction=HELD_OUT_FRACTION, seed=seed)
-    trial = _fitted(used.where(~hidden), element_bytes)
-    predicted = gemm_time_s(trial, used.where(hidden), element_bytes=element_bytes)
-    rate, bandwidth, saturation = (float(parameter) for parameter in _fitted(used, element_bytes))
+    final = _fitted(used, element_bytes)
+    rate, bandwidth, saturation = (float(parameter) for parameter in final)
     return FittedGemm(
         rate_flops_per_s=rate,
         bandwidth_bytes_per_s=bandwidth,
         inner_saturation=saturation,
-        held_out_error=relative_error(predicted, used.where(hidden).time_s),
+        residual=relative_error(gemm_time_s(final, used, element_bytes=element_bytes), used.time_s),
+        held_out_error=_held_out_error(used, element_bytes, seed),
         num_samples=len(used),
     )
+
+
+def _held_out_error(samples: GemmSamples, element_bytes: float, seed: int) -> RelativeError:
+    """Error on a random fifth that a fit has not seen; of a few products each one in turn is left out."""
+    count = len(samples)
+    if count >= MIN_FOR_FIFTH:
+        masks = [held_out(count, fraction=HELD_OUT_FRACTION, seed=seed)]
+    else:
+        masks = list(np.eye(count, dtype=bool))
+    predicted, measured = [], []
+    for hidden in masks:
+        trial = _fitted(samples.where(~hidden), element_bytes)
+        unseen = samples.where(hidden)
+        predicted.append(gemm_time_s(trial, unseen, element_bytes=element_bytes))
+        measured.append(unseen.time_s)
+    return relative_error(np.concatenate(predicted), np.concatenate(measured))
 
 
 def fastest(*tables: GemmSamples) -> GemmSamples:
@@ -137,7 +153,13 @@ def fastest(*tables: GemmSamples) -> GemmSamples:
 
 
 def _fitted(samples: GemmSamples, element_bytes: float) -> FloatArray:
-    start = np.array([np.quantile(samples.flops_per_s, 0.9), _START_BANDWIDTH_BYTES_PER_S, _START_SATURATION])
+    operands = element_bytes * (samples.m * samples.k + samples.k * samples.n) + OUTPUT_BYTES * samples.m * samples.n
+    # The best rate and the best bandwidth that any product reached: each term alone explains some of the products.
+    fastest_rate, fastest_bandwidth = (
+        float(np.quantile(values, 0.9)) for values in (samples.flops_per_s, operands / samples.time_s)
+    )
     return fit_positive(
-        lambda parameters: gemm_time_s(parameters, samples, element_bytes=element_bytes), samples.time_s, start
+        lambda parameters: gemm_time_s(parameters, samples, element_bytes=element_bytes),
+        samples.time_s,
+        np.array([fastest_rate, fastest_bandwidth, _START_SATURATION]),
     )

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
 from meshplan.planner.problems.machine import Machine
 
@@ -48,6 +49,8 @@ class CommunicationModel:
     def network_bytes_per_s(self) -> FloatArray:
         """Attained network bandwidth of one device's share of the NICs."""
         nominal = self.machine.scale_out_bytes_per_s or NO_NETWORK_BYTES_PER_S
+        if self.machine.link_level is EvidenceLevel.MEASURED:
+            return np.asarray(nominal)  # what was measured needs no efficiency
         return np.asarray(nominal * self.calibration.time.network_efficiency)
 
     def inside(self, size: IntArray, stride: IntArray) -> IntArray:

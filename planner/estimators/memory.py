@@ -107,7 +107,8 @@ class MemoryModel:
         shape, t = self.shape, self.candidates.tensor_parallel
         kinds = self.candidates.split.kinds
         split, whole = 0.0, 0.0
-        for kind, count in zip(kinds, stage.layers, strict=True):
+        for kind, dealt in zip(kinds, stage.layers, strict=True):
+            count = dealt + self._nextn_layers(stage) * (kind == kinds[-1])
             mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
             split += count * (shape.attention_parameters + mlp)
             whole += count * (shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0))
@@ -116,6 +117,9 @@ class MemoryModel:
         if stage.has_head:
             copies_tied = shape.tie_word_embeddings and self.candidates.split.pipeline_parallel > 1
             split += shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
+            # A multi-token-prediction layer also projects 2h to h and has three norms of its own.
+            split += shape.num_nextn_predict_layers * 2 * shape.hidden_size**2
+            whole += shape.num_nextn_predict_layers * 3 * shape.norm_parameters
         return split / t + whole
 
     def expert_parameters(self, stage: StageClass) -> FloatArray:
@@ -123,10 +127,15 @@ class MemoryModel:
         moe, batch = self.shape.moe, self.candidates
         kinds = self.candidates.split.kinds
         layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
+        layers += self._nextn_layers(stage) * kinds[-1].is_moe
         if moe is None or layers == 0:
             return np.zeros(len(batch))
         total = layers * moe.num_experts * float(self.shape.expert_parameters)
         return total / (batch.expert_parallel * batch.expert_tensor_parallel)
+
+    def _nextn_layers(self, stage: StageClass) -> int:
+        """Multi-token-prediction layers of the stage: they lie beside the LM head and are of the last kind."""
+        return self.shape.num_nextn_predict_layers * stage.has_head
 
     def lora_parameters(self, stage: StageClass) -> FloatArray:
         """Adapter parameters of one rank: rank·(inputs + outputs) of each adapted matrix, [n]."""
@@ -150,9 +159,10 @@ class MemoryModel:
         gradients = optimizer = weights
         for parameters, trained, ranks in shares:
             resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
-            weights = weights + resident * (recipe.weight_bytes + extra)
+            weights = weights + resident * recipe.weight_bytes
             gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
-            optimizer = optimizer + trained * recipe.optimizer_bytes / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
+            states = recipe.optimizer_bytes + extra
+            optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
 
@@ -192,7 +202,9 @@ class MemoryModel:
         """What one layer keeps of one micro-batch without recompute, scores included, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
         h, a = shape.hidden_size, shape.num_attention_heads
-        hidden = 8.0 * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
+        # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
+        # input.
+        hidden = (6.0 if self._frozen else 8.0) * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
         heads: FloatArray | float
         if shape.latent is None:
             heads = BYTES_16_BIT * (2.0 * a + 2.0 * shape.num_key_value_heads) * shape.head_dim
@@ -204,10 +216,15 @@ class MemoryModel:
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
         return wide * kept * self._tokens + self.attention_core_bytes()
 
+    @property
+    def _frozen(self) -> bool:
+        return self.workload.phase is Phase.LORA
+
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
         shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        tensors = shape.mlp_matrices - self._frozen
         if not kind.is_moe or shape.moe is None:
-            return BYTES_16_BIT * shape.mlp_matrices * shape.intermediate_size / t
+            return BYTES_16_BIT * tensors * shape.intermediate_size / t
         moe = shape.moe
         routed = moe.num_experts_per_token * batch.expert_tensor_parallel / t
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
@@ -220,7 +237,8 @@ class MemoryModel:
         inputs = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._kept_input_shards()
         held: FloatArray = np.zeros(len(batch))
         largest = held
-        for kind, count in zip(kinds, stage.layers, strict=True):
+        for kind, dealt in zip(kinds, stage.layers, strict=True):
+            count = dealt + self._nextn_layers(stage) * (kind == kinds[-1])
             if count == 0:
                 continue
             whole = self.layer_bytes(kind)
@@ -252,4 +270,5 @@ class MemoryModel:
     def _logits(self, stage: StageClass) -> FloatArray:
         if not stage.has_head:
             return np.zeros(len(self.candidates))
-        return self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
+        predicted_tokens = 1 + self.shape.num_nextn_predict_layers
+        return predicted_tokens * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel

@@ -31,14 +31,10 @@ from meshplan.planner.estimators.candidates import (
 )
 from meshplan.planner.estimators.communication import CommunicationModel
 from meshplan.planner.estimators.compute import (
-    LOW_PRECISION,
     ComputeModel,
     Cost,
     activation_bytes,
-    attention_peak_flops_per_s,
-    gemm_curve,
 )
-from meshplan.planner.estimators.flops import forward_flops_per_token
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.problems.machine import Machine
@@ -54,8 +50,6 @@ UNHIDDEN_SHARE = 0.05
 # Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
 # weight written (4 + 12 + 12 + 2).
 ADAM_BYTES_PER_PARAMETER = 30.0
-# Keeps the bound below the model: FLOPs count biases and routers, whose products the layer times leave out.
-BOUND_SLACK = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -424,25 +418,3 @@ def estimate_training(
         shape=shape, machine=machine, workload=workload, candidates=candidates, calibration=calibration
     )
     return model.estimate()
-
-
-def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkload, calibration: Calibration) -> float:
-    """Device-seconds that no plan can avoid: every step takes at least this over its number of devices.
-
-    The matrix products and fused attention of one step at the full rates that the estimator knows, without tile
-    padding, memory traffic, recompute, communication or bubble.
-    """
-    constants = calibration.time
-    curve = gemm_curve(machine.device, workload.precision)
-    low = constants.low_precision_efficiency if workload.precision in LOW_PRECISION else 1.0
-    rate = curve.rate_flops_per_s * constants.gemm_efficiency * low
-    wide = "bf16" if workload.precision in LOW_PRECISION else workload.precision
-    head_rate = gemm_curve(machine.device, wide).rate_flops_per_s * constants.gemm_efficiency
-    passes = 2.0 if workload.phase is Phase.LORA else 3.0
-    factor = max(1.0, float(np.max(constants.expert_gemm_efficiency)))
-    flops = forward_flops_per_token(shape, workload.sequence_length)
-    attention_rate = attention_peak_flops_per_s(machine.device, workload) * constants.attention_efficiency
-    per_token = passes * (flops.matrix / (rate * factor) + flops.head / max(rate, head_rate))
-    if calibration.recipe.flash_attention:
-        per_token += 3.0 * flops.attention / attention_rate
-    return float(BOUND_SLACK * workload.tokens_per_step * per_token)

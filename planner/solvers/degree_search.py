@@ -27,7 +27,8 @@ import numpy as np
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel
-from meshplan.planner.estimators.training import estimate_training, work_device_s
+from meshplan.planner.estimators.training import estimate_training
+from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers.degree_templates import Templates, legal_candidates, make_templates, pipeline_splits
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
@@ -174,7 +175,8 @@ class DegreeSearch:
         limits, machine = self.problem.limits, self.problem.machine
         most = float(limits.max_devices)
         if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
-            most = min(most, limits.max_usd_per_hour / machine.usd_per_hour_per_device)
+            # Prices are no binary numbers: 3 nodes at 3 × the price of a node must not come out as 2.999….
+            most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
         least = 1.0
         if limits.max_step_s is not None:
             least = max(least, self._work_s / limits.max_step_s)
@@ -190,7 +192,11 @@ class DegreeSearch:
     def run(
         self, *, time_limit_s: float | None = None, on_progress: OnProgress | None = None
     ) -> Solution[ScoredConfig]:
-        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap."""
+        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap.
+
+        Raises:
+            SolverError: the time limit passed before any plan was found; nothing is proven then.
+        """
         wall, cpu = time.perf_counter(), time.process_time()
         templates = make_templates(self.problem)
         self.report.illegal = templates.illegal
@@ -207,11 +213,17 @@ class DegreeSearch:
         except KeyboardInterrupt:
             if not self.best:
                 raise
+        if open_splits and not self.best:
+            raise SolverError(
+                f"no plan found within the time limit of {time_limit_s} s, after {len(splits) - len(open_splits)} of "
+                f"{len(splits)} pipeline splits: allow more time"
+            )
         return self._solution(open_splits, templates, wall, cpu)
 
     def _progress(self, done: int, total: int) -> Progress:
         incumbent = self.best[0].objective if self.best else None
-        return Progress(incumbent=incumbent, bound=None, note=f"pipeline splits {done}/{total}")
+        bound = float(self.bound(np.asarray(float(self.problem.limits.max_devices))))
+        return Progress(incumbent=incumbent, bound=bound, note=f"pipeline splits {done}/{total}")
 
     def _visit(self, split: PipelineSplit, templates: Templates) -> None:
         p = split.pipeline_parallel
@@ -294,8 +306,15 @@ class DegreeSearch:
                     safe_bytes=float(safe[row]),
                 )
             )
-        self.best.sort(key=lambda scored: (float(f"{scored.objective:.9e}"), _simplicity(scored.config)))
+        self.best.sort(key=self._order)
         del self.best[self.keep :]
+
+    def _order(self, scored: ScoredConfig) -> tuple[tuple[float, ...], tuple[int, ...]]:
+        """Best first, equals by simplicity. Devices + T/(1 + T) in one number has too few digits for a long T."""
+        values: tuple[float, ...] = (scored.objective,)
+        if self.problem.objective is TrainingObjective.NUM_DEVICES:
+            values = (scored.config.world_size, scored.step_s)
+        return tuple(float(f"{value:.9e}") for value in values), _simplicity(scored.config)
 
     def _solution(
         self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float

@@ -131,8 +131,8 @@ def test_another_applications_database_is_left_alone(tmp_path: Path) -> None:
         open_database(str(path))
 
 
-def test_an_older_revision_names_the_upgrade(database_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshplan.catalogs.database.SCHEMA_REVISION", "0002")
+def test_an_older_revision_names_the_upgrade(database_file: Path) -> None:
+    set_revision(database_file, "0001")
     with pytest.raises(CatalogVersionError, match=r"meshplan catalog upgrade --db .*catalog\.sqlite"):
         open_database(str(database_file))
 

@@ -323,3 +323,20 @@ def test_the_model_in_a_plan_is_the_model_that_was_asked_for(slug: str, catalog:
 
     shape = catalog.model_shape(slug)
     assert shape_from_document(json.loads(json.dumps(plain(shape)))) == shape
+
+
+def test_names_are_looked_up_even_in_a_malformed_spec(catalog: Catalog) -> None:
+    spec = {
+        **SPEC,
+        "model": "llama-3.1-8c",
+        "cluster": {"nodes": [{"type": "dgx-h10", "count": 0}]},
+    }
+    found = problems(spec, catalog)
+    assert set(found) == {"cluster.nodes[0].count", "cluster.nodes[0].type", "model"}
+    assert "did you mean 'dgx-h100'" in found["cluster.nodes[0].type"]
+    assert "llama-3.1-8b" in found["model"]
+
+
+@pytest.mark.parametrize("junk", [None, 3, "text", [], [3], {"nodes": 3}, {"nodes": [3]}, {"devices": "x"}])
+def test_junk_clusters_are_spec_errors(catalog: Catalog, junk: object) -> None:
+    assert problems({**SPEC, "cluster": junk}, catalog)

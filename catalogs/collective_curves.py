@@ -1,0 +1,81 @@
+"""Times of NCCL collectives inside one node, interpolated from published measurements.
+
+One line α + bytes/β cannot follow NCCL, which changes algorithm and protocol with the size (held-out error 6 to 22 %
+in the median), so the measured points themselves are kept and interpolated linearly in the logarithms. Below the
+smallest size time is constant (latency), above the largest it grows in proportion (bandwidth).
+
+Sizes are full buffers, as nccl-tests counts them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+CURVE_FILE = Path(__file__).parent / "seed" / "collective_curves.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveCurve:
+    """Times of one collective among the devices of one node.
+
+    Args:
+        device: slug.
+        collective: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
+        num_devices: in the group.
+        sizes_bytes: full buffers, rising.
+        times_s: measured times.
+        median_error: |interpolated/measured − 1|, each inner point predicted from the others.
+        source: citation.
+    """
+
+    device: str
+    collective: str
+    num_devices: int
+    sizes_bytes: tuple[float, ...]
+    times_s: tuple[float, ...]
+    median_error: float
+    source: str
+
+    def time_s(self, size_bytes: ArrayLike) -> NDArray[np.float64]:
+        """Seconds for a full buffer of ``size_bytes``, any shape."""
+        return interpolated_time_s(np.asarray(self.sizes_bytes), np.asarray(self.times_s), size_bytes)
+
+
+def interpolated_time_s(
+    sizes_bytes: NDArray[np.float64], times_s: NDArray[np.float64], size_bytes: ArrayLike
+) -> NDArray[np.float64]:
+    """Times between measured points; see the module's text for what is outside them."""
+    wanted = np.maximum(np.asarray(size_bytes, dtype=float), sizes_bytes[0])
+    inside = np.exp(np.interp(np.log(wanted), np.log(sizes_bytes), np.log(times_s)))
+    return np.asarray(inside * np.maximum(1.0, wanted / sizes_bytes[-1]))
+
+
+def collective_curve(device: str, collective: str, num_devices: int) -> CollectiveCurve | None:
+    """The shipped curve; None where there is none."""
+    return shipped_curves().get((device, collective, num_devices))
+
+
+@cache
+def shipped_curves(path: Path = CURVE_FILE) -> Mapping[tuple[str, str, int], CollectiveCurve]:
+    """(device, collective, number of devices) → curve, for all that ship."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    curves = [
+        CollectiveCurve(
+            device=row["device"],
+            collective=row["collective"],
+            num_devices=row["num_devices"],
+            sizes_bytes=tuple(row["sizes_bytes"]),
+            times_s=tuple(row["times_s"]),
+            median_error=row["median_error"],
+            source=f"{content['source']}, NCCL {row['nccl_version']}",
+        )
+        for row in content["curves"]
+    ]
+    return {(curve.device, curve.collective, curve.num_devices): curve for curve in curves}

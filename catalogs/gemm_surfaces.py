@@ -1,0 +1,149 @@
+"""Times of matrix products interpolated from published measurements, by device and kernel; for small products too.
+
+A surface is a formula and a correction. The formula is the three-parameter model of the training estimator with a
+launch time t₀ added and a finer tile in m, where decode batches live::
+
+    base = t₀ + ((2·⌈m⌉₆₄·⌈n⌉₁₂₈·(k + k₀)/R)⁴ + (bytes/B)⁴)^¼,    bytes = element·(m·k + k·n) + 2·m·n
+
+The correction is log(measured/base) on a grid of one knot per octave in m, n and k (two where the time jumps at the
+edge of a tile, 256 and 257), interpolated linearly in the logarithms; outside the grid its edge is kept, so that the
+formula decides how times grow. Corrections are stored as 16-bit thousandths. Each surface states its error on products
+that a fit had not seen.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+FloatArray = NDArray[np.float64]
+SURFACE_FILE = Path(__file__).parent / "seed" / "gemm_surfaces.json"
+TILE_M, TILE_N = 64, 128
+OUTPUT_BYTES = 2.0
+STEP = 1e-3  # of a stored correction, in log(time)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmSurface:
+    """Times of one kernel on one device.
+
+    Args:
+        device: slug.
+        kernel: as the source names it: ``bfloat16 fp8 fp8_block nvfp4 int8_wo int4_wo sq``.
+        element_bytes: of one weight or activation element in the formula.
+        base: R FLOP/s, B bytes/s, k₀ elements, t₀ seconds.
+        knots: grid positions in m, n and k.
+        corrections: log(measured/base), [m, n, k].
+        num_samples: products that it was fitted to.
+        median_error: |predicted/measured − 1| on a random fifth that a fit had not seen.
+        p90_error: 90th percentile of the same.
+        source: citation.
+    """
+
+    device: str
+    kernel: str
+    element_bytes: float
+    base: tuple[float, float, float, float]
+    knots: tuple[FloatArray, FloatArray, FloatArray]
+    corrections: FloatArray
+    num_samples: int
+    median_error: float
+    p90_error: float
+    source: str
+
+    def time_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> FloatArray:
+        """Seconds of m×k by k×n; arrays broadcast."""
+        rows, columns, inner = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in (m, n, k)))
+        indices, weights = interpolation(self.knots, (rows.ravel(), columns.ravel(), inner.ravel()))
+        correction = (self.corrections.ravel()[indices] * weights).sum(axis=0).reshape(rows.shape)
+        base = base_time_s(np.asarray(self.base), rows, columns, inner, element_bytes=self.element_bytes)
+        return np.asarray(base * np.exp(correction))
+
+
+def base_time_s(
+    parameters: FloatArray, m: FloatArray, n: FloatArray, k: FloatArray, *, element_bytes: float
+) -> FloatArray:
+    """The formula of the module's text for (R, B, k₀, t₀), seconds."""
+    rate, bandwidth, saturation, launch_s = parameters
+    tiles = np.ceil(m / TILE_M) * TILE_M * np.ceil(n / TILE_N) * TILE_N
+    compute = 2.0 * tiles * (k + saturation) / rate
+    memory = (element_bytes * (m * k + k * n) + OUTPUT_BYTES * m * n) / bandwidth
+    slower = np.maximum(compute, memory)
+    return np.asarray(launch_s + slower * ((compute / slower) ** 4 + (memory / slower) ** 4) ** 0.25)
+
+
+def interpolation(knots: tuple[FloatArray, ...], points: tuple[FloatArray, ...]) -> tuple[NDArray[np.intp], FloatArray]:
+    """Flat grid indices and weights of the corners around each point, [2^axes, points] each."""
+    below, share = [], []
+    for positions, values in zip(knots, points, strict=True):
+        index = np.clip(np.searchsorted(positions, values, side="right") - 1, 0, len(positions) - 2)
+        start, end = np.log(positions[index]), np.log(positions[index + 1])
+        below.append(index)
+        share.append(np.clip((np.log(values) - start) / (end - start), 0.0, 1.0))
+    shape = tuple(len(positions) for positions in knots)
+    indices, weights = [], []
+    for corner in product((0, 1), repeat=len(knots)):
+        place = tuple(index + side for index, side in zip(below, corner, strict=True))
+        indices.append(np.ravel_multi_index(place, shape))
+        parts = [part if side else 1.0 - part for part, side in zip(share, corner, strict=True)]
+        weights.append(np.prod(parts, axis=0))
+    return np.array(indices), np.array(weights)
+
+
+def gemm_surface(device: str, kernel: str) -> GemmSurface | None:
+    """The shipped surface of a device and kernel; None where there is none."""
+    return shipped_surfaces().get((device, kernel))
+
+
+@cache
+def shipped_surfaces(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str], GemmSurface]:
+    """(device, kernel) → surface, for all that ship."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    surfaces = [surface_from_row(row, source=content["source"]) for row in content["surfaces"]]
+    return {(surface.device, surface.kernel): surface for surface in surfaces}
+
+
+def surface_from_row(row: Mapping[str, Any], *, source: str) -> GemmSurface:
+    """A surface from its stored form."""
+    m, n, k = (np.array(row["knots"][axis], dtype=float) for axis in ("m", "n", "k"))
+    packed = zlib.decompress(base64.b64decode(row["corrections"]))
+    rate, bandwidth, saturation, launch_s = row["base"]
+    return GemmSurface(
+        device=row["device"],
+        kernel=row["kernel"],
+        element_bytes=row["element_bytes"],
+        base=(rate, bandwidth, saturation, launch_s),
+        knots=(m, n, k),
+        corrections=np.frombuffer(packed, dtype="<i2").reshape(len(m), len(n), len(k)) * STEP,
+        num_samples=row["num_samples"],
+        median_error=row["median_error"],
+        p90_error=row["p90_error"],
+        source=source,
+    )
+
+
+def surface_row(surface: GemmSurface) -> dict[str, Any]:
+    """The inverse of :func:`surface_from_row`."""
+    packed = np.round(surface.corrections / STEP).astype("<i2").tobytes()
+    knots = dict(zip(("m", "n", "k"), surface.knots, strict=True))
+    return {
+        "device": surface.device,
+        "kernel": surface.kernel,
+        "element_bytes": surface.element_bytes,
+        "base": [float(f"{parameter:.6g}") for parameter in surface.base],
+        "knots": {axis: [int(position) for position in positions] for axis, positions in knots.items()},
+        "num_samples": surface.num_samples,
+        "median_error": round(surface.median_error, 4),
+        "p90_error": round(surface.p90_error, 4),
+        "corrections": base64.b64encode(zlib.compress(packed, 9)).decode(),
+    }

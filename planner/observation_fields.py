@@ -1,0 +1,115 @@
+"""Reading one section of a measured run: every value has the type that its key asks for, or a reason is given.
+
+Rows come from users' own files, so nothing is taken for granted: not that a section is an object, not that a count is
+a whole number, not that a measurement is above zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+# No count of a run is larger (tokens of a sequence, sequences of a batch, devices); products of two stay exact.
+MOST = 100_000_000
+# Characters of a wrong value that a message repeats.
+SHOWN = 60
+
+
+class UnsupportedError(Exception):
+    """An observation that the estimator cannot answer; the message is the reason."""
+
+
+def shown(value: object) -> str:
+    """A wrong value as messages repeat it.
+
+    >>> shown("x" * 100)[-4:]
+    'xxx…'
+    """
+    try:
+        text = repr(value)
+    except ValueError:  # Python refuses to print integers of thousands of digits
+        return "an enormous number"
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+class Section:
+    """One object of a row, such as ``parallelism``.
+
+    Args:
+        row: the whole row.
+        name: key of the section.
+        required: a row without it is refused; otherwise it reads as empty.
+    """
+
+    def __init__(self, row: Mapping[str, Any], name: str, *, required: bool = True) -> None:
+        value = row.get(name)
+        if value is None:
+            if required:
+                raise UnsupportedError(f"the observation does not state {name}")
+            value = {}
+        if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+            raise UnsupportedError(f"{name} must be an object, is {shown(value)}")
+        self.name = name
+        self.values: Mapping[str, Any] = value
+
+    def states(self, key: str) -> bool:
+        """Whether the row says anything about ``key``."""
+        return self.values.get(key) is not None
+
+    def wrong(self, key: str, asked: str) -> UnsupportedError:
+        """The reason that refuses the value of ``key``."""
+        return UnsupportedError(f"{self.name}.{key} must be {asked}, is {shown(self.values.get(key))}")
+
+    def text(self, key: str, default: str | None = None) -> str:
+        """A text; ``default`` where the row does not say."""
+        value = self._stated(key, default)
+        if not isinstance(value, str):
+            raise self.wrong(key, "a text")
+        return value
+
+    def whole(self, key: str, default: int | None = None, *, least: int = 1, most: int = MOST) -> int:
+        """A whole number from ``least`` to ``most``; ``default`` where the row does not say."""
+        value = self._stated(key, default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most or value % 1:
+            raise self.wrong(key, f"a whole number from {least:,} to {most:,}")
+        return int(value)
+
+    def flag(self, key: str, *, default: bool) -> bool:
+        """True or false; ``default`` where the row does not say."""
+        value = self._stated(key, default)
+        if not isinstance(value, bool):
+            raise self.wrong(key, "true or false")
+        return value
+
+    def counts(self, key: str) -> tuple[int, ...] | None:
+        """A list of whole numbers from 0; None where the row does not say."""
+        if not self.states(key):
+            return None
+        value = self.values[key]
+        if not isinstance(value, list) or not all(type(item) is int and 0 <= item <= MOST for item in value):
+            raise self.wrong(key, "a list of whole numbers")
+        return tuple(value)
+
+    def measurements(self) -> dict[str, Any]:
+        """All values, numbers checked to be finite and above zero."""
+        for key, value in self.values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                continue
+            if not _is_positive(value):
+                raise self.wrong(key, "a finite number above 0")
+        return dict(self.values)
+
+    def _stated(self, key: str, default: Any) -> Any:
+        if self.states(key):
+            return self.values[key]
+        if default is None:
+            raise UnsupportedError(f"the observation does not state {self.name}.{key}")
+        return default
+
+
+def _is_positive(value: float) -> bool:
+    try:
+        return math.isfinite(float(value)) and value > 0
+    except OverflowError:
+        return False

@@ -1,0 +1,85 @@
+"""The enumeration of candidates: against plain loops over every degree, and against the frameworks' own rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
+from degree_brute_force import every_legal_config
+
+from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON, FrameworkRules
+from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+from meshplan.planner.solvers.degree_search import config_of
+from meshplan.planner.solvers.degree_templates import legal_candidates, make_templates, pipeline_splits
+
+
+def enumerated(problem: TrainingProblem) -> list[TrainingConfig]:
+    """Everything that the search would price without its bound."""
+    templates, found = make_templates(problem), []
+    for split in pipeline_splits(problem):
+        rows = templates.between(1, problem.limits.max_devices / split.pipeline_parallel)
+        batch = legal_candidates(problem, templates, rows, split, Counter())
+        found += [config_of(batch, row, problem) for row in range(len(batch))]
+    return found
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("dense", {"shape": DENSE, "num_devices": 12, "global_batch_size": 12}),
+    ("experts", {"shape": MOE, "num_devices": 8, "global_batch_size": 8}),
+    ("latent", {"shape": LATENT, "num_devices": 4, "global_batch_size": 6}),
+    ("windows", {"shape": WINDOWED, "num_devices": 4, "global_batch_size": 4}),
+    ("odd layers", {"shape": replace(DENSE, num_hidden_layers=7), "num_devices": 6, "global_batch_size": 4}),
+    ("odd sequence", {"shape": DENSE, "num_devices": 6, "global_batch_size": 6, "sequence_length": 99}),
+    ("pinned", {"shape": MOE, "num_devices": 8, "global_batch_size": 8, "fixed": {"expert_parallel": 4}}),
+    (
+        "unsplit norms",
+        {"shape": DENSE, "num_devices": 4, "global_batch_size": 4, "fixed": {"sequence_parallel": False}},
+    ),
+    ("HSDP", {"shape": DENSE, "num_devices": 8, "global_batch_size": 8, "fixed": {"data_parallel_shard": 4}}),
+]
+
+
+@pytest.mark.parametrize("rules", [ANY_FRAMEWORK, MEGATRON], ids=lambda rules: rules.name)
+@pytest.mark.parametrize("question", [case for _, case in CASES], ids=[name for name, _ in CASES])
+def test_enumerates_exactly_the_legal_configurations(question: dict[str, Any], rules: FrameworkRules) -> None:
+    problem = problem_of(**question, rules=rules)
+    found = enumerated(problem)
+    assert len(found) == len(set(found)), "a candidate is enumerated twice"
+    assert set(found) == set(every_legal_config(problem))
+
+
+@pytest.mark.parametrize("question", [case for _, case in CASES], ids=[name for name, _ in CASES])
+def test_every_candidate_keeps_the_rules_and_uses_its_devices(question: dict[str, Any]) -> None:
+    problem = problem_of(**question, rules=MEGATRON)
+    for config in enumerated(problem):
+        assert not problem.rules.broken(problem.shape, config)
+        assert config.world_size <= problem.limits.max_devices
+        assert len(config.layers_per_chunk) == config.pipeline_parallel * config.virtual_pipeline_stages
+        assert sum(config.layers_per_chunk) == problem.shape.num_hidden_layers
+        assert all(
+            getattr(config, name) == value for name, value in problem.fixed.items() if name != "sequence_parallel"
+        )
+
+
+def test_a_pin_that_nothing_satisfies_leaves_nothing() -> None:
+    for name, value in (("tensor_parallel", 3), ("data_parallel", 5), ("pipeline_parallel", 7), ("expert_parallel", 3)):
+        assert enumerated(problem_of(MOE, fixed={name: value})) == []
+
+
+def test_illegal_values_are_listed() -> None:
+    templates = make_templates(problem_of(DENSE, num_devices=8))
+    (heads, keys) = templates.illegal.values()
+    assert heads == ("tensor_parallel=3", "tensor_parallel=5", "tensor_parallel=6", "tensor_parallel=7")
+    assert keys == ()
+
+
+def test_templates_ascend_by_devices() -> None:
+    templates = make_templates(problem_of(MOE, num_devices=16))
+    devices = templates.stage_devices.tolist()
+    assert devices == sorted(devices)
+    window = templates.between(3, 7.5)
+    assert set(devices[window]) == {4, 6} or set(devices[window]) == {4}
+    assert all(count <= 2.999 or count > 7.5 for i, count in enumerate(devices) if not window.start <= i < window.stop)

@@ -1,0 +1,78 @@
+"""A measured network moves the plan."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.measured import ClusterProfile, MeasuredLink, Spread
+from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.repository import Catalog
+from meshplan.planner.service import make_plan
+
+SPEC: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3.1-70b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 4}]},
+    "workload": {"sequence_length": 8192, "global_batch_size": 64},
+}
+HOSTS = ("a", "b", "c", "d")
+FAST, SLOW = 350e9, 2e9  # bytes/s of a host
+
+
+def exactly(value: float) -> Spread:
+    return Spread(value=value, low=value, high=value, n=3)
+
+
+def profile(name: str, slow: tuple[str, str] | None, run_id: str) -> ClusterProfile:
+    links = tuple(
+        MeasuredLink(
+            source=a,
+            target=b,
+            rail="default",
+            bandwidth_bytes_per_s=exactly(SLOW if (a, b) == slow else FAST),
+            latency_s=exactly(8e-6),
+        )
+        for a, b in itertools.permutations(HOSTS, 2)
+    )
+    return ClusterProfile(name=name, run_id=run_id, measured_at="2026-11-21T00:00:00", endpoints=HOSTS, links=links)
+
+
+@pytest.fixture(scope="module")
+def profiled(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    catalog = Catalog.open(str(tmp_path_factory.mktemp("profiled") / "catalog.sqlite"))
+    store = Measurements(catalog.engine)
+    for name, slow in (("even", None), ("degraded", ("b", "c"))):
+        run = store.start("links", host="a", environment={}, protocol={}, cluster=name)
+        store.put_cluster(profile(name, slow, run.run_id))
+    return catalog
+
+
+def planned(catalog: Catalog, name: str | None) -> Any:
+    cluster = SPEC["cluster"] if name is None else {**SPEC["cluster"], "profile": name}
+    return make_plan({**SPEC, "cluster": cluster}, catalog, base=Path())
+
+
+def test_a_slow_link_moves_the_plan(profiled: Catalog) -> None:
+    even, degraded = planned(profiled, "even"), planned(profiled, "degraded")
+    assert even.config != degraded.config
+    assert degraded.predicted["iteration_s"].value > even.predicted["iteration_s"].value
+    assert "b → c" in degraded.provenance["sources"]["profile degraded"]
+    assert "measured here" in degraded.provenance["share_of_time_by_evidence"]
+
+
+def test_the_digest_of_the_catalog_covers_the_profile(profiled: Catalog) -> None:
+    digests = {planned(profiled, name).catalog_digest for name in (None, "even", "degraded")}
+    assert len(digests) == 3
+
+
+def test_an_unknown_or_unfitting_profile_is_named(profiled: Catalog) -> None:
+    with pytest.raises(SpecError, match=r"cluster\.profile: unknown cluster profile 'evn'; did you mean"):
+        planned(profiled, "evn")
+    spec = {**SPEC, "cluster": {"nodes": [{"type": "dgx-h100", "count": 2}], "profile": "even"}}
+    with pytest.raises(SpecError, match=r"has 4 hosts, the cluster 2"):
+        make_plan(spec, profiled)

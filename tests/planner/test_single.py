@@ -1,0 +1,68 @@
+"""One pinned configuration: defaults, and every misfit named at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from core_cases import DENSE, MOE, configured, problem_of
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.problems.frameworks import MEGATRON
+from meshplan.planner.single import fixed_config
+
+
+def messages(**question: Any) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        fixed_config(problem_of(**question))
+    assert all(problem.path == "fixed" for problem in caught.value.problems)
+    return [problem.message for problem in caught.value.problems]
+
+
+def test_nothing_pinned_is_plain_data_parallelism() -> None:
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=16)
+    config = fixed_config(problem)
+    assert config == configured(problem, data_parallel=8)
+    assert (config.zero_stage, config.data_parallel_shard, config.num_microbatches) == (1, 8, 2)
+
+
+def test_what_is_pinned_is_taken_and_the_rest_follows() -> None:
+    fixed = {"tensor_parallel": 2, "pipeline_parallel": 3, "virtual_pipeline_stages": 2, "zero_stage": 0}
+    config = fixed_config(problem_of(DENSE, num_devices=24, global_batch_size=12, fixed=fixed))
+    assert (config.data_parallel, config.data_parallel_shard, config.sequence_parallel) == (4, 1, True)
+    assert config.pipeline_schedule == "interleaved"
+    assert config.layers_per_chunk == (1,) * 6
+    assert config.world_size == 24
+
+
+def test_too_many_devices_an_odd_batch_and_too_many_chunks_at_once() -> None:
+    fixed = {"tensor_parallel": 4, "pipeline_parallel": 8, "data_parallel": 3, "micro_batch_size": 3}
+    found = messages(shape=DENSE, num_devices=8, global_batch_size=16, fixed=fixed)
+    assert found == [
+        "the degrees need 96 devices, there are 8",
+        "micro_batch_size × data_parallel = 9 does not divide 16",
+        "8 model chunks, but the model has 6 layers",
+    ]
+
+
+def test_every_broken_rule_is_named() -> None:
+    fixed = {"tensor_parallel": 3, "virtual_pipeline_stages": 2, "data_parallel": 2}
+    found = messages(shape=DENSE, num_devices=8, global_batch_size=16, rules=MEGATRON, fixed=fixed)
+    assert len(found) >= 3
+    assert any("num_attention_heads" in message for message in found)
+    assert any("virtual_pipeline_stages" in message for message in found)
+    assert all(message.startswith("megatron: ") for message in found)
+
+
+def test_experts_must_divide() -> None:
+    (message,) = messages(
+        shape=MOE, num_devices=8, fixed={"expert_parallel": 3, "data_parallel": 6}, global_batch_size=6
+    )[:1]
+    assert "num_experts" in message
+
+
+def test_what_is_returned_keeps_the_rules() -> None:
+    for rules in (MEGATRON, problem_of().rules):
+        for fixed in ({"tensor_parallel": 2}, {"pipeline_parallel": 2, "expert_parallel": 4}, {"context_parallel": 4}):
+            problem = problem_of(MOE, num_devices=16, rules=rules, fixed=fixed)
+            assert not rules.broken(MOE, fixed_config(problem))

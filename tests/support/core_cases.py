@@ -1,0 +1,172 @@
+"""Small problems that the tests of estimators and solvers share (plain data; no fixtures)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from emit_cases import H100
+from hypothesis import strategies as st
+
+from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules
+from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.training import (
+    Phase,
+    TrainingConfig,
+    TrainingLimits,
+    TrainingObjective,
+    TrainingProblem,
+    TrainingWorkload,
+)
+
+H100_FP8 = replace(H100, peak_flops_per_s={"bf16": 989e12, "fp16": 989e12, "fp8": 1979e12}, tdp_w=700.0)
+
+DENSE = ModelShape(
+    slug="dense",
+    name="a small Llama",
+    family="llama",
+    num_hidden_layers=6,
+    hidden_size=2048,
+    intermediate_size=5632,
+    gated_mlp=True,
+    num_attention_heads=16,
+    num_key_value_heads=4,
+    head_dim=128,
+    vocab_size=32000,
+    tie_word_embeddings=False,
+)
+MOE = replace(
+    DENSE,
+    slug="moe",
+    name="a small mixture of experts",
+    num_hidden_layers=4,
+    moe=MixtureOfExperts(
+        num_experts=8,
+        num_experts_per_token=2,
+        expert_intermediate_size=1408,
+        shared_intermediate_size=1408,
+        moe_layers=(False, True, True, True),
+    ),
+)
+LATENT = replace(
+    MOE,
+    slug="latent",
+    name="a small DeepSeek",
+    num_key_value_heads=16,
+    attention=AttentionKind.MULTI_HEAD_LATENT,
+    latent=LatentAttention(
+        q_lora_rank=512, kv_lora_rank=256, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128
+    ),
+    num_nextn_predict_layers=1,
+)
+WINDOWED = replace(DENSE, slug="windowed", name="windows of 512", sliding_windows=(512, None) * 3)
+SMALL_SHAPES = (DENSE, MOE, LATENT, WINDOWED)
+
+
+def machine_with(num_devices: int, *, device: Device = H100_FP8, **fields: Any) -> Machine:
+    """Hosts of 8 H100 on NDR InfiniBand, 400 Gb/s a device."""
+    defaults: dict[str, Any] = {
+        "domain_size": 8,
+        "devices_per_host": 8,
+        "scale_up_bytes_per_s": 450e9,
+        "scale_up_latency_s": 2e-6,
+        "scale_out_bytes_per_s": 50e9,
+        "scale_out_latency_s": 5e-6,
+        "usd_per_hour_per_device": 2.5,
+    }
+    return Machine(device=device, num_devices=num_devices, **{**defaults, **fields})
+
+
+def problem_of(
+    shape: ModelShape = DENSE,
+    *,
+    num_devices: int = 8,
+    global_batch_size: int = 16,
+    sequence_length: int = 1024,
+    precision: str = "bf16",
+    phase: Phase = Phase.PRETRAINING,
+    objective: TrainingObjective = TrainingObjective.THROUGHPUT,
+    rules: FrameworkRules = ANY_FRAMEWORK,
+    calibration: Calibration | None = None,
+    machine: Machine | None = None,
+    limits: dict[str, Any] | None = None,
+    fixed: dict[str, Any] | None = None,
+) -> TrainingProblem:
+    """A small training question with everything looked up."""
+    bounds: dict[str, Any] = {"memory_bytes": 80e9, "max_devices": num_devices, **(limits or {})}
+    return TrainingProblem(
+        shape=shape,
+        machine=machine or machine_with(num_devices),
+        workload=TrainingWorkload(
+            sequence_length=sequence_length,
+            global_batch_size=global_batch_size,
+            precision=precision,
+            phase=phase,
+            lora_rank=16 if phase is Phase.LORA else 0,
+        ),
+        calibration=calibration or Calibration(framework="any", architecture="any"),
+        rules=rules,
+        limits=TrainingLimits(**bounds),
+        objective=objective,
+        num_training_tokens=1e9,
+        fixed=fixed or {},
+    )
+
+
+def configured(problem: TrainingProblem, **choices: Any) -> TrainingConfig:
+    """A configuration of a problem, degrees 1 unless given; derived fields follow."""
+    chosen: dict[str, Any] = {
+        **dict.fromkeys(("tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages", "context_parallel"), 1),
+        **dict.fromkeys(("data_parallel", "expert_parallel", "expert_tensor_parallel", "micro_batch_size"), 1),
+        "zero_stage": 1,
+        "activation_recompute": "none",
+        **choices,
+    }
+    stages, chunks = chosen["pipeline_parallel"], chosen["virtual_pipeline_stages"]
+    workload = problem.workload
+    derived: dict[str, Any] = {
+        "data_parallel_shard": chosen["data_parallel"] if chosen["zero_stage"] else 1,
+        "sequence_parallel": chosen["tensor_parallel"] > 1,
+        "pipeline_schedule": "none" if stages == 1 else "interleaved" if chunks > 1 else "1f1b",
+        "layers_per_chunk": deal_layers(problem.shape.num_hidden_layers, stages * chunks),
+        "num_microbatches": workload.global_batch_size // (chosen["micro_batch_size"] * chosen["data_parallel"]),
+        "global_batch_size": workload.global_batch_size,
+        "sequence_length": workload.sequence_length,
+        "precision": workload.precision,
+    }
+    return TrainingConfig(**{**derived, **chosen})
+
+
+@st.composite
+def questions(draw: st.DrawFn) -> tuple[TrainingProblem, TrainingConfig]:
+    """A small problem and one of its legal configurations."""
+    shape = draw(st.sampled_from(SMALL_SHAPES))
+    problem = problem_of(
+        shape,
+        num_devices=64,
+        global_batch_size=draw(st.sampled_from((32, 64, 96))),
+        sequence_length=draw(st.sampled_from((512, 2048, 8192))),
+        precision=draw(st.sampled_from(("bf16", "fp16", "fp8"))),
+        phase=draw(st.sampled_from((Phase.PRETRAINING, Phase.FINE_TUNING, Phase.LORA))),
+    )
+    tensor = draw(st.sampled_from((1, 2, 4, 8)))
+    context = draw(st.sampled_from((1, 2, 4)))
+    data = draw(st.sampled_from((1, 2, 4, 8, 16, 32)))
+    stages = draw(st.sampled_from((1, 2, 4)))
+    zero = draw(st.sampled_from((0, 1, 2, 3)))
+    experts = 1 if shape.moe is None else draw(st.sampled_from([e for e in (1, 2, 4, 8) if tensor * data % e == 0]))
+    config = configured(
+        problem,
+        tensor_parallel=tensor,
+        context_parallel=context,
+        data_parallel=data,
+        pipeline_parallel=stages,
+        expert_parallel=experts,
+        zero_stage=zero,
+        activation_recompute=draw(st.sampled_from(("none", "selective", "full"))),
+    )
+    return problem, config

@@ -1,0 +1,129 @@
+"""The degree search written again as plain loops: every choice, every rule asked of one configuration at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from meshplan.planner.estimators.priced import Priced, price
+from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
+
+MODES = ("none", "selective", "full")
+
+
+def _dividing(number: int) -> list[int]:
+    return [d for d in range(1, number + 1) if number % d == 0]
+
+
+def every_legal_config(problem: TrainingProblem) -> Iterator[TrainingConfig]:
+    """All configurations that the rules allow within ``max_devices``, pins respected."""
+    shape, most = problem.shape, problem.limits.max_devices
+    degrees = range(1, most + 1)
+    for t, p, c, d in itertools.product(degrees, degrees, degrees, degrees):
+        if t * p * c * d > most or p > shape.num_hidden_layers:
+            continue
+        if problem.workload.global_batch_size % d or problem.workload.sequence_length % (2 * c if c > 1 else 1):
+            continue
+        for config in _of_degrees(problem, t, p, c, d):
+            pinned = all(
+                getattr(config, name) == value
+                for name, value in problem.fixed.items()
+                if not (name == "sequence_parallel" and t == 1)
+            )
+            if pinned and not problem.rules.broken(shape, config):
+                yield config
+
+
+def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Iterator[TrainingConfig]:
+    shape, batch = problem.shape, problem.workload.global_batch_size
+    experts = [1] if shape.moe is None else _dividing(shape.moe.num_experts)
+    widths = [1] if shape.moe is None else _dividing(shape.moe.expert_intermediate_size)
+    widths = [w for w in widths if w <= problem.machine.domain_size]
+    for e, w, v, m, mode in itertools.product(
+        experts, widths, _chunks(shape.num_hidden_layers, p), _dividing(batch // d), MODES
+    ):
+        if (t * c * d) % (e * w):
+            continue
+        for zero, shard in _states(d):
+            yield TrainingConfig(
+                tensor_parallel=t,
+                pipeline_parallel=p,
+                virtual_pipeline_stages=v,
+                context_parallel=c,
+                data_parallel=d,
+                data_parallel_shard=shard,
+                expert_parallel=e,
+                expert_tensor_parallel=w,
+                sequence_parallel=t > 1 and bool(problem.fixed.get("sequence_parallel", True)),
+                zero_stage=zero,
+                activation_recompute=mode,
+                pipeline_schedule="none" if p == 1 else "interleaved" if v > 1 else "1f1b",
+                layers_per_chunk=deal_layers(shape.num_hidden_layers, p * v),
+                micro_batch_size=m,
+                num_microbatches=batch // d // m,
+                global_batch_size=batch,
+                sequence_length=problem.workload.sequence_length,
+                precision=problem.workload.precision,
+            )
+
+
+def _chunks(layers: int, p: int) -> list[int]:
+    """Chunks a stage: one, or as many as deal all layers evenly (the two ends counted as layers if need be)."""
+    if p == 1:
+        return [1]
+    even = [
+        v for v in range(2, layers + 1) if p * v <= layers and (layers % (p * v) == 0 or (layers + 2) % (p * v) == 0)
+    ]
+    return [1, *even]
+
+
+def _states(d: int) -> list[tuple[int, int]]:
+    """ZeRO stage and replicas that share one copy; a shard of one among several replicas is ZeRO 0."""
+    shards = [s for s in _dividing(d) if s > 1 or d == 1]
+    return [(0, 1), *((zero, s) for zero in (1, 2, 3) for s in shards)]
+
+
+def objective_of(problem: TrainingProblem, config: TrainingConfig, step_s: float) -> tuple[float, float]:
+    """What is minimised, as a pair in lexicographic order."""
+    n, machine = config.world_size, problem.machine
+    if problem.objective is TrainingObjective.THROUGHPUT:
+        return (step_s, 0.0)
+    if problem.objective is TrainingObjective.NUM_DEVICES:
+        return (float(n), step_s)
+    if problem.objective is TrainingObjective.ENERGY:
+        return (step_s * n * (machine.device.tdp_w or 1.0), 0.0)
+    return (step_s * n * (machine.usd_per_hour_per_device or 1.0) / 3600.0 * (problem.num_steps or 1.0), 0.0)
+
+
+def price_all(problem: TrainingProblem) -> list[tuple[TrainingConfig, Priced]]:
+    """Every legal configuration, priced; neither objective nor limits (but ``max_devices``) matter here."""
+    return [(config, price(problem, config)) for config in every_legal_config(problem)]
+
+
+def brute_force(
+    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]]
+) -> list[tuple[tuple[float, float], TrainingConfig]]:
+    """Every feasible configuration with its objective, best first."""
+    found = [
+        (objective_of(problem, config, priced.step_s), config)
+        for config, priced in everything
+        if _within(problem, config, priced)
+    ]
+    return sorted(found, key=lambda item: item[0])
+
+
+def _within(problem: TrainingProblem, config: TrainingConfig, priced: Priced) -> bool:
+    limits, n = problem.limits, config.world_size
+    usd_per_hour = (problem.machine.usd_per_hour_per_device or 0.0) * n
+    usd_per_run = usd_per_hour / 3600.0 * priced.step_s * (problem.num_steps or 0.0)
+    states = max(stage.components["weights"] + stage.components["optimizer"] for stage in priced.stages)
+    on_host = states * min(problem.machine.devices_per_host, n)
+    pairs = (
+        (priced.safe_bytes, limits.memory_bytes),
+        (priced.step_s, limits.max_step_s),
+        (usd_per_hour, limits.max_usd_per_hour),
+        (usd_per_run, limits.max_usd_per_run),
+        (on_host, limits.host_memory_bytes),
+    )
+    return all(limit is None or value <= limit for value, limit in pairs)
