@@ -17,10 +17,10 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from meshplan.planner.estimators.schedules import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder, wrapped, zigzag
+from meshplan.planner.estimators.schedules import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder, wrapped, zb_h1, zigzag
 from meshplan.planner.estimators.simulation import ChunkTimes, simulate
 
 Limit = Callable[[int, int], int]
@@ -70,8 +70,8 @@ class _Stage:
     last_pass: str = FORWARD
 
 
-def list_schedule(layout: Layout) -> PipelineOrder:
-    """Work through ``layout`` as soon as possible; the shortest of a few variants.
+def list_schedule(layout: Layout, *, known: Sequence[PipelineOrder] = ()) -> PipelineOrder:
+    """Work through ``layout`` as soon as possible; the shortest of a few variants and of the ``known`` orders.
 
     Raises:
         ValueError: no variant gets through within the limits.
@@ -80,7 +80,7 @@ def list_schedule(layout: Layout) -> PipelineOrder:
     chunks = len(layout.stage_of_chunk)
     forward, backward, weight = ([share * seconds] * chunks for seconds in layout.nominal)
     times = ChunkTimes(forward_s=forward, input_gradient_s=backward, weight_gradient_s=weight)
-    finished = []
+    finished = [(simulate(order, times).unflushed_s, order) for order in known]
     for nominal in dict.fromkeys((EQUAL, layout.nominal)):
         for rules in TIE_RULES:
             order = _Run(replace(layout, nominal=nominal), *rules).order()
@@ -195,7 +195,7 @@ def zero_bubble(p: int, m: int, held: int, nominal: Nominal = EQUAL) -> Pipeline
         chunk_limit=lambda stage, turn: held,
         nominal=nominal,
     )
-    return list_schedule(layout)
+    return list_schedule(layout, known=[zb_h1(p, m)] if held >= p else [])
 
 
 def v_shaped(p: int, m: int, chunk_limit: Limit, stage_limit: float, nominal: Nominal = EQUAL) -> PipelineOrder:

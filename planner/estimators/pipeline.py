@@ -16,14 +16,14 @@ r_k = max(r_{k+1} + f_{k+1}, Σ_{i≤k} b_i + w_k·max_{i≤k} b_i). Between the
 (stages with m ≤ p − k run all forwards first, as GPipe does). This is the m·max t + (Σ t − max t) of the textbooks
 where the last stage is the slowest or all are alike, and less where forwards run ahead hide a slow early stage.
 
-**Interleaved 1F1B** (v chunks a stage): the same with w_k = 2(p − 1 − k) + (v − 1)p chunks of f/v ahead, which go round
-all stages: + Σ_i f_i/v + (w_k − p)·max_{i>k} f_i/v where a later stage is slow; T = m·max t + (Σ t − max t)/v where
-m = p. A lower bound, mostly exact.
+**Interleaved 1F1B** (v chunks a stage): the same with w_k = 2(p − 1 − k) + (v − 1)p chunks of f/v ahead (at most
+m·v − 1), which have gone round all stages: their last one ends no earlier than
+Σ_i f_i/v + (w_k − p)·max_{i>k} f_i/v + Σ_{i≤k} f_i/v. A lower bound, mostly exact.
 
 **Zero bubble** (backward split; a share ω of t is weight gradients): T = m·max t + β·(Σ t − max t) with
 β = 1 − 2ω (ZB-H1, ZB-1p) and 1 − 3ω (ZB-2p, where m ≥ 2p − 1; ZB-1p's below p + 1). Exact for stages that are alike, an
-upper bound otherwise. Measured (arXiv:2401.10241, Table 4): 0.37 for ZB-1p, which is ω = 0.315, and 0 for ZB-2p, which is
-ω = 1/3; both are kept. ZB-V: β = 0.22, what a list schedule within its memory reaches.
+upper bound otherwise. Measured (arXiv:2401.10241, Table 4): 0.37 for ZB-1p, which is ω = 0.315, and 0 for
+ZB-2p, which is ω = 1/3; both are kept. ZB-V: β = 0.22, what a list schedule within its memory reaches.
 
 In flight on stage i (from 0), in whole-stage activations, never more than m:
 
@@ -83,7 +83,7 @@ def _interleaved_in_flight(p: int, v: int, stage: int) -> float:
 
 
 ZB_1P_BUBBLE = 1.0 - 2.0 * WEIGHT_GRADIENT_SHARE
-# As measured: 1 − 3ω = 0.055 would over-estimate the twelve ZB-2p runs of the same table by 2.5 % instead of 1.9 % (mean).
+# As measured: with 1 − 3ω = 0.055 the mean error of the twelve ZB-2p runs of the same table is 2.5 %, not 1.9 %.
 ZB_2P_BUBBLE = 0.0
 _ZERO_BUBBLE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241"
 SCHEDULES: Mapping[str, Schedule] = {
@@ -211,10 +211,7 @@ def staged_pipeline_s(
     )
     if schedule not in ("1f1b", "interleaved"):
         return upper
-    # Where the last stage is the slowest, or m = p chunks in turn leave no room, β says it all.
-    differs = stages_s[-1] < slowest
-    if schedule == "interleaved":
-        differs = differs & (num_microbatches > p)
+    differs = stages_s[-1] < slowest  # where the last stage is the slowest, β says it all
     if not differs.any():
         return upper
     share = np.broadcast_to(np.asarray(forward_share, dtype=np.float64), slowest.shape)[differs]
@@ -231,13 +228,13 @@ def _one_forward_one_backward_s(stages_s: FloatArray, share: FloatArray, m: IntA
     forwards, backwards = _RunningAhead.of(forward), _RunningAhead.of(backward)
     starts = left = longest = np.zeros_like(stages_s[0])
     for k in reversed(range(p)):
-        ahead = np.minimum(p - 1 - k, m - 1) if v == 1 else np.full_like(m, 2 * (p - 1 - k) + (v - 1) * p)
+        ahead = np.minimum(p - 1 - k, m - 1) if v == 1 else np.minimum(2 * (p - 1 - k) + (v - 1) * p, m * v - 1)
         starts = np.maximum(starts, forwards.end_s(k, ahead))
         left = np.maximum(left, backwards.end_s(k, ahead))
         through = starts + left + (m * v - ahead - 1) * stages_s[k] / v
         # All forwards run before the first backward: each round trip counts once, not twice.
-        first_trip = starts + backwards.end_s(k, m - 1)
-        last_trip = left + forwards.end_s(k, m - 1)
+        first_trip = starts + backwards.end_s(k, m * v - 1)
+        last_trip = left + forwards.end_s(k, m * v - 1)
         through = np.where(ahead + 1 >= m * v, np.maximum(first_trip, last_trip), through)
         longest = np.maximum(longest, through)
         starts, left = starts + backward[k], left + forward[k]

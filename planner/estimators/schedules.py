@@ -123,7 +123,7 @@ def interleaved(p: int, m: int, v: int) -> PipelineOrder:
 
     stages = []
     for i in range(p):
-        ahead = total if m == p else min(2 * (p - i - 1) + (v - 1) * p, total)
+        ahead = min(2 * (p - i - 1) + (v - 1) * p, total)
         ops = [virtual(FORWARD, i, k) for k in range(ahead)]
         for k in range(ahead, total):
             ops += [virtual(FORWARD, i, k), virtual(BACKWARD, i, k - ahead)]
