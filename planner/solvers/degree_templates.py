@@ -230,8 +230,8 @@ def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
     usual = deal_layers(problem.shape.num_hidden_layers, p * v)
     if v > 1 or p == 1 or not problem.rules.uneven_layers:
         return [usual]
-    balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, p)
-    return [usual] if balanced is None or balanced == usual else [usual, balanced]
+    balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, usual)
+    return [usual] if balanced is None else [usual, balanced]
 
 
 def _deals_evenly(layers: int, chunks: int) -> bool:

@@ -15,8 +15,10 @@ once more for Σ T_i² with every T_i at most D_p(L). Both are exact; O(p·L²),
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +29,9 @@ from meshplan.planner.estimators.flops import FLOPS_PER_MULTIPLY_ADD, attention_
 Matrix = NDArray[np.float64]
 # Loads this close are equal: sums of the same layers in another order.
 TIE_RELATIVE = 1e-12
+# Least gain of the slowest stage for which the search looks at another split: below it the estimator's own error of a
+# layer's time decides.
+WORTHWHILE = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,17 +85,42 @@ def partition_layers(
     return tuple(int(count) for count in np.diff(cuts))
 
 
-def balance_arithmetic(shape: ModelShape, sequence_length: int, num_stages: int) -> tuple[int, ...] | None:
-    """The split that evens out the FLOPs of the stages, LM head and multi-token prediction on the last one.
+@cache
+def balance_arithmetic(shape: ModelShape, sequence_length: int, usual: tuple[int, ...]) -> tuple[int, ...] | None:
+    """The split whose stage with the most FLOPs has fewest, LM head and multi-token prediction on the last stage.
 
-    FLOPs and not seconds, because one split serves every candidate; None where there are more stages than layers.
+    FLOPs and not seconds, because one split serves every candidate.
+
+    Args:
+        shape: the model.
+        sequence_length: tokens.
+        usual: layers of each stage as they are dealt otherwise.
+
+    Returns:
+        The split; None unless it takes :data:`WORTHWHILE` or more off the slowest stage of ``usual``.
     """
-    if num_stages > shape.num_hidden_layers:
-        return None
     layers = [_layer_flops(shape, layer, sequence_length) for layer in range(shape.num_hidden_layers)]
     extra = shape.num_nextn_predict_layers
-    head = FLOPS_PER_MULTIPLY_ADD * (1 + extra) * shape.vocab_size * shape.hidden_size
-    return partition_layers(LayerLoads(layer_s=layers, last_s=head + extra * layers[-1]), num_stages)
+    head = FLOPS_PER_MULTIPLY_ADD * (1 + extra) * shape.vocab_size * shape.hidden_size + extra * layers[-1]
+    ends = np.cumsum([0, *usual])
+    slowest = max(sum(layers[first:end]) + head * (end == ends[-1]) for first, end in itertools.pairwise(ends.tolist()))
+    if not _fits_below(layers, head, len(usual), (1.0 - WORTHWHILE) * slowest):
+        return None
+    return partition_layers(LayerLoads(layer_s=layers, last_s=head), len(usual))
+
+
+def _fits_below(layers: Sequence[float], head: float, num_stages: int, limit: float) -> bool:
+    """Whether some split keeps every stage at or below ``limit``: from the end, each stage takes all that fits."""
+    stages, load = 1, head + layers[-1]
+    if load > limit:
+        return False
+    for layer in reversed(layers[:-1]):
+        if load + layer > limit:
+            stages, load = stages + 1, 0.0
+        if load + layer > limit:
+            return False
+        load += layer
+    return stages <= num_stages
 
 
 def _layer_flops(shape: ModelShape, layer: int, sequence_length: int) -> float:

@@ -75,8 +75,8 @@ def _splits(problem: TrainingProblem, p: int) -> Iterator[tuple[int, str, tuple[
     for v in _chunks(shape.num_hidden_layers, p):
         deals = [deal_layers(shape.num_hidden_layers, p * v)]
         if v == 1 and p > 1:
-            balanced = balance_arithmetic(shape, problem.workload.sequence_length, p)
-            deals += [balanced] if balanced is not None and balanced not in deals else []
+            balanced = balance_arithmetic(shape, problem.workload.sequence_length, deals[0])
+            deals += [] if balanced is None else [balanced]
         names = ["none"] if p == 1 else ["1f1b", "zb-1p", "zb-2p"] if v == 1 else ["interleaved"]
         names += ["zb-v"] if p > 1 and v == 2 else []
         for schedule, deal in itertools.product(names, deals):

@@ -6,11 +6,12 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from core_cases import DENSE, MOE
+from core_cases import DENSE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.solvers.layer_partition import LayerLoads, balance_arithmetic, partition_layers
+from meshplan.planner.estimators.flops import forward_flops_per_token
+from meshplan.planner.solvers.layer_partition import WORTHWHILE, LayerLoads, balance_arithmetic, partition_layers
 
 
 def every_split(layers: int, stages: int) -> list[tuple[int, ...]]:
@@ -86,21 +87,34 @@ def test_memory_takes_layers_off_the_first_stage() -> None:
     assert partition_layers(loads, 2, in_flight=(2.0, 1.0), memory_bytes=6.0) is None
 
 
-@pytest.mark.parametrize("stages", [1, 2, 3, 4])
-def test_real_shapes_are_balanced_over_all_layers(stages: int) -> None:
-    for shape in (DENSE, MOE):
-        split = balance_arithmetic(shape, 4096, stages)
-        assert split is not None
-        assert sum(split) == shape.num_hidden_layers
-        assert min(split) >= 1
+def test_a_small_head_leaves_the_even_split_alone() -> None:
+    shape = replace(DENSE, num_hidden_layers=24, vocab_size=1)
+    assert balance_arithmetic(shape, 4096, (6, 6, 6, 6)) is None
 
 
 def test_the_last_stage_of_a_large_vocabulary_holds_fewer_layers() -> None:
     shape = replace(DENSE, num_hidden_layers=24, vocab_size=40 * DENSE.vocab_size)
-    split = balance_arithmetic(shape, 4096, 4)
+    split = balance_arithmetic(shape, 4096, (6, 6, 6, 6))
     assert split is not None
+    assert sum(split) == 24
     assert split[-1] < min(split[:-1])
 
 
-def test_more_stages_than_layers_have_no_split() -> None:
-    assert balance_arithmetic(DENSE, 4096, DENSE.num_hidden_layers + 1) is None
+@settings(max_examples=60, deadline=None)
+@given(layers=st.integers(2, 10), vocab=st.integers(1, 2_000_000), data=st.data())
+def test_another_split_is_offered_exactly_where_one_is_worth_it(layers: int, vocab: int, data: st.DataObject) -> None:
+    shape = replace(DENSE, num_hidden_layers=layers, vocab_size=vocab)
+    usual = data.draw(st.sampled_from([s for p in range(2, layers + 1) for s in every_split(layers, p)]))
+    flops = forward_flops_per_token(shape, 4096)
+    layer = (flops.matrix + flops.attention) / layers
+
+    def slowest(split: tuple[int, ...]) -> float:
+        return max(stage_sums([layer] * layers, split, 0.0, flops.head))
+
+    best = min(slowest(split) for split in every_split(layers, len(usual)))
+    found = balance_arithmetic(shape, 4096, usual)
+    if found is not None:
+        assert slowest(found) == pytest.approx(best)
+        assert best <= slowest(usual) * (1.0 - WORTHWHILE) * (1 + 1e-9)
+    else:
+        assert best >= slowest(usual) * (1.0 - WORTHWHILE) * (1 - 1e-9)
