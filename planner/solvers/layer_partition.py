@@ -31,7 +31,7 @@ Matrix = NDArray[np.float64]
 TIE_RELATIVE = 1e-12
 # Least gain of the slowest stage for which the search looks at another split: below it the estimator's own error of a
 # layer's time decides.
-WORTHWHILE = 0.01
+WORTHWHILE = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
