@@ -19,11 +19,13 @@ class TokenFlops:
 
     Args:
         matrix: weight matrices of the layers, visited experts only.
+        experts: of these, the routed experts.
         attention: scores and weighted values over the mean causal context.
         head: LM head.
     """
 
     matrix: float
+    experts: float
     attention: float
     head: float
 
@@ -59,12 +61,12 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
         shape: the model.
         sequence_length: tokens.
     """
-    active = 0.0
+    active, routed = 0.0, 0.0
     scores = 0.0
     for layer in range(shape.num_hidden_layers):
         active += shape.attention_parameters
         if shape.moe is not None and shape.is_moe_layer(layer):
-            active += shape.moe.num_experts_per_token * shape.expert_parameters
+            routed += shape.moe.num_experts_per_token * shape.expert_parameters
             active += shape.shared_expert_parameters + shape.router_parameters
         else:
             active += shape.dense_mlp_parameters
@@ -72,7 +74,8 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
     predicted = 1 + shape.num_nextn_predict_layers
     extra = shape.num_nextn_predict_layers / shape.num_hidden_layers
     return TokenFlops(
-        matrix=FLOPS_PER_MULTIPLY_ADD * active * (1.0 + extra),
+        matrix=FLOPS_PER_MULTIPLY_ADD * (active + routed) * (1.0 + extra),
+        experts=FLOPS_PER_MULTIPLY_ADD * routed * (1.0 + extra),
         attention=FLOPS_PER_MULTIPLY_ADD * scores * (1.0 + extra),
         head=FLOPS_PER_MULTIPLY_ADD * predicted * shape.vocab_size * shape.hidden_size,
     )

@@ -15,23 +15,40 @@ from meshplan.planner.problems.training import Phase, TrainingWorkload
 BOUND_SLACK = 0.99
 
 
-def work_device_s(shape: ModelShape, machine: Machine, workload: TrainingWorkload, calibration: Calibration) -> float:
+def work_device_s(
+    shape: ModelShape,
+    machine: Machine,
+    workload: TrainingWorkload,
+    calibration: Calibration,
+    *,
+    recompute_full: bool = False,
+) -> float:
     """Device-seconds that no plan can avoid: every step takes at least this over its number of devices.
 
     The matrix products and fused attention of one step at the full rates that the estimator knows, without tile
-    padding, memory traffic, recompute, communication or bubble.
+    padding, memory traffic, communication or bubble.
+
+    Args:
+        shape: the model.
+        machine: the device's rates.
+        workload: tokens, precision, phase.
+        calibration: efficiencies.
+        recompute_full: with the forward pass of the layers a second time.
     """
     constants = calibration.time
-    curve = gemm_curve(machine.device, workload.precision)
-    low = constants.low_precision_efficiency if workload.precision in LOW_PRECISION else 1.0
-    rate = curve.rate_flops_per_s * constants.gemm_efficiency * low
-    wide = "bf16" if workload.precision in LOW_PRECISION else workload.precision
+    low = workload.precision in LOW_PRECISION
+    wide = "bf16" if low else workload.precision
+    factor = constants.low_precision_efficiency if low else 1.0
+    rate = gemm_curve(machine.device, workload.precision).rate_flops_per_s * constants.gemm_efficiency * factor
     head_rate = gemm_curve(machine.device, wide).rate_flops_per_s * constants.gemm_efficiency
-    passes = 2.0 if workload.phase is Phase.LORA else 3.0
-    factor = max(1.0, float(np.max(constants.expert_gemm_efficiency)))
     flops = forward_flops_per_token(shape, workload.sequence_length)
-    attention_rate = attention_peak_flops_per_s(machine.device, workload) * constants.attention_efficiency
-    per_token = passes * (flops.matrix / (rate * factor) + flops.head / max(rate, head_rate))
+    experts_rate = rate * float(np.max(constants.expert_gemm_efficiency))
+    layers = (flops.matrix - flops.experts) / rate + flops.experts / experts_rate
+    attention = 0.0
     if calibration.recipe.flash_attention:
-        per_token += 3.0 * flops.attention / attention_rate
+        peak = attention_peak_flops_per_s(machine.device, workload)
+        attention = flops.attention / (peak * float(np.max(constants.attention_efficiency)))
+    passes = 2.0 if workload.phase is Phase.LORA else 3.0
+    again = 1.0 if recompute_full else 0.0
+    per_token = (passes + again) * layers + passes * flops.head / max(rate, head_rate) + (3.0 + again) * attention
     return float(BOUND_SLACK * workload.tokens_per_step * per_token)

@@ -10,7 +10,9 @@ host memory and step time.
 
 *Bound.* No step can be shorter than its matrix products and attention at the full rate of all its devices,
 T(c) ≥ W/n_c with W from :func:`work_device_s`. Candidates are visited by devices, most first; those with f(W/n_c, n_c)
-no better than the K-th best incumbent are not priced. What is left is priced completely, so the incumbent is optimal
+no better than the K-th best incumbent are not priced. Nor are those that a sharper bound rules out one by one: full
+recompute repeats the forward pass, and p stages with m micro-batches leave T(c) ≥ W/n_c·(1 + β(p − 1)/m), because the
+slowest stage is no faster than the mean one. What is left is priced completely, so the incumbent is optimal
 under the estimator and the gap is 0; a search that is cut short reports the best bound of what it did not visit.
 """
 
@@ -27,10 +29,17 @@ import numpy as np
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel
+from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
-from meshplan.planner.solvers.degree_templates import Templates, legal_candidates, make_templates, pipeline_splits
+from meshplan.planner.solvers.degree_templates import (
+    Templates,
+    legal_candidates,
+    make_templates,
+    pipeline_splits,
+    template_candidates,
+)
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Candidates kept besides the best: what the table of alternatives is made of.
@@ -140,7 +149,9 @@ class DegreeSearch:
         self.keep = keep
         self.report = SearchReport()
         self.best: list[ScoredConfig] = []
-        self._work_s = work_device_s(problem.shape, problem.machine, problem.workload, problem.calibration)
+        asked = (problem.shape, problem.machine, problem.workload, problem.calibration)
+        self._work_s = work_device_s(*asked)
+        self._work_again_s = work_device_s(*asked, recompute_full=True)
 
     # --- objective and limits -------------------------------------------------------------------------------------
 
@@ -247,7 +258,10 @@ class DegreeSearch:
         self.report.ruled_out += count
 
     def _price(self, split: PipelineSplit, templates: Templates, rows: slice) -> None:
-        batch = legal_candidates(self.problem, templates, rows, split, self.report.refused)
+        everything = template_candidates(self.problem, templates, rows, split)
+        hopeful = everything.take(self._may_be_kept(everything))
+        self._rule_out(len(everything) - len(hopeful))
+        batch = legal_candidates(self.problem, hopeful, self.report.refused)
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):
@@ -278,6 +292,15 @@ class DegreeSearch:
                 "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
             )
         self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+
+    def _may_be_kept(self, batch: Candidates) -> FloatArray:
+        """Candidates that the sharper bound of the module docstring does not rule out, [n] booleans."""
+        p, m = batch.split.pipeline_parallel, batch.num_microbatches
+        left = SCHEDULES[batch.split.schedule].bubble(p, batch.split.virtual_pipeline_stages)
+        work = np.where(batch.recompute == Recompute.FULL, self._work_again_s, self._work_s)
+        devices = batch.world_size
+        least = self._objective(work / devices * (1.0 + left * (p - 1) / m), devices)
+        return least <= self.threshold * (1.0 + TIE_RELATIVE)
 
     def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
         """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""
@@ -320,11 +343,6 @@ class DegreeSearch:
         self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float
     ) -> Solution[ScoredConfig]:
         wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-        if not self.best and left:
-            raise SolverError(
-                f"the time limit ended the search before any candidate fitted: {len(left)} pipeline splits are left; "
-                "give it more time, or pin some choices under 'fixed'"
-            )
         if not self.best:
             return Solution(
                 status=Status.INFEASIBLE,

@@ -160,6 +160,10 @@ def make_templates(problem: TrainingProblem) -> Templates:
 def _recompute_modes(problem: TrainingProblem) -> list[int]:
     if "activation_recompute" in problem.fixed:
         return [int(Recompute[str(problem.fixed["activation_recompute"]).upper()])]
+    recipe = problem.calibration.recipe
+    if recipe.flash_attention and recipe.selective_kept_share == 1.0:
+        # Fused attention keeps no scores: selective recompute is the same as none to the estimator.
+        return [int(Recompute.NONE), int(Recompute.FULL)]
     return [int(mode) for mode in Recompute]
 
 
@@ -183,11 +187,17 @@ def _with_experts(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[s
 
 
 def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:
-    """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states."""
+    """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states.
+
+    Groups are as large as data parallelism, or fit in a scale-up domain: a size in between uses the same links as the
+    whole and keeps more memory.
+    """
     stages = _choices(problem, "zero_stage", ZERO_STAGES)
     shards = {}
+    pinned = "data_parallel_shard" in problem.fixed
     for d in np.unique(rows["data_parallel"]):
-        groups = _choices(problem, "data_parallel_shard", divisors(int(d)))
+        sizes = [size for size in divisors(int(d)) if size <= problem.machine.domain_size or size == d]
+        groups = _choices(problem, "data_parallel_shard", divisors(int(d)) if pinned else sizes)
         pairs = [(0, 1)] if 0 in stages and problem.fixed.get("data_parallel_shard", 1) == 1 else []
         sharded = [s for s in groups if s > 1 or int(d) == 1]
         pairs += [(stage, shard) for stage in stages if stage >= 1 for shard in sharded]
@@ -239,28 +249,31 @@ def _deals_evenly(layers: int, chunks: int) -> bool:
     return layers % chunks == 0 or (layers + 2) % chunks == 0
 
 
-def legal_candidates(
-    problem: TrainingProblem, templates: Templates, rows: slice, split: PipelineSplit, refused: Counter[str]
+def template_candidates(
+    problem: TrainingProblem, templates: Templates, rows: slice, split: PipelineSplit
 ) -> Candidates:
-    """Templates ``rows`` under ``split`` that the framework's rules allow; the others are counted in ``refused``."""
+    """Templates ``rows`` under ``split``; the framework's rules have not been asked yet."""
     columns = {name: array[rows] for name, array in templates.columns.items()}
     batch = problem.workload.global_batch_size
     microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
+    return Candidates(split=split, num_microbatches=microbatches, **columns)
+
+
+def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
+    """The candidates that the framework's rules allow; the others are counted in ``refused``."""
     view = RuleColumns(
-        pipeline_parallel=split.pipeline_parallel,
-        virtual_pipeline_stages=split.virtual_pipeline_stages,
-        num_microbatches=microbatches,
-        global_batch_size=batch,
+        pipeline_parallel=batch.split.pipeline_parallel,
+        virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
+        num_microbatches=batch.num_microbatches,
+        global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
-        **{name: columns[name] for name in COLUMNS if name != "recompute"},
+        **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
     )
-    keep = np.ones(len(microbatches), dtype=bool)
+    keep = np.ones(len(batch), dtype=bool)
     for rule in problem.rules.rules:
         holds = np.broadcast_to(rule.holds(problem.shape, view), keep.shape)
         count = int(np.count_nonzero(keep & ~holds))
         if count:
             refused[rule.message] += count
             keep &= holds
-    return Candidates(
-        split=split, num_microbatches=microbatches[keep], **{name: array[keep] for name, array in columns.items()}
-    )
+    return batch.take(keep)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.calibration import Calibration, MemoryConstants
 from meshplan.catalogs.recipes import recipe_named
-from meshplan.planner.calibrate_memory import calibrate_memory
+from meshplan.planner.calibrate_memory import UNMEASURED_SAFE_FACTOR, calibrate_memory
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun
 
@@ -102,10 +102,23 @@ def test_the_safe_bound_is_never_exceeded_by_its_own_runs(seed: int, noise: floa
     assert all(error >= 0.0 for error in fit.safe_error.values())
 
 
-def test_runs_without_a_peak_are_passed_over() -> None:
+def test_a_run_without_a_peak_only_says_that_it_fitted() -> None:
+    """Within the device's memory it moves nothing; beyond it, it pulls the constants down."""
     (run, *_) = measured(PLANTED)
-    assert calibrate_memory([replace(run, measured={"iteration_s": 1.0})]) == {}
+    worked = replace(run, measured={"iteration_s": 1.0})
+    fit = calibrate_memory([worked])[FRAMEWORK]
+    assert fit.typical_error == {}
+    assert fit.constants.safe_factor == UNMEASURED_SAFE_FACTOR
+    assert fit.constants.activation_factor == 1.0
+    tight = replace(worked.problem.limits, memory_bytes=8e9)
+    squeezed = calibrate_memory([replace(worked, problem=replace(worked.problem, limits=tight))])[FRAMEWORK]
+    assert squeezed.constants.fixed_bytes < fit.constants.fixed_bytes
     assert calibrate_memory([]) == {}
+
+
+def test_a_run_that_leaves_a_decisive_choice_open_says_nothing() -> None:
+    (run, *_) = measured(PLANTED)
+    assert calibrate_memory([replace(run, measured={"iteration_s": 1.0}, filled=("activation_recompute",))]) == {}
 
 
 def test_one_run_moves_the_constants_a_little() -> None:

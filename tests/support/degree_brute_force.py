@@ -46,7 +46,9 @@ def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Ite
     ):
         if (t * c * d) % (e * w):
             continue
-        for zero, shard in _states(d):
+        if mode == "selective" and "activation_recompute" not in problem.fixed and _keeps_no_scores(problem):
+            continue  # the same as none
+        for zero, shard in _states(d, d if "data_parallel_shard" in problem.fixed else problem.machine.domain_size):
             yield TrainingConfig(
                 tensor_parallel=t,
                 pipeline_parallel=p,
@@ -94,9 +96,14 @@ def _chunks(layers: int, p: int) -> list[int]:
     return [1, *even]
 
 
-def _states(d: int) -> list[tuple[int, int]]:
+def _keeps_no_scores(problem: TrainingProblem) -> bool:
+    recipe = problem.calibration.recipe
+    return recipe.flash_attention and recipe.selective_kept_share == 1.0
+
+
+def _states(d: int, most: int) -> list[tuple[int, int]]:
     """ZeRO stage and replicas that share one copy; a shard of one among several replicas is ZeRO 0."""
-    shards = [s for s in _dividing(d) if s > 1 or d == 1]
+    shards = [s for s in _dividing(d) if (s > 1 or d == 1) and (s <= most or s == d)]
     return [(0, 1), *((zero, s) for zero in (1, 2, 3) for s in shards)]
 
 

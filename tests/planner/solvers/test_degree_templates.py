@@ -13,7 +13,12 @@ from degree_brute_force import every_legal_config
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON, FrameworkRules
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.degree_search import config_of
-from meshplan.planner.solvers.degree_templates import legal_candidates, make_templates, pipeline_splits
+from meshplan.planner.solvers.degree_templates import (
+    legal_candidates,
+    make_templates,
+    pipeline_splits,
+    template_candidates,
+)
 
 
 def enumerated(problem: TrainingProblem) -> list[TrainingConfig]:
@@ -21,7 +26,7 @@ def enumerated(problem: TrainingProblem) -> list[TrainingConfig]:
     templates, found = make_templates(problem), []
     for split in pipeline_splits(problem):
         rows = templates.between(1, problem.limits.max_devices / split.pipeline_parallel)
-        batch = legal_candidates(problem, templates, rows, split, Counter())
+        batch = legal_candidates(problem, template_candidates(problem, templates, rows, split), Counter())
         found += [config_of(batch, row, problem) for row in range(len(batch))]
     return found
 
