@@ -221,6 +221,17 @@ def staged_pipeline_s(
     return seconds
 
 
+def least_bubble(schedule: str, *, pipeline_parallel: int, virtual_pipeline_stages: int) -> float:
+    """β' with T ≥ mean t · (m + β'·(p − 1)) for any stage times: what a search may count on before it knows them.
+
+    β itself where T is the formula of β, because the slowest stage is no faster than the mean one. In 1F1B and its
+    interleaved form, forwards that run ahead can hide the forward part of the bubble, and no more was seen (random
+    search for the worst stage times: 0.80 and 0.69 of β at a forward share of a third; tests hold the bound).
+    """
+    bubble = SCHEDULES[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
+    return bubble * (1.0 - FORWARD_SHARE) if schedule in ("1f1b", "interleaved") else bubble
+
+
 def _one_forward_one_backward_s(stages_s: FloatArray, share: FloatArray, m: IntArray, v: int) -> FloatArray:
     """The recurrences of the module docstring, from the last stage to the first."""
     p = len(stages_s)

@@ -11,6 +11,7 @@ from meshplan.planner.estimators.pipeline import (
     SCHEDULES,
     WEIGHT_GRADIENT_SHARE,
     in_flight,
+    least_bubble,
     pipeline_s,
     staged_pipeline_s,
 )
@@ -114,6 +115,23 @@ def test_1f1b_is_never_slower_than_the_textbook_and_never_faster_than_its_slowes
     )[0]
     seconds = closed_s("1f1b", stages, 1, m, forward)
     assert max(m * max(stages), sum(stages)) * (1 - 1e-9) <= seconds <= textbook * (1 + 1e-9)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    stages=st.lists(st.floats(0.2, 2.0), min_size=2, max_size=10),
+    rounds=st.integers(1, 6),
+    v=st.integers(1, 4),
+    forward=st.sampled_from([1 / 4, 1 / 3]),
+    schedule=st.sampled_from([name for name in SCHEDULES if name not in ("none", "zb-v")]),
+)
+def test_no_stage_times_are_faster_than_the_least_bubble_allows(
+    stages: list[float], rounds: int, v: int, forward: float, schedule: str
+) -> None:
+    p, m = len(stages), rounds * len(stages)
+    v = max(v, 2) if schedule == "interleaved" else 1
+    left = least_bubble(schedule, pipeline_parallel=p, virtual_pipeline_stages=v)
+    assert closed_s(schedule, stages, v, m, forward) >= np.mean(stages) * (m + left * (p - 1)) * (1 - 1e-9)
 
 
 def test_a_slow_last_stage_is_the_textbook_formula() -> None:
