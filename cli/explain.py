@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -34,19 +35,26 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    timeline: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.svg", help="Draw the plan's pipeline schedule, stage by stage.", show_default=False),
+    ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Say why PLAN is as it is: its proof, its rivals, what binds it, what its numbers rest on.
 
     With --instead: the best plan that makes the other choice, side by side. Exit code 3 when none fits.
+    With --timeline: the pipeline schedule as a picture.
     """
     from meshplan.cli.stored import load_plan
 
     catalog = open_catalog(db)
     made = load_plan(plan, catalog)
     choices = read_choices([*(instead or []), *(more or [])])
-    if choices:
+    if timeline is not None:
+        _draw(made, catalog, timeline, form)
+    elif choices:
         _explain_instead(made, choices, catalog, form)
     else:
         _explain(made, form)
@@ -79,6 +87,28 @@ def _value(text: str) -> int | str | bool:
         return int(text)
     except ValueError:
         return text
+
+
+def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
+    """Write the schedule's picture, and show it in the terminal."""
+    from meshplan.catalogs.errors import EmitError
+    from meshplan.planner.service import plan_timeline
+    from meshplan.planner.timeline import timeline_svg, timeline_text
+
+    run, title = plan_timeline(made, catalog)
+    try:
+        path.write_text(timeline_svg(run, title=title), encoding="utf-8")
+    except OSError as error:
+        raise EmitError(f"cannot write the timeline to {path}: {error}") from error
+    if form is Format.TABLE:
+        show_text(f"{title}\n{timeline_text(run, width=terminal_width())}\nwritten to {path}\n")
+    else:
+        stages = [
+            {"stage": stage, "idle_s": run.idle_s[stage], "peak_in_flight": run.peak_in_flight[stage]}
+            for stage in range(len(run.stages))
+        ]
+        document = {"plan_id": made.plan_id, "title": title, "file": str(path), "step_s": run.flushed_s}
+        show_document({**document, "stages": stages}, form)
 
 
 def _explain(made: Plan, form: Format) -> None:

@@ -1,9 +1,11 @@
-"""Degrees of parallelism: how layers are dealt to pipeline stages.
+"""Degrees of parallelism: how layers are dealt to pipeline stages, and which schedules such a split can run under.
 
 A token visits model chunks in order; with p stages and v chunks a stage, chunk c lies on stage c mod p.
 """
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 
 def deal_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
@@ -31,3 +33,32 @@ def deal_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
     units[0] -= 1
     units[-1] -= 1
     return tuple(units)
+
+
+# Schedules that the search looks at, by chunks a stage; then those that are only taken when pinned: GPipe is never
+# faster than 1F1B and holds more, ZB-H1 is ZB-1p by hand.
+_SEARCHED = {1: ("1f1b", "zb-1p", "zb-2p"), 2: ("interleaved", "zb-v")}
+_PINNED = {1: ("gpipe", "zb-h1")}
+
+
+def schedules_of(
+    pipeline_parallel: int, virtual_pipeline_stages: int, *, allowed: Collection[str], pinned: str | None = None
+) -> tuple[str, ...]:
+    """The pipeline schedules that a split can run under, the usual one first.
+
+    Args:
+        pipeline_parallel: stages.
+        virtual_pipeline_stages: chunks a stage.
+        allowed: what the framework can run.
+        pinned: the one that the user asks for.
+
+    >>> schedules_of(4, 2, allowed=("none", "1f1b", "interleaved"))
+    ('interleaved',)
+    """
+    if pipeline_parallel == 1:
+        names: tuple[str, ...] = ("none",)
+    else:
+        names = _SEARCHED.get(virtual_pipeline_stages, ("interleaved",))
+        if pinned is not None and pinned in _PINNED.get(virtual_pipeline_stages, ()):
+            names = (*names, pinned)
+    return tuple(name for name in names if name in allowed and pinned in (None, name))

@@ -22,9 +22,12 @@ if TYPE_CHECKING:
     from meshplan.catalogs.model_shapes import ModelShape
     from meshplan.catalogs.repository import Catalog
     from meshplan.planner.emit.artifact import Artifact, EmittedPlan
+    from meshplan.planner.estimators.simulation import Simulated
     from meshplan.planner.resolve import Resolved
 
 DEFAULT_TOP = 5
+# Micro-batches of a timeline, over the number of stages: filling, one steady round, emptying.
+TIMELINE_ROUNDS = 3
 # kind of a stand-alone problem → (module of the problem, its class, module of the solver). One line a kind.
 STAND_ALONE = {
     "rank-mapping": ("problems.rank_mapping", "RankMappingProblem", "solvers.rank_mapping"),
@@ -197,6 +200,32 @@ def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog
         **_identity(spec, resolved),
     )
     return made, other.reason
+
+
+def plan_timeline(plan: Plan, catalog: Catalog) -> tuple[Simulated, str]:
+    """A training plan's pipeline schedule in time, and a title that says what is shown.
+
+    Of very many micro-batches only the first :data:`TIMELINE_ROUNDS` × pipeline_parallel are run: the steady state
+    repeats, and more would not be seen.
+
+    Raises:
+        SpecError: the plan is not a training plan with a configuration.
+    """
+    from meshplan.planner import training_plan
+    from meshplan.planner.estimators.referee import simulated_pipeline
+
+    if plan.kind != "training" or not plan.config:
+        message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no pipeline to draw"
+        raise SpecError([Problem(path="", message=message)], of="the question")
+    resolved = resolve(plan.spec, catalog, shape=training_plan.shape_from_document(plan.provenance["model"]))
+    config = training_plan.config_from_document(plan.config)
+    shown = min(config.num_microbatches, TIMELINE_ROUNDS * config.pipeline_parallel)
+    run = simulated_pipeline(resolved.problem, replace(config, num_microbatches=shown))
+    title = (
+        f"{config.pipeline_schedule}, {config.pipeline_parallel} stages × {config.virtual_pipeline_stages} chunks, "
+        f"{shown} of {config.num_microbatches} micro-batches"
+    )
+    return run, title
 
 
 def emit_plan(

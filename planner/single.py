@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.parallelism import deal_layers, schedules_of
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 
 
@@ -30,10 +30,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     if problems:
         raise SpecError(problems)
     zero = number("zero_stage", 1)
-    schedule = "none" if pipeline == 1 else "interleaved" if chunks > 1 else "1f1b"
-    if fixed.get("pipeline_schedule", schedule) != schedule:
-        message = f"{pipeline} stages of {chunks} chunks run as {schedule!r}, not as {fixed['pipeline_schedule']!r}"
-        raise SpecError([Problem(path="fixed.pipeline_schedule", message=message)])
+    schedule = _schedule(problem, pipeline, chunks)
     config = TrainingConfig(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
@@ -58,6 +55,20 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     if broken:
         raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
     return config
+
+
+def _schedule(problem: TrainingProblem, pipeline: int, chunks: int) -> str:
+    """The pinned schedule, or the usual one of the split."""
+    allowed, pinned = problem.rules.pipeline_schedules, problem.fixed.get("pipeline_schedule")
+    possible = schedules_of(pipeline, chunks, allowed=allowed, pinned=None if pinned is None else str(pinned))
+    if possible:
+        return possible[0]
+    usual = schedules_of(pipeline, chunks, allowed=allowed)
+    message = (
+        f"{problem.rules.name} runs {pipeline} stages of {chunks} chunks as {' or '.join(map(repr, usual))}, "
+        f"not as {pinned!r}"
+    )
+    raise SpecError([Problem(path="fixed.pipeline_schedule", message=message)])
 
 
 def _impossible(problem: TrainingProblem, devices: int, batch: int, per_pass: int, chunks: int) -> list[Problem]:

@@ -225,7 +225,7 @@ class FixedSpec(_Model):
     zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
     sequence_parallel: Annotated[bool, Field(strict=True)] | None = None
     activation_recompute: Literal["none", "selective", "full"] | None = None
-    pipeline_schedule: Literal["none", "1f1b", "interleaved"] | None = None
+    pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
 
     def pinned(self) -> dict[str, int | str | bool]:
         """Only what is pinned."""

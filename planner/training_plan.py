@@ -12,6 +12,7 @@ from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.alternatives import Alternative
 from meshplan.planner.estimators.compute import gemm_curve, peak_flops_per_s
+from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.priced import Priced, StageBytes
 from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
@@ -19,6 +20,9 @@ from meshplan.planner.resolve import Resolved
 from meshplan.planner.solvers.degree_search import ScoredConfig, SearchReport
 
 SECONDS_PER_HOUR = 3600.0
+# Added to the interval of a schedule that no measured run has confirmed. Assumed: the bubble of such a schedule, a
+# few per cent to a fifth of a step, may be missed altogether.
+UNMEASURED_SCHEDULE_ERROR = 0.15
 # Values of one illegal choice that are listed by name; the others are counted.
 LISTED_EXAMPLES = 6
 
@@ -34,9 +38,14 @@ def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:
     return TrainingConfig(**{**values, "layers_per_chunk": tuple(values["layers_per_chunk"])})
 
 
-def time_interval(problem: TrainingProblem, value: float) -> Interval:
-    """A time or a rate with the calibration's held-out 90th percentile of error as a factor either way."""
+def time_interval(problem: TrainingProblem, value: float, *, schedule: str = "none") -> Interval:
+    """A time or a rate with the calibration's held-out 90th percentile of error as a factor either way.
+
+    A pipeline schedule without measured runs adds :data:`UNMEASURED_SCHEDULE_ERROR`.
+    """
     spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
+    if not SCHEDULES[schedule].validated:
+        spread += UNMEASURED_SCHEDULE_ERROR
     return Interval(value=value, low=value / spread, high=value * spread)
 
 
@@ -63,7 +72,7 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
             times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
     if problem.machine.device.tdp_w is not None:
         times["energy_j_per_step"] = priced.step_s * devices * problem.machine.device.tdp_w
-    metrics = {name: time_interval(problem, value) for name, value in times.items()}
+    metrics = {name: time_interval(problem, value, schedule=config.pipeline_schedule) for name, value in times.items()}
     metrics["peak_memory_bytes"] = Interval(
         value=priced.typical_bytes, low=priced.typical_bytes * 0.9, high=priced.safe_bytes
     )
@@ -136,9 +145,18 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "source": calibration.source,
             "date": calibration.date,
         },
+        **_not_validated(priced.config),
         "sources": dict(resolved.sources),
         "model": plain(problem.shape),
     }
+
+
+def _not_validated(config: TrainingConfig) -> dict[str, list[str]]:
+    """What the plan uses that no measured run has confirmed; empty where there is nothing."""
+    schedule = SCHEDULES[config.pipeline_schedule]
+    if schedule.validated:
+        return {}
+    return {"not_validated": [f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}"]}
 
 
 def rank_table(resolved: Resolved, config: TrainingConfig) -> tuple[tuple[int, int], ...]:

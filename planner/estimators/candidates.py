@@ -14,6 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.estimators.schedules import stage_of_chunk
 
 # The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.
 FloatArray = NDArray[Any]
@@ -55,10 +56,12 @@ class PipelineSplit:
     Args:
         pipeline_parallel: stages.
         virtual_pipeline_stages: chunks on each stage.
-        layers_per_chunk: layers of each chunk in visiting order; chunk c lies on stage c mod pipeline_parallel.
+        layers_per_chunk: layers of each chunk in visiting order; on which stage a chunk lies is the schedule's
+            (:func:`meshplan.planner.estimators.schedules.stage_of_chunk`).
         schedule: a key of :data:`meshplan.planner.estimators.pipeline.SCHEDULES`.
         kinds: the distinct kinds of layer; ``StageClass.layers`` counts them in this order.
         classes: the distinct stages.
+        class_of_stage: index into ``classes`` of each stage.
     """
 
     pipeline_parallel: int
@@ -67,6 +70,7 @@ class PipelineSplit:
     schedule: str
     kinds: tuple[LayerKind, ...]
     classes: tuple[StageClass, ...]
+    class_of_stage: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +115,13 @@ def split_layers(
     """
     kinds, kind_of = layer_kinds(shape)
     stages = [[0] * len(kinds) for _ in range(pipeline_parallel)]
+    places = stage_of_chunk(schedule, pipeline_parallel, virtual_pipeline_stages)
     layer = 0
     for chunk, count in enumerate(layers_per_chunk):
         for index in kind_of[layer : layer + count]:
-            stages[chunk % pipeline_parallel][index] += 1
+            stages[places[chunk]][index] += 1
         layer += count
-    last = pipeline_parallel - 1
+    last = places[-1]
     distinct: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
     for stage, counts in enumerate(stages):
         distinct.setdefault((tuple(counts), stage == 0, stage == last), []).append(stage)
@@ -131,6 +136,10 @@ def split_layers(
         schedule=schedule,
         kinds=kinds,
         classes=classes,
+        class_of_stage=tuple(
+            next(index for index, where in enumerate(distinct.values()) if stage in where)
+            for stage in range(pipeline_parallel)
+        ),
     )
 
 

@@ -36,13 +36,15 @@ from meshplan.planner.estimators.compute import (
     activation_bytes,
 )
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
-from meshplan.planner.estimators.pipeline import SCHEDULES, pipeline_s
+from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
 # The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
 BACKWARD_SHARE = 2.0 / 3.0
 FORWARD_SHARE = 1.0 / 3.0
+# One of four equal parts with full recompute: forward, forward again, two backward.
+RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
 # Part of a hidden collective that cannot be hidden: the first and last bucket.
 UNHIDDEN_SHARE = 0.05
 # Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
@@ -59,9 +61,11 @@ class TrainingEstimate:
         breakdown_s: name → seconds of the step; sums to ``step_s``.
         stages: memory of each distinct stage.
         gradient_reduce_s: gradient collectives of one step, hidden or not.
+        pipeline_s: of ``step_s``, from the first forward to the last backward, messages between stages apart.
     """
 
     step_s: FloatArray
+    pipeline_s: FloatArray
     breakdown_s: Mapping[str, FloatArray]
     stages: tuple[StageMemory, ...]
     gradient_reduce_s: FloatArray
@@ -116,6 +120,11 @@ class TrainingModel:
     @property
     def _links(self) -> CommunicationModel:
         return CommunicationModel(machine=self.machine, calibration=self.calibration)
+
+    @property
+    def forward_share(self) -> FloatArray:
+        """Forward part of a micro-batch; the backward part runs the forward again where all of it is recomputed."""
+        return np.where(self.candidates.recompute == Recompute.FULL, RECOMPUTED_FORWARD_SHARE, FORWARD_SHARE)
 
     @property
     def memory(self) -> MemoryModel:
@@ -339,6 +348,12 @@ class TrainingModel:
             return fill + UNHIDDEN_SHARE * passes
         return fill + passes
 
+    def chunk_s(self, chunk: StageClass) -> FloatArray:
+        """Forward + backward of one micro-batch on some layers with their ends, [n]."""
+        layers = {index: self._layer(kind) for index, kind in enumerate(self.candidates.split.kinds)}
+        parts = self._stage(chunk, layers)
+        return sum(parts.values(), np.zeros_like(layers[0].total_s))
+
     def estimate(self) -> TrainingEstimate:
         """Price the batch."""
         split = self.candidates.split
@@ -347,17 +362,12 @@ class TrainingModel:
         stage_parts = [self._stage(stage, layers) for stage in split.classes]
         stage_s = [sum(parts.values(), np.zeros_like(layers[0].total_s)) for parts in stage_parts]
         slowest = np.maximum.reduce(stage_s)
-        total = sum(
-            (seconds * stage.count for seconds, stage in zip(stage_s, split.classes, strict=True)),
-            np.zeros_like(slowest),
-        )
-        pipeline = pipeline_s(
+        pipeline = staged_pipeline_s(
             split.schedule,
-            pipeline_parallel=split.pipeline_parallel,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             num_microbatches=self.candidates.num_microbatches,
-            slowest_stage_s=slowest,
-            sum_of_stages_s=total,
+            stages_s=np.stack([stage_s[index] for index in split.class_of_stage]),
+            forward_share=self.forward_share,
         )
         outside = [
             (*self._data_parallel_s(stage, seconds), self._optimizer_s(stage))
@@ -374,6 +384,7 @@ class TrainingModel:
         breakdown["optimizer step"] = optimizer
         breakdown["step overhead"] = overhead + np.zeros_like(slowest)
         return TrainingEstimate(
+            pipeline_s=pipeline,
             step_s=pipeline + messages + data_parallel + optimizer + overhead,
             breakdown_s=breakdown,
             stages=self.memory.stages(),

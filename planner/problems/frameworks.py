@@ -46,6 +46,7 @@ class FrameworkRules:
         rules: every rule that can refuse a configuration.
         rank_orders: parallel dimensions from the fastest-varying to the slowest, the default first.
         uneven_layers: stages may hold different numbers of layers.
+        pipeline_schedules: what it can run, as named in :data:`meshplan.planner.estimators.pipeline.SCHEDULES`.
         shards_over_context_parallel: sharded states are split over data × context parallel devices, not data alone.
         vocab_multiple_per_tensor_parallel: the vocabulary is padded to this multiple × tensor_parallel.
         notes: traps that no rule expresses.
@@ -56,6 +57,7 @@ class FrameworkRules:
     rules: tuple[LegalityRule, ...]
     rank_orders: tuple[tuple[str, ...], ...]
     uneven_layers: bool
+    pipeline_schedules: tuple[str, ...]
     shards_over_context_parallel: bool
     vocab_multiple_per_tensor_parallel: int
     notes: tuple[str, ...] = ()
@@ -289,6 +291,7 @@ MEGATRON = FrameworkRules(
     rules=_MEGATRON_RULES,
     rank_orders=(("tensor", "context", "data", "pipeline"), ("tensor", "context", "pipeline", "data")),
     uneven_layers=True,
+    pipeline_schedules=("none", "1f1b", "interleaved"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=128,
     notes=(
@@ -320,6 +323,7 @@ ANY_FRAMEWORK = FrameworkRules(
     rules=tuple(rule for rule in _MEGATRON_RULES if rule.name in _ARITHMETIC),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=True,
+    pipeline_schedules=("none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
 )

@@ -125,6 +125,7 @@ TORCHTITAN = FrameworkRules(
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=False,
+    pipeline_schedules=("none", "1f1b", "interleaved"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
     notes=(
@@ -172,6 +173,7 @@ DEEPSPEED = FrameworkRules(
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=False,
+    pipeline_schedules=("none",),
     shards_over_context_parallel=False,
     vocab_multiple_per_tensor_parallel=1,
 )
@@ -215,6 +217,7 @@ ACCELERATE = FrameworkRules(
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=False,
+    pipeline_schedules=("none",),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
 )

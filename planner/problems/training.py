@@ -67,9 +67,11 @@ class TrainingConfig:
         sequence_parallel: norms and dropout are split over the tensor-parallel devices.
         zero_stage: 0 nothing, 1 optimizer states, 2 + gradients, 3 + parameters are sharded.
         activation_recompute: ``none``, ``selective`` (attention core only) or ``full`` (whole layers).
-        pipeline_schedule: ``none`` (one stage), ``1f1b`` or ``interleaved``.
+        pipeline_schedule: ``none`` (one stage) or another key of
+            :data:`meshplan.planner.estimators.pipeline.SCHEDULES`.
         layers_per_chunk: transformer layers of each model chunk, in the order in which a token visits them; the
-            chunk c lies on stage c mod pipeline_parallel. Sums to the model's layers.
+            chunk c lies on stage c mod pipeline_parallel (there and back in V-shaped schedules). Sums to the
+            model's layers.
         micro_batch_size: sequences of one forward pass on one replica.
         num_microbatches: forward passes of one replica in one step.
         global_batch_size: sequences in one optimizer step.

@@ -11,9 +11,10 @@ host memory and step time.
 *Bound.* No step can be shorter than its matrix products and attention at the full rate of all its devices,
 T(c) ≥ W/n_c with W from :func:`work_device_s`. Candidates are visited by devices, most first; those with f(W/n_c, n_c)
 no better than the K-th best incumbent are not priced. Nor are those that a sharper bound rules out one by one: full
-recompute repeats the forward pass, and p stages with m micro-batches leave T(c) ≥ W/n_c·(1 + β(p − 1)/m), because the
-slowest stage is no faster than the mean one. What is left is priced completely, so the incumbent is optimal
-under the estimator and the gap is 0; a search that is cut short reports the best bound of what it did not visit.
+recompute repeats the forward pass, and p stages with m micro-batches leave T(c) ≥ W/n_c·(1 + β'(p − 1)/m) with β' from
+:func:`~meshplan.planner.estimators.pipeline.least_bubble`. What is left is priced completely, so the incumbent is
+optimal under the estimator and the gap is 0; a search that is cut short reports the best bound of what it did not
+visit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import numpy as np
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel
-from meshplan.planner.estimators.pipeline import SCHEDULES
+from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
@@ -296,7 +297,9 @@ class DegreeSearch:
     def _may_be_kept(self, batch: Candidates) -> FloatArray:
         """Candidates that the sharper bound of the module docstring does not rule out, [n] booleans."""
         p, m = batch.split.pipeline_parallel, batch.num_microbatches
-        left = SCHEDULES[batch.split.schedule].bubble(p, batch.split.virtual_pipeline_stages)
+        left = least_bubble(
+            batch.split.schedule, pipeline_parallel=p, virtual_pipeline_stages=batch.split.virtual_pipeline_stages
+        )
         work = np.where(batch.recompute == Recompute.FULL, self._work_again_s, self._work_s)
         devices = batch.world_size
         least = self._objective(work / devices * (1.0 + left * (p - 1) / m), devices)

@@ -23,8 +23,9 @@ from meshplan.planner.estimators.candidates import (
     Recompute,
     split_layers,
 )
-from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.parallelism import deal_layers, schedules_of
 from meshplan.planner.problems.training import TrainingProblem
+from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
     "tensor_parallel",
@@ -212,25 +213,35 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
     """Every way to deal the layers to stages, stages ascending, then chunks."""
     shape, layers = problem.shape, problem.shape.num_hidden_layers
     most = min(layers, problem.limits.max_devices)
+    asked = problem.fixed.get("pipeline_schedule")
+    pinned = None if asked is None else str(asked)
     splits = []
     for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
         chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _deals_evenly(layers, p * v))]
         for v in _choices(problem, "virtual_pipeline_stages", chunks):
             if not problem.rules.uneven_layers and layers % (p * v) != 0:
                 continue
-            schedule = "none" if p == 1 else "interleaved" if v > 1 else "1f1b"
-            if problem.fixed.get("pipeline_schedule", schedule) != schedule:
-                continue
-            splits.append(
+            splits += [
                 split_layers(
                     shape,
                     pipeline_parallel=p,
                     virtual_pipeline_stages=v,
-                    layers_per_chunk=deal_layers(layers, p * v),
+                    layers_per_chunk=layers_per_chunk,
                     schedule=schedule,
                 )
-            )
+                for schedule in schedules_of(p, v, allowed=problem.rules.pipeline_schedules, pinned=pinned)
+                for layers_per_chunk in _deals(problem, p, v)
+            ]
     return splits
+
+
+def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
+    """Layers of each chunk: as even as they go and, where that differs, as evens out the arithmetic of the stages."""
+    usual = deal_layers(problem.shape.num_hidden_layers, p * v)
+    if v > 1 or p == 1 or not problem.rules.uneven_layers:
+        return [usual]
+    balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, usual)
+    return [usual] if balanced is None else [usual, balanced]
 
 
 def _deals_evenly(layers: int, chunks: int) -> bool:

@@ -126,6 +126,17 @@ def test_explain_says_why(meshplan: Command, plan_id: str) -> None:
     assert sum(document["share_of_time_by_evidence"].values()) == pytest.approx(1.0)
 
 
+def test_explain_draws_the_schedule(meshplan: Command, plan_id: str, tmp_path: Path) -> None:
+    picture = tmp_path / "schedule.svg"
+    outcome = meshplan("explain", "base", "--timeline", picture)
+    assert outcome.code == 0
+    assert "stage 0 " in outcome.out
+    assert picture.read_text(encoding="utf-8").startswith("<svg")
+    document = json.loads(meshplan("explain", "base", "--timeline", picture, "--format", "json").out)
+    assert document["step_s"] > 0
+    assert meshplan("explain", "base", "--timeline", tmp_path / "missing" / "schedule.svg").code == 6
+
+
 def test_explain_prices_another_choice(meshplan: Command, plan_id: str) -> None:
     outcome = meshplan("explain", "base", "--instead", "tensor_parallel=4", "activation_recompute=full")
     assert outcome.code == 0

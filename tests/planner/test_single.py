@@ -66,3 +66,20 @@ def test_what_is_returned_keeps_the_rules() -> None:
         for fixed in ({"tensor_parallel": 2}, {"pipeline_parallel": 2, "expert_parallel": 4}, {"context_parallel": 4}):
             problem = problem_of(MOE, num_devices=16, rules=rules, fixed=fixed)
             assert not rules.broken(MOE, fixed_config(problem))
+
+
+def test_a_schedule_is_taken_where_the_framework_can_run_it() -> None:
+    split = {"pipeline_parallel": 2, "tensor_parallel": 2}
+    for schedule in ("1f1b", "gpipe", "zb-h1", "zb-1p", "zb-2p"):
+        config = fixed_config(problem_of(DENSE, num_devices=8, fixed={**split, "pipeline_schedule": schedule}))
+        assert config.pipeline_schedule == schedule
+    with pytest.raises(SpecError, match="megatron runs 2 stages of 1 chunks as '1f1b', not as 'zb-2p'"):
+        fixed_config(problem_of(DENSE, num_devices=8, rules=MEGATRON, fixed={**split, "pipeline_schedule": "zb-2p"}))
+    with pytest.raises(SpecError, match="as 'interleaved' or 'zb-v', not as '1f1b'"):
+        fixed_config(
+            problem_of(
+                DENSE,
+                num_devices=8,
+                fixed={**split, "virtual_pipeline_stages": 2, "pipeline_schedule": "1f1b"},
+            )
+        )

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from core_cases import MOE, configured, problem_of
+from core_cases import DENSE, MOE, configured, problem_of
 from emit_cases import SHAPES
 
 from meshplan.catalogs.hardware import EvidenceLevel
@@ -24,10 +24,12 @@ from meshplan.planner.training_plan import (
     evidence_of,
     plain,
     predicted,
+    provenance,
     rank_table,
     rejected_rows,
     runner_up_rows,
     shape_from_document,
+    time_interval,
 )
 
 SPEC: dict[str, Any] = {
@@ -182,3 +184,17 @@ def test_predictions_without_price_or_tokens(catalog: Catalog) -> None:
     assert "run_time_s" not in predicted(resolved, priced)
     assert "usd_per_run" not in predicted(resolved, priced)
     assert all(row["seconds"] > 0 for row in breakdown(resolved.problem, priced))
+
+
+def test_a_schedule_without_measured_runs_has_a_wider_interval_and_says_so(catalog: Catalog) -> None:
+    problem = problem_of(DENSE)
+    measured, unmeasured = (time_interval(problem, 1.0, schedule=name) for name in ("1f1b", "zb-v"))
+    assert unmeasured.low < measured.low < 1.0 < measured.high < unmeasured.high
+    resolved = resolve(SPEC, catalog)
+    problem = resolved.problem
+    config = configured(problem, pipeline_parallel=2)
+    for schedule, labelled in (("1f1b", False), ("zb-1p", False), ("gpipe", True), ("zb-h1", True)):
+        said = provenance(resolved, price(problem, replace(config, pipeline_schedule=schedule)))
+        assert ("not_validated" in said) == labelled
+        if labelled:
+            assert schedule in said["not_validated"][0]

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
+from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 MODES = ("none", "selective", "full")
 
@@ -40,8 +41,8 @@ def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Ite
     experts = [1] if shape.moe is None else _dividing(shape.moe.num_experts)
     widths = [1] if shape.moe is None else _dividing(shape.moe.expert_intermediate_size)
     widths = [w for w in widths if w <= problem.machine.domain_size]
-    for e, w, v, m, mode in itertools.product(
-        experts, widths, _chunks(shape.num_hidden_layers, p), _dividing(batch // d), MODES
+    for e, w, (v, schedule, deal), m, mode in itertools.product(
+        experts, widths, _splits(problem, p), _dividing(batch // d), MODES
     ):
         if (t * c * d) % (e * w):
             continue
@@ -60,14 +61,29 @@ def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Ite
                 sequence_parallel=t > 1 and bool(problem.fixed.get("sequence_parallel", True)),
                 zero_stage=zero,
                 activation_recompute=mode,
-                pipeline_schedule="none" if p == 1 else "interleaved" if v > 1 else "1f1b",
-                layers_per_chunk=deal_layers(shape.num_hidden_layers, p * v),
+                pipeline_schedule=schedule,
+                layers_per_chunk=deal,
                 micro_batch_size=m,
                 num_microbatches=batch // d // m,
                 global_batch_size=batch,
                 sequence_length=problem.workload.sequence_length,
                 precision=problem.workload.precision,
             )
+
+
+def _splits(problem: TrainingProblem, p: int) -> Iterator[tuple[int, str, tuple[int, ...]]]:
+    """Chunks a stage, schedule, layers of each chunk."""
+    shape = problem.shape
+    for v in _chunks(shape.num_hidden_layers, p):
+        deals = [deal_layers(shape.num_hidden_layers, p * v)]
+        if v == 1 and p > 1:
+            balanced = balance_arithmetic(shape, problem.workload.sequence_length, deals[0])
+            deals += [] if balanced is None else [balanced]
+        names = ["none"] if p == 1 else ["1f1b", "zb-1p", "zb-2p"] if v == 1 else ["interleaved"]
+        names += ["zb-v"] if p > 1 and v == 2 else []
+        for schedule, deal in itertools.product(names, deals):
+            if schedule in problem.rules.pipeline_schedules:
+                yield v, schedule, deal
 
 
 def _chunks(layers: int, p: int) -> list[int]:

@@ -17,6 +17,7 @@ from meshplan.catalogs.calibration import Calibration, FrameworkRecipe, TimeCons
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.estimators.candidates import Candidates
 from meshplan.planner.estimators.priced import candidates_of, price
+from meshplan.planner.estimators.referee import refereed_step_s
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
@@ -220,4 +221,7 @@ def test_a_pipeline_of_equal_stages_has_the_textbook_bubble() -> None:
         parts = price(problem, config).breakdown_s
         named = ("step overhead", "optimizer step", "stage-to-stage messages", "pipeline bubble")
         busy = sum(seconds for name, seconds in parts.items() if name not in named)
-        assert parts["pipeline bubble"] / busy == pytest.approx((stages - 1) / (chunks * 32), rel=0.05)
+        # The embedding makes the first stage a little slower; forwards that run ahead hide that much of the bubble.
+        bubble, textbook = parts["pipeline bubble"] / busy, (stages - 1) / (chunks * 32)
+        assert 0.85 * textbook < bubble < 1.01 * textbook
+        assert refereed_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-3)
