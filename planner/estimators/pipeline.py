@@ -215,7 +215,9 @@ def staged_pipeline_s(
     if not differs.any():
         return upper
     share = np.broadcast_to(np.asarray(forward_share, dtype=np.float64), slowest.shape)[differs]
-    exact = _one_forward_one_backward_s(stages_s[:, differs], share, num_microbatches[differs], virtual_pipeline_stages)
+    # One candidate may be priced under many constants at once: then times have more columns than m.
+    m = np.broadcast_to(num_microbatches, slowest.shape)[differs]
+    exact = _one_forward_one_backward_s(stages_s[:, differs], share, m, virtual_pipeline_stages)
     seconds = upper.copy()
     seconds[differs] = exact
     return seconds

@@ -12,7 +12,7 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of
 
 from meshplan.catalogs.calibration import Calibration, TimeConstants
 from meshplan.catalogs.recipes import recipe_named
-from meshplan.planner.calibrate import FITTED, calibrate, constants_of, refine, theta_of
+from meshplan.planner.calibrate import FITTED, _Row, calibrate, constants_of, refine, theta_of
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun
 
@@ -187,3 +187,15 @@ def test_runs_without_a_step_time_fit_nothing() -> None:
     (run, *_) = runs_of()
     made = refine([replace(run, measured={})], lambda *_: planted(PLANTED), source="", date="2026-01-01")
     assert made.calibrations == ()
+
+
+def test_many_constants_at_once_are_each_alone() -> None:
+    """A fit prices one run under all perturbed constants in one call; uneven stages must not mix them up."""
+    runs = runs_of(shapes=(LARGE,))
+    run = next(run for run in runs if run.config.pipeline_parallel > 1)
+    split = (run.problem.shape.num_hidden_layers - 1, 1)
+    row = _Row(replace(run, config=replace(run.config, layers_per_chunk=split)))
+    thetas = theta_of(PLANTED) + np.linspace(-0.3, 0.3, 5)[:, None]
+    together = row.log_predicted(thetas)
+    alone = [float(row.log_predicted(theta[None])[0]) for theta in thetas]
+    assert together == pytest.approx(alone)
