@@ -81,7 +81,19 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
     )
 
 
-def model_flops_per_step(shape: ModelShape, sequence_length: int, global_batch_size: int) -> float:
-    """FLOPs of one optimizer step that train every weight, no recompute."""
+def model_flops_per_step(
+    shape: ModelShape, sequence_length: int, global_batch_size: int, *, frozen_weights: bool = False
+) -> float:
+    """FLOPs of one optimizer step, no recompute.
+
+    Args:
+        shape: the model.
+        sequence_length: tokens.
+        global_batch_size: sequences.
+        frozen_weights: the weights get no gradient (LoRA; the adapters' own FLOPs are left out): two passes over the
+            matrices instead of three, attention as ever.
+    """
     tokens = sequence_length * global_batch_size
-    return TRAINING_PASSES * tokens * forward_flops_per_token(shape, sequence_length).total
+    flops = forward_flops_per_token(shape, sequence_length)
+    matrix_passes = TRAINING_PASSES - 1.0 if frozen_weights else TRAINING_PASSES
+    return tokens * (matrix_passes * (flops.matrix + flops.head) + TRAINING_PASSES * flops.attention)

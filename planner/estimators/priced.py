@@ -10,7 +10,7 @@ import numpy as np
 from meshplan.planner.estimators.candidates import Candidates, Recompute, split_layers
 from meshplan.planner.estimators.flops import model_flops_per_step
 from meshplan.planner.estimators.training import TrainingEstimate, estimate_training
-from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,11 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
         breakdown_s={name: float(seconds[0]) for name, seconds in estimate.breakdown_s.items()},
         stages=tuple(sorted(stages, key=lambda stage: stage.first_stage)),
         gradient_reduce_s=float(estimate.gradient_reduce_s[0]),
-        model_flops=model_flops_per_step(problem.shape, config.sequence_length, config.global_batch_size),
+        model_flops=model_flops_per_step(
+            problem.shape,
+            config.sequence_length,
+            config.global_batch_size,
+            frozen_weights=problem.workload.phase is Phase.LORA,
+        ),
         recompute_flops_share=1.0 / 3.0 if config.activation_recompute == "full" else 0.0,
     )

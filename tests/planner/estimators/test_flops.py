@@ -96,3 +96,10 @@ def test_attention_grows_with_the_square_of_the_sequence() -> None:
     assert long.attention == pytest.approx(2.0 * short.attention)
     assert (long.matrix, long.head) == (short.matrix, short.head)
     assert forward_flops_per_token(DENSE, 64).attention > 0
+
+
+def test_frozen_weights_need_no_weight_gradient() -> None:
+    shape = DENSE
+    flops = forward_flops_per_token(shape, 4096)
+    saved = model_flops_per_step(shape, 4096, 8) - model_flops_per_step(shape, 4096, 8, frozen_weights=True)
+    assert saved == pytest.approx(4096 * 8 * (flops.matrix + flops.head))
