@@ -218,7 +218,8 @@ def calibration_text(plan: Plan, width: int) -> str:
     runs, spread = calibration["num_runs"], percent(calibration["time_error_p90"])
     if runs:
         basis = f"{runs} published runs ({calibration['framework']}, {calibration['architecture']})"
-        return paragraph(f"Intervals: 90 % of the held-out errors on {basis} are within {spread}.", width)
+        text = f"Intervals: ±{spread}, the 90th percentile of the error on held-out runs; constants fitted to {basis}."
+        return paragraph(text, width)
     return paragraph(f"Intervals: constants of the literature, not calibrated yet; ±{spread} assumed.", width)
 
 

@@ -91,7 +91,8 @@ def calibration(plan: Plan) -> str:
         return f"constants of the literature, not calibrated on runs; an error of {spread} is assumed"
     where = f"{found['framework']}, {found['architecture']}"
     return (
-        f"calibrated on {found['num_runs']} published runs ({where}); 90 % of the held-out errors are within {spread}"
+        f"constants fitted to {found['num_runs']} published runs ({where}); 90 % of the errors on held-out runs are "
+        f"within {spread}"
     )
 
 

@@ -20,6 +20,7 @@ from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.measured_links import profile_problems, slowest_link, with_measured_links
+from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
@@ -97,6 +98,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         lora_rank=spec.workload.lora_rank or 0,
     )
     _check_choices(spec, shape, machine, problems)
+    _check_framework(spec, rules, problems)
     limits = _limits(spec, machine, workload, price, problems)
     problems.check()
     problem = TrainingProblem(
@@ -311,6 +313,16 @@ def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, prob
         problems.say("workload.sequence_length", f"{shape.name} has learned positions for {positions} tokens only")
     if spec.workload.phase is Phase.LORA and shape.latent is not None:
         problems.say("workload.phase", "LoRA on multi-head latent attention is not modelled yet")
+
+
+def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: _Problems) -> None:
+    """Choices that the framework has no word for."""
+    precision, recompute = spec.workload.precision, spec.fixed.activation_recompute
+    if precision not in rules.precisions:
+        problems.say("workload.precision", f"{rules.name} is planned in {', '.join(rules.precisions)}, not {precision}")
+    if recompute is not None and recompute not in rules.recompute_modes:
+        offered = ", ".join(rules.recompute_modes)
+        problems.say("fixed.activation_recompute", f"{rules.name} has {offered}, not {recompute}")
 
 
 def _limits(

@@ -40,7 +40,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         data_parallel_shard=number("data_parallel_shard", data if zero else 1),
         expert_parallel=number("expert_parallel", 1),
         expert_tensor_parallel=number("expert_tensor_parallel", 1),
-        sequence_parallel=bool(fixed.get("sequence_parallel", tensor > 1)),
+        sequence_parallel=bool(fixed.get("sequence_parallel", tensor > 1 and problem.rules.sequence_parallel)),
         zero_stage=zero,
         activation_recompute=str(fixed.get("activation_recompute", "none")),
         pipeline_schedule=schedule,

@@ -50,6 +50,9 @@ class FrameworkRules:
         shards_over_context_parallel: sharded states are split over data × context parallel devices, not data alone.
         vocab_multiple_per_tensor_parallel: the vocabulary is padded to this multiple × tensor_parallel.
         notes: traps that no rule expresses.
+        recompute_modes: what ``activation_recompute`` may be.
+        precisions: of matrix products.
+        sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no word for it.
     """
 
     name: str
@@ -61,6 +64,9 @@ class FrameworkRules:
     shards_over_context_parallel: bool
     vocab_multiple_per_tensor_parallel: int
     notes: tuple[str, ...] = ()
+    recompute_modes: tuple[str, ...] = ("none", "selective", "full")
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp8")
+    sequence_parallel: bool = True
 
     def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
         """The rules that ONE configuration breaks; empty when the framework takes it."""

@@ -128,6 +128,7 @@ TORCHTITAN = FrameworkRules(
     pipeline_schedules=("none", "1f1b", "interleaved"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
+    precisions=("bf16",),
     notes=(
         "Selective recomputation keeps the outputs of chosen operators, not all but the attention core: its memory and "
         "time are those of another set than the estimate's.",
@@ -176,6 +177,9 @@ DEEPSPEED = FrameworkRules(
     pipeline_schedules=("none",),
     shards_over_context_parallel=False,
     vocab_multiple_per_tensor_parallel=1,
+    recompute_modes=("none", "full"),
+    precisions=("bf16", "fp16"),
+    sequence_parallel=False,
 )
 
 ACCELERATE = FrameworkRules(
@@ -220,4 +224,7 @@ ACCELERATE = FrameworkRules(
     pipeline_schedules=("none",),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
+    recompute_modes=("none", "full"),
+    precisions=("bf16", "fp16"),
+    sequence_parallel=False,
 )

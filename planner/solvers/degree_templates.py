@@ -141,7 +141,9 @@ def make_templates(problem: TrainingProblem) -> Templates:
     rows = _with_states(problem, rows)
     modes = _recompute_modes(problem)
     rows = _cross(rows, "recompute", {0: modes}, np.zeros(len(rows["data_parallel"]), dtype=np.int64))
-    rows["sequence_parallel"] = (rows["tensor_parallel"] > 1) & bool(problem.fixed.get("sequence_parallel", True))
+    rows["sequence_parallel"] = (rows["tensor_parallel"] > 1) & bool(
+        problem.fixed.get("sequence_parallel", problem.rules.sequence_parallel)
+    )
     stage_devices = rows["tensor_parallel"] * rows["context_parallel"] * rows["data_parallel"]
     order = np.argsort(stage_devices, kind="stable")
     illegal = {
@@ -158,13 +160,15 @@ def make_templates(problem: TrainingProblem) -> Templates:
 
 
 def _recompute_modes(problem: TrainingProblem) -> list[int]:
+    known = [mode for mode in Recompute if mode.name.lower() in problem.rules.recompute_modes]
     if "activation_recompute" in problem.fixed:
-        return [int(Recompute[str(problem.fixed["activation_recompute"]).upper()])]
+        pinned = Recompute[str(problem.fixed["activation_recompute"]).upper()]
+        return [int(pinned)] if pinned in known else []
     recipe = problem.calibration.recipe
     if recipe.flash_attention and recipe.selective_kept_share == 1.0:
         # Fused attention keeps no scores: selective recompute is the same as none to the estimator.
-        return [int(Recompute.NONE), int(Recompute.FULL)]
-    return [int(mode) for mode in Recompute]
+        known = [mode for mode in known if mode is not Recompute.SELECTIVE]
+    return [int(mode) for mode in known]
 
 
 def _with_experts(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:

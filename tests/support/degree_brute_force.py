@@ -58,7 +58,8 @@ def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Ite
                 data_parallel_shard=shard,
                 expert_parallel=e,
                 expert_tensor_parallel=w,
-                sequence_parallel=t > 1 and bool(problem.fixed.get("sequence_parallel", True)),
+                sequence_parallel=t > 1
+                and bool(problem.fixed.get("sequence_parallel", problem.rules.sequence_parallel)),
                 zero_stage=zero,
                 activation_recompute=mode,
                 pipeline_schedule=schedule,
