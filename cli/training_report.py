@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -181,7 +182,24 @@ def top_section(plan: Plan, width: int) -> str:
     """The table of the best candidates, the chosen one ticked."""
     rows = top_rows(plan)
     title = f"The best {len(rows)} plans" if len(rows) > 1 else "The plan"
-    return rendered_rows(rows, TOP_COLUMNS, Format.TABLE, title=title, width=width)
+    return rendered_rows(rows, TOP_COLUMNS, Format.TABLE, title=title, width=width) + _splits_text(plan, width)
+
+
+def _splits_text(plan: Plan, width: int) -> str:
+    """The layers of each pipeline chunk, where they are all that tells two candidates of the table apart."""
+    configs = [row["config"] for row in plan.alternatives if "chosen" in row]
+    choices = [{key: value for key, value in config.items() if key != "layers_per_chunk"} for config in configs]
+    twins = [place for place, choice in enumerate(choices) if choices.count(choice) > 1]
+    if not twins:
+        return ""
+    splits = "; ".join(f"row {place + 1}: {layers_text(configs[place]['layers_per_chunk'])}" for place in twins)
+    return paragraph(f"Layers of each pipeline chunk, {splits}.", width)
+
+
+def layers_text(layers: Sequence[int]) -> str:
+    """Layer counts with runs of equal ones joined: [10, 10, 11] → '10 ×2, 11'."""
+    runs = [(value, len(list(run))) for value, run in itertools.groupby(layers)]
+    return ", ".join(f"{value} ×{count}" if count > 1 else str(value) for value, count in runs)
 
 
 # --- what it will take ---------------------------------------------------------------------------------------------

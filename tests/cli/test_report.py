@@ -56,6 +56,18 @@ def test_json_and_yaml_hold_the_whole_plan(meshplan: Command) -> None:
     assert yaml.safe_load(meshplan("plans", "show", FROZEN["70b"], "--format", "yaml").out) == document
 
 
+def test_two_rows_that_differ_in_their_layers_alone_are_told_apart() -> None:
+    plan = frozen("70b")
+    first = next(row for row in plan.alternatives if "chosen" in row)
+    layers = list(first["config"]["layers_per_chunk"])
+    layers[0], layers[-1] = layers[0] + 1, layers[-1] - 1
+    twin = {**first, "chosen": False, "config": {**first["config"], "layers_per_chunk": layers}}
+    text = training_report(replace(plan, alternatives=(first, twin)))
+    assert narrow(text)
+    assert f"row 2: {layers[0]}" in text
+    assert "Layers of each" not in training_report(replace(plan, alternatives=(first,)))
+
+
 def test_no_number_is_cut_however_large() -> None:
     plan = frozen("moe")
 
