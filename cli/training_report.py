@@ -269,7 +269,10 @@ def memory_section(plan: Plan, width: int) -> str:
         Column(key="safe_bytes", title="safe", right=True, text=gib, wrap=False),
     )
     title = f"Memory of one rank in GiB; the limit for 'safe' is {gib(limit)} (◀ the worst stage)"
-    return rendered_rows(stages, columns, Format.TABLE, title=title, width=width)
+    text = rendered_rows(stages, columns, Format.TABLE, title=title, width=width)
+    if any(stage["num_stages"] > 1 for stage in stages):
+        text += paragraph("×: stages with equal layers; the first is shown, which holds the most micro-batches.", width)
+    return text
 
 
 def _component_title(key: str) -> str:

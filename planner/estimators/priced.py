@@ -15,11 +15,11 @@ from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingPr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageBytes:
-    """Memory of one rank of some alike stages.
+    """Memory of one rank of the first of some stages with equal layers: it keeps the most micro-batches in flight.
 
     Args:
         first_stage: lowest index of such a stage.
-        num_stages: how many stages are alike.
+        num_stages: how many stages have these layers.
         num_layers: layers on each.
         components: name → typical bytes.
         typical_bytes: expected peak.
