@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-import yaml
-
 from meshplan.catalogs.calibration import FrameworkRecipe
 from meshplan.catalogs.seeds import SEED_FOLDER
+from meshplan.catalogs.yaml_reader import load_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,8 +57,7 @@ class Recipe:
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """Every known framework by our name."""
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    content = yaml.load((SEED_FOLDER / "recipes.yaml").read_text(encoding="utf-8"), Loader=loader)  # noqa: S506 - safe
+    content = load_yaml((SEED_FOLDER / "recipes.yaml").read_bytes())
     return {
         name: Recipe(
             framework=name,

@@ -33,6 +33,7 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import dimension_of
 from meshplan.catalogs.transfer import SEED, Changes, require_sound, write_document
 from meshplan.catalogs.units import Dimension, parse_quantity
+from meshplan.catalogs.yaml_reader import load_yaml
 
 SEED_FOLDER = Path(__file__).parent / "seed"
 SEED_DIGEST_KEY = "seed_digest"
@@ -45,8 +46,6 @@ _SEEDED = (
     tables.models,
     tables.calibrations,
 )
-# libyaml reads the seeds about ten times faster than the pure Python reader; some platforms lack it.
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def seed_document(folder: Path = SEED_FOLDER) -> dict[str, Any]:
@@ -113,7 +112,7 @@ def seeds_are_stale(engine: Engine) -> bool:
 
 def _load(path: Path) -> Any:
     try:
-        return yaml.load(path.read_bytes(), Loader=_LOADER)  # noqa: S506 - a safe loader
+        return load_yaml(path.read_bytes())
     except (OSError, yaml.YAMLError) as error:
         raise CatalogError(f"cannot read the seed file {path}: {error}") from error
 

@@ -61,6 +61,8 @@ def read_document(path: Path) -> Any:
     """
     import yaml
 
+    from meshplan.catalogs.yaml_reader import load_yaml
+
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -68,7 +70,7 @@ def read_document(path: Path) -> Any:
     try:
         if path.suffix == ".json":
             return json.loads(text)
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 - a safe loader
+        return load_yaml(text)
     except (json.JSONDecodeError, yaml.YAMLError) as error:
         raise CatalogError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from error
 

@@ -36,7 +36,7 @@ def choices_section(comparison: Comparison, width: int) -> str:
 
 def metrics_section(comparison: Comparison, width: int) -> str:
     """Every predicted metric; of two plans the change stands in its own column."""
-    is_pair = len(comparison.plan_ids) == 2  # noqa: PLR2004
+    is_pair = len(comparison.plan_ids) == 2  # noqa: PLR2004 - a pair is two
     rows = [_metric_row(item, is_pair=is_pair) for item in comparison.metrics]
     columns = (
         *_columns("Predicted", comparison.plan_ids),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, SeedOption
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
@@ -46,67 +46,82 @@ class RecordingFormat(StrEnum):
     CSV = "csv"
 
 
+# --- the command's own options -------------------------------------------------------------------------------------
+
+ExpertsArguments = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[PLAN] [NAME=]LOADS...",
+        help="A training plan with expert_parallel > 1 (none with --devices), then recordings of its routing; "
+        "several are scenarios, such as prefill=a.json decode=b.json.",
+        show_default=False,
+    ),
+]
+DevicesOption = Annotated[
+    int | None,
+    typer.Option("--devices", metavar="G", min=1, help="Without a plan: so many devices.", show_default=False),
+]
+DevicesPerNodeOption = Annotated[
+    int | None,
+    typer.Option("--devices-per-node", metavar="M", min=1, help="Of them on one node.", show_default=False),
+]
+SlotsOption = Annotated[int, typer.Option("--slots", metavar="N", min=0, help="Redundant experts of a layer.")]
+RecordingFormatOption = Annotated[
+    RecordingFormat | None,
+    typer.Option("--from", help="Format of the recordings. Default: by their names.", show_default=False),
+]
+WindowsOption = Annotated[bool, typer.Option("--windows", help="Every time window is a scenario.")]
+MinBalanceOption = Annotated[
+    float | None,
+    typer.Option(
+        "--min-balance", metavar="B", min=0.0, max=1.0, help="Least traffic at this balance.", show_default=False
+    ),
+]
+DispatchOption = Annotated[
+    Dispatch,
+    typer.Option(
+        "--dispatch",
+        help="Traffic for --min-balance: coherent counts changes of device from layer to layer, distinct the "
+        "devices that a token visits in a layer (DeepEP; needs token traces).",
+    ),
+]
+MaxMovesOption = Annotated[
+    int | None,
+    typer.Option(
+        "--max-moves", metavar="N", min=0, help="Best balance with so many moved experts.", show_default=False
+    ),
+]
+AdviceOption = Annotated[
+    bool, typer.Option("--advice", help="Curves: slots, traffic and moves against balance (takes longer).")
+]
+EmitOption = Annotated[
+    ExpertTarget | None, typer.Option("--emit", help="Write the map for this framework.", show_default=False)
+]
+MapFolderOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the map.", show_default=False)
+]
+PictureOption = Annotated[
+    Path | None,
+    typer.Option("--picture", metavar="FILE.svg", help="Draw load and traffic, before and after.", show_default=False),
+]
+
+
 @app.command()
 def experts(
-    arguments: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="[PLAN] [NAME=]LOADS...",
-            help="A training plan with expert_parallel > 1 (none with --devices), then recordings of its routing; "
-            "several are scenarios, such as prefill=a.json decode=b.json.",
-            show_default=False,
-        ),
-    ],
-    devices: Annotated[
-        int | None,
-        typer.Option("--devices", metavar="G", min=1, help="Without a plan: so many devices.", show_default=False),
-    ] = None,
-    devices_per_node: Annotated[
-        int | None,
-        typer.Option("--devices-per-node", metavar="M", min=1, help="Of them on one node.", show_default=False),
-    ] = None,
-    slots: Annotated[int, typer.Option("--slots", metavar="N", min=0, help="Redundant experts of a layer.")] = 0,
-    recorded_by: Annotated[
-        RecordingFormat | None,
-        typer.Option("--from", help="Format of the recordings. Default: by their names.", show_default=False),
-    ] = None,
-    windows: Annotated[bool, typer.Option("--windows", help="Every time window is a scenario.")] = False,
-    min_balance: Annotated[
-        float | None,
-        typer.Option(
-            "--min-balance", metavar="B", min=0.0, max=1.0, help="Least traffic at this balance.", show_default=False
-        ),
-    ] = None,
-    dispatch: Annotated[
-        Dispatch,
-        typer.Option(
-            "--dispatch",
-            help="Traffic for --min-balance: coherent counts changes of device from layer to layer, distinct the "
-            "devices that a token visits in a layer (DeepEP; needs token traces).",
-        ),
-    ] = Dispatch.COHERENT,
-    max_moves: Annotated[
-        int | None,
-        typer.Option(
-            "--max-moves", metavar="N", min=0, help="Best balance with so many moved experts.", show_default=False
-        ),
-    ] = None,
-    advice: Annotated[
-        bool, typer.Option("--advice", help="Curves: slots, traffic and moves against balance (takes longer).")
-    ] = False,
-    emit: Annotated[
-        ExpertTarget | None, typer.Option("--emit", help="Write the map for this framework.", show_default=False)
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the map.", show_default=False)
-    ] = None,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            "--picture", metavar="FILE.svg", help="Draw load and traffic, before and after.", show_default=False
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Where pseudo-random choices start from.")] = 0,
+    arguments: ExpertsArguments,
+    devices: DevicesOption = None,
+    devices_per_node: DevicesPerNodeOption = None,
+    slots: SlotsOption = 0,
+    recorded_by: RecordingFormatOption = None,
+    windows: WindowsOption = False,
+    min_balance: MinBalanceOption = None,
+    dispatch: DispatchOption = Dispatch.COHERENT,
+    max_moves: MaxMovesOption = None,
+    advice: AdviceOption = False,
+    emit: EmitOption = None,
+    out: MapFolderOption = None,
+    picture: PictureOption = None,
+    seed: SeedOption = 0,
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -119,23 +134,19 @@ def experts(
 
     if (emit is None) != (out is None):
         raise typer.BadParameter("--emit and --out go together")
-    if min_balance is not None and max_moves is not None:
-        raise typer.BadParameter("--min-balance and --max-moves are two questions; ask one of them")
-    if dispatch is Dispatch.DISTINCT and min_balance is None:
-        raise typer.BadParameter("--dispatch distinct needs --min-balance: the balance that may be given up for it")
+    question = _question(min_balance, dispatch, max_moves)
     setting, files = _setting(arguments, devices, devices_per_node, db)
     recordings = read_recordings(
         files, given_format=None if recorded_by is None else recorded_by.value, num_experts=setting.num_experts
     )
-    choices: dict[str, Any] = {}
-    if dispatch is Dispatch.DISTINCT:
-        choices = {"visits_at_balance": min_balance}
-    elif min_balance is not None:
-        choices = {"objective": "balance+affinity", "min_balancedness": min_balance}
-    if max_moves is not None:
-        choices = {"objective": "migrate", "max_moved_experts": max_moves}
     placed = place(
-        setting, recordings, num_redundant_experts=slots, windows_apart=windows, advice=advice, seed=seed, **choices
+        setting,
+        recordings,
+        num_redundant_experts=slots,
+        windows_apart=windows,
+        advice=advice,
+        seed=seed,
+        **question,
     )
     written: list[Path] = []
     if emit is not None and out is not None:
@@ -143,6 +154,21 @@ def experts(
     if picture is not None:
         written += write_artifacts([picture_artifact(placed, picture.name)], picture.parent, force=force)
     show_placement(placed, form, files=written)
+
+
+def _question(min_balance: float | None, dispatch: Dispatch, max_moves: int | None) -> dict[str, Any]:
+    """What is asked of the placement, in the planner's words; nothing for the best balance."""
+    if min_balance is not None and max_moves is not None:
+        raise typer.BadParameter("--min-balance and --max-moves are two questions; ask one of them")
+    if dispatch is Dispatch.DISTINCT and min_balance is None:
+        raise typer.BadParameter("--dispatch distinct needs --min-balance: the balance that may be given up for it")
+    if max_moves is not None:
+        return {"objective": "migrate", "max_moved_experts": max_moves}
+    if dispatch is Dispatch.DISTINCT:
+        return {"visits_at_balance": min_balance}
+    if min_balance is not None:
+        return {"objective": "balance+affinity", "min_balancedness": min_balance}
+    return {}
 
 
 def _setting(

@@ -133,7 +133,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except MeshplanError as error:
         _complain(f"error: {error}")
         sys.exit(error.exit_code)
-    except Exception as error:
+    except Exception as error:  # the outermost frame: a bug is told as one, without a traceback on the user
         if DEBUG_OPTION in given:
             raise
         _complain(f"error: this is a bug of meshplan, not of your input: {type(error).__name__}: {error}")

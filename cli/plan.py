@@ -11,7 +11,7 @@ import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SpecArgument
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SeedOption, SpecArgument
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def plan(
             show_default=False,
         ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", metavar="N", help="Where pseudo-random choices start from.")] = 0,
+    seed: SeedOption = 0,
     out: OutOption = None,
     force: ForceOption = False,
     store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the plan in the database.")] = True,

@@ -123,7 +123,7 @@ def compare(plans: Sequence[Plan]) -> Comparison:
     Raises:
         StoreError: fewer than two, of different kinds, or one without an answer.
     """
-    if len(plans) < 2:  # noqa: PLR2004 - it takes two
+    if len(plans) <= 1:
         raise StoreError("a comparison needs two plans or more")
     kinds = {plan.kind for plan in plans}
     if len(kinds) > 1:

@@ -106,7 +106,7 @@ def _excess(plan: Plan) -> str:
 
 def _runner_up(plan: Plan) -> str:
     ranked = [row for row in plan.alternatives if "chosen" in row]
-    if len(ranked) < 2:  # noqa: PLR2004 - the chosen one and another
+    if len(ranked) <= 1:
         return ""
     first, second = ranked[0], ranked[1]
     changed = [

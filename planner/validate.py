@@ -363,7 +363,7 @@ def rank_quality(rows: Sequence[ValidatedRow], *, metric: str = "tokens_per_s_pe
     ordered, pairs = 0.0, 0
     regrets = []
     for members in groups.values():
-        if len(members) < 2:  # noqa: PLR2004 - a pair
+        if len(members) <= 1:  # no pair to order
             continue
         best = max(members, key=lambda row: row.measured[metric])
         highest = max(row.predicted[metric].value for row in members)

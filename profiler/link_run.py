@@ -108,7 +108,7 @@ def profile_links(
     session: _Session | None = None
     missing: list[tuple[int, int]] = []
     for rail, transport in transports:
-        if transport.size < 2:  # noqa: PLR2004 - a link has two ends
+        if transport.size <= 1:
             raise ProfileError("one rank has no links; start one process per device on two or more devices")
         session = _joined(store, transport, rail, options, session)
         schedule = _schedule(transport.size, options)

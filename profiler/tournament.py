@@ -24,7 +24,7 @@ def rounds(num_endpoints: int) -> list[Round]:
     >>> rounds(4)
     [((0, 3), (1, 2)), ((0, 2), (1, 3)), ((0, 1), (2, 3))]
     """
-    if num_endpoints < 2:  # noqa: PLR2004 - a pair has two ends
+    if num_endpoints <= 1:
         return []
     seats: list[int | None] = list(range(num_endpoints)) + ([None] if num_endpoints % 2 else [])
     schedule = []

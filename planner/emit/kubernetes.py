@@ -147,7 +147,7 @@ def volumes(launch: torchrun.Launch) -> list[dict[str, Any]]:
 
 def volume_mounts() -> list[dict[str, Any]]:
     """Where :func:`volumes` are seen."""
-    return [{"name": _FILES, "mountPath": MOUNT}, {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]  # noqa: S108
+    return [{"name": _FILES, "mountPath": MOUNT}, {"name": _SHARED_MEMORY, "mountPath": "/dev/shm"}]  # noqa: S108 - a mount point in a container, not a file here
 
 
 def job_spec(

@@ -74,16 +74,19 @@ def pipeline_order(schedule: str, p: int, v: int, m: int, *, nominal: Nominal = 
     return makers[schedule]()
 
 
-def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simulated:
-    """The configuration's schedule in time, from the estimator's own chunk times; messages between stages apart."""
-    batch = candidates_of(problem, config)
-    model = TrainingModel(
+def _model(problem: TrainingProblem, config: TrainingConfig) -> TrainingModel:
+    return TrainingModel(
         shape=problem.shape,
         machine=problem.machine,
         workload=problem.workload,
-        candidates=batch,
+        candidates=candidates_of(problem, config),
         calibration=problem.calibration,
     )
+
+
+def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simulated:
+    """The configuration's schedule in time, from the estimator's own chunk times; messages between stages apart."""
+    model = _model(problem, config)
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
     kinds, kind_of = layer_kinds(problem.shape)
     seconds, layer = [], 0
@@ -109,14 +112,7 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
 
 def refereed_step_s(problem: TrainingProblem, config: TrainingConfig) -> float:
     """Seconds of a step with the pipeline's time from the simulation and everything else from the estimator."""
-    batch = candidates_of(problem, config)
-    estimate = TrainingModel(
-        shape=problem.shape,
-        machine=problem.machine,
-        workload=problem.workload,
-        candidates=batch,
-        calibration=problem.calibration,
-    ).estimate()
+    estimate = _model(problem, config).estimate()
     run = simulated_pipeline(problem, config)
     pipeline = run.unflushed_s if config.pipeline_schedule in UNFLUSHED else run.flushed_s
     return float(estimate.step_s[0] - estimate.pipeline_s[0]) + pipeline

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
 
 
@@ -141,13 +143,14 @@ def _shard_groups(shape: ModelShape, config: Any) -> Any:
 def _sequence(shape: ModelShape, config: Any) -> Any:
     per_device = config.sequence_length // config.context_parallel
     split_evenly = per_device % config.tensor_parallel == 0
-    return split_evenly | (config.sequence_parallel == False)  # noqa: E712 - arrays have no `not`
+    return split_evenly | np.logical_not(config.sequence_parallel)
 
 
 def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
-    return (config.tensor_parallel == 1) | (config.sequence_parallel == True) | (shape.moe is None)  # noqa: E712
+    return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
 
 
+_ZERO_2 = 2
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
 _VALIDATE = f"{_CORE}: training/arguments.py, validate_args"
@@ -185,7 +188,7 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="sequence_parallel_needs_tensor_parallel",
-        holds=lambda _, config: (config.tensor_parallel > 1) | (config.sequence_parallel == False),  # noqa: E712
+        holds=lambda _, config: (config.tensor_parallel > 1) | np.logical_not(config.sequence_parallel),
         message="sequence_parallel needs tensor_parallel > 1 (it is switched off silently)",
         stage="parser",
         source=_VALIDATE,
@@ -277,7 +280,7 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="zero_2_saves_nothing",
-        holds=lambda _, config: config.zero_stage != 2,  # noqa: PLR2004 - the stage's own name
+        holds=lambda _, config: config.zero_stage != _ZERO_2,
         message="zero_stage 2 allocates all gradients of the model in one bucket here: use stage 1 or 3",
         stage="run time",
         source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py (NVIDIA/Megatron-LM issue 6314)",

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules, LegalityRule
 
@@ -62,6 +64,17 @@ def _one(field: str, framework: str, reason: str, source: str, stage: str = "par
         holds=lambda _, config: getattr(config, field) == 1,
         message=f"{field} must be 1: {reason}",
         stage=stage,
+        source=source,
+    )
+
+
+def _whole_sequences(reason: str, source: str) -> LegalityRule:
+    """The framework does not split activations along the sequence between tensor-parallel ranks."""
+    return LegalityRule(
+        name="no_sequence_parallel",
+        holds=lambda _, config: np.logical_not(config.sequence_parallel),
+        message=f"sequence_parallel must be off: {reason} (fixed.sequence_parallel: false)",
+        stage="parser",
         source=source,
     )
 
@@ -150,13 +163,7 @@ DEEPSPEED = FrameworkRules(
         _one("context_parallel", "deepspeed", "sequences are split in code (Ulysses)", f"{_SPEED}: runtime/config.py"),
         _one("expert_parallel", "deepspeed", "experts are placed in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
         _one("expert_tensor_parallel", "deepspeed", "experts are not split", f"{_SPEED}: moe/layer.py"),
-        LegalityRule(
-            name="no_sequence_parallel",
-            holds=lambda _, config: config.sequence_parallel == False,  # noqa: E712 - arrays have no `not`
-            message="sequence_parallel must be off: AutoTP keeps whole sequences (fixed.sequence_parallel: false)",
-            stage="parser",
-            source=f"{_SPEED}: runtime/tensor_parallel/config.py",
-        ),
+        _whole_sequences("AutoTP keeps whole sequences", f"{_SPEED}: runtime/tensor_parallel/config.py"),
         LegalityRule(
             name="shards_are_whole",
             holds=lambda _, config: (config.zero_stage == 0) | (config.data_parallel_shard == config.data_parallel),
@@ -190,13 +197,7 @@ ACCELERATE = FrameworkRules(
         _one("pipeline_parallel", "accelerate", "FSDP2 has no stages", f"{_ACCELERATE}: parallelism_config.py"),
         _one("expert_parallel", "accelerate", "experts are not spread", f"{_ACCELERATE}: parallelism_config.py"),
         _one("expert_tensor_parallel", "accelerate", "experts are not split", f"{_ACCELERATE}: parallelism_config.py"),
-        LegalityRule(
-            name="no_sequence_parallel",
-            holds=lambda _, config: config.sequence_parallel == False,  # noqa: E712 - arrays have no `not`
-            message="sequence_parallel must be off: it has no word (fixed.sequence_parallel: false)",
-            stage="parser",
-            source=f"{_ACCELERATE}: parallelism_config.py",
-        ),
+        _whole_sequences("it has no word", f"{_ACCELERATE}: parallelism_config.py"),
         LegalityRule(
             name="sequence_divisible_by_its_splits",
             holds=_sequence_splits,

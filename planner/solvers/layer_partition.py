@@ -164,17 +164,12 @@ def _best_cuts(
     costs: Callable[[int], Matrix], num_stages: int, combine: Callable[[Matrix, Matrix], Matrix]
 ) -> tuple[float, list[int]]:
     """Least combined cost of all stages, and the layers before each stage with the total at the end."""
-    best: Matrix | None = None
+    best: Matrix = costs(0)[0]
     choices: list[NDArray[np.int64]] = []
-    for stage in range(num_stages):
-        cost = costs(stage)
-        if best is None:
-            best = cost[0]
-            continue
-        total = combine(best[:, None], cost)
+    for stage in range(1, num_stages):
+        total = combine(best[:, None], costs(stage))
         choices.append(total.argmin(axis=0))
         best = total.min(axis=0)
-    assert best is not None  # noqa: S101 - there is at least one stage
     cuts = [len(best) - 1]
     for choice in reversed(choices):
         cuts.append(int(choice[cuts[-1]]))

@@ -13,7 +13,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawn(points: list[Point]) -> ElementTree.Element:
-    return ElementTree.fromstring(scatter_svg(points, title="step time", unit="s"))  # noqa: S314 - our own text
+    return ElementTree.fromstring(scatter_svg(points, title="step time", unit="s"))
 
 
 def point(measured: float, predicted: float, label: str = "run", series: str = "f") -> Point:

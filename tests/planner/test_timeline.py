@@ -21,7 +21,7 @@ def run(schedule: str, p: int, v: int, m: int) -> Simulated:
 
 @pytest.mark.parametrize(("schedule", "v", "passes"), [("1f1b", 1, 2), ("interleaved", 2, 2), ("zb-v", 2, 3)])
 def test_every_operation_is_drawn_inside_the_picture(schedule: str, v: int, passes: int) -> None:
-    picture = ElementTree.fromstring(timeline_svg(run(schedule, 4, v, 8), title="a < b"))  # noqa: S314 - our own text
+    picture = ElementTree.fromstring(timeline_svg(run(schedule, 4, v, 8), title="a < b"))
     boxes = [box for box in picture.iter(f"{SVG}rect") if "micro-batch" in (box.findtext(f"{SVG}title") or "")]
     assert len(boxes) == 4 * v * 8 * passes
     width = float(picture.attrib["width"])

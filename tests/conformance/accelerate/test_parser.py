@@ -72,7 +72,7 @@ def text_of(shape: ModelShape, config: TrainingConfig) -> str:
 
 
 def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
-    draw = random.Random(seed)  # noqa: S311 - test cases, not secrets
+    draw = random.Random(seed)
     found: list[tuple[ModelShape, TrainingConfig]] = []
     while len(found) < count:
         shape = draw.choice((LLAMA_70B, QWEN3_4B))

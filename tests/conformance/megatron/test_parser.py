@@ -84,7 +84,7 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
 
 
 def random_plans(*, legal: bool, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
-    draw = random.Random(seed)  # noqa: S311 - test cases, not secrets
+    draw = random.Random(seed)
     found: list[tuple[ModelShape, TrainingConfig]] = []
     while len(found) < count:
         shape = draw.choice(SHAPES)

@@ -50,7 +50,7 @@ def test_version_is_the_one_that_the_files_name() -> None:
 
 
 def test_random_plans_are_accepted_with_their_number_of_devices(sky: Any, tmp_path: Path) -> None:
-    draw = random.Random(2)  # noqa: S311 - test cases, not secrets
+    draw = random.Random(2)
     for _ in range(NUM_RANDOM_PLANS):
         tensor, data = draw.choice((1, 2, 4, 8)), draw.choice((8, 16, 24))
         task = read(sky, task_text(tensor_parallel=tensor, data_parallel=data), tmp_path)

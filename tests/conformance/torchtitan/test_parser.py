@@ -100,7 +100,7 @@ def words(shape: ModelShape, config: TrainingConfig) -> list[str]:
 
 
 def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
-    draw = random.Random(seed)  # noqa: S311 - test cases, not secrets
+    draw = random.Random(seed)
     found: list[tuple[ModelShape, TrainingConfig]] = []
     while len(found) < count:
         shape = draw.choice(SHAPES)

@@ -96,7 +96,7 @@ def test_one_agent_a_host_in_the_order_of_the_table(tmp_path: Path) -> None:
 
 def test_any_table_is_honoured_with_one_task_a_rank(tmp_path: Path) -> None:
     places = [(host, device) for host in range(3) for device in range(4)]
-    random.Random(5).shuffle(places)  # noqa: S311 - a test case
+    random.Random(5).shuffle(places)
     table = tuple(places)
     told = submit(tmp_path, on_table(table), nodes="n0 n1 n2")
     assert len(told) == len(table)
