@@ -1,0 +1,88 @@
+"""What one iteration of an engine costs, by what is in its batch: the tables that searches and simulations read.
+
+An iteration of a worker holds n decoding requests that read C tokens of KV cache between them, and q prompts of which
+p tokens are prefilled, with P attended (query, key) pairs. The worker's devices form w = pipeline × attention-data
+*lanes*; requests are dealt to lanes evenly, and a stage's lanes meet in the experts. One traversal of all stages takes ::
+
+    t = host + dense[⌈n/w⌉ + ⌈p/min(q, w)⌉] + experts[(n + p)/pipeline] + outputs[⌈(n + q)/w⌉]
+        + decode_fixed[n] + decode_context[n]·C              where n > 0
+        + prefill_fixed + prefill_pair·P/min(q, w)           where p > 0
+
+and every decoding request gains ``tokens_per_step`` tokens. The terms in n alone are one table, so that K iterations
+of an unchanged decode batch, over which C grows by n·tokens_per_step each, sum in closed form::
+
+    Σ = K·(decode[n] + decode_context[n]·C) + decode_context[n]·n·tokens_per_step·K·(K − 1)/2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCost:
+    """Tables of one worker; see the module's text.
+
+    Args:
+        lanes: w, pipeline × attention-data ranks.
+        pipeline_parallel: stages, among which an iteration's tokens are dealt in micro-batches.
+        dense_s: by tokens of one lane: all stages' weights, norms, tensor-parallel collectives, host time.
+        experts_s: by tokens of one micro-batch over all attention-data ranks: routed experts and their exchange.
+        outputs_s: by sequences of one lane that leave a token: LM head, sampling, scheduler.
+        decode_fixed_s: by n: attention of the decodes at no context.
+        decode_context_s: by n: growth per token of KV cache that the whole worker reads.
+        prefill_fixed_s: attention of an iteration with prefill, apart from its pairs.
+        prefill_pair_s: per attended pair of one lane.
+        tokens_per_step: tokens that a decoding request gains in one iteration: 1, or more with speculation.
+    """
+
+    lanes: int
+    pipeline_parallel: int
+    dense_s: Sequence[float]
+    experts_s: Sequence[float]
+    outputs_s: Sequence[float]
+    decode_fixed_s: Sequence[float]
+    decode_context_s: Sequence[float]
+    prefill_fixed_s: float
+    prefill_pair_s: float
+    tokens_per_step: float = 1.0
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Most decoding requests that the tables cover."""
+        return len(self.decode_fixed_s) - 1
+
+    def decode_s(self, num_seqs: int) -> float:
+        """A decode-only iteration of ``num_seqs`` requests, apart from what grows with their context."""
+        lane = -(-num_seqs // self.lanes)
+        together = -(-num_seqs // self.pipeline_parallel)
+        return self.dense_s[lane] + self.experts_s[together] + self.outputs_s[lane] + self.decode_fixed_s[num_seqs]
+
+    def decode_steps_s(self, num_seqs: int, context: float, steps: int) -> float:
+        """``steps`` decode-only iterations; ``context`` is C before the first."""
+        slope = self.decode_context_s[num_seqs]
+        grown = num_seqs * self.tokens_per_step * steps * (steps - 1) / 2
+        return steps * (self.decode_s(num_seqs) + slope * context) + slope * grown
+
+    def step_s(self, num_seqs: int, context: float, num_prompts: int, prompt_tokens: int, pairs: float) -> float:
+        """One iteration with any composition.
+
+        Args:
+            num_seqs: n, decoding requests.
+            context: C, tokens of KV cache that they read.
+            num_prompts: q, prompts in prefill.
+            prompt_tokens: p, their tokens in this iteration.
+            pairs: P, Σ new·(already cached + (new + 1)/2) over the prompts.
+        """
+        if not num_prompts:
+            return self.decode_s(num_seqs) + self.decode_context_s[num_seqs] * context
+        spread = min(num_prompts, self.lanes)
+        lane = -(-num_seqs // self.lanes) + -(-prompt_tokens // spread)
+        together = -(-(num_seqs + prompt_tokens) // self.pipeline_parallel)
+        outputs = -(-(num_seqs + num_prompts) // self.lanes)
+        seconds = self.dense_s[lane] + self.experts_s[together] + self.outputs_s[outputs]
+        seconds += self.prefill_fixed_s + self.prefill_pair_s * pairs / spread
+        if num_seqs:
+            seconds += self.decode_fixed_s[num_seqs] + self.decode_context_s[num_seqs] * context
+        return seconds

@@ -1,0 +1,121 @@
+"""Numeric formats of a served model: what is stored, what is read, what is multiplied.
+
+A *scheme* names the format of one kind of weights and how it is multiplied. Weight-only schemes (``w8a16``,
+``w4a16``) read few bytes and multiply in 16 bits: they make decode, which is bound by the weights' bytes, faster and
+leave prefill as it is. Full schemes (``fp8``, ``nvfp4`` …) multiply in the narrow format as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshplan.catalogs.hardware import Device
+
+BYTES_16_BIT = 2.0
+# Bytes of one scale per block of values, spread over the block: fp8 blocks of 128 × 128 with an fp32 scale; MX formats
+# 32 values with one byte (OCP Microscaling 1.0, 2023); nvfp4 16 values with one byte; AWQ groups of 128 with a
+# 16-bit scale and a 4-bit zero point (arXiv:2306.00978).
+_MX_SCALE = 1.0 / 32.0
+_NVFP4_SCALE = 1.0 / 16.0
+_GROUP_SCALE = 2.5 / 128.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scheme:
+    """One way to store and multiply weights.
+
+    Args:
+        name: as in a spec.
+        weight_bytes: of one stored weight, scales included.
+        activation_bytes: of one activation element as the product reads it.
+        peak_dtype: format whose peak rate bounds the product.
+        kernel: name of the measured GEMM kernels (:mod:`meshplan.catalogs.gemm_surfaces`).
+        needs: dtypes of which the device must have one to run the scheme natively; empty where any device does.
+    """
+
+    name: str
+    weight_bytes: float
+    activation_bytes: float
+    peak_dtype: str
+    kernel: str
+    needs: tuple[str, ...] = ()
+
+    @property
+    def is_weight_only(self) -> bool:
+        """Weights are narrow, products run in 16 bits."""
+        return self.activation_bytes == BYTES_16_BIT and self.weight_bytes < BYTES_16_BIT
+
+
+def _scheme(name: str, weight: float, activation: float, peak: str, kernel: str, *needs: str) -> Scheme:
+    return Scheme(
+        name=name, weight_bytes=weight, activation_bytes=activation, peak_dtype=peak, kernel=kernel, needs=needs
+    )
+
+
+SCHEMES: Mapping[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        _scheme("bf16", 2.0, 2.0, "bf16", "bfloat16"),
+        _scheme("fp16", 2.0, 2.0, "bf16", "bfloat16"),
+        _scheme("fp8", 1.0, 1.0, "fp8", "fp8", "fp8"),
+        _scheme("fp8_block", 1.0, 1.0, "fp8", "fp8_block", "fp8"),
+        _scheme("mxfp8", 1.0 + _MX_SCALE, 1.0, "fp8", "fp8", "fp8"),
+        _scheme("nvfp4", 0.5 + _NVFP4_SCALE, 0.5, "fp4", "nvfp4", "fp4"),
+        _scheme("mxfp4", 0.5 + _MX_SCALE, 2.0, "bf16", "int4_wo"),
+        _scheme("int8", 1.0, 1.0, "int8", "sq", "int8"),
+        _scheme("w8a16", 1.0, 2.0, "bf16", "int8_wo"),
+        _scheme("w4a16", 0.5 + _GROUP_SCALE, 2.0, "bf16", "int4_wo"),
+    )
+}
+KV_CACHE_BYTES: Mapping[str, float] = {"bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "int8": 1.0, "nvfp4": 0.5 + _NVFP4_SCALE}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantization:
+    """Formats of a served model.
+
+    Args:
+        attention: scheme of the attention projections (checkpoints often leave them wider).
+        mlp: scheme of dense MLPs and shared experts.
+        experts: scheme of the routed experts.
+        kv_cache: dtype of keys and values, a key of :data:`KV_CACHE_BYTES`.
+    """
+
+    attention: str
+    mlp: str
+    experts: str
+    kv_cache: str = "bf16"
+
+    @classmethod
+    def uniform(cls, scheme: str, *, kv_cache: str = "bf16") -> Quantization:
+        """One scheme for all weights."""
+        return cls(attention=scheme, mlp=scheme, experts=scheme, kv_cache=kv_cache)
+
+    @property
+    def label(self) -> str:
+        """Short form for tables: the experts' scheme where it differs, the KV dtype where it is narrow.
+
+        >>> Quantization(attention="bf16", mlp="bf16", experts="mxfp4", kv_cache="fp8").label
+        'bf16, experts mxfp4, kv fp8'
+        """
+        words = [self.mlp]
+        if self.attention != self.mlp:
+            words.append(f"attention {self.attention}")
+        if self.experts != self.mlp:
+            words.append(f"experts {self.experts}")
+        if KV_CACHE_BYTES[self.kv_cache] < BYTES_16_BIT:
+            words.append(f"kv {self.kv_cache}")
+        return ", ".join(words)
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of one element of the KV cache."""
+        return KV_CACHE_BYTES[self.kv_cache]
+
+    def missing_on(self, device: Device) -> tuple[str, ...]:
+        """Schemes that the device has no units for."""
+        used = dict.fromkeys((self.attention, self.mlp, self.experts))
+        return tuple(
+            name for name in used if SCHEMES[name].needs and not set(SCHEMES[name].needs) & set(device.peak_flops_per_s)
+        )
