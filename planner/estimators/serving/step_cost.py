@@ -2,7 +2,7 @@
 
 An iteration of a worker holds n decoding requests that read C tokens of KV cache between them, and q prompts of which
 p tokens are prefilled, with P attended (query, key) pairs. The worker's devices form w = pipeline × attention-data
-*lanes*; requests are dealt to lanes evenly, and a stage's lanes meet in the experts. One traversal of all stages takes ::
+*lanes*; requests are dealt to lanes evenly, and a stage's lanes meet in the experts. One traversal of all stages::
 
     t = host + dense[⌈n/w⌉ + ⌈p/min(q, w)⌉] + experts[(n + p)/pipeline] + outputs[⌈(n + q)/w⌉]
         + decode_fixed[n] + decode_context[n]·C              where n > 0
