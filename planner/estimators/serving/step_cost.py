@@ -4,11 +4,11 @@ An iteration of a worker holds n decoding requests that read C tokens of KV cach
 p tokens are prefilled, with P attended (query, key) pairs. The worker's devices form w = pipeline × attention-data
 *lanes*; requests are dealt to lanes evenly, and a stage's lanes meet in the experts. One traversal of all stages::
 
-    t = host + dense[⌈n/w⌉ + ⌈p/min(q, w)⌉] + experts[(n + p)/pipeline] + outputs[⌈(n + q)/w⌉]
+    t = host + dense[v·⌈n/w⌉ + ⌈p/min(q, w)⌉] + experts[(v·n + p)/pipeline] + outputs[⌈(n + q)/w⌉]
         + decode_fixed[n] + decode_context[n]·C              where n > 0
         + prefill_fixed + prefill_pair·P/min(q, w)           where p > 0
 
-and every decoding request gains ``tokens_per_step`` tokens. The terms in n alone are one table, so that K iterations
+with v tokens verified per decoding request (1 without speculation), of which it gains ``tokens_per_step``. The terms in n alone are one table, so that K iterations
 of an unchanged decode batch, over which C grows by n·tokens_per_step each, sum in closed form::
 
     Σ = K·(decode[n] + decode_context[n]·C) + decode_context[n]·n·tokens_per_step·K·(K − 1)/2
@@ -35,6 +35,7 @@ class StepCost:
         prefill_fixed_s: attention of an iteration with prefill, apart from its pairs.
         prefill_pair_s: per attended pair of one lane.
         tokens_per_step: tokens that a decoding request gains in one iteration: 1, or more with speculation.
+        verified_tokens: v, tokens of a decoding request in one iteration: 1, or drafted + 1.
     """
 
     lanes: int
@@ -47,6 +48,7 @@ class StepCost:
     prefill_fixed_s: float
     prefill_pair_s: float
     tokens_per_step: float = 1.0
+    verified_tokens: int = 1
 
     @property
     def max_num_seqs(self) -> int:
@@ -55,9 +57,10 @@ class StepCost:
 
     def decode_s(self, num_seqs: int) -> float:
         """A decode-only iteration of ``num_seqs`` requests, apart from what grows with their context."""
-        lane = -(-num_seqs // self.lanes)
-        together = -(-num_seqs // self.pipeline_parallel)
-        return self.dense_s[lane] + self.experts_s[together] + self.outputs_s[lane] + self.decode_fixed_s[num_seqs]
+        lane, verified = -(-num_seqs // self.lanes), self.verified_tokens
+        together = -(-num_seqs * verified // self.pipeline_parallel)
+        seconds = self.dense_s[lane * verified] + self.experts_s[together] + self.outputs_s[lane]
+        return seconds + self.decode_fixed_s[num_seqs]
 
     def decode_steps_s(self, num_seqs: int, context: float, steps: int) -> float:
         """``steps`` decode-only iterations; ``context`` is C before the first."""
@@ -78,8 +81,8 @@ class StepCost:
         if not num_prompts:
             return self.decode_s(num_seqs) + self.decode_context_s[num_seqs] * context
         spread = min(num_prompts, self.lanes)
-        lane = -(-num_seqs // self.lanes) + -(-prompt_tokens // spread)
-        together = -(-(num_seqs + prompt_tokens) // self.pipeline_parallel)
+        lane = -(-num_seqs // self.lanes) * self.verified_tokens + -(-prompt_tokens // spread)
+        together = -(-(num_seqs * self.verified_tokens + prompt_tokens) // self.pipeline_parallel)
         outputs = -(-(num_seqs + num_prompts) // self.lanes)
         seconds = self.dense_s[lane] + self.experts_s[together] + self.outputs_s[outputs]
         seconds += self.prefill_fixed_s + self.prefill_pair_s * pairs / spread

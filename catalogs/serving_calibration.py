@@ -1,0 +1,68 @@
+"""The serving estimator's named constants: what an engine does on a hardware generation that no kernel table says.
+
+The equations of :mod:`meshplan.planner.estimators.serving` are fixed; these constants are fitted to published runs per
+engine and hardware generation (``meshplan calibrate``), or to one run of a user's own. A constant has one physical
+meaning and one unit; there is no constant for a single run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConstants:
+    """Constants of an engine's iterations and of its first token.
+
+    Args:
+        decode_factor: measured over priced device time where few tokens share an iteration (memory-bound).
+        prefill_factor: the same where thousands do (compute-bound), attention over prompts included.
+        host_step_s: time of an iteration in which the device waits for the scheduler, s.
+        host_s_per_seq: growth of that time with each running request (sampling, detokenisation), s.
+        first_token_steps: decode iterations that pass between the end of a prefill and the client's first token
+            (streaming interval, pipelined scheduling).
+        first_token_offset_s: fixed time of a request outside the engine (tokeniser, HTTP), s.
+    """
+
+    decode_factor: float = 1.0
+    prefill_factor: float = 1.0
+    host_step_s: float = 1e-3
+    host_s_per_seq: float = 10e-6
+    first_token_steps: float = 2.0
+    first_token_offset_s: float = 20e-3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingCalibration:
+    """One set of constants, for an engine on a hardware generation.
+
+    Args:
+        engine: ``vllm``, ``sglang``, ``trtllm`` …; ``any`` for the global set.
+        architecture: hardware generation, such as ``hopper``; ``any`` for the global set.
+        constants: see :class:`ServingConstants`.
+        error_p90: metric (``ttft``, ``tpot``, ``throughput``) → 90th percentile of |log(measured/predicted)| on runs
+            held out by group; the half-width of intervals, in the logarithm.
+        num_runs: runs behind the fit; 0 where nothing was fitted.
+        source: which observations, with their version.
+        date: day of the fit, ISO 8601.
+    """
+
+    engine: str
+    architecture: str
+    constants: ServingConstants = field(default_factory=ServingConstants)
+    error_p90: Mapping[str, float] = field(default_factory=lambda: {"ttft": 1.0, "tpot": 0.45, "throughput": 0.45})
+    num_runs: int = 0
+    source: str = ""
+    date: str = ""
+
+    def to_document(self) -> dict[str, Any]:
+        """Plain JSON, all constants by name."""
+        document: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**document, "constants": asdict(self.constants), "error_p90": dict(self.error_p90)}
+
+    @classmethod
+    def from_document(cls, document: Mapping[str, Any]) -> ServingCalibration:
+        """Read back what :meth:`to_document` wrote; a missing constant takes its default."""
+        return cls(**{**document, "constants": ServingConstants(**document.get("constants", {}))})
