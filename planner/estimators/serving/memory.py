@@ -1,8 +1,8 @@
 """Device memory of a serving worker: weights, KV cache, workspace – and how many tokens of cache are left.
 
 - Weights of one device of a stage: attention / (t·pipeline), dense MLP and shared experts / (t·pipeline), routed
-  experts / (expert × expert-tensor × pipeline), embedding and LM head / t, each in its scheme's bytes. Key/value heads that are
-  fewer than the tensor-parallel devices are replicated.
+  experts / (expert × expert-tensor × pipeline), embedding and LM head / t, each in its scheme's bytes. Key/value heads
+  that are fewer than the tensor-parallel devices are replicated.
 - KV cache of one token on one device: 2·⌈k/t⌉·d·bytes a layer; latent attention keeps (r_kv + d_rope)·bytes, the same
   on every tensor-parallel device (DeepSeek-V2, arXiv:2405.04434, §2.1). Layers with a sliding window keep at most the
   window. Context parallelism divides it.

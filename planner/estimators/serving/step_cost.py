@@ -8,8 +8,9 @@ p tokens are prefilled, with P attended (query, key) pairs. The worker's devices
         + decode_fixed[n] + decode_context[n]·C              where n > 0
         + prefill_fixed + prefill_pair·P/min(q, w)           where p > 0
 
-with v tokens verified per decoding request (1 without speculation), of which it gains ``tokens_per_step``. The terms in n alone are one table, so that K iterations
-of an unchanged decode batch, over which C grows by n·tokens_per_step each, sum in closed form::
+with v tokens verified per decoding request (1 without speculation), of which it gains ``tokens_per_step``. The terms
+in n alone are one table, so that K iterations of an unchanged decode batch, over which C grows by n·tokens_per_step
+each, sum in closed form::
 
     Σ = K·(decode[n] + decode_context[n]·C) + decode_context[n]·n·tokens_per_step·K·(K − 1)/2
 """
