@@ -92,12 +92,12 @@ def recipe_observed_as(name: str, release: str | None = None) -> Recipe:
     """The framework that a measurement calls ``name``, in the behaviour of its release where that changed."""
     found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
     for recipe in found:
-        if recipe.before and release is not None and _release(release) < _release(recipe.before):
+        if recipe.before and release is not None and release_numbers(release) < release_numbers(recipe.before):
             return recipe
     return next((recipe for recipe in found if not recipe.before), recipe_named(name))
 
 
-def _release(text: str) -> tuple[int, ...]:
+def release_numbers(text: str) -> tuple[int, ...]:
     """``26.04.01`` as numbers; a text without numbers is newer than any release."""
     numbers = tuple(int(part) for part in re.findall(r"\d+", text))
     return numbers or (10**9,)

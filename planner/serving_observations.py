@@ -1,0 +1,297 @@
+"""Published serving measurements as simulations: one JSON object a line, read into a configuration and its requests.
+
+What a row leaves unstated – batch limits, token budget, memory fraction – is the engine release's documented default
+(``catalogs/seed/engines.yaml``), and the row remembers what was filled. What the estimator cannot express is refused
+with a reason, never guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.engine_recipes import EngineRecipe, engine_observed_as
+from meshplan.catalogs.errors import CatalogError
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.observed_model import shape_from_observation
+from meshplan.planner.observation_fields import Section, UnsupportedError, shown
+from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
+from meshplan.planner.problems.serving import (
+    Arrival,
+    EngineLimits,
+    Layout,
+    Pool,
+    Requests,
+    Role,
+    ServingConfig,
+    ServingWorkload,
+)
+
+if TYPE_CHECKING:
+    from meshplan.planner.observations import ObservationReader
+
+# Requests of a closed-loop benchmark over those in flight, and its lengths: uniform from this share of nominal (the
+# public harness behind the silicon rows: --random-range-ratio 0.8, --num-prompts 10 × concurrency).
+PROMPTS_PER_CONCURRENCY = 10
+LENGTH_RATIO = 0.8
+_VARIED_MARK = "vary between 0.8 and 1.0"
+_VENDOR_MARK = "vendor internal"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRun:
+    """One measured serving run.
+
+    Args:
+        id: unique name.
+        group: near-duplicates share it; cross-validation leaves out whole groups.
+        shape: the model.
+        machine: device and links.
+        config: layout and limits that were run.
+        workload: requests that were sent.
+        recipe: the engine and release.
+        measured: metric → value, SI units.
+        derived: metric → value that rests on an assumption.
+        filled: choices that the row left out.
+    """
+
+    id: str
+    group: str
+    shape: ModelShape
+    machine: Machine
+    config: ServingConfig
+    workload: ServingWorkload
+    recipe: EngineRecipe
+    measured: Mapping[str, Any]
+    derived: Mapping[str, Any]
+    filled: tuple[str, ...]
+
+    @property
+    def architecture(self) -> str:
+        """Hardware generation."""
+        return self.machine.device.architecture
+
+
+def served_run(
+    row: Mapping[str, Any], reader: ObservationReader, traces: Mapping[str, Requests] | None = None
+) -> ServedRun:
+    """Read a serving row.
+
+    Args:
+        row: the observation.
+        reader: looks its machine up.
+        traces: recorded requests by the ``trace_type`` of rows that replayed them.
+
+    Raises:
+        UnsupportedError: with the reason.
+    """
+    try:
+        return _served_run(row, reader, traces or {})
+    except CatalogError as error:
+        raise UnsupportedError(str(error)) from error
+
+
+def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mapping[str, Requests]) -> ServedRun:
+    sections = ("model", "hardware", "framework", "parallelism", "workload")
+    model, hardware, framework, degrees, asked = (Section(row, name) for name in sections)
+    disaggregated = asked.flag("disaggregated", default=False)
+    title = str(Section(row, "source", required=False).values.get("title", ""))
+    # Disaggregated rows print the release of the orchestrator, not of the engine.
+    release = None if disaggregated else str(framework.values.get("version") or "") or None
+    recipe = engine_observed_as(framework.text("name"), release, title)
+    if recipe is None:
+        raise UnsupportedError(f"no scheduling rules are known for the engine {shown(framework.text('name'))}")
+    shape = shape_from_observation(model.values)
+    machine = reader.machine(hardware)
+    workload = _workload(row, asked, traces)
+    quantization, filled = _quantization(row, asked, shape)
+    pools = _pools(degrees, shape, workload, recipe, quantization, machine, disaggregated=disaggregated)
+    name = row.get("id")
+    if not isinstance(name, str):
+        raise UnsupportedError(f"id must be a text, is {shown(name)}")
+    return ServedRun(
+        id=name,
+        group=str(row.get("group") or name),
+        shape=shape,
+        machine=machine,
+        config=ServingConfig(engine=recipe.engine, pools=pools),
+        workload=workload,
+        recipe=recipe,
+        measured=Section(row, "measured", required=False).measurements(),
+        derived=Section(row, "derived", required=False).measurements(),
+        filled=(*filled, "max_num_seqs", "max_batched_tokens"),
+    )
+
+
+# --- requests -----------------------------------------------------------------------------------------------------
+
+
+def _workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests]) -> ServingWorkload:
+    try:
+        arrival = Arrival(asked.text("arrival"))
+    except ValueError:
+        raise asked.wrong("arrival", f"one of {', '.join(item.value for item in Arrival)}") from None
+    trace_name = asked.values.get("trace_type")
+    if trace_name is not None:
+        return _replayed(asked, arrival, traces.get(str(trace_name)))
+    lengths = (asked.whole("input_length"), asked.whole("output_length"))
+    if arrival is Arrival.CLOSED_LOOP:
+        concurrency = asked.whole("concurrency")
+        caveats = " ".join(str(item) for item in row.get("caveats", ()))
+        varied = _VARIED_MARK in caveats or _VENDOR_MARK in caveats
+        return ServingWorkload(
+            arrival=arrival,
+            input_length=lengths[0],
+            output_length=lengths[1],
+            length_ratio=LENGTH_RATIO if varied else 1.0,
+            concurrency=concurrency,
+            num_requests=PROMPTS_PER_CONCURRENCY * concurrency,
+        )
+    if arrival is Arrival.STATIC_BATCH:
+        size = asked.whole("batch_size")
+        return ServingWorkload(
+            arrival=arrival,
+            input_length=lengths[0],
+            output_length=lengths[1],
+            concurrency=size,
+            num_requests=size,
+        )
+    if arrival is Arrival.ALL_AT_ONCE:
+        return ServingWorkload(
+            arrival=arrival,
+            input_length=lengths[0],
+            output_length=lengths[1],
+            num_requests=asked.whole("num_requests"),
+        )
+    return ServingWorkload(
+        arrival=arrival,
+        input_length=lengths[0],
+        output_length=lengths[1],
+        request_rate_per_s=_rate(asked),
+        num_requests=asked.whole("num_requests", 1000),
+    )
+
+
+def _replayed(asked: Section, arrival: Arrival, trace: Requests | None) -> ServingWorkload:
+    """A row that replayed a recorded trace: the trace itself where it is at hand, else the trace's mean lengths."""
+    rate = _rate(asked)
+    if trace is None:
+        raise UnsupportedError(f"the trace {shown(asked.text('trace_type'))} is not at hand (--traces DIR)")
+    recorded = (len(trace) - 1) / float(trace.arrival_s[-1] - trace.arrival_s[0])
+    scaled = replace(trace, arrival_s=(trace.arrival_s - trace.arrival_s[0]) * recorded / rate)
+    return ServingWorkload(
+        arrival=Arrival.TRACE,
+        input_length=float(trace.input_length.mean()),
+        output_length=float(trace.output_length.mean()),
+        request_rate_per_s=rate,
+        num_requests=len(trace),
+        trace=scaled if arrival is not Arrival.TRACE else trace,
+    )
+
+
+def _rate(asked: Section) -> float:
+    rate = asked.values.get("request_rate_per_s")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
+        raise asked.wrong("request_rate_per_s", "a number above 0")
+    return float(rate)
+
+
+# --- formats ------------------------------------------------------------------------------------------------------
+
+
+def _quantization(row: Mapping[str, Any], asked: Section, shape: ModelShape) -> tuple[Quantization, tuple[str, ...]]:
+    """Formats of a row.
+
+    What publishers' checkpoints leave wide is left wide: NVFP4 DeepSeek keeps its attention in 16 bits; gpt-oss has
+    MXFP4 experts in a 16-bit model whatever the label says.
+    """
+    precision = row.get("precision")
+    if precision not in SCHEMES and precision != "fp32":
+        raise UnsupportedError(f"serving in the precision {shown(precision)} is not modelled")
+    stated = Section({"quantization": asked.values.get("quantization") or {}}, "quantization")
+    weight = stated.text("weight", str(precision))
+    mlp, experts = stated.text("gemm", weight), stated.text("moe", stated.text("gemm", weight))
+    for name in (mlp, experts):
+        if name not in SCHEMES:
+            raise UnsupportedError(f"weights in {shown(name)} are not modelled")
+    filled = () if stated.states("kv_cache") else ("kv_cache",)
+    kv_cache = stated.text("kv_cache", "bf16")
+    if kv_cache not in KV_CACHE_BYTES:
+        raise UnsupportedError(f"a KV cache in {shown(kv_cache)} is not modelled")
+    attention = mlp
+    if "gpt-oss" in shape.slug:
+        attention, mlp, experts = "bf16", "bf16", "mxfp4"
+    elif shape.latent is not None:
+        if mlp == "nvfp4":
+            attention = "bf16"
+        elif mlp == "fp8":
+            attention, mlp, experts = "fp8_block", "fp8_block", "fp8_block"
+    return Quantization(attention=attention, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
+
+
+# --- layouts ------------------------------------------------------------------------------------------------------
+
+
+def _pools(
+    degrees: Section,
+    shape: ModelShape,
+    workload: ServingWorkload,
+    recipe: EngineRecipe,
+    quantization: Quantization,
+    machine: Machine,
+    *,
+    disaggregated: bool,
+) -> tuple[Pool, ...]:
+    if disaggregated:
+        parts = [(Role.PREFILL, Section(degrees.values, "prefill")), (Role.DECODE, Section(degrees.values, "decode"))]
+    else:
+        parts = [(Role.MIXED, degrees)]
+    pools = []
+    for role, section in parts:
+        layout = _layout(section, shape)
+        workers = section.whole("num_workers", 1) if disaggregated else section.whole("data_parallel", 1)
+        in_flight = workload.concurrency or recipe.max_num_seqs
+        seqs = section.whole("max_batch_size", 0, least=0) * layout.attention_data_parallel
+        seqs = seqs if seqs and role is Role.DECODE else max(recipe.max_num_seqs, in_flight)
+        if workload.arrival is not Arrival.ALL_AT_ONCE:
+            seqs = min(seqs, max(in_flight, 1))
+        pools.append(
+            Pool(
+                role=role,
+                layout=layout,
+                num_workers=workers,
+                limits=EngineLimits(
+                    max_num_seqs=seqs,
+                    max_batched_tokens=recipe.token_budget(workload.input_length, min(seqs, in_flight)),
+                    chunked_prefill=not recipe.exclusive_prefill,
+                    memory_fraction=recipe.memory_fraction,
+                ),
+                quantization=quantization,
+                node_type=machine.device.slug,
+            )
+        )
+    total = sum(pool.num_devices for pool in pools)
+    if total > machine.num_devices:
+        raise UnsupportedError(f"its degrees need {total} devices, it names {machine.num_devices}")
+    return tuple(pools)
+
+
+def _layout(section: Section, shape: ModelShape) -> Layout:
+    """Degrees of one worker; experts that are not spread are split like the attention."""
+    tensor, lanes = section.whole("tensor_parallel"), section.whole("attention_data_parallel", 1)
+    if shape.num_attention_heads % tensor:
+        raise UnsupportedError(f"tensor_parallel {tensor} does not divide {shape.num_attention_heads} heads")
+    spread = tensor * lanes
+    expert = section.whole("expert_parallel", 1) if shape.moe is not None else 1
+    if spread % expert:
+        raise UnsupportedError(f"expert_parallel {expert} does not divide the {spread} devices of a stage")
+    return Layout(
+        tensor_parallel=tensor,
+        pipeline_parallel=section.whole("pipeline_parallel", 1),
+        attention_data_parallel=lanes,
+        expert_parallel=expert,
+        expert_tensor_parallel=spread // expert if shape.moe is not None else 1,
+        context_parallel=section.whole("context_parallel", 1),
+    )
