@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar, get_args
 
 from pydantic import (
     AfterValidator,
@@ -83,18 +83,20 @@ Count = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Dollars = Annotated[float, Field(gt=0, le=MAX_USD, allow_inf_nan=False)]
 
 
-class _Model(BaseModel):
+class SpecModel(BaseModel):
+    """Unknown keys are refused, values do not change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class NodesSpec(_Model):
+class NodesSpec(SpecModel):
     """Some nodes of a type that the catalog knows."""
 
     type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="how many")]
 
 
-class DevicesSpec(_Model):
+class DevicesSpec(SpecModel):
     """Devices described in place, where the catalog has no such node type."""
 
     type: str = Field(description="device of the catalog, such as h100-sxm-80gb", min_length=1)
@@ -102,21 +104,21 @@ class DevicesSpec(_Model):
     nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="hosts")]
 
 
-class LinkSpec(_Model):
+class LinkSpec(SpecModel):
     """One kind of link, per device and direction."""
 
     bandwidth: BytesPerS = Field(description="such as '450 GB/s' or '400 Gb/s'")
     latency: Latency = Field(description="such as '5 us'")
 
 
-class LinksSpec(_Model):
+class LinksSpec(SpecModel):
     """The links of a cluster described in place."""
 
     intra_node: LinkSpec
     inter_node: LinkSpec | None = None
 
 
-class ClusterSpec(_Model):
+class ClusterSpec(SpecModel):
     """What there is to plan on: catalog nodes, or devices and links in place."""
 
     nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None
@@ -143,7 +145,7 @@ class ClusterSpec(_Model):
         return self
 
 
-class WorkloadSpec(_Model):
+class WorkloadSpec(SpecModel):
     """What one optimizer step must do, and how many steps there are."""
 
     sequence_length: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCE_LENGTH, description="tokens")]
@@ -185,7 +187,7 @@ class WorkloadSpec(_Model):
         return (self.global_batch_tokens or 0) // self.sequence_length
 
 
-class PriceSpec(_Model):
+class PriceSpec(SpecModel):
     """Which of a node type's prices counts; the newest that fits, on-demand first."""
 
     provider: str | None = None
@@ -193,7 +195,7 @@ class PriceSpec(_Model):
     terms: str | None = None
 
 
-class ConstraintsSpec(_Model):
+class ConstraintsSpec(SpecModel):
     """What a plan must stay within."""
 
     memory_headroom_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
@@ -210,7 +212,7 @@ class ConstraintsSpec(_Model):
     price: PriceSpec = PriceSpec()
 
 
-class FixedSpec(_Model):
+class FixedSpec(SpecModel):
     """Choices that the user pins; the search decides the others."""
 
     tensor_parallel: Count | None = None
@@ -232,7 +234,7 @@ class FixedSpec(_Model):
         return self.model_dump(exclude_none=True)
 
 
-class TrainingSpec(_Model):
+class TrainingSpec(SpecModel):
     """A training question."""
 
     kind: Literal["training"]
@@ -271,19 +273,31 @@ def read_training_spec(document: Mapping[str, Any]) -> TrainingSpec:
     Raises:
         SpecError: with the path and the fix of each problem.
     """
+    return read_spec(TrainingSpec, document)
+
+
+SpecT = TypeVar("SpecT", bound=SpecModel)
+
+
+def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
+    """Validate a document of one kind; every problem at once.
+
+    Raises:
+        SpecError: with the path and the fix of each problem.
+    """
     try:
-        return TrainingSpec.model_validate(document)
+        return model.model_validate(document)
     except ValidationError as error:
-        raise SpecError([_problem(dict(item)) for item in error.errors(include_url=False)]) from None
+        raise SpecError([_problem(model, dict(item)) for item in error.errors(include_url=False)]) from None
 
 
-def _problem(error: Mapping[str, Any]) -> Problem:
+def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
     """One pydantic error in our words; an unknown key gets the closest known one."""
     parts = [part for part in error["loc"] if not str(part).startswith(("list[", "function-", "constrained-"))]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     message = str(error["msg"]).removeprefix("Value error, ")
     if error["type"] == "extra_forbidden" and parts:
-        known = _known_keys(parts[:-1])
+        known = _known_keys(model, parts[:-1])
         return Problem(path=path, message=f"unknown key{did_you_mean(closest_names(str(parts[-1]), known))}")
     if error["type"] == "missing":
         return Problem(path=path, message="is required")
@@ -293,21 +307,19 @@ def _problem(error: Mapping[str, Any]) -> Problem:
     return Problem(path=path, message=message)
 
 
-def _known_keys(path: list[Any]) -> list[str]:
-    """Keys that a spec may have at ``path``."""
-    model: Any = TrainingSpec
-    sections = {
-        "cluster": ClusterSpec,
-        "workload": WorkloadSpec,
-        "constraints": ConstraintsSpec,
-        "fixed": FixedSpec,
-        "nodes": NodesSpec,
-        "devices": DevicesSpec,
-        "links": LinksSpec,
-        "intra_node": LinkSpec,
-        "inter_node": LinkSpec,
-        "price": PriceSpec,
-    }
+def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:
+    """Keys that a spec of the kind ``model`` may have at ``path``; list positions are stepped over."""
+    at: Any = model
     for part in path:
-        model = sections.get(str(part), model)
-    return list(model.model_fields)
+        if isinstance(part, int) or part not in at.model_fields:
+            continue
+        inner = _sections(at.model_fields[part].annotation)
+        at = inner[0] if inner else at
+    return list(at.model_fields)
+
+
+def _sections(annotation: Any) -> list[type[SpecModel]]:
+    """The spec models inside a field's type, such as ``Annotated[list[NodesSpec], …] | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, SpecModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _sections(part)]
