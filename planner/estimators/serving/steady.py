@@ -1,0 +1,120 @@
+"""Steady state of a worker in closed form, by the number of requests that it runs: what the search prunes with.
+
+With n requests running, each of s prompt and o output tokens, every iteration advances all of them, and for each that
+completes one prompt must be prefilled. With d(n) a decode iteration at the mean context, F(n) what one prompt adds::
+
+    tpot(n) = d(n)/v + (n/(o − 1))·F(n)
+    rate(n) = n / ((o − 1)·tpot(n) + F(n))
+
+(v tokens an iteration). Rates are upper bounds of what a simulation of n running requests can reach: prompts are
+spread over all lanes, no block of the cache is wasted and nothing waits. Times are lower bounds of the means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.planner.estimators.serving.step_cost import StepCost
+from meshplan.planner.problems.serving import Role
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyState:
+    """One worker by running requests n = 1 … N.
+
+    Args:
+        num_seqs: [N] n.
+        tpot_s: [N] mean time per output token.
+        prefill_s: [N] what one prompt adds to the worker's time (its own time to the first token, unloaded, at n = 1).
+        rate_per_s: [N] requests finished.
+    """
+
+    num_seqs: NDArray[np.int64]
+    tpot_s: FloatArray
+    prefill_s: FloatArray
+    rate_per_s: FloatArray
+
+
+def prompt_chunks(prompt: float, cached: float, budget: int) -> list[tuple[int, float]]:
+    """(new tokens, attended pairs) of each iteration that prefills a prompt within a token budget.
+
+    Args:
+        prompt: prompt tokens.
+        cached: of those, found in the prefix cache.
+        budget: most new tokens of one iteration.
+    """
+    done, left = cached, max(round(prompt - cached), 1)
+    chunks = []
+    while left > 0:
+        new = min(left, max(budget, 1))
+        chunks.append((new, new * (done + (new + 1) / 2.0)))
+        done, left = done + new, left - new
+    return chunks
+
+
+def prefill_s(cost: StepCost, prompt: float, *, cached: float = 0.0, budget: int, spread: int = 1) -> float:
+    """A worker's time for one prompt with nothing else running, ``spread`` alike prompts on as many lanes at once."""
+    return (
+        sum(
+            cost.step_s(0, 0.0, spread, spread * new, spread * pairs)
+            for new, pairs in prompt_chunks(prompt, cached, budget)
+        )
+        / spread
+    )
+
+
+def steady_state(
+    cost: StepCost,
+    *,
+    role: Role,
+    prompt: float,
+    output: float,
+    cached: float,
+    budget: int,
+    most: int,
+) -> SteadyState:
+    """Steady states of a worker.
+
+    Args:
+        cost: of its iterations.
+        role: a decode worker prefills nothing.
+        prompt: s, tokens.
+        output: o, tokens; the first comes from the prefill.
+        cached: prompt tokens found in the prefix cache.
+        budget: new tokens of one iteration.
+        most: N, most requests that run at once.
+    """
+    counts = np.arange(1, max(most, 1) + 1)
+    context = counts * (prompt + output / 2.0)
+    decode = np.array([cost.decode_s(int(n)) for n in counts]) + np.asarray(cost.decode_context_s)[counts] * context
+    decode = decode / cost.tokens_per_step
+    added = np.zeros_like(decode)
+    if role is not Role.DECODE:
+        chunks = prompt_chunks(prompt, cached, budget)
+        added = np.array([sum(_added_s(cost, int(n), *chunk) for chunk in chunks) for n in _sampled(counts)])
+        added = np.interp(counts, _sampled(counts), added)
+    steps = max(output - 1.0, 0.0)
+    if role is Role.PREFILL or steps == 0.0:
+        each = np.maximum(added, 1e-12)
+        return SteadyState(
+            num_seqs=counts, tpot_s=np.zeros_like(each), prefill_s=each, rate_per_s=np.minimum(counts, 1.0) / each
+        )
+    tpot = decode + counts / steps * added
+    return SteadyState(num_seqs=counts, tpot_s=tpot, prefill_s=added, rate_per_s=counts / (steps * tpot + added))
+
+
+def _added_s(cost: StepCost, num_seqs: int, new: int, pairs: float) -> float:
+    """What one chunk adds to an iteration of ``num_seqs`` decodes when all lanes prefill at once, per prompt."""
+    spread = min(cost.lanes, max(num_seqs, 1))
+    mixed = cost.step_s(num_seqs, 0.0, spread, spread * new, spread * pairs)
+    return (mixed - cost.step_s(num_seqs, 0.0, 0, 0, 0.0)) / spread
+
+
+def _sampled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Some of the counts: the addition of a chunk hardly depends on n."""
+    return np.unique(np.concatenate([counts[:2], counts[:: max(len(counts) // 16, 1)], counts[-1:]]))
