@@ -1,0 +1,56 @@
+"""From a pool of a configuration to what a simulation runs: the tables of its iterations and its scheduler's limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from meshplan.catalogs.engine_recipes import EngineRecipe
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.planner.estimators.serving.step_cost import StepCost
+from meshplan.planner.estimators.serving.worker import ContextRange, Worker
+from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.serving import EngineLimits, Pool, ServingWorkload, Speculation
+
+
+def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> EngineLimits:
+    """The limits as the engine's scheduler applies them.
+
+    Engines that prefill between decode iterations count as unchunked; those that never cut a prompt get a budget that
+    holds one beside every running request.
+    """
+    lanes = pool.layout.attention_data_parallel
+    longest = workload.input_length if workload.trace is None else float(workload.trace.input_length.max())
+    each = -(-pool.limits.max_num_seqs // lanes)
+    budget = pool.limits.max_batched_tokens
+    if recipe.whole_prompts:
+        budget = max(budget, int(longest) + each)
+    return replace(pool.limits, max_batched_tokens=budget, chunked_prefill=not recipe.exclusive_prefill)
+
+
+def pool_cost(
+    shape: ModelShape,
+    machine: Machine,
+    pool: Pool,
+    *,
+    recipe: EngineRecipe,
+    constants: ServingConstants,
+    workload: ServingWorkload,
+    speculation: Speculation | None = None,
+) -> StepCost:
+    """Tables of one worker of a pool, attention made linear over the contexts of the workload."""
+    mean = (1.0 + workload.length_ratio) / 2.0
+    prompt, output = mean * workload.input_length, mean * workload.output_length
+    worker = Worker(
+        shape=shape,
+        machine=machine,
+        engine=recipe.engine,
+        layout=pool.layout,
+        limits=scheduled(pool, recipe, workload),
+        quantization=pool.quantization,
+        constants=constants,
+        contexts=ContextRange(prompt=prompt, least=prompt, most=prompt + max(output, 1.0)),
+        role=pool.role,
+        speculation=speculation,
+    )
+    return worker.step_cost()

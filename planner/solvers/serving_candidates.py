@@ -1,0 +1,398 @@
+"""Deployments in closed form: every worker with every load that its promises allow, and a bound on what it can score.
+
+Times of :mod:`meshplan.planner.estimators.serving.steady` are lower bounds of means, rates upper bounds. A percentile
+promised above the mean can only be stricter, so whatever breaks a promise here breaks it in the simulation too, and a
+score here is the best that the simulation can confirm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.planner.estimators.serving.energy import average_power_w
+from meshplan.planner.estimators.serving.exchange import Exchange
+from meshplan.planner.estimators.serving.memory import kv_bytes_per_token
+from meshplan.planner.estimators.serving.pools import pool_cost, scheduled
+from meshplan.planner.estimators.serving.steady import SteadyState, prefill_s, steady_state
+from meshplan.planner.estimators.serving.step_cost import StepCost
+from meshplan.planner.problems.serving import Pool, Role, ServingConfig, ServingObjective
+from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.solvers.serving_layouts import PlacedWorker, placed_workers
+
+# Of the time that a worker would need at most, this share may be planned: a queue without slack never empties.
+MAX_UTILIZATION = 0.95
+# Prefill and decode workers that are paired; the best of each by requests/s per device.
+MAX_PAIRED = 24
+HOURS = 3600.0
+MILLION = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedWorker:
+    """A worker with the tables of its iterations and its steady states.
+
+    Args:
+        placed: layout, formats, memory.
+        cost: of its iterations.
+        steady: by running requests.
+        feasible: [N] running requests at which no promise is broken in closed form.
+        first_token_s: of an unloaded request.
+    """
+
+    placed: PlacedWorker
+    cost: StepCost
+    steady: SteadyState
+    feasible: NDArray[np.bool_]
+    first_token_s: float
+
+    @property
+    def num_devices(self) -> int:
+        """Of one worker."""
+        return self.placed.layout.num_devices
+
+    @property
+    def best_rate_per_s(self) -> float:
+        """Most requests/s within the promises."""
+        return float(self.steady.rate_per_s[self.feasible].max(initial=0.0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A deployment that may be the plan.
+
+    Args:
+        config: its choices.
+        score: bound on the objective, smaller is better; see :func:`score_of`.
+        request_rate_per_s: of the whole deployment, in closed form.
+        num_running: requests in flight over all decode (or mixed) workers.
+        tpot_s: closed form.
+        ttft_s: closed form, without queueing.
+        usd_per_hour: of all devices; None without prices.
+        power_w: average, of all devices; None without board powers.
+    """
+
+    config: ServingConfig
+    score: float
+    request_rate_per_s: float
+    num_running: int
+    tpot_s: float
+    ttft_s: float
+    usd_per_hour: float | None
+    power_w: float | None
+
+
+def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> list[PricedWorker]:
+    """Every worker of a role with its steady states; those that break a promise at every load are turned down."""
+    found = []
+    for placed in placed_workers(problem, role, rejected):
+        worker = price_worker(problem, placed)
+        if worker.feasible.any():
+            found.append(worker)
+        else:
+            rejected[_broken_promise(problem, worker)] += 1
+    return found
+
+
+def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
+    """Tables, steady states and the loads that keep every promise."""
+    workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
+    pool = pool_of(placed, 1)
+    cost = pool_cost(
+        problem.shape,
+        placed.machine,
+        pool,
+        recipe=problem.recipe,
+        constants=constants,
+        workload=workload,
+        speculation=problem.speculation,
+    )
+    limits = scheduled(pool, problem.recipe, workload)
+    mean = (1.0 + workload.length_ratio) / 2.0
+    prompt, output = mean * workload.input_length, mean * workload.output_length
+    cached = prompt * workload.prefix_hit_rate
+    steady = steady_state(
+        cost,
+        role=placed.role,
+        prompt=prompt,
+        output=output,
+        cached=cached,
+        budget=limits.max_batched_tokens,
+        most=placed.limits.max_num_seqs,
+    )
+    alone = prefill_s(cost, prompt, cached=cached, budget=limits.max_batched_tokens)
+    first = alone + constants.first_token_offset_s + constants.first_token_steps * steady.tpot_s
+    feasible = np.ones(len(steady.num_seqs), dtype=bool)
+    if placed.role is not Role.PREFILL:
+        feasible &= steady.tpot_s <= min(problem.limit_s("tpot"), problem.limit_s("itl"))
+        feasible &= first + max(output - 1.0, 0.0) * steady.tpot_s <= problem.limit_s("e2e")
+    if placed.role is not Role.DECODE:
+        feasible &= first <= min(problem.limit_s("ttft"), problem.limit_s("e2e"))
+    return PricedWorker(placed=placed, cost=cost, steady=steady, feasible=feasible, first_token_s=float(first[0]))
+
+
+def _broken_promise(problem: ServingProblem, worker: PricedWorker) -> str:
+    """Which promise a worker breaks with one request running, as a reason."""
+    if worker.placed.role is not Role.PREFILL and worker.steady.tpot_s[0] > problem.limit_s("tpot"):
+        return "time per output token is above its promise with one request running"
+    if worker.first_token_s > problem.limit_s("ttft"):
+        return "time to first token is above its promise for one request alone"
+    return "a promise on latency is broken with one request running"
+
+
+def pool_of(placed: PlacedWorker, num_workers: int, num_running: int | None = None) -> Pool:
+    """A pool of such workers; ``num_running`` caps the requests of each."""
+    limits = placed.limits
+    if num_running is not None:
+        lanes = placed.layout.attention_data_parallel
+        limits = replace(limits, max_num_seqs=min(-(-num_running // lanes) * lanes, limits.max_num_seqs))
+    return Pool(
+        role=placed.role,
+        layout=placed.layout,
+        num_workers=num_workers,
+        limits=limits,
+        quantization=placed.quantization,
+        node_type=placed.node_type,
+    )
+
+
+# --- aggregated -----------------------------------------------------------------------------------------------------
+
+
+def aggregated(problem: ServingProblem, worker: PricedWorker) -> list[Candidate]:
+    """Deployments of one kind of mixed worker, by the number of workers that the load asks for."""
+    workload, steady = problem.workload, worker.steady
+    most = worker.placed.machine.num_devices // worker.num_devices
+    pinned = problem.pinned.of(Role.MIXED).get("num_workers")
+    candidates = []
+    if workload.request_rate_per_s is not None:
+        capacity = MAX_UTILIZATION * worker.best_rate_per_s
+        needed = math.ceil(workload.request_rate_per_s / capacity) if capacity else most + 1
+        for count in _counts(needed, most, pinned):
+            each = workload.request_rate_per_s / count
+            index = int(np.searchsorted(np.maximum.accumulate(steady.rate_per_s), each))
+            index = min(index, len(steady.num_seqs) - 1)
+            candidates.append(_candidate(problem, worker, count, index, rate=workload.request_rate_per_s))
+    elif workload.concurrency is not None:
+        for count in _counts(1, min(most, workload.concurrency), pinned):
+            running = -(-workload.concurrency // count)
+            index = min(running, len(steady.num_seqs)) - 1
+            if worker.feasible[index]:
+                candidates.append(_candidate(problem, worker, count, index))
+    else:
+        allowed = np.where(worker.feasible, steady.rate_per_s, -1.0)
+        count = pinned or (most if problem.objective is ServingObjective.MAX_REQUEST_RATE else 1)
+        if count <= most:
+            candidates.append(_candidate(problem, worker, count, int(np.argmax(allowed))))
+    return candidates
+
+
+def _counts(least: int, most: int, pinned: int | None) -> list[int]:
+    """Numbers of workers worth trying: the least that can do, a few more for slack, then doubling."""
+    if pinned is not None:
+        return [pinned] if pinned <= most else []
+    tried, step, count = [], 1, least
+    while count <= most:
+        tried.append(count)
+        count += step
+        step = step if len(tried) < 4 else 2 * step  # noqa: PLR2004 - a few neighbours, then doubling
+    return tried
+
+
+def _candidate(
+    problem: ServingProblem, worker: PricedWorker, count: int, index: int, *, rate: float | None = None
+) -> Candidate:
+    steady = worker.steady
+    running = int(steady.num_seqs[index])
+    # A closed loop is capped at what runs; open arrivals may pile up to what the cache holds.
+    cap = None if rate is not None else running
+    config = ServingConfig(
+        engine=problem.rules.name,
+        pools=(pool_of(worker.placed, count, cap),),
+        speculation=problem.speculation,
+    )
+    rate = count * float(steady.rate_per_s[index]) if rate is None else rate
+    return _scored(
+        problem,
+        config,
+        [(worker, count)],
+        rate=rate,
+        running=running * count,
+        tpot_s=float(steady.tpot_s[index]),
+        ttft_s=worker.first_token_s,
+    )
+
+
+# --- disaggregated ----------------------------------------------------------------------------------------------------
+
+
+def disaggregated(problem: ServingProblem, prefill: list[PricedWorker], decode: list[PricedWorker]) -> list[Candidate]:
+    """Pairs of prefill and decode workers in the ratios that keep both busy.
+
+    Every pair is tried with the least workers that carry the rate (or, where the load is free, with the ratios that
+    waste least within the devices).
+    """
+    candidates = []
+    for first in _best(prefill):
+        for second in _best(decode):
+            if first.placed.quantization.kv_cache != second.placed.quantization.kv_cache:
+                continue
+            candidates += _paired(problem, first, second)
+    return candidates
+
+
+def _best(workers: list[PricedWorker]) -> list[PricedWorker]:
+    """The workers with the most requests/s per device."""
+    return sorted(workers, key=lambda worker: -worker.best_rate_per_s / worker.num_devices)[:MAX_PAIRED]
+
+
+def _paired(problem: ServingProblem, prefill: PricedWorker, decode: PricedWorker) -> list[Candidate]:
+    supply, demand = prefill.best_rate_per_s * MAX_UTILIZATION, decode.best_rate_per_s
+    if not (supply > 0.0 and demand > 0.0):
+        return []
+    rate = problem.workload.request_rate_per_s
+    if rate is not None:
+        pairs = {(math.ceil(rate / supply), math.ceil(rate / (MAX_UTILIZATION * demand)))}
+        pairs |= {(first + 1, second) for first, second in pairs} | {(first, second + 1) for first, second in pairs}
+    else:
+        pairs = _ratios(problem, prefill, decode, demand / supply)
+    found = []
+    for first, second in sorted(pairs):
+        if not _available(problem, ((prefill, first), (decode, second))):
+            continue
+        pinned = [problem.pinned.of(role).get("num_workers") for role in (Role.PREFILL, Role.DECODE)]
+        if any(want not in (None, have) for want, have in zip(pinned, (first, second), strict=True)):
+            continue
+        found.append(_pair(problem, prefill, decode, first, second, supply))
+    return found
+
+
+def _ratios(problem: ServingProblem, prefill: PricedWorker, decode: PricedWorker, ratio: float) -> set[tuple[int, int]]:
+    """Worker counts near ``ratio`` prefill workers per decode worker."""
+    most = max(machine.num_devices for machine in problem.machines.values())
+    counts = range(1, max(most // decode.num_devices, 1) + 1)
+    pairs = {(max(1, pick(ratio * second)), second) for second in counts for pick in (math.floor, math.ceil)}
+    return {
+        (first, second) for first, second in pairs if first * prefill.num_devices + second * decode.num_devices <= most
+    }
+
+
+def _available(problem: ServingProblem, parts: tuple[tuple[PricedWorker, int], ...]) -> bool:
+    """Whether the node types have that many devices."""
+    used: Counter[str] = Counter()
+    for worker, count in parts:
+        used[worker.placed.node_type] += worker.num_devices * count
+    return all(number <= problem.machines[node_type].num_devices for node_type, number in used.items())
+
+
+def _pair(
+    problem: ServingProblem, prefill: PricedWorker, decode: PricedWorker, first: int, second: int, supply: float
+) -> Candidate:
+    steady = decode.steady
+    rate = min(first * supply, second * decode.best_rate_per_s)
+    rate = min(rate, problem.workload.request_rate_per_s or rate)
+    index = int(np.searchsorted(np.maximum.accumulate(steady.rate_per_s), rate / second))
+    index = min(index, len(steady.num_seqs) - 1)
+    tpot = float(steady.tpot_s[index])
+    moved = kv_bytes_per_token(problem.shape, prefill.placed.quantization) * problem.workload.input_length
+    transfer = Exchange(machine=prefill.placed.machine).transfer_s(
+        moved, devices=min(prefill.num_devices, decode.num_devices)
+    )
+    config = ServingConfig(
+        engine=problem.rules.name,
+        pools=(pool_of(prefill.placed, first), pool_of(decode.placed, second)),
+        speculation=problem.speculation,
+    )
+    running = int(steady.num_seqs[index]) * second
+    if problem.has_free_load:  # those in prefill and on the way are in flight too
+        running += math.ceil(rate * (prefill.first_token_s + transfer))
+    return _scored(
+        problem,
+        config,
+        [(prefill, first), (decode, second)],
+        rate=rate,
+        running=min(running, problem.workload.concurrency or running),
+        tpot_s=tpot,
+        ttft_s=prefill.first_token_s + transfer,
+    )
+
+
+# --- scores -----------------------------------------------------------------------------------------------------------
+
+
+def _scored(
+    problem: ServingProblem,
+    config: ServingConfig,
+    parts: list[tuple[PricedWorker, int]],
+    *,
+    rate: float,
+    running: int,
+    tpot_s: float,
+    ttft_s: float,
+) -> Candidate:
+    usd, power = 0.0, 0.0
+    has_price = has_power = True
+    for worker, count in parts:
+        machine, devices = worker.placed.machine, worker.num_devices * count
+        price, watt = machine.usd_per_hour_per_device, average_power_w(machine.device, prefilling(worker, rate / count))
+        has_price, has_power = has_price and price is not None, has_power and watt is not None
+        usd += devices * (price or 0.0)
+        power += devices * (watt or 0.0)
+    usd_per_hour = usd if has_price else None
+    power_w = power if has_power else None
+    score = score_of(
+        problem,
+        num_devices=config.num_devices,
+        tokens_per_s=rate * problem.workload.output_length * (1.0 + problem.workload.length_ratio) / 2.0,
+        request_rate_per_s=rate,
+        usd_per_hour=usd_per_hour,
+        power_w=power_w,
+    )
+    return Candidate(
+        config=config,
+        score=score,
+        request_rate_per_s=rate,
+        num_running=running,
+        tpot_s=tpot_s,
+        ttft_s=ttft_s,
+        usd_per_hour=usd_per_hour,
+        power_w=power_w,
+    )
+
+
+def prefilling(worker: PricedWorker, rate_per_s: float) -> float:
+    """Share of its time that a worker prefills at a rate of its own."""
+    return 0.0 if worker.placed.role is Role.DECODE else rate_per_s * float(worker.steady.prefill_s[-1])
+
+
+def score_of(
+    problem: ServingProblem,
+    *,
+    num_devices: int,
+    tokens_per_s: float,
+    request_rate_per_s: float,
+    usd_per_hour: float | None,
+    power_w: float | None,
+) -> float:
+    """The objective as a number to minimise.
+
+    ``throughput_per_device``: seconds of one device per output token; ``usd_per_million_tokens``: USD; ``num_devices``:
+    devices; ``max_request_rate``: seconds per request; ``energy``: J per output token. Infinite where what it needs is
+    unknown (a price, a board power).
+    """
+    infinite = float("inf")
+    if tokens_per_s <= 0.0:
+        return infinite
+    if problem.objective is ServingObjective.THROUGHPUT_PER_DEVICE:
+        return num_devices / tokens_per_s
+    if problem.objective is ServingObjective.USD_PER_MILLION_TOKENS:
+        return infinite if usd_per_hour is None else usd_per_hour / HOURS / tokens_per_s * MILLION
+    if problem.objective is ServingObjective.NUM_DEVICES:
+        return float(num_devices)
+    if problem.objective is ServingObjective.MAX_REQUEST_RATE:
+        return 1.0 / request_rate_per_s
+    return infinite if power_w is None else power_w / tokens_per_s
