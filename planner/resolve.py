@@ -51,13 +51,15 @@ class Resolved:
     sources: Mapping[str, str]
 
 
-class _Problems(list[Problem]):
+class Problems(list[Problem]):
     """Collects problems; adding one is a sentence."""
 
     def say(self, path: str, message: str) -> None:
+        """Add one problem."""
         self.append(Problem(path=path, message=message))
 
     def check(self) -> None:
+        """Raise all problems, if there are any."""
         if self:
             raise SpecError(self)
 
@@ -74,8 +76,8 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     Raises:
         SpecError: unknown names and impossible choices, all of them.
     """
-    problems = _Problems()
-    shape = shape or _shape(spec, catalog, base, problems)
+    problems = Problems()
+    shape = shape or look_up_shape(spec.model, catalog, base, problems)
     cluster = _cluster(spec.cluster, catalog, problems)
     rules = FRAMEWORKS.get(spec.constraints.target)
     if rules is None:
@@ -118,7 +120,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     return Resolved(problem=problem, cluster=cluster, price=price, sources=sources)
 
 
-def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: _Problems) -> ClusterProfile | None:
+def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Problems) -> ClusterProfile | None:
     """The measured links that the spec names, where they fit the cluster."""
     if spec.profile is None:
         return None
@@ -151,12 +153,13 @@ def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Cali
     return Calibration(framework=ANY, architecture=ANY, recipe=recipe.recipe, source="literature")
 
 
-def _shape(spec: TrainingSpec, catalog: Catalog, base: Path, problems: _Problems) -> ModelShape | None:
-    looks_like_path = spec.model.endswith(".json") or "/" in spec.model or (base / spec.model).is_dir()
+def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
+    """The shape of a catalog model or of a ``config.json``; None with the problem said."""
+    looks_like_path = model.endswith(".json") or "/" in model or (base / model).is_dir()
     try:
         if looks_like_path:
-            return read_config(base / spec.model)
-        return catalog.model_shape(spec.model)
+            return read_config(base / model)
+        return catalog.model_shape(model)
     except UnknownEntryError as error:
         problems.say("model", f"{error} (see: meshplan catalog list models; or give the path of a config.json)")
     except CatalogError as error:
@@ -185,7 +188,7 @@ def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem
     model = document.get("model")
     if isinstance(model, str) and "/" not in model and not model.endswith(".json"):
         places.append(("model", model, catalog.model))
-    problems = _Problems()
+    problems = Problems()
     for path, name, look_up in places:
         if isinstance(name, str) and name:
             try:
@@ -195,7 +198,7 @@ def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem
     return problems
 
 
-def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluster | None:
+def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster | None:
     groups = []
     if spec.nodes is not None:
         for index, item in enumerate(spec.nodes):
@@ -204,7 +207,7 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluste
             except UnknownEntryError as error:
                 problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
     elif spec.devices is not None:
-        node = _node_in_place(spec, catalog, problems)
+        node = node_in_place(spec, catalog, problems)
         groups = [] if node is None else [NodeGroup(node=node, count=spec.devices.nodes)]
     types = {group.node.slug for group in groups}
     if len(types) > 1:
@@ -216,7 +219,8 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> Cluste
     return Cluster(name=" + ".join(f"{group.count} × {group.node.slug}" for group in groups), groups=tuple(groups))
 
 
-def _node_in_place(spec: ClusterSpec, catalog: Catalog, problems: _Problems) -> NodeType | None:
+def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> NodeType | None:
+    """The node type that a spec describes by devices and links; None where it does not, or the device is unknown."""
     if spec.devices is None or spec.links is None:
         return None
     try:
@@ -276,7 +280,7 @@ def _price(spec: TrainingSpec, cluster: Cluster) -> Price | None:
     return choose_price(cluster.groups[0].node.prices, spec.constraints.price)
 
 
-def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, problems: _Problems) -> None:
+def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, problems: Problems) -> None:
     """Choices that no search could make legal."""
     fixed, device = spec.fixed, machine.device
     if spec.workload.precision not in device.peak_flops_per_s:
@@ -315,7 +319,7 @@ def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, prob
         problems.say("workload.phase", "LoRA on multi-head latent attention is not modelled yet")
 
 
-def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: _Problems) -> None:
+def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:
     """Choices that the framework has no word for."""
     precision, recompute = spec.workload.precision, spec.fixed.activation_recompute
     if precision not in rules.precisions:
@@ -326,7 +330,7 @@ def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: _Probl
 
 
 def _limits(
-    spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: _Problems
+    spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
 ) -> TrainingLimits:
     wanted = spec.constraints
     usable = machine.device.usable_memory_bytes * (1.0 - wanted.memory_headroom_fraction)

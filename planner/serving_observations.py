@@ -17,7 +17,7 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.observed_model import shape_from_observation
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
+from meshplan.planner.problems.quantization import KV_CACHE_BYTES, SCHEMES, Quantization, checkpoint_formats
 from meshplan.planner.problems.serving import (
     Arrival,
     EngineLimits,
@@ -202,11 +202,7 @@ def _rate(asked: Section) -> float:
 
 
 def _quantization(row: Mapping[str, Any], asked: Section, shape: ModelShape) -> tuple[Quantization, tuple[str, ...]]:
-    """Formats of a row.
-
-    What publishers' checkpoints leave wide is left wide: NVFP4 DeepSeek keeps its attention in 16 bits; gpt-oss has
-    MXFP4 experts in a 16-bit model whatever the label says.
-    """
+    """Formats of a row; DeepSeek's fp8 is the published one in blocks."""
     precision = row.get("precision")
     if precision not in SCHEMES and precision != "fp32":
         raise UnsupportedError(f"serving in the precision {shown(precision)} is not modelled")
@@ -220,15 +216,11 @@ def _quantization(row: Mapping[str, Any], asked: Section, shape: ModelShape) -> 
     kv_cache = stated.text("kv_cache", "bf16")
     if kv_cache not in KV_CACHE_BYTES:
         raise UnsupportedError(f"a KV cache in {shown(kv_cache)} is not modelled")
-    attention = mlp
-    if "gpt-oss" in shape.slug:
-        attention, mlp, experts = "bf16", "bf16", "mxfp4"
-    elif shape.latent is not None:
-        if mlp == "nvfp4":
-            attention = "bf16"
-        elif mlp == "fp8":
-            attention, mlp, experts = "fp8_block", "fp8_block", "fp8_block"
-    return Quantization(attention=attention, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
+    if "gpt-oss" in shape.slug:  # "nvfp4" of such rows is the published MXFP4
+        return checkpoint_formats(shape, "mxfp4", kv_cache), filled
+    if shape.latent is not None:
+        return checkpoint_formats(shape, "fp8_block" if mlp == "fp8" else mlp, kv_cache), filled
+    return Quantization(attention=mlp, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
 
 
 # --- layouts ------------------------------------------------------------------------------------------------------

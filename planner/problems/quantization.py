@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.model_shapes import ModelShape
 
 BYTES_16_BIT = 2.0
 # Bytes of one scale per block of values, spread over the block: fp8 blocks of 128 × 128 with an fp32 scale; MX formats
@@ -119,3 +120,16 @@ class Quantization:
         return tuple(
             name for name in used if SCHEMES[name].needs and not set(SCHEMES[name].needs) & set(device.peak_flops_per_s)
         )
+
+
+def checkpoint_formats(shape: ModelShape, scheme: str, kv_cache: str) -> Quantization:
+    """Formats of a checkpoint that is published as ``scheme``: what publishers leave wide is left wide.
+
+    MXFP4 checkpoints (gpt-oss) hold their experts in it and all else in 16 bits; NVFP4 checkpoints of models with
+    latent attention (nvidia/DeepSeek-R1-NVFP4) leave the attention in 16 bits.
+    """
+    if scheme == "mxfp4":
+        return Quantization(attention="bf16", mlp="bf16", experts="mxfp4", kv_cache=kv_cache)
+    if scheme == "nvfp4" and shape.latent is not None:
+        return Quantization(attention="bf16", mlp="nvfp4", experts="nvfp4", kv_cache=kv_cache)
+    return Quantization.uniform(scheme, kv_cache=kv_cache)

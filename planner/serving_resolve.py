@@ -1,0 +1,249 @@
+"""From the words of a serving spec to a problem with everything looked up, every misfit reported at once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from meshplan.catalogs.engine_recipes import engine_recipes
+from meshplan.catalogs.errors import UnknownEntryError
+from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.serving_calibration import ServingCalibration
+from meshplan.planner.problems.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
+from meshplan.planner.problems.machine import Machine, machine_of
+from meshplan.planner.problems.quantization import checkpoint_formats
+from meshplan.planner.problems.serving import Arrival, Requests, Role, ServingLimits, ServingObjective, ServingWorkload
+from meshplan.planner.problems.serving_question import Pinned, ServingProblem
+from meshplan.planner.resolve import Problems, choose_price, look_up_shape, node_in_place
+from meshplan.planner.serving_spec import DEFAULT_NUM_REQUESTS, ServingSpec
+from meshplan.planner.serving_trace import read_trace
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+
+ANY = "any"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResolvedServing:
+    """A serving problem and what it was made of.
+
+    Args:
+        problem: for the solver.
+        prices: node type → what its money rests on; only those that are known.
+        sources: what → citation, for the plan's provenance.
+    """
+
+    problem: ServingProblem
+    prices: Mapping[str, Price]
+    sources: Mapping[str, str]
+
+
+def resolve_serving(
+    spec: ServingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None
+) -> ResolvedServing:
+    """Look everything up.
+
+    Args:
+        spec: the question.
+        catalog: where the names are looked up.
+        base: folder against which model and trace paths are resolved.
+        shape: the model where it is known already.
+
+    Raises:
+        SpecError: unknown names and impossible choices, all of them.
+    """
+    problems = Problems()
+    shape = shape or look_up_shape(spec.model, catalog, base, problems)
+    nodes = _node_types(spec, catalog, problems)
+    rules = ENGINES[spec.constraints.target]
+    problems.check()
+    if shape is None:
+        raise AssertionError("a missing shape is a problem, and problems were checked")
+    workload = _workload(spec, base)
+    prices: dict[str, Price] = {}
+    machines: dict[str, Machine] = {}
+    for node, count in nodes.values():
+        price = _price(spec, node)
+        if price is not None:
+            prices[node.slug] = price
+        machines[node.slug] = _machine(node, count, price, spec.constraints.max_devices)
+    _check(spec, shape, machines, prices, rules, problems)
+    problems.check()
+    recipe = engine_recipes()[rules.name]
+    schemes = _schemes(spec, shape)
+    problem = ServingProblem(
+        shape=shape,
+        machines=machines,
+        workload=workload,
+        promises=spec.objectives,
+        objective=spec.objective,
+        limits=ServingLimits(
+            max_devices={name: machine.num_devices for name, machine in machines.items()},
+            max_usd_per_hour=spec.constraints.max_usd_per_hour,
+            max_power_w=spec.constraints.max_power_w,
+        ),
+        rules=rules,
+        recipe=recipe,
+        calibrations={
+            name: serving_calibration(catalog, recipe.constants_name, machine.device.architecture)
+            for name, machine in machines.items()
+        },
+        quantizations=tuple(checkpoint_formats(shape, scheme, spec.kv_cache) for scheme in schemes),
+        speculation=None if spec.speculation is None else spec.speculation.value,
+        pinned=_pinned(spec),
+    )
+    return ResolvedServing(problem=problem, prices=prices, sources=_sources(problem, prices))
+
+
+def serving_calibration(catalog: Catalog, engine: str, architecture: str) -> ServingCalibration:
+    """The constants for an engine release on a hardware generation: fitted for both, else the engine's on another
+    generation, else the global set, else the defaults.
+    """
+    for name, generation in ((engine, architecture), (engine, ANY), (ANY_ENGINE, ANY)):
+        document = catalog.calibration(name, generation)
+        if document is not None:
+            return ServingCalibration.from_document(document)
+    return ServingCalibration(engine=ANY_ENGINE, architecture=ANY, source="defaults: nothing was fitted")
+
+
+# Name under which constants over all engines are stored; training's own global set is "any".
+ANY_ENGINE = "any-engine"
+
+
+def _schemes(spec: ServingSpec, shape: ModelShape) -> tuple[str, ...]:
+    if spec.fixed.quantization is not None:
+        return (str(spec.fixed.quantization),)
+    return tuple(spec.quantization or (PUBLISHED_SCHEMES.get(shape.family, "bf16"),))
+
+
+def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict[str, tuple[NodeType, int]]:
+    """Node types of the cluster and how many nodes of each."""
+    found: dict[str, tuple[NodeType, int]] = {}
+    if spec.cluster.profile is not None:
+        problems.say("cluster.profile", "measured links move training plans only, so far; leave it out")
+    if spec.cluster.nodes is not None:
+        for index, item in enumerate(spec.cluster.nodes):
+            try:
+                node = catalog.node_type(item.type)
+            except UnknownEntryError as error:
+                problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
+                continue
+            found[node.slug] = (node, item.count + (found[node.slug][1] if node.slug in found else 0))
+    elif spec.cluster.devices is not None:
+        described = node_in_place(spec.cluster, catalog, problems)
+        if described is not None:
+            found[described.slug] = (described, spec.cluster.devices.nodes)
+    return found
+
+
+def _machine(node: NodeType, count: int, price: Price | None, max_devices: int | None) -> Machine:
+    cluster = Cluster(name=node.slug, groups=(NodeGroup(node=node, count=count),))
+    each = None if price is None else price.usd_per_hour / node.num_devices
+    machine = machine_of(cluster, usd_per_hour_per_device=each)
+    return replace(machine, num_devices=min(machine.num_devices, max_devices or machine.num_devices))
+
+
+def _price(spec: ServingSpec, node: NodeType) -> Price | None:
+    own = spec.cluster.usd_per_hour_per_node
+    if own is not None:
+        return Price(usd_per_hour=own, provider="yours", region=ANY, terms="as given", date="", source="the spec")
+    return choose_price(node.prices, spec.constraints.price)
+
+
+def _workload(spec: ServingSpec, base: Path) -> ServingWorkload:
+    asked = spec.workload
+    trace = None if asked.trace is None else read_trace(base / asked.trace)
+    prompt, output = float(asked.input_length or 0), float(asked.output_length or 0)
+    rate = asked.request_rate_per_s
+    if trace is not None:
+        prompt, output = float(trace.input_length.mean()), float(trace.output_length.mean())
+        rate = rate or _recorded_rate(trace)
+    return ServingWorkload(
+        arrival=asked.process or Arrival.CLOSED_LOOP,
+        input_length=prompt,
+        output_length=output,
+        length_ratio=asked.length_ratio,
+        request_rate_per_s=rate,
+        concurrency=asked.concurrency,
+        burstiness=asked.burstiness,
+        num_requests=asked.num_requests or (DEFAULT_NUM_REQUESTS if trace is None else len(trace)),
+        prefix_hit_rate=asked.prefix_hit_rate,
+        trace=trace,
+    )
+
+
+def _recorded_rate(trace: Requests) -> float | None:
+    span = float(trace.arrival_s[-1] - trace.arrival_s[0])
+    return (len(trace) - 1) / span if span > 0.0 else None
+
+
+def _pinned(spec: ServingSpec) -> Pinned:
+    fixed = spec.fixed
+    mode = None if fixed.mode is None else fixed.mode == "disaggregated"
+    return Pinned(
+        is_disaggregated=mode,
+        by_role={
+            Role.MIXED: fixed.pinned(),
+            Role.PREFILL: fixed.prefill.pinned(),
+            Role.DECODE: fixed.decode.pinned(),
+        },
+    )
+
+
+def _check(
+    spec: ServingSpec,
+    shape: ModelShape,
+    machines: Mapping[str, Machine],
+    prices: Mapping[str, Price],
+    rules: EngineRules,
+    problems: Problems,
+) -> None:
+    """Choices that no search could make legal."""
+    for scheme in _schemes(spec, shape):
+        if scheme not in rules.schemes:
+            problems.say("quantization", f"{rules.name} does not serve {scheme} (it has {', '.join(rules.schemes)})")
+        elif all(checkpoint_formats(shape, scheme, spec.kv_cache).missing_on(m.device) for m in machines.values()):
+            names = ", ".join(machine.device.name for machine in machines.values())
+            problems.say("quantization", f"{scheme} needs units that {names} lacks")
+    if spec.kv_cache not in rules.kv_caches:
+        problems.say("kv_cache", f"{rules.name} has no {spec.kv_cache} cache (it has {', '.join(rules.kv_caches)})")
+    tensor = spec.fixed.tensor_parallel
+    if tensor is not None and shape.num_attention_heads % tensor:
+        heads = shape.num_attention_heads
+        legal = [t for t in range(1, heads + 1) if heads % t == 0]
+        problems.say("fixed.tensor_parallel", f"{tensor} does not divide {heads} heads; legal: {legal}")
+    if shape.moe is None and (spec.fixed.expert_parallel or 1) > 1:
+        problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
+    needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
+    if needs_rate:
+        problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
+    wants_price = spec.objective is ServingObjective.USD_PER_MILLION_TOKENS
+    if (wants_price or spec.constraints.max_usd_per_hour is not None) and not prices:
+        names = ", ".join(machines)
+        problems.say("cluster", f"no price is known for {names}; give cluster.usd_per_hour_per_node")
+    length = (spec.workload.input_length or 0) + (spec.workload.output_length or 0)
+    if shape.max_sequence_length is not None and length > shape.max_sequence_length:
+        problems.say("workload", f"{length} tokens a request; {shape.name} was trained for {shape.max_sequence_length}")
+
+
+def _has_load(spec: ServingSpec) -> bool:
+    workload = spec.workload
+    return any(part is not None for part in (workload.request_rate_per_s, workload.concurrency, workload.trace))
+
+
+def _sources(problem: ServingProblem, prices: Mapping[str, Price]) -> dict[str, str]:
+    sources = {
+        f"model {problem.shape.slug}": problem.shape.source,
+        f"engine {problem.rules.name} {problem.rules.version}": problem.rules.limits_source,
+    }
+    for name, calibration in problem.calibrations.items():
+        sources[f"constants on {name}"] = (
+            f"{calibration.engine} on {calibration.architecture}, {calibration.num_runs} runs: {calibration.source}"
+        )
+    for name, price in prices.items():
+        sources[f"price of {name}"] = f"{price.provider} {price.terms} {price.date}: {price.source}"
+    return {key: value for key, value in sources.items() if value}
