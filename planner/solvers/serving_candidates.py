@@ -28,6 +28,8 @@ from meshplan.planner.solvers.serving_layouts import PlacedWorker, placed_worker
 MAX_UTILIZATION = 0.95
 # Prefill and decode workers that are paired; the best of each by requests/s per device.
 MAX_PAIRED = 24
+# Of the requests in flight that are kept when a promise was broken.
+EASED_SHARE = 0.85
 HOURS = 3600.0
 MILLION = 1e6
 
@@ -74,6 +76,7 @@ class Candidate:
         ttft_s: closed form, without queueing.
         usd_per_hour: of all devices; None without prices.
         power_w: average, of all devices; None without board powers.
+        parts: its kinds of workers and how many of each.
     """
 
     config: ServingConfig
@@ -84,6 +87,7 @@ class Candidate:
     ttft_s: float
     usd_per_hour: float | None
     power_w: float | None
+    parts: tuple[tuple[PricedWorker, int], ...]
 
 
 def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> list[PricedWorker]:
@@ -219,7 +223,7 @@ def _candidate(
     return _scored(
         problem,
         config,
-        [(worker, count)],
+        ((worker, count),),
         rate=rate,
         running=running * count,
         tpot_s=float(steady.tpot_s[index]),
@@ -313,7 +317,7 @@ def _pair(
     return _scored(
         problem,
         config,
-        [(prefill, first), (decode, second)],
+        ((prefill, first), (decode, second)),
         rate=rate,
         running=min(running, problem.workload.concurrency or running),
         tpot_s=tpot,
@@ -327,7 +331,7 @@ def _pair(
 def _scored(
     problem: ServingProblem,
     config: ServingConfig,
-    parts: list[tuple[PricedWorker, int]],
+    parts: tuple[tuple[PricedWorker, int], ...],
     *,
     rate: float,
     running: int,
@@ -361,6 +365,30 @@ def _scored(
         ttft_s=ttft_s,
         usd_per_hour=usd_per_hour,
         power_w=power_w,
+        parts=parts,
+    )
+
+
+def eased(problem: ServingProblem, candidate: Candidate) -> Candidate | None:
+    """The same deployment with fewer requests in flight; None where the load is given, or one is left a worker."""
+    if not problem.has_free_load:
+        return None
+    worker, count = candidate.parts[-1]
+    running = int(EASED_SHARE * candidate.num_running / count)
+    if running < 1:
+        return None
+    steady, index = worker.steady, min(running, len(worker.steady.num_seqs)) - 1
+    if len(candidate.parts) == 1:
+        return _candidate(problem, worker, count, index)
+    rate = min(count * float(steady.rate_per_s[index]), candidate.request_rate_per_s)
+    return _scored(
+        problem,
+        candidate.config,
+        candidate.parts,
+        rate=rate,
+        running=running * count,
+        tpot_s=float(steady.tpot_s[index]),
+        ttft_s=candidate.ttft_s,
     )
 
 

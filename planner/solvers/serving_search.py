@@ -1,0 +1,195 @@
+"""Which deployment serves the load at the best objective within every promise: bound, simulate, cut.
+
+*Notation.* A candidate c is a worker (node type, layout, formats, limits), how many of them, and for prefill and decode
+pools a pair of those. s̲(c) is its score in closed form, s(c) its score in the simulation; smaller is better.
+
+*Objective.* min s(c) over candidates whose simulated latencies keep every promise at its percentile.
+
+*Bound.* Closed forms leave out queueing, block waste and uneven arrival, so s̲(c) ≤ s(c) up to sampling noise; candidates
+that break a promise in closed form break it in the simulation. Candidates are simulated in the order of s̲; once the
+incumbent's s is at most the next s̲, no candidate left can beat it. When the number of simulations or the time runs out
+first, the smallest s̲ left is the bound and the gap is reported.
+
+What is proven and what is sampled: enumeration and bound are exact under the estimator; latencies at a percentile are
+sampled with ``num_requests`` requests, and the plan carries their confidence interval.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from meshplan.planner.problems.serving import Arrival, Role
+from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.simulation.deployment import Judged, judge
+from meshplan.planner.solvers.serving_candidates import (
+    Candidate,
+    PricedWorker,
+    aggregated,
+    disaggregated,
+    eased,
+    priced_workers,
+    score_of,
+)
+from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
+
+# Simulations after which the best so far is taken: a hundred cost about a second.
+MAX_SIMULATED = 60
+# Simulations that are made though the bound already proves the incumbent: the runners-up of the table.
+MIN_SIMULATED = 6
+# Sampling noise of a simulated throughput; a bound within it of the incumbent proves nothing better is to be found.
+NOISE = 0.01
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A candidate and what the simulation says of it.
+
+    Args:
+        candidate: with its closed form.
+        judged: simulated latencies, rates and broken promises.
+        score: objective, smaller is better; infinite where a promise is broken.
+    """
+
+    candidate: Candidate
+    judged: Judged
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingReport:
+    """What the search saw.
+
+    Args:
+        simulated: every simulated candidate, best first; those that keep all promises before the others.
+        num_candidates: deployments in closed form.
+        rejected: reason → number of workers or deployments turned down for it.
+        mixed: priced mixed workers, for the Pareto front.
+        prefill: priced prefill workers.
+        decode: priced decode workers.
+    """
+
+    simulated: tuple[Simulated, ...]
+    num_candidates: int
+    rejected: Counter[str]
+    mixed: tuple[PricedWorker, ...]
+    prefill: tuple[PricedWorker, ...]
+    decode: tuple[PricedWorker, ...]
+
+
+def search_serving(
+    problem: ServingProblem,
+    *,
+    seed: int = 0,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[Solution[Simulated], ServingReport]:
+    """Find the best deployment; see the module's text."""
+    start_wall, start_cpu = time.perf_counter(), time.process_time()
+    rejected: Counter[str] = Counter()
+    mixed, prefill, decode = _workers(problem, rejected)
+    candidates = [one for worker in mixed for one in aggregated(problem, worker)]
+    candidates += disaggregated(problem, prefill, decode)
+    candidates = _within_limits(problem, candidates, rejected)
+    deadline = None if time_limit_s is None else start_wall + time_limit_s
+    simulated, bound = _branch(problem, candidates, seed, deadline, on_progress)
+    simulated.sort(key=lambda one: (one.score, len(one.judged.broken), one.candidate.score))
+    report = ServingReport(
+        simulated=tuple(simulated),
+        num_candidates=len(candidates),
+        rejected=rejected,
+        mixed=tuple(mixed),
+        prefill=tuple(prefill),
+        decode=tuple(decode),
+    )
+    best = simulated[0] if simulated and simulated[0].score < float("inf") else None
+    objective = None if best is None else best.score
+    return Solution(
+        status=Status.INFEASIBLE if objective is None else status_of(objective, min(bound, objective)),
+        assignment=best,
+        objective=objective,
+        bound=None if objective is None else min(bound, objective),
+        gap=None if objective is None else relative_gap(objective, min(bound, objective)),
+        wall_s=time.perf_counter() - start_wall,
+        cpu_s=time.process_time() - start_cpu,
+        solver="closed-form bounds, event-skipping simulation",
+        seed=seed,
+    ), report
+
+
+def _workers(
+    problem: ServingProblem, rejected: Counter[str]
+) -> tuple[list[PricedWorker], list[PricedWorker], list[PricedWorker]]:
+    """Priced workers by role, as far as the mode is not pinned otherwise."""
+    mode = problem.pinned.is_disaggregated
+    mixed = [] if mode else priced_workers(problem, Role.MIXED, rejected)
+    if mode is False or problem.workload.arrival is Arrival.ALL_AT_ONCE:
+        return mixed, [], []
+    return mixed, priced_workers(problem, Role.PREFILL, rejected), priced_workers(problem, Role.DECODE, rejected)
+
+
+def _within_limits(
+    problem: ServingProblem, candidates: Iterable[Candidate], rejected: Counter[str]
+) -> list[Candidate]:
+    """Candidates within money and power."""
+    limits = problem.limits
+    kept = []
+    for one in candidates:
+        if limits.max_usd_per_hour is not None and (one.usd_per_hour or 0.0) > limits.max_usd_per_hour:
+            rejected["cost per hour is above max_usd_per_hour"] += 1
+        elif limits.max_power_w is not None and (one.power_w or 0.0) > limits.max_power_w:
+            rejected["average power is above max_power_w"] += 1
+        else:
+            kept.append(one)
+    return kept
+
+
+def _branch(
+    problem: ServingProblem,
+    candidates: Sequence[Candidate],
+    seed: int,
+    deadline: float | None,
+    on_progress: OnProgress | None,
+) -> tuple[list[Simulated], float]:
+    """Simulate in the order of the bounds until nothing left can beat the incumbent; the bound on all that is left.
+
+    Where the plan chooses the load, a deployment that broke a promise comes back with fewer requests in flight.
+    """
+    order = itertools.count()
+    left = [(one.score, one.config.num_devices, one.tpot_s, next(order), one) for one in candidates]
+    heapq.heapify(left)
+    simulated: list[Simulated] = []
+    incumbent = float("inf")
+    while left:
+        candidate = heapq.heappop(left)[-1]
+        proven = incumbent <= candidate.score * (1.0 + NOISE)
+        spent = len(simulated) >= MAX_SIMULATED or (deadline is not None and time.perf_counter() > deadline)
+        if (proven and len(simulated) >= MIN_SIMULATED) or spent:
+            return simulated, incumbent if proven else candidate.score
+        judged = judge(problem, candidate.config, num_running=candidate.num_running, seed=seed)
+        score = float("inf") if judged.broken else _score(problem, candidate, judged)
+        simulated.append(Simulated(candidate=candidate, judged=judged, score=score))
+        incumbent = min(incumbent, score)
+        weaker = eased(problem, candidate) if judged.broken else None
+        if weaker is not None:
+            heapq.heappush(left, (weaker.score, weaker.config.num_devices, weaker.tpot_s, next(order), weaker))
+        if on_progress is not None:
+            on_progress(Progress(incumbent=incumbent, bound=candidate.score, note=f"{len(simulated)} simulated"))
+    return simulated, incumbent
+
+
+def _score(problem: ServingProblem, candidate: Candidate, judged: Judged) -> float:
+    return score_of(
+        problem,
+        num_devices=candidate.config.num_devices,
+        tokens_per_s=judged.output_tokens_per_s,
+        request_rate_per_s=judged.requests_per_s,
+        usd_per_hour=candidate.usd_per_hour,
+        power_w=candidate.power_w,
+    )
+
+
