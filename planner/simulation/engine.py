@@ -1,0 +1,130 @@
+"""A run of one worker: requests in, the times at which each was served out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.estimators.serving.step_cost import StepCost
+from meshplan.planner.problems.serving import EngineLimits, Requests, Role
+from meshplan.planner.simulation.arrivals import check_requests
+from meshplan.planner.simulation.ledger import Ledger, fits
+from meshplan.planner.simulation.run import Segments, ServingRun, WorkerRun
+from meshplan.planner.simulation.worker import Leave, Worker
+
+# Tokens of a KV block: the default of vLLM (--block-size).
+KV_BLOCK_TOKENS = 16
+
+
+def simulate(
+    requests: Requests,
+    cost: StepCost,
+    limits: EngineLimits,
+    *,
+    kv_capacity_tokens: int,
+    kv_block_tokens: int = KV_BLOCK_TOKENS,
+    role: Role = Role.MIXED,
+) -> ServingRun:
+    """Serve the requests with one worker, exact to an iteration (:mod:`meshplan.planner.simulation.worker`).
+
+    A request that its KV cache can never hold is rejected and counted; it takes no time. In a closed loop the next
+    request starts at the instant of a completion.
+
+    Args:
+        requests: in order of arrival.
+        cost: tables of the worker's iterations.
+        limits: of its scheduler.
+        kv_capacity_tokens: of the KV cache of all its lanes together.
+        kv_block_tokens: tokens of a block of KV cache.
+        role: PREFILL ends a request with its first token; to DECODE requests come prefilled, so that their first
+            token is out when they arrive.
+
+    Raises:
+        SpecError: malformed requests or limits.
+    """
+    check_requests(requests)
+    check_limits(limits)
+    if role is Role.DECODE and requests.output_length.min() < 2:  # noqa: PLR2004
+        message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
+        raise SpecError([Problem(path="output_length", message=message)], of="the requests")
+    ledger = Ledger(requests)
+    served = servable(requests, cost, role, kv_capacity_tokens, kv_block_tokens)
+    order = np.flatnonzero(served).tolist()
+    in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
+    following = iter(order[in_flight:])
+
+    def start_next(_: int, at_s: float) -> None:
+        request = next(following, None)
+        if request is not None:
+            worker.submit(request, at_s)
+
+    on_leave: Leave | None = None if requests.concurrency is None else start_next
+    worker = Worker(
+        cost,
+        limits,
+        ledger,
+        kv_capacity_tokens=kv_capacity_tokens,
+        kv_block_tokens=kv_block_tokens,
+        role=role,
+        on_leave=on_leave,
+    )
+    if role is Role.DECODE:
+        ledger.generated = [1] * len(ledger)
+        ledger.has_kv = [True] * len(ledger)
+    arrivals = requests.arrival_s.tolist()
+    for request in order[:in_flight]:
+        worker.submit(request, arrivals[request])
+    worker.run()
+    if role is Role.DECODE:
+        ledger.first_token_s = ledger.arrival_s
+    return finished(requests, ledger, [worker])
+
+
+def check_limits(limits: EngineLimits) -> None:
+    """Refuse limits under which nothing can run.
+
+    Raises:
+        SpecError: no seat or no token budget.
+    """
+    wrong = [name for name in ("max_num_seqs", "max_batched_tokens") if getattr(limits, name) < 1]
+    if wrong:
+        problems = [Problem(path=name, message=f"{getattr(limits, name)} serves nobody; give ≥ 1") for name in wrong]
+        raise SpecError(problems, of="the engine limits")
+
+
+def servable(
+    requests: Requests, cost: StepCost, role: Role, kv_capacity_tokens: int, kv_block_tokens: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """[n] whether a worker can serve a request at all; one in the role PREFILL holds the prompt only."""
+    if role is Role.PREFILL:
+        requests = replace(requests, output_length=np.ones_like(requests.output_length))
+    return fits(requests, kv_capacity_tokens, kv_block_tokens, cost.tokens_per_step)
+
+
+def finished(requests: Requests, ledger: Ledger, workers: list[Worker]) -> ServingRun:
+    """The ledger and the workers' records as arrays."""
+    finish = np.array(ledger.finish_s)
+    return ServingRun(
+        arrival_s=np.array(ledger.arrival_s),
+        input_length=requests.input_length,
+        output_length=requests.output_length,
+        is_served=np.isfinite(finish),
+        admitted_s=np.array(ledger.admitted_s),
+        first_token_s=np.array(ledger.first_token_s),
+        finish_s=finish,
+        workers=tuple(worker_run(worker) for worker in workers),
+        is_closed_loop=requests.concurrency is not None,
+    )
+
+
+def worker_run(worker: Worker) -> WorkerRun:
+    """What a worker did, as arrays."""
+    return WorkerRun(
+        segments=Segments.from_records(worker.records),
+        gap_s=np.array(worker.gap_s),
+        gap_count=np.array(worker.gap_count),
+        kv_capacity_tokens=worker.num_blocks * worker.block,
+        num_preemptions=worker.num_preemptions,
+    )

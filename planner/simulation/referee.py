@@ -1,0 +1,263 @@
+"""The rules of :mod:`meshplan.planner.simulation.worker`, iteration by iteration and as plainly as possible.
+
+Slow, and only there to be agreed with: a test holds both equal over random loads, limits and costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from meshplan.planner.estimators.serving.step_cost import StepCost
+from meshplan.planner.problems.serving import EngineLimits, Requests, Role
+
+
+@dataclass(slots=True, kw_only=True)
+class Refereed:
+    """One request as the referee sees it.
+
+    Args:
+        index: place in the requests.
+        priority: smaller goes first.
+        arrival_s: when it came.
+        prompt: tokens.
+        answer: tokens to generate.
+        cached: prompt tokens that need no prefill.
+        generated: tokens out.
+        prefilled: tokens of the present prefill that are done; None outside of prefill.
+        kv: tokens of KV cache held.
+        context: tokens attended, by the expected number of tokens a step.
+        has_kv: it came with its KV cache.
+        first_token_s: time of the first token.
+        finish_s: time of the last; infinite if it was rejected.
+        token_s: when its tokens came, one entry an iteration that gave some.
+    """
+
+    index: int
+    priority: int
+    arrival_s: float
+    prompt: int
+    answer: int
+    cached: int
+    generated: int = 0
+    prefilled: int | None = None
+    kv: int = 0
+    context: float = 0.0
+    has_kv: bool = False
+    first_token_s: float = math.inf
+    finish_s: float = math.inf
+    token_s: list[float] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Who goes first."""
+        return self.priority, self.index
+
+    @property
+    def length(self) -> int:
+        """Tokens to prefill: the prompt, and what had been generated before the KV cache was lost."""
+        return self.prompt + self.generated
+
+
+@dataclass(slots=True, kw_only=True)
+class Referee:
+    """One worker; see :func:`referee_run`.
+
+    Args:
+        cost: tables of its iterations.
+        limits: of its scheduler.
+        blocks: of its KV cache.
+        block: tokens of a block.
+        role: see :class:`Role`.
+        coming: requests still to arrive.
+        backlog: requests of a closed loop that wait for a completion.
+        now: start of the next iteration.
+        steps: decode iterations so far.
+        waiting: requests that have arrived.
+        prefilling: requests in prefill, in order of admission.
+        decoding: requests that decode.
+        num_preemptions: so far.
+    """
+
+    cost: StepCost
+    limits: EngineLimits
+    blocks: int
+    block: int
+    role: Role
+    coming: deque[Refereed]
+    backlog: deque[Refereed]
+    now: float = 0.0
+    steps: int = 0
+    waiting: list[Refereed] = field(default_factory=list)
+    prefilling: list[Refereed] = field(default_factory=list)
+    decoding: list[Refereed] = field(default_factory=list)
+    num_preemptions: int = 0
+
+    def run(self) -> None:
+        """Iterate until nobody is left."""
+        while self.coming or self.waiting or self.prefilling or self.decoding:
+            self.iterate()
+
+    @property
+    def advance(self) -> int:
+        """Whole tokens that each decoding request gains in the next iteration."""
+        speed = self.cost.tokens_per_step
+        return int(speed * (self.steps + 1)) - int(speed * self.steps)
+
+    def held(self) -> int:
+        """Blocks held after the next iteration if nobody joins."""
+        decoded = sum(-(-(request.kv + self.advance) // self.block) for request in self.decoding)
+        return decoded + sum(-(-request.length // self.block) for request in self.prefilling)
+
+    def iterate(self) -> None:
+        """One iteration."""
+        if not (self.waiting or self.prefilling or self.decoding):
+            self.now = max(self.now, self.coming[0].arrival_s)
+        while self.coming and self.coming[0].arrival_s <= self.now:
+            self.waiting.append(self.coming.popleft())
+        self.waiting.sort(key=lambda request: request.key)
+        while self.decoding and self.held() > self.blocks:
+            self.preempt()
+        most = math.ceil(self.cost.tokens_per_step)
+        while self.waiting and self.waiting[0].has_kv and self.can_take(self.waiting[0].prompt + most):
+            self.join(self.waiting.pop(0))
+        chunks = self.chunks()
+        pauses = bool(chunks) and not self.limits.chunked_prefill
+        decoding = [] if pauses else list(self.decoding)
+        self.now += self.cost.step_s(
+            len(decoding),
+            sum(request.context for request in decoding),
+            len(chunks),
+            sum(new for _, _, new in chunks),
+            sum(new * (done + (new + 1) / 2) for _, done, new in chunks),
+        )
+        if decoding:
+            self.decode(decoding)
+        for request, done, new in chunks:
+            request.prefilled = done + new
+            if request.prefilled == request.length:
+                self.end_prefill(request)
+
+    def preempt(self) -> None:
+        """Throw out the youngest running request."""
+        youngest = max(self.decoding + self.prefilling, key=lambda request: request.key)
+        self.num_preemptions += 1
+        (self.decoding if youngest.prefilled is None else self.prefilling).remove(youngest)
+        youngest.prefilled, youngest.kv, youngest.has_kv = None, 0, False
+        self.waiting.append(youngest)
+        self.waiting.sort(key=lambda request: request.key)
+
+    def can_take(self, tokens: int) -> bool:
+        """A seat and blocks are free."""
+        seats = min(self.limits.max_num_seqs, self.cost.max_num_seqs, self.limits.max_batched_tokens * self.cost.lanes)
+        has_seat = len(self.decoding) + len(self.prefilling) < seats
+        return has_seat and self.held() - (-tokens // self.block) <= self.blocks
+
+    def chunks(self) -> list[tuple[Refereed, int, int]]:
+        """What is prefilled in this iteration: request, tokens done, new tokens. Admits from the queue."""
+        lanes, budget = self.cost.lanes, self.limits.max_batched_tokens
+        if self.limits.chunked_prefill:
+            budget -= math.ceil(len(self.decoding) / lanes)
+        left = budget * lanes
+        chunks: list[tuple[Refereed, int, int]] = []
+        for request in self.prefilling:
+            assert request.prefilled is not None  # noqa: S101  (they are in prefill)
+            new = min(request.length - request.prefilled, budget, left)
+            if new > 0:
+                chunks.append((request, request.prefilled, new))
+                left -= new
+        while self.waiting and left > 0 and not self.waiting[0].has_kv and self.can_take(self.waiting[0].length):
+            head = self.waiting[0]
+            done = min(head.cached if self.limits.prefix_caching else 0, head.length - 1)
+            new = min(head.length - done, budget, left)
+            is_whole = new == head.length - done
+            if not self.limits.chunked_prefill and not is_whole and chunks:
+                break
+            self.waiting.pop(0)
+            self.prefilling.append(head)
+            chunks.append((head, done, new))
+            left -= new
+        return chunks
+
+    def decode(self, decoding: list[Refereed]) -> None:
+        """Every decoding request gains its tokens."""
+        advance = self.advance
+        self.steps += 1
+        for request in decoding:
+            request.generated += advance
+            request.kv += advance
+            request.context += self.cost.tokens_per_step
+            request.token_s.append(self.now)
+            if request.generated >= request.answer:
+                self.decoding.remove(request)
+                self.leave(request)
+
+    def end_prefill(self, request: Refereed) -> None:
+        """The prefill is done and gives a token."""
+        self.prefilling.remove(request)
+        request.first_token_s = min(request.first_token_s, self.now)
+        request.token_s.append(self.now)
+        request.generated += 1
+        if request.generated >= request.answer or self.role is Role.PREFILL:
+            self.leave(request)
+        else:
+            self.join(request)
+
+    def join(self, request: Refereed) -> None:
+        """It decodes from the next iteration on."""
+        request.prefilled = None
+        request.kv = request.prompt + request.generated - 1
+        request.context = request.kv + 1
+        self.decoding.append(request)
+
+    def leave(self, request: Refereed) -> None:
+        """It is done; in a closed loop the next one comes."""
+        request.finish_s = self.now
+        if self.backlog:
+            following = self.backlog.popleft()
+            following.arrival_s = self.now
+            self.coming.append(following)
+
+
+def referee_run(
+    requests: Requests,
+    cost: StepCost,
+    limits: EngineLimits,
+    *,
+    kv_capacity_tokens: int,
+    kv_block_tokens: int,
+    role: Role = Role.MIXED,
+) -> tuple[list[Refereed], int]:
+    """Serve the requests iteration by iteration; the requests, and how many were thrown out."""
+    num = len(requests)
+    cached = requests.cached_tokens if requests.cached_tokens is not None else [0] * num
+    priority = requests.priority if requests.priority is not None else [0] * num
+    everyone = [
+        Refereed(
+            index=i,
+            priority=int(priority[i]),
+            arrival_s=float(requests.arrival_s[i]),
+            prompt=int(requests.input_length[i]),
+            answer=int(requests.output_length[i]),
+            cached=int(cached[i]),
+            generated=int(role is Role.DECODE),
+            has_kv=role is Role.DECODE,
+        )
+        for i in range(num)
+    ]
+    blocks = kv_capacity_tokens // kv_block_tokens
+    overshoot = math.ceil(cost.tokens_per_step)
+    served = deque(
+        request
+        for request in everyone
+        if request.prompt + (request.answer - 2 + overshoot) * (request.answer > 1 and role is not Role.PREFILL)
+        <= blocks * kv_block_tokens
+    )
+    in_flight = len(served) if requests.concurrency is None else min(requests.concurrency, len(served))
+    coming = deque(served.popleft() for _ in range(in_flight))
+    referee = Referee(
+        cost=cost, limits=limits, blocks=blocks, block=kv_block_tokens, role=role, coming=coming, backlog=served
+    )
+    referee.run()
+    return everyone, referee.num_preemptions
