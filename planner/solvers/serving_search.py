@@ -5,8 +5,8 @@ pools a pair of those. s̲(c) is its score in closed form, s(c) its score in the
 
 *Objective.* min s(c) over candidates whose simulated latencies keep every promise at its percentile.
 
-*Bound.* Closed forms leave out queueing, block waste and uneven arrival, so s̲(c) ≤ s(c) up to sampling noise; candidates
-that break a promise in closed form break it in the simulation. Candidates are simulated in the order of s̲; once the
+*Bound.* Closed forms leave out queueing, block waste and uneven arrival, so s̲(c) ≤ s(c) up to sampling noise;
+candidates that break a promise in closed form break it in the simulation. Candidates are simulated in the order of s̲; once the
 incumbent's s is at most the next s̲, no candidate left can beat it. When the number of simulations or the time runs out
 first, the smallest s̲ left is the bound and the gap is reported.
 
@@ -132,9 +132,7 @@ def _workers(
     return mixed, priced_workers(problem, Role.PREFILL, rejected), priced_workers(problem, Role.DECODE, rejected)
 
 
-def _within_limits(
-    problem: ServingProblem, candidates: Iterable[Candidate], rejected: Counter[str]
-) -> list[Candidate]:
+def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rejected: Counter[str]) -> list[Candidate]:
     """Candidates within money and power."""
     limits = problem.limits
     kept = []
@@ -191,5 +189,3 @@ def _score(problem: ServingProblem, candidate: Candidate, judged: Judged) -> flo
         usd_per_hour=candidate.usd_per_hour,
         power_w=candidate.power_w,
     )
-
-

@@ -1,0 +1,143 @@
+"""A whole configuration served: its pools become workers, its workload requests, and what clients see is judged.
+
+Clients see more than the engine: the first token comes ``first_token_steps`` decode iterations and a fixed offset after
+the end of its prefill (:class:`~meshplan.catalogs.serving_calibration.ServingConstants`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.catalogs.engine_recipes import EngineRecipe
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.planner.estimators.serving.memory import WorkerMemory, worker_memory
+from meshplan.planner.estimators.serving.pools import pool_cost, scheduled
+from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.serving import Arrival, Objective, Pool, ServingConfig, ServingWorkload
+from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.simulation.arrivals import make_requests
+from meshplan.planner.simulation.engine import simulate
+from meshplan.planner.simulation.metrics import Metrics, summarize
+from meshplan.planner.simulation.run import ServingRun
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What a simulation needs to know beside the configuration.
+
+    Args:
+        shape: the model.
+        machines: node type → device and links.
+        recipe: how the engine schedules.
+        constants: node type → calibrated constants.
+    """
+
+    shape: ModelShape
+    machines: Mapping[str, Machine]
+    recipe: EngineRecipe
+    constants: Mapping[str, ServingConstants]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """What the simulation says of a configuration.
+
+    Args:
+        metrics: as clients see it.
+        output_tokens_per_s: of all devices.
+        requests_per_s: of all devices.
+        broken: promises that are not kept, with their simulated latencies, s; a rejected request breaks all.
+    """
+
+    metrics: Metrics
+    output_tokens_per_s: float
+    requests_per_s: float
+    broken: tuple[tuple[Objective, float], ...]
+
+
+def site_of(problem: ServingProblem) -> Site:
+    """The site of a question."""
+    return Site(
+        shape=problem.shape,
+        machines=problem.machines,
+        recipe=problem.recipe,
+        constants={name: calibration.constants for name, calibration in problem.calibrations.items()},
+    )
+
+
+def judge(problem: ServingProblem, config: ServingConfig, *, num_running: int, seed: int = 0) -> Judged:
+    """Simulate a configuration under the question's load and hold it against every promise.
+
+    Args:
+        problem: the question; where it leaves the load free, ``num_running`` requests are kept in flight.
+        config: the choices.
+        num_running: requests in flight over all workers.
+        seed: of the requests.
+    """
+    workload = problem.workload
+    if problem.has_free_load:
+        workload = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=num_running)
+    metrics = summarize(serve(site_of(problem), config, workload, seed=seed), num_devices=config.num_devices)
+    broken = tuple(
+        (promise, metrics.value(promise))
+        for promise in problem.promises
+        if metrics.num_rejected or metrics.value(promise) > promise.limit_s
+    )
+    return Judged(
+        metrics=metrics,
+        output_tokens_per_s=metrics.output_tokens_per_s,
+        requests_per_s=metrics.requests_per_s,
+        broken=broken,
+    )
+
+
+def serve(site: Site, config: ServingConfig, workload: ServingWorkload, *, seed: int = 0) -> ServingRun:
+    """Serve a workload with a configuration, as clients see it.
+
+    Raises:
+        SpecError: the workload is malformed.
+    """
+    (pool,) = config.pools
+    cost = pool_cost(
+        site.shape,
+        site.machines[pool.node_type],
+        pool,
+        recipe=site.recipe,
+        constants=site.constants[pool.node_type],
+        workload=workload,
+        speculation=config.speculation,
+    )
+    memory = pool_memory(site, pool, workload)
+    run = simulate(
+        make_requests(workload, seed=seed),
+        cost,
+        scheduled(pool, site.recipe, workload),
+        kv_capacity_tokens=memory.kv_capacity_tokens,
+    )
+    return seen_by_clients(run, site.constants[pool.node_type])
+
+
+def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemory:
+    """Memory of one worker of a pool under a workload."""
+    return worker_memory(
+        site.shape,
+        site.machines[pool.node_type].device,
+        pool.layout,
+        pool.limits,
+        pool.quantization,
+        context=workload.input_length + workload.output_length / 2.0,
+    )
+
+
+def seen_by_clients(run: ServingRun, constants: ServingConstants) -> ServingRun:
+    """The run with the delays between engine and client: the first token never comes after the last."""
+    gaps = np.maximum(run.output_length - 1, 1)
+    per_token = np.subtract(run.finish_s, run.first_token_s, where=run.is_served, out=np.zeros(len(run))) / gaps
+    offset = constants.first_token_offset_s
+    finish = run.finish_s + offset
+    first = np.minimum(run.first_token_s + offset + constants.first_token_steps * per_token, finish)
+    return replace(run, first_token_s=first, finish_s=finish)
