@@ -6,9 +6,9 @@ pools a pair of those. s̲(c) is its score in closed form, s(c) its score in the
 *Objective.* min s(c) over candidates whose simulated latencies keep every promise at its percentile.
 
 *Bound.* Closed forms leave out queueing, block waste and uneven arrival, so s̲(c) ≤ s(c) up to sampling noise;
-candidates that break a promise in closed form break it in the simulation. Candidates are simulated in the order of s̲; once the
-incumbent's s is at most the next s̲, no candidate left can beat it. When the number of simulations or the time runs out
-first, the smallest s̲ left is the bound and the gap is reported.
+candidates that break a promise in closed form break it in the simulation. Candidates are simulated in the order of s̲;
+once the incumbent's s is at most the next s̲, no candidate left can beat it. When the number of simulations or the time
+runs out first, the smallest s̲ left is the bound and the gap is reported.
 
 What is proven and what is sampled: enumeration and bound are exact under the estimator; latencies at a percentile are
 sampled with ``num_requests`` requests, and the plan carries their confidence interval.
