@@ -48,8 +48,9 @@ class Judged:
 
     Args:
         metrics: as clients see it.
-        output_tokens_per_s: of all devices.
-        requests_per_s: of all devices.
+        output_tokens_per_s: of all devices; under open arrivals what is offered, since the run's own figure counts the
+            time in which the last requests drain.
+        requests_per_s: likewise.
         broken: promises that are not kept, with their simulated latencies, s; a rejected request breaks all.
     """
 
@@ -69,28 +70,40 @@ def site_of(problem: ServingProblem) -> Site:
     )
 
 
-def judge(problem: ServingProblem, config: ServingConfig, *, num_running: int, seed: int = 0) -> Judged:
+def judge(
+    problem: ServingProblem,
+    config: ServingConfig,
+    *,
+    request_rate_per_s: float | None = None,
+    num_running: int | None = None,
+    seed: int = 0,
+) -> Judged:
     """Simulate a configuration under the question's load and hold it against every promise.
 
     Args:
-        problem: the question; where it leaves the load free, ``num_running`` requests are kept in flight.
+        problem: the question.
         config: the choices.
-        num_running: requests in flight over all workers.
+        request_rate_per_s: of Poisson arrivals, where the question leaves the load free.
+        num_running: requests kept in flight instead, over all workers.
         seed: of the requests.
     """
     workload = problem.workload
-    if problem.has_free_load:
+    if problem.has_free_load and num_running is not None:
         workload = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=num_running)
+    elif problem.has_free_load:
+        workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=request_rate_per_s)
     metrics = summarize(serve(site_of(problem), config, workload, seed=seed), num_devices=config.num_devices)
     broken = tuple(
         (promise, metrics.value(promise))
         for promise in problem.promises
         if metrics.num_rejected or metrics.value(promise) > promise.limit_s
     )
+    offered = None if workload.arrival is Arrival.CLOSED_LOOP else workload.request_rate_per_s
+    each = metrics.output_tokens_per_s / metrics.requests_per_s if metrics.requests_per_s else 0.0
     return Judged(
         metrics=metrics,
-        output_tokens_per_s=metrics.output_tokens_per_s,
-        requests_per_s=metrics.requests_per_s,
+        output_tokens_per_s=metrics.output_tokens_per_s if offered is None else offered * each,
+        requests_per_s=metrics.requests_per_s if offered is None else offered,
         broken=broken,
     )
 

@@ -28,8 +28,6 @@ from meshplan.planner.solvers.serving_layouts import PlacedWorker, placed_worker
 MAX_UTILIZATION = 0.95
 # Prefill and decode workers that are paired; the best of each by requests/s per device.
 MAX_PAIRED = 24
-# Of the requests in flight that are kept when a promise was broken.
-EASED_SHARE = 0.85
 HOURS = 3600.0
 MILLION = 1e6
 
@@ -366,29 +364,6 @@ def _scored(
         usd_per_hour=usd_per_hour,
         power_w=power_w,
         parts=parts,
-    )
-
-
-def eased(problem: ServingProblem, candidate: Candidate) -> Candidate | None:
-    """The same deployment with fewer requests in flight; None where the load is given, or one is left a worker."""
-    if not problem.has_free_load:
-        return None
-    worker, count = candidate.parts[-1]
-    running = int(EASED_SHARE * candidate.num_running / count)
-    if running < 1:
-        return None
-    steady, index = worker.steady, min(running, len(worker.steady.num_seqs)) - 1
-    if len(candidate.parts) == 1:
-        return _candidate(problem, worker, count, index)
-    rate = min(count * float(steady.rate_per_s[index]), candidate.request_rate_per_s)
-    return _scored(
-        problem,
-        candidate.config,
-        candidate.parts,
-        rate=rate,
-        running=running * count,
-        tpot_s=float(steady.tpot_s[index]),
-        ttft_s=candidate.ttft_s,
     )
 
 

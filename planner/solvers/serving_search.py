@@ -16,8 +16,6 @@ sampled with ``num_requests`` requests, and the plan carries their confidence in
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -31,7 +29,6 @@ from meshplan.planner.solvers.serving_candidates import (
     PricedWorker,
     aggregated,
     disaggregated,
-    eased,
     priced_workers,
     score_of,
 )
@@ -41,6 +38,8 @@ from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, St
 MAX_SIMULATED = 60
 # Simulations that are made though the bound already proves the incumbent: the runners-up of the table.
 MIN_SIMULATED = 6
+# Halvings of the interval of rates: to 1.6 % of the closed form's.
+BISECTIONS = 6
 # Sampling noise of a simulated throughput; a bound within it of the incumbent proves nothing better is to be found.
 NOISE = 0.01
 
@@ -95,6 +94,7 @@ def search_serving(
     candidates = [one for worker in mixed for one in aggregated(problem, worker)]
     candidates += disaggregated(problem, prefill, decode)
     candidates = _within_limits(problem, candidates, rejected)
+    candidates.sort(key=lambda one: (one.score, one.config.num_devices, one.tpot_s))
     deadline = None if time_limit_s is None else start_wall + time_limit_s
     simulated, bound = _branch(problem, candidates, seed, deadline, on_progress)
     simulated.sort(key=lambda one: (one.score, len(one.judged.broken), one.candidate.score))
@@ -153,31 +153,54 @@ def _branch(
     deadline: float | None,
     on_progress: OnProgress | None,
 ) -> tuple[list[Simulated], float]:
-    """Simulate in the order of the bounds until nothing left can beat the incumbent; the bound on all that is left.
-
-    Where the plan chooses the load, a deployment that broke a promise comes back with fewer requests in flight.
-    """
-    order = itertools.count()
-    left = [(one.score, one.config.num_devices, one.tpot_s, next(order), one) for one in candidates]
-    heapq.heapify(left)
+    """Simulate in the order of the bounds until nothing left can beat the incumbent; the bound on all that is left."""
     simulated: list[Simulated] = []
     incumbent = float("inf")
-    while left:
-        candidate = heapq.heappop(left)[-1]
+    for candidate in candidates:
         proven = incumbent <= candidate.score * (1.0 + NOISE)
         spent = len(simulated) >= MAX_SIMULATED or (deadline is not None and time.perf_counter() > deadline)
         if (proven and len(simulated) >= MIN_SIMULATED) or spent:
             return simulated, incumbent if proven else candidate.score
-        judged = judge(problem, candidate.config, num_running=candidate.num_running, seed=seed)
-        score = float("inf") if judged.broken else _score(problem, candidate, judged)
-        simulated.append(Simulated(candidate=candidate, judged=judged, score=score))
-        incumbent = min(incumbent, score)
-        weaker = eased(problem, candidate) if judged.broken else None
-        if weaker is not None:
-            heapq.heappush(left, (weaker.score, weaker.config.num_devices, weaker.tpot_s, next(order), weaker))
+        simulated.append(_simulated(problem, candidate, incumbent, seed))
+        incumbent = min(incumbent, simulated[-1].score)
         if on_progress is not None:
             on_progress(Progress(incumbent=incumbent, bound=candidate.score, note=f"{len(simulated)} simulated"))
     return simulated, incumbent
+
+
+def _simulated(problem: ServingProblem, candidate: Candidate, incumbent: float, seed: int) -> Simulated:
+    """A candidate under the load of the question; where that is free, under the most that keeps every promise."""
+    if not problem.has_free_load:
+        judged = judge(problem, candidate.config, seed=seed)
+    elif problem.limit_s("ttft") == problem.limit_s("e2e") == float("inf"):
+        # Nobody waits for an answer: requests are kept in flight, and the queue has no say.
+        judged = judge(problem, candidate.config, num_running=candidate.num_running, seed=seed)
+    else:
+        judged = _fullest(problem, candidate, incumbent, seed)
+    score = float("inf") if judged.broken else _score(problem, candidate, judged)
+    return Simulated(candidate=candidate, judged=judged, score=score)
+
+
+def _fullest(problem: ServingProblem, candidate: Candidate, incumbent: float, seed: int) -> Judged:
+    """The highest Poisson rate that keeps every promise, by bisection below the closed form's rate.
+
+    Scores fall as 1/rate, so a candidate that breaks a promise at the rate where it would equal the incumbent is left
+    there. All rates meet the same requests (common random numbers).
+    """
+    most = candidate.request_rate_per_s
+    low = min(candidate.score / incumbent, 1.0) * most
+    best = judge(problem, candidate.config, request_rate_per_s=max(low, most / 2**BISECTIONS), seed=seed)
+    if best.broken:
+        return best
+    high = most
+    for _ in range(BISECTIONS):
+        rate = (low + high) / 2.0
+        judged = judge(problem, candidate.config, request_rate_per_s=rate, seed=seed)
+        if judged.broken:
+            high = rate
+        else:
+            low, best = rate, judged
+    return best
 
 
 def _score(problem: ServingProblem, candidate: Candidate, judged: Judged) -> float:
