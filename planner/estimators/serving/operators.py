@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from meshplan.catalogs.gemm_surfaces import gemm_surface
 from meshplan.catalogs.hardware import Device, EvidenceLevel
 from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES
+from meshplan.planner.problems.serving import Role
 
 FloatArray = NDArray[np.float64]
 
@@ -117,6 +118,11 @@ class Operators:
         memory = cache_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
         compute = flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
         return np.asarray(KERNEL_S + np.maximum(memory, compute))
+
+    def attention_level(self, role: Role) -> EvidenceLevel:
+        """How well attention is known in a role."""
+        del role  # one roofline for all, so far
+        return EvidenceLevel.DATASHEET
 
     # --- experts ----------------------------------------------------------------------------------------------------
 

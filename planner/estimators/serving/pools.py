@@ -28,7 +28,7 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
     return replace(pool.limits, max_batched_tokens=budget, chunked_prefill=not recipe.exclusive_prefill)
 
 
-def pool_cost(
+def pool_worker(
     shape: ModelShape,
     machine: Machine,
     pool: Pool,
@@ -37,11 +37,11 @@ def pool_cost(
     constants: ServingConstants,
     workload: ServingWorkload,
     speculation: Speculation | None = None,
-) -> StepCost:
-    """Tables of one worker of a pool, attention made linear over the contexts of the workload."""
+) -> Worker:
+    """One worker of a pool as the estimator prices it, attention made linear over the contexts of the workload."""
     mean = (1.0 + workload.length_ratio) / 2.0
     prompt, output = mean * workload.input_length, mean * workload.output_length
-    worker = Worker(
+    return Worker(
         shape=shape,
         machine=machine,
         engine=recipe.engine,
@@ -52,5 +52,21 @@ def pool_cost(
         contexts=ContextRange(prompt=prompt, least=prompt, most=prompt + max(output, 1.0)),
         role=pool.role,
         speculation=speculation,
+    )
+
+
+def pool_cost(
+    shape: ModelShape,
+    machine: Machine,
+    pool: Pool,
+    *,
+    recipe: EngineRecipe,
+    constants: ServingConstants,
+    workload: ServingWorkload,
+    speculation: Speculation | None = None,
+) -> StepCost:
+    """Tables of the iterations of one worker of a pool."""
+    worker = pool_worker(
+        shape, machine, pool, recipe=recipe, constants=constants, workload=workload, speculation=speculation
     )
     return worker.step_cost()

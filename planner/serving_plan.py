@@ -1,0 +1,311 @@
+"""From a solved serving problem to the plan that is stored, shown and launched."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any
+
+from meshplan.planner.estimators.serving.breakdown import iteration_parts
+from meshplan.planner.plan import Interval, Plan
+from meshplan.planner.problems.serving import Layout, Pool, Role, ServingConfig
+from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.serving_config import serving_config_document
+from meshplan.planner.serving_resolve import ResolvedServing
+from meshplan.planner.simulation.deployment import pool_memory, site_of
+from meshplan.planner.solvers.serving_candidates import HOURS, MILLION
+from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
+from meshplan.planner.solvers.serving_search import ServingReport, Simulated
+from meshplan.planner.training_plan import plain
+
+# Latencies that every plan predicts, beside those that were promised.
+SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "e2e_mean_s", "e2e_p99_s")
+_THROUGHPUT = "throughput"
+
+
+def make_serving_plan(
+    resolved: ResolvedServing,
+    chosen: Simulated,
+    report: ServingReport,
+    *,
+    solution: Mapping[str, Any],
+    identity: Mapping[str, Any],
+    top: int,
+) -> Plan:
+    """Put the parts of a serving plan together.
+
+    Args:
+        resolved: the problem and its sources.
+        chosen: the best deployment.
+        report: what the search saw.
+        solution: the solver's report.
+        identity: kind, spec and digests.
+        top: runners-up to keep.
+    """
+    problem = resolved.problem
+    config = chosen.candidate.config
+    return Plan(
+        config=serving_config_document(config),
+        predicted=predicted(problem, chosen),
+        solution=solution,
+        rank_table=rank_table(problem, config),
+        memory={"pools": [memory_row(problem, pool) for pool in config.pools]},
+        breakdown=tuple(breakdown(problem, chosen)),
+        provenance=provenance(resolved),
+        alternatives=tuple(runner_up_rows(problem, chosen, report, top=top)),
+        rejected=tuple(rejected_rows(report)),
+        answer=advice(problem, chosen, report),
+        **identity,
+    )
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interval]:
+    """Every metric that a plan promises, with its interval."""
+    metrics, candidate = simulated.judged.metrics, simulated.candidate
+    spread = error_factors(problem)
+    found: dict[str, Interval] = {}
+    for key in dict.fromkeys((*(promise.key for promise in problem.promises), *SHOWN)):
+        metric, percentile, _ = key.split("_")
+        latency = metrics.latencies[metric]
+        if latency.count:
+            found[key] = _around(latency.value(percentile), spread["ttft" if metric == "ttft" else "tpot"])
+    tokens_per_s, devices = simulated.judged.output_tokens_per_s, candidate.config.num_devices
+    # Under open arrivals the rate is what clients send, not a prediction.
+    factor = 1.0 if problem.workload.request_rate_per_s is not None else spread[_THROUGHPUT]
+    rates = {
+        "requests_per_s": simulated.judged.requests_per_s,
+        "output_tokens_per_s": tokens_per_s,
+        "output_tokens_per_s_per_device": tokens_per_s / devices,
+    }
+    found |= {name: _around(value, factor) for name, value in rates.items()}
+    if candidate.usd_per_hour is not None:
+        found["usd_per_hour"] = _around(candidate.usd_per_hour, 1.0)
+        if tokens_per_s > 0.0:
+            found["usd_per_million_tokens"] = _around(candidate.usd_per_hour / HOURS / tokens_per_s * MILLION, factor)
+    if candidate.power_w is not None:
+        found["power_w"] = _around(candidate.power_w, 1.0)
+        if tokens_per_s > 0.0:
+            found["energy_j_per_token"] = _around(candidate.power_w / tokens_per_s, factor)
+    return found
+
+
+def error_factors(problem: ServingProblem) -> dict[str, float]:
+    """Metric → factor either way of its 90 % interval: the widest over the node types in play."""
+    widest: dict[str, float] = {}
+    for calibration in problem.calibrations.values():
+        for name, error in calibration.error_p90.items():
+            widest[name] = max(widest.get(name, 1.0), math.exp(error))
+    return widest
+
+
+def _around(value: float, factor: float) -> Interval:
+    return Interval(value=value, low=value / factor, high=value * factor)
+
+
+# --- memory and time --------------------------------------------------------------------------------------------------
+
+
+def memory_row(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
+    """Bytes of the fullest device of a pool, and what its cache holds."""
+    memory = pool_memory(site_of(problem), pool, problem.workload)
+    held = memory.kv_capacity_tokens / pool.layout.attention_data_parallel * memory.kv_bytes_per_token
+    device = problem.machines[pool.node_type].device
+    return {
+        "role": pool.role.value,
+        "device": device.slug,
+        "device_memory_bytes": device.memory_bytes,
+        "budget_bytes": memory.budget_bytes,
+        "weights_bytes": memory.weights_bytes,
+        "workspace_bytes": memory.workspace_bytes,
+        "kv_cache_bytes": held,
+        "kv_bytes_per_token": memory.kv_bytes_per_token,
+        "kv_capacity_tokens": memory.kv_capacity_tokens,
+    }
+
+
+def breakdown(problem: ServingProblem, simulated: Simulated) -> list[dict[str, Any]]:
+    """Where an iteration's time goes, pool by pool, largest first, with what each part rests on."""
+    rows: list[dict[str, Any]] = []
+    metrics = simulated.judged.metrics
+    for pool in simulated.candidate.config.pools:
+        parts = iteration_parts(
+            problem, pool, num_running=max(metrics.mean_decoding, 1.0), speculation=problem.speculation
+        )
+        total = sum(part.seconds for part in parts)
+        rows += [
+            {
+                "pool": pool.role.value,
+                "name": part.name,
+                "seconds": part.seconds,
+                "share": part.seconds / total,
+                "evidence": part.level.value,
+            }
+            for part in sorted(parts, key=lambda part: -part.seconds)
+            if part.seconds > 0.0
+        ]
+    return rows
+
+
+def rank_table(problem: ServingProblem, config: ServingConfig) -> tuple[tuple[int, int], ...]:
+    """(host, device on the host) of each rank: workers one after the other, pools of one node type on its hosts.
+
+    A worker that does not fit what is left of a scale-up domain starts on the next one, if it fits one at all.
+    """
+    places: list[tuple[int, int]] = []
+    next_device: dict[str, int] = {}
+    offsets = _host_offsets(problem)
+    for pool in config.pools:
+        machine = problem.machines[pool.node_type]
+        size = pool.layout.num_devices
+        for _ in range(pool.num_workers):
+            first = next_device.get(pool.node_type, 0)
+            left = machine.domain_size - first % machine.domain_size
+            if left < size <= machine.domain_size:
+                first += left
+            for device in range(first, first + size):
+                host, place = divmod(device, machine.devices_per_host)
+                places.append((offsets[pool.node_type] + host, place))
+            next_device[pool.node_type] = first + size
+    return tuple(places)
+
+
+def _host_offsets(problem: ServingProblem) -> dict[str, int]:
+    """First host number of each node type, in the order of the cluster."""
+    offsets, following = {}, 0
+    for name, machine in problem.machines.items():
+        offsets[name] = following
+        following += -(-machine.num_devices // machine.devices_per_host)
+    return offsets
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def runner_up_rows(
+    problem: ServingProblem, chosen: Simulated, report: ServingReport, *, top: int
+) -> list[dict[str, Any]]:
+    """The best simulated deployments, the chosen one first, with what each would do and why it lost."""
+    rows = []
+    for place, simulated in enumerate(report.simulated[:top]):
+        metrics, config = simulated.judged.metrics, simulated.candidate.config
+        rows.append(
+            {
+                "name": "chosen" if simulated is chosen else f"rank {place + 1}",
+                "chosen": simulated is chosen,
+                "config": serving_config_document(config),
+                "label": config_label(config),
+                "num_devices": config.num_devices,
+                "ttft_p99_s": metrics.latencies["ttft"].p99,
+                "tpot_mean_s": metrics.latencies["tpot"].mean,
+                "requests_per_s": simulated.judged.requests_per_s,
+                "output_tokens_per_s_per_device": simulated.judged.output_tokens_per_s / config.num_devices,
+                "usd_per_hour": simulated.candidate.usd_per_hour,
+                "reason": _reason(chosen, simulated),
+            }
+        )
+    return rows
+
+
+def _reason(chosen: Simulated, other: Simulated) -> str:
+    if other is chosen:
+        return ""
+    if other.judged.broken:
+        promise, value = max(other.judged.broken, key=lambda item: item[1] / item[0].limit_s)
+        return f"{promise.key} {value:.3g} s, promised {promise.limit_s:g} s"
+    if other.score == chosen.score:
+        return "equal on the objective"
+    return f"objective {other.score / chosen.score - 1.0:+.1%}"
+
+
+def config_label(config: ServingConfig) -> str:
+    """A deployment in a few words: ``2 × TP4`` or ``3 × TP1 → 2 × TP8 EP8``."""
+    return " → ".join(f"{pool.num_workers} × {layout_label(pool.layout)}" for pool in config.pools)
+
+
+def layout_label(layout: Layout) -> str:
+    """Degrees above 1.
+
+    >>> layout_label(Layout(tensor_parallel=4, pipeline_parallel=2))
+    'TP4 PP2'
+    """
+    degrees = (
+        ("TP", layout.tensor_parallel),
+        ("PP", layout.pipeline_parallel),
+        ("DP", layout.attention_data_parallel),
+        ("CP", layout.context_parallel),
+        ("EP", layout.expert_parallel),
+    )
+    return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1 or name == "TP")
+
+
+def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
+    """Reason → how many workers or deployments, most frequent first."""
+    rows: list[dict[str, Any]] = [
+        {"reason": reason, "count": count, "example": None} for reason, count in report.rejected.most_common()
+    ]
+    unseen = report.num_candidates - len(report.simulated)
+    if unseen > 0:
+        rows.append({"reason": "cannot beat the best found (bound)", "count": unseen, "example": None})
+    return rows
+
+
+def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport) -> dict[str, Any]:
+    """What users ask next: the Pareto front, the batch past which nothing is gained."""
+    front = pareto_front(report.mixed, problem.workload.output_length)
+    last = chosen.candidate.parts[-1][0]
+    found: dict[str, Any] = {
+        "pareto": [
+            {
+                "label": layout_label(point.layout),
+                "node_type": point.node_type,
+                "quantization": point.quantization.label,
+                "num_running": point.num_running,
+                "tokens_per_s_per_user": point.tokens_per_s_per_user,
+                "tokens_per_s_per_device": point.tokens_per_s_per_device,
+                "keeps_promises": point.keeps_promises,
+            }
+            for point in front
+        ],
+        "num_running": chosen.judged.metrics.mean_in_flight,
+    }
+    if last.placed.role is not Role.PREFILL:
+        found["useful_batch"] = useful_batch(last)
+    return found
+
+
+def provenance(resolved: ResolvedServing) -> dict[str, Any]:
+    """What the numbers rest on."""
+    problem = resolved.problem
+    return {
+        "meshplan": version("meshplan"),
+        "calibration": {
+            name: {
+                "engine": calibration.engine,
+                "architecture": calibration.architecture,
+                "num_runs": calibration.num_runs,
+                "error_p90": dict(calibration.error_p90),
+                "source": calibration.source,
+                "date": calibration.date,
+            }
+            for name, calibration in problem.calibrations.items()
+        },
+        "sources": dict(resolved.sources),
+        "model": plain(problem.shape),
+    }
+
+
+def catalog_content(resolved: ResolvedServing) -> dict[str, Any]:
+    """Every catalog entry that an answer rests on, as plain JSON; its digest is the plan's ``catalog_digest``."""
+    problem = resolved.problem
+    return {
+        "machines": plain(problem.machines),
+        "model": plain(problem.shape),
+        "prices": plain(resolved.prices),
+        "calibrations": {name: item.to_document() for name, item in problem.calibrations.items()},
+        "rules": {"name": problem.rules.name, "version": problem.rules.version},
+        "recipe": plain(problem.recipe),
+    }
