@@ -55,10 +55,16 @@ def simulate(
     in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
     following = iter(order[in_flight:])
 
+    def submit(request: int, at_s: float) -> None:
+        ledger.arrival_s[request] = at_s
+        if role is Role.DECODE:
+            ledger.arrive_prefilled(request, at_s)
+        worker.submit(request, at_s)
+
     def start_next(_: int, at_s: float) -> None:
         request = next(following, None)
         if request is not None:
-            worker.submit(request, at_s)
+            submit(request, at_s)
 
     on_leave: Leave | None = None if requests.concurrency is None else start_next
     worker = Worker(
@@ -70,15 +76,10 @@ def simulate(
         role=role,
         on_leave=on_leave,
     )
-    if role is Role.DECODE:
-        ledger.generated = [1] * len(ledger)
-        ledger.has_kv = [True] * len(ledger)
     arrivals = requests.arrival_s.tolist()
     for request in order[:in_flight]:
-        worker.submit(request, arrivals[request])
+        submit(request, arrivals[request])
     worker.run()
-    if role is Role.DECODE:
-        ledger.first_token_s = ledger.arrival_s
     return finished(requests, ledger, [worker])
 
 

@@ -16,7 +16,8 @@ class Ledger:
     ``rank`` orders them by priority and then by arrival, ``by_rank`` is its inverse. ``generated`` counts the tokens
     out at the last time that the request was not decoding, ``target`` the tokens that every decoding request of its
     worker will have given when it is done; ``anchor`` and ``offset`` are its context and its KV tokens, less what
-    all decoding requests of its worker had given when it joined.
+    all decoding requests of its worker had given when it joined; ``found_tokens`` are the cached ones that its worker
+    really held.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -26,6 +27,8 @@ class Ledger:
         self.output_length: list[int] = requests.output_length.tolist()
         cached = requests.cached_tokens
         self.cached_tokens: list[int] = [0] * num if cached is None else cached.tolist()
+        self.found_tokens = [0] * num
+        self.prefix: list[int] | None = None if requests.prefix is None else requests.prefix.tolist()
         self.has_priorities = requests.priority is not None
         order = np.arange(num) if requests.priority is None else np.argsort(requests.priority, kind="stable")
         self.by_rank: list[int] = order.tolist()
@@ -33,7 +36,6 @@ class Ledger:
         self.arrival_s = [math.inf] * num
         self.admitted_s = [math.inf] * num
         self.first_token_s = [math.inf] * num
-        self.second_token_s = [math.inf] * num
         self.finish_s = [math.inf] * num
         self.generated = [0] * num
         self.has_kv = [False] * num
@@ -46,6 +48,12 @@ class Ledger:
 
     def __len__(self) -> int:
         return self.num
+
+    def arrive_prefilled(self, request: int, first_token_s: float) -> None:
+        """The request comes with its KV cache; its first token was seen then, or infinity if it is still hidden."""
+        self.generated[request] = 1
+        self.has_kv[request] = True
+        self.first_token_s[request] = first_token_s
 
 
 def fits(

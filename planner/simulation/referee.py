@@ -29,7 +29,6 @@ class Refereed:
         kv: tokens of KV cache held.
         context: tokens attended, by the expected number of tokens a step.
         has_kv: it came with its KV cache.
-        first_token_s: time of the first token.
         finish_s: time of the last; infinite if it was rejected.
         token_s: when its tokens came, one entry an iteration that gave some.
     """
@@ -45,7 +44,6 @@ class Refereed:
     kv: int = 0
     context: float = 0.0
     has_kv: bool = False
-    first_token_s: float = math.inf
     finish_s: float = math.inf
     token_s: list[float] = field(default_factory=list)
 
@@ -115,7 +113,10 @@ class Referee:
         if not (self.waiting or self.prefilling or self.decoding):
             self.now = max(self.now, self.coming[0].arrival_s)
         while self.coming and self.coming[0].arrival_s <= self.now:
-            self.waiting.append(self.coming.popleft())
+            request = self.coming.popleft()
+            self.waiting.append(request)
+            if request.has_kv:
+                request.token_s.append(request.arrival_s)
         self.waiting.sort(key=lambda request: request.key)
         while self.decoding and self.held() > self.blocks:
             self.preempt()
@@ -196,7 +197,6 @@ class Referee:
     def end_prefill(self, request: Refereed) -> None:
         """The prefill is done and gives a token."""
         self.prefilling.remove(request)
-        request.first_token_s = min(request.first_token_s, self.now)
         request.token_s.append(self.now)
         request.generated += 1
         if request.generated >= request.answer or self.role is Role.PREFILL:

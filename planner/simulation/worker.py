@@ -28,12 +28,14 @@ from collections.abc import Callable
 
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.serving import EngineLimits, Role
+from meshplan.planner.simulation.decode_batch import DecodeBatch
 from meshplan.planner.simulation.ledger import Ledger
+from meshplan.planner.simulation.prefix_cache import PrefixCache
 
 Leave = Callable[[int, float], None]
 
 
-class Worker:
+class Worker(DecodeBatch):
     """An engine instance that can be run up to any moment.
 
     Args:
@@ -59,38 +61,29 @@ class Worker:
         on_leave: Leave | None = None,
         pauses: bool = False,
     ) -> None:
-        self.cost, self.ledger, self.role = cost, ledger, role
+        super().__init__(
+            ledger,
+            tokens_per_step=cost.tokens_per_step,
+            kv_capacity_tokens=kv_capacity_tokens,
+            kv_block_tokens=kv_block_tokens,
+        )
+        self.cost, self.role = cost, role
         self.on_leave, self.pauses, self.has_left = on_leave, pauses, False
         self.is_chunked = limits.chunked_prefill
-        self.cached_tokens = ledger.cached_tokens if limits.prefix_caching else [0] * len(ledger)
+        self.prefixes = PrefixCache(ledger, kv_capacity_tokens) if limits.prefix_caching else None
         self.budget = limits.max_batched_tokens
         self.lanes = cost.lanes
         self.seats = min(limits.max_num_seqs, cost.max_num_seqs, self.budget * self.lanes)
-        self.block, self.num_blocks = kv_block_tokens, kv_capacity_tokens // kv_block_tokens
-        speed = cost.tokens_per_step
-        self.is_plain = speed == 1.0
-        self.speed: float = int(speed) if speed == int(speed) else speed
-        self.most_per_step = math.ceil(speed)
         self.decode_s = [cost.decode_s(n) for n in range(min(self.seats, len(ledger)) + 1)]
         self.clock = self.wake_s = 0.0
         # Waiting: those still to arrive, in order; those who have, by rank.
         self.queue: list[int] = []
+        self.queue_s: list[float] = []
         self.position = 0
         self.next_arrival = math.inf
         self.ready: list[int] = []
-        # Running: decode iterations so far, tokens that each gave so far, and the decoding requests.
-        self.steps = 0
-        self.grown = 0
-        self.num_decoding = 0
-        self.context: float = 0
-        self.finishing: list[int] = []
-        self.decoding: set[int] = set()
         self.prefilling: list[list[int]] = []
         self.arrived_with_kv: list[int] = []
-        # Blocks: of prompts in prefill; of decodes as ⌊offset/block⌋ summed, and offsets counted by residue.
-        self.prompt_blocks = 0
-        self.whole_blocks = 0
-        self.residues = [0] * kv_block_tokens
         self.records = array("d")
         self.gap_s, self.gap_count = array("d"), array("d")
         self.pauses_s: list[list[float]] = []
@@ -98,10 +91,13 @@ class Worker:
 
     def submit(self, request: int, arrival_s: float) -> None:
         """Queue a request; arrivals come in order of time."""
-        self.ledger.arrival_s[request] = arrival_s
         self.queue.append(request)
+        self.queue_s.append(arrival_s)
         if self.next_arrival == math.inf:
             self.next_arrival = arrival_s
+        if self.prefixes is not None:
+            self.ledger.found_tokens[request] = self.prefixes.find(request)
+        self.wake_s = self.clock if not self.is_idle else max(self.clock, self.next_arrival)
 
     @property
     def is_idle(self) -> bool:
@@ -126,7 +122,7 @@ class Worker:
             if self.clock >= until_s:
                 self.wake_s = self.clock
                 return
-            if self.num_decoding and self.context + self.num_decoding * (self.speed + self.block) > self._room():
+            if self.num_decoding and self.context + self.num_decoding * (self.speed + self.block) > self.room():
                 self._make_room()
             if self.ready and self.role is Role.DECODE:
                 self._take_with_kv()
@@ -138,35 +134,17 @@ class Worker:
                 return
 
     def _accept(self) -> None:
-        arrival, queue, position, clock = self.ledger.arrival_s, self.queue, self.position, self.clock
-        rank = self.ledger.rank
-        while position < len(queue) and arrival[queue[position]] <= clock:
+        queue, queue_s, position, clock, rank = self.queue, self.queue_s, self.position, self.clock, self.ledger.rank
+        while position < len(queue) and queue_s[position] <= clock:
             heapq.heappush(self.ready, rank[queue[position]])
             position += 1
         self.position = position
-        self.next_arrival = arrival[queue[position]] if position < len(queue) else math.inf
-
-    # --- KV blocks -------------------------------------------------------------------------------------------------
-
-    def _room(self) -> int:
-        """Tokens that decodes may hold beside the prompts in prefill."""
-        return (self.num_blocks - self.prompt_blocks) * self.block
-
-    def _blocks(self, grown: int) -> int:
-        """Blocks that decodes hold once each has given ``grown`` tokens: Σ ⌈(offset + grown)/block⌉, by residues."""
-        whole, part = divmod(grown, self.block)
-        blocks = self.whole_blocks + self.num_decoding * (whole + 1)
-        if part:
-            return blocks + sum(self.residues[self.block + 1 - part :])
-        return blocks - self.residues[0]
-
-    def _given(self, steps: int) -> int:
-        return int(self.speed * steps)
+        self.next_arrival = queue_s[position] if position < len(queue) else math.inf
 
     def _make_room(self) -> None:
         """Throw out the youngest until the next iteration's tokens fit; one request alone always fits."""
-        grown = self._given(self.steps + 1)
-        while self._blocks(grown) + self.prompt_blocks > self.num_blocks:
+        grown = self.given(self.steps + 1)
+        while self.blocks(grown) + self.prompt_blocks > self.num_blocks:
             in_prefill = max((entry[0] for entry in self.prefilling), default=-1)
             youngest = max(self.decoding, default=-1)
             self.num_preemptions += 1
@@ -188,9 +166,10 @@ class Worker:
         ledger.has_kv[request] = False
         if request in self.arrived_with_kv:
             self.arrived_with_kv.remove(request)
+            ledger.last_token_s[request] = ledger.first_token_s[request]
         else:
             ledger.last_token_s[request] = self._last_token_s(ledger.joined_s[request])
-        self._remove(request)
+        self.remove(request)
 
     def _last_token_s(self, joined_s: float) -> float:
         """When a decoding request's last token came: at the last decode iteration, or when it joined since."""
@@ -203,47 +182,23 @@ class Worker:
         self.pauses_s[0][1] -= 1
         return self.pauses_s[0][0]
 
-    def _remove(self, request: int) -> None:
-        """Take a request out of the decode batch."""
-        ledger = self.ledger
-        self.decoding.remove(ledger.rank[request])
-        self.num_decoding -= 1
-        self.context -= ledger.anchor[request] + self.speed * self.steps
-        whole, residue = divmod(ledger.offset[request], self.block)
-        self.whole_blocks -= whole
-        self.residues[residue] -= 1
-
-    def _join(self, request: int, generated: int) -> None:
-        """Put a request with its KV cache and ``generated`` tokens into the decode batch."""
-        ledger = self.ledger
-        held = ledger.input_length[request] + generated - 1
-        target = ledger.target[request] = self.grown + ledger.output_length[request] - generated
-        heapq.heappush(self.finishing, target * len(ledger) + request)
-        self.decoding.add(ledger.rank[request])
-        self.num_decoding += 1
-        self.context += held + 1
-        ledger.anchor[request] = held + 1 - self.speed * self.steps
-        offset = ledger.offset[request] = held - self.grown
-        whole, residue = divmod(offset, self.block)
-        self.whole_blocks += whole
-        self.residues[residue] += 1
-
     # --- prefill ---------------------------------------------------------------------------------------------------
 
     def _take_with_kv(self) -> None:
         """Admit those whose KV cache came with them."""
-        ledger, grown = self.ledger, self._given(self.steps + 1)
+        ledger, grown = self.ledger, self.given(self.steps + 1)
         while self.ready and self.num_decoding + len(self.prefilling) < self.seats:
             request = ledger.by_rank[self.ready[0]]
             if not ledger.has_kv[request]:
                 return
             held = ledger.input_length[request] + self.most_per_step
-            blocks = self._blocks(grown) + self.prompt_blocks - (-held // self.block)
+            blocks = self.blocks(grown) + self.prompt_blocks - (-held // self.block)
             if blocks > self.num_blocks:
                 return
             heapq.heappop(self.ready)
-            ledger.admitted_s[request] = ledger.joined_s[request] = self.clock
-            self._join(request, 1)
+            ledger.joined_s[request] = self.clock
+            ledger.admitted_s[request] = min(ledger.admitted_s[request], self.clock)
+            self.join(request, 1)
             self.arrived_with_kv.append(request)
 
     def _prefill(self) -> bool:
@@ -272,13 +227,12 @@ class Worker:
             length = ledger.input_length[request] + ledger.generated[request]
             if ledger.has_kv[request] or not self._fits(length):
                 break
-            done = min(self.cached_tokens[request], length - 1)
+            done = min(ledger.found_tokens[request], length - 1)
             chunk = min(length - done, lane, left)
             if tokens and chunk < length - done and not self.is_chunked:
                 break
             entry = [heapq.heappop(ready), done + chunk, length]
-            if ledger.admitted_s[request] == math.inf:
-                ledger.admitted_s[request] = self.clock
+            ledger.admitted_s[request] = min(ledger.admitted_s[request], self.clock)
             num_prompts += 1
             tokens += chunk
             left -= chunk
@@ -295,9 +249,9 @@ class Worker:
     def _fits(self, length: int) -> bool:
         """A prompt fits beside what the decodes will hold; the coarse test spares the exact one where there is room."""
         n = self.num_decoding
-        if self.context + n * (self.speed + self.block) + length + self.block <= self._room():
+        if self.context + n * (self.speed + self.block) + length + self.block <= self.room():
             return True
-        after = self._blocks(self._given(self.steps + 1)) if n else 0
+        after = self.blocks(self.given(self.steps + 1)) if n else 0
         return after + self.prompt_blocks - (-length // self.block) <= self.num_blocks
 
     def _end_prefill(self, n: int, num_prompts: int, tokens: int, pairs: float, ended: list[list[int]]) -> None:
@@ -332,12 +286,10 @@ class Worker:
         elif ledger.last_token_s[request] < math.inf:
             self.gap_s.append(end - ledger.last_token_s[request])
             self.gap_count.append(1)
-        else:
-            ledger.second_token_s[request] = end
         if generated >= ledger.output_length[request] or self.role is Role.PREFILL:
             self._leave(request, end)
         else:
-            self._join(request, generated)
+            self.join(request, generated)
 
     def _leave(self, request: int, end: float) -> None:
         self.ledger.finish_s[request] = end
@@ -350,13 +302,13 @@ class Worker:
     def _decode(self, until_s: float, lazily: bool) -> bool:
         """Decode until something else happens; False where a lazy run would reach beyond its end."""
         n, context, speed, start = self.num_decoding, self.context, self.speed, self.clock
-        steps = 1 if self.arrived_with_kv else self._steps_to_finish()
+        steps = 1 if self.arrived_with_kv else self.steps_to_finish()
         pauses = self.pauses_s
         is_paused = bool(pauses) and (len(pauses) > 1 or pauses[0][0] != start)
         if is_paused:
             steps = 1
-        if context + n * (steps * speed + self.block) > self._room():
-            steps = self._steps_that_fit(steps)
+        if context + n * (steps * speed + self.block) > self.room():
+            steps = self.steps_that_fit(steps)
         slope = self.cost.decode_context_s[n]
         first = self.decode_s[n] + slope * context
         half = slope * n * speed / 2
@@ -385,39 +337,23 @@ class Worker:
         self._finish()
         return True
 
-    def _steps_to_finish(self) -> int:
-        target = self.finishing[0] // len(self.ledger)
-        if self.is_plain:
-            return target - self.steps
-        steps = math.ceil(target / self.speed)
-        while self._given(steps) < target:
-            steps += 1
-        while self._given(steps - 1) >= target:
-            steps -= 1
-        return steps - self.steps
-
-    def _steps_that_fit(self, most: int) -> int:
-        """The most iterations, at least one, after which the decodes' blocks still fit."""
-        free = self.num_blocks - self.prompt_blocks
-        if self._blocks(self._given(self.steps + most)) <= free:
-            return most
-        low, high = 1, most
-        while high - low > 1:
-            middle = (low + high) // 2
-            if self._blocks(self._given(self.steps + middle)) <= free:
-                low = middle
-            else:
-                high = middle
-        return low
-
     def _grow(self, steps: int) -> None:
         self.context += self.num_decoding * self.speed * steps
         self.steps += steps
-        self.grown = self._given(self.steps)
+        self.grown = self.given(self.steps)
         if self.arrived_with_kv:
-            for request in self.arrived_with_kv:
-                self.ledger.second_token_s[request] = self.clock
-            self.arrived_with_kv.clear()
+            self._first_decoded()
+
+    def _first_decoded(self) -> None:
+        """The first iteration here of those who came with their KV cache: a token's gap, or the first token seen."""
+        first_token_s = self.ledger.first_token_s
+        for request in self.arrived_with_kv:
+            if first_token_s[request] == math.inf:
+                first_token_s[request] = self.clock
+            else:
+                self.gap_s.append(self.clock - first_token_s[request])
+                self.gap_count.append(1)
+        self.arrived_with_kv.clear()
 
     def _finish(self) -> None:
         """Let go of everyone who has all tokens."""
@@ -425,7 +361,7 @@ class Worker:
         beyond = (self.grown + 1) * num
         while finishing and finishing[0] < beyond:
             request = heapq.heappop(finishing) % num
-            self._remove(request)
+            self.remove(request)
             self._leave(request, self.clock)
 
 
