@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+from meshplan.cli import serving_report
 from meshplan.cli.answer_report import answer_report, answer_rows
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.training_report import TOP_COLUMNS, paragraph, top_rows, training_report
@@ -23,17 +25,26 @@ def show_plan(plan: Plan, form: Format, *, footer: str = "") -> None:
         form: see :class:`~meshplan.cli.render.Format`.
         footer: what stands below the plan in the form for people.
     """
-    is_training = plan.kind == "training"
+    report, rows, columns = _views(plan)
     if form in (Format.JSON, Format.YAML):
         show_document(plan.to_document(), form)
     elif form is Format.TABLE:
         width = terminal_width()
-        report = training_report(plan, width=width) if is_training else answer_report(plan, width=width)
-        show_text(f"{report}\n{footer}" if footer else report)
-    elif is_training:
-        show_rows(top_rows(plan), TOP_COLUMNS, form)
+        text = report(plan, width=width)
+        show_text(f"{text}\n{footer}" if footer else text)
     else:
-        show_rows(answer_rows(plan), _ANSWER_COLUMNS, form)
+        show_rows(rows(plan), columns, form)
+
+
+def _views(
+    plan: Plan,
+) -> tuple[Callable[..., str], Callable[[Plan], Sequence[Mapping[str, Any]]], tuple[Column, ...]]:
+    """How a plan's kind is shown: the report for people, the rows of its table and their columns."""
+    if plan.kind == "training":
+        return training_report, top_rows, TOP_COLUMNS
+    if plan.kind == "serving":
+        return serving_report.serving_report, serving_report.top_rows, serving_report.TOP_COLUMNS
+    return answer_report, answer_rows, _ANSWER_COLUMNS
 
 
 def is_infeasible(plan: Plan) -> bool:
@@ -73,5 +84,9 @@ def next_commands(plan: Plan, db: str | None, emitted: bool) -> list[str]:
         commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
         if not emitted:
             commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
+        commands.append(f"meshplan plans record {plan.plan_id}{where} measured.json")
+    elif plan.kind == "serving":
+        tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
+        commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={max(tensor // 2, 1)}"]
         commands.append(f"meshplan plans record {plan.plan_id}{where} measured.json")
     return commands

@@ -21,15 +21,37 @@ METRIC_TITLES = {
     "usd_per_run": "cost of the run",
     "usd_per_hour": "cost per hour",
     "energy_j_per_step": "energy of a step",
+    "requests_per_s": "requests/s",
+    "output_tokens_per_s": "output tokens/s",
+    "output_tokens_per_s_per_device": "output tokens/s per device",
+    "usd_per_million_tokens": "cost of a million tokens",
+    "power_w": "average power",
+    "energy_j_per_token": "energy of a token",
+}
+# Latencies of serving, as in ``ttft_p99_s``.
+LATENCY_TITLES = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "gap between tokens",
+    "e2e": "whole answer",
 }
 _GIB = 2**30
 _BAR_WIDTH = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _JOULES_PER_KWH = 3.6e6
+# Metric → (what one of the unit is in SI, unit).
+_SCALED = {
+    "energy_j_per_step": (_JOULES_PER_KWH, "kWh"),
+    "energy_j_per_token": (1.0, "J"),
+    "power_w": (1e3, "kW"),
+}
 
 
 def metric_title(name: str) -> str:
     """What people call the metric ``name``."""
+    latency, _, rest = name.partition("_")
+    if latency in LATENCY_TITLES and rest.endswith("_s"):
+        return f"{LATENCY_TITLES[latency]}, {rest.removesuffix('_s')}"
     return METRIC_TITLES.get(name, name)
 
 
@@ -45,8 +67,9 @@ def metric_text(name: str, value: float) -> str:
         return format_flops(value)
     if name.startswith("usd"):
         return format_usd(value)
-    if name.startswith("energy_j"):
-        return f"{value / _JOULES_PER_KWH:,.3g} kWh"
+    if name in _SCALED:
+        scale, unit = _SCALED[name]
+        return f"{value / scale:,.3g} {unit}"
     if name.endswith("_bytes"):
         return format_bytes(value)
     if name.endswith("_s") and not name.endswith("_per_s"):

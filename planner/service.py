@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, Problem, SpecError, UnknownEntryError, closest_names, did_you_mean
 from meshplan.planner.plan import Plan, digest
-from meshplan.planner.solvers.solution import OnProgress, Solution
+from meshplan.planner.solvers.solution import OnProgress, solution_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device
@@ -34,7 +34,7 @@ STAND_ALONE = {
     "expert-placement": ("problems.expert_placement", "ExpertPlacementProblem", "solvers.expert_placement"),
     "gpu-allocation": ("problems.gpu_allocation", "GpuAllocationProblem", "solvers.gpu_allocation"),
 }
-KINDS = ("training", *STAND_ALONE)
+KINDS = ("training", "serving", *STAND_ALONE)
 
 
 def make_plan(
@@ -67,6 +67,12 @@ def make_plan(
     kind = require_kind(document)
     if kind == "training":
         return _plan_training(document, catalog, base, seed, top, time_limit_s, on_progress)
+    if kind == "serving":
+        from meshplan.planner.serving_service import plan_serving
+
+        return plan_serving(
+            document, catalog, base, seed=seed, top=top, time_limit_s=time_limit_s, on_progress=on_progress
+        )
     return _plan_stand_alone(kind, document, base, seed, time_limit_s, on_progress)
 
 
@@ -156,6 +162,10 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
     from meshplan.planner.estimators.priced import price
     from meshplan.planner.single import fixed_config
 
+    if require_kind(document) == "serving":
+        from meshplan.planner.serving_service import estimate_serving
+
+        return estimate_serving(document, catalog, base)
     resolved = resolve(document, catalog, base)
     priced = price(resolved.problem, fixed_config(resolved.problem))
     fits = priced.safe_bytes <= resolved.problem.limits.memory_bytes
@@ -180,8 +190,12 @@ def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog
     from meshplan.planner.alternatives import instead
     from meshplan.planner.estimators.priced import price
 
+    if plan.kind == "serving" and plan.config:
+        from meshplan.planner.serving_service import instead_serving
+
+        return instead_serving(plan, choices, catalog, training_plan.shape_from_document(plan.provenance["model"]))
     if plan.kind != "training" or not plan.config:
-        message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no training choices to change"
+        message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no choices to change"
         raise SpecError([Problem(path="", message=message)], of="the question")
     shape = training_plan.shape_from_document(plan.provenance["model"])
     spec = {**plan.spec, "fixed": {**plan.spec.get("fixed", {}), **choices}}
@@ -303,20 +317,6 @@ def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]
         "spec": spec,
         "spec_digest": digest(spec),
         "catalog_digest": digest(catalog_content(resolved)),
-    }
-
-
-def solution_document(solution: Solution[Any], seed: int) -> dict[str, Any]:
-    """The solver's report as plain JSON."""
-    return {
-        "status": solution.status.value,
-        "objective": solution.objective,
-        "bound": solution.bound,
-        "gap": solution.gap,
-        "wall_s": solution.wall_s,
-        "cpu_s": solution.cpu_s,
-        "solver": solution.solver,
-        "seed": seed,
     }
 
 

@@ -6,7 +6,7 @@ the end of its prefill (:class:`~meshplan.catalogs.serving_calibration.ServingCo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,13 +14,15 @@ import numpy as np
 from meshplan.catalogs.engine_recipes import EngineRecipe
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.serving_calibration import ServingConstants
-from meshplan.planner.estimators.serving.memory import WorkerMemory, worker_memory
+from meshplan.planner.estimators.serving.exchange import Exchange
+from meshplan.planner.estimators.serving.memory import WorkerMemory, kv_bytes_per_token, worker_memory
 from meshplan.planner.estimators.serving.pools import pool_cost, scheduled
+from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.serving import Arrival, Objective, Pool, ServingConfig, ServingWorkload
+from meshplan.planner.problems.serving import Arrival, Objective, Pool, Role, ServingConfig, ServingWorkload
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests
-from meshplan.planner.simulation.engine import simulate
+from meshplan.planner.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.simulation.metrics import Metrics, summarize
 from meshplan.planner.simulation.run import ServingRun
 
@@ -77,6 +79,7 @@ def judge(
     request_rate_per_s: float | None = None,
     num_running: int | None = None,
     seed: int = 0,
+    costs: Sequence[StepCost] | None = None,
 ) -> Judged:
     """Simulate a configuration under the question's load and hold it against every promise.
 
@@ -86,13 +89,15 @@ def judge(
         request_rate_per_s: of Poisson arrivals, where the question leaves the load free.
         num_running: requests kept in flight instead, over all workers.
         seed: of the requests.
+        costs: tables of the pools' iterations where they are at hand.
     """
     workload = problem.workload
     if problem.has_free_load and num_running is not None:
         workload = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=num_running)
     elif problem.has_free_load:
         workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=request_rate_per_s)
-    metrics = summarize(serve(site_of(problem), config, workload, seed=seed), num_devices=config.num_devices)
+    run = serve(site_of(problem), config, workload, seed=seed, costs=costs)
+    metrics = summarize(run, num_devices=config.num_devices)
     broken = tuple(
         (promise, metrics.value(promise))
         for promise in problem.promises
@@ -108,14 +113,47 @@ def judge(
     )
 
 
-def serve(site: Site, config: ServingConfig, workload: ServingWorkload, *, seed: int = 0) -> ServingRun:
+def serve(
+    site: Site,
+    config: ServingConfig,
+    workload: ServingWorkload,
+    *,
+    seed: int = 0,
+    costs: Sequence[StepCost] | None = None,
+) -> ServingRun:
     """Serve a workload with a configuration, as clients see it.
+
+    Args:
+        site: model, machines, engine and constants.
+        config: the choices.
+        workload: the requests.
+        seed: they are drawn from.
+        costs: tables of the pools' iterations where they are at hand.
 
     Raises:
         SpecError: the workload is malformed.
     """
-    (pool,) = config.pools
-    cost = pool_cost(
+    costs = costs or [_cost(site, config, pool, workload) for pool in config.pools]
+    system = ServingSystem(
+        pools=tuple(
+            SimulatedPool(
+                cost=cost,
+                limits=scheduled(pool, site.recipe, workload),
+                kv_capacity_tokens=pool_memory(site, pool, workload).kv_capacity_tokens,
+                num_workers=pool.num_workers,
+                role=pool.role,
+            )
+            for pool, cost in zip(config.pools, costs, strict=True)
+        ),
+        router=config.router,
+        link=_kv_link(site, config) if config.is_disaggregated else None,
+    )
+    run = simulate_system(make_requests(workload, seed=seed), system)
+    return seen_by_clients(run, site.constants[config.pools[-1].node_type])
+
+
+def _cost(site: Site, config: ServingConfig, pool: Pool, workload: ServingWorkload) -> StepCost:
+    return pool_cost(
         site.shape,
         site.machines[pool.node_type],
         pool,
@@ -124,14 +162,18 @@ def serve(site: Site, config: ServingConfig, workload: ServingWorkload, *, seed:
         workload=workload,
         speculation=config.speculation,
     )
-    memory = pool_memory(site, pool, workload)
-    run = simulate(
-        make_requests(workload, seed=seed),
-        cost,
-        scheduled(pool, site.recipe, workload),
-        kv_capacity_tokens=memory.kv_capacity_tokens,
+
+
+def _kv_link(site: Site, config: ServingConfig) -> KvLink:
+    """What caches go over: the network shares of the smaller worker's devices, at the slower end."""
+    prefill, decode = config.pool(Role.PREFILL), config.pool(Role.DECODE)
+    exchanges = [Exchange(machine=site.machines[pool.node_type]) for pool in (prefill, decode)]
+    return KvLink(
+        kv_bytes_per_token=kv_bytes_per_token(site.shape, prefill.quantization),
+        bandwidth_bytes_per_s=min(prefill.layout.num_devices, decode.layout.num_devices)
+        * min(exchange.transfer_bytes_per_s for exchange in exchanges),
+        latency_s=max(exchange.machine.scale_out_latency_s for exchange in exchanges),
     )
-    return seen_by_clients(run, site.constants[pool.node_type])
 
 
 def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemory:

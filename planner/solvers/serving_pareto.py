@@ -18,7 +18,7 @@ from meshplan.planner.solvers.serving_candidates import PricedWorker
 # A batch grows past its use when one more request brings less than this share of what the first one brought
 # (BCA, "Mind the Memory Gap", arXiv:2503.08311, §5: ε of its advisor).
 BATCH_GAIN_SHARE = 0.1
-MOST_POINTS = 24
+MOST_POINTS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

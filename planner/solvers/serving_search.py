@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshplan.planner.problems.serving import Arrival, Role
 from meshplan.planner.problems.serving_question import ServingProblem
@@ -133,11 +133,14 @@ def _workers(
 
 
 def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rejected: Counter[str]) -> list[Candidate]:
-    """Candidates within money and power."""
+    """Candidates that the engine takes as a whole, within money and power."""
     limits = problem.limits
     kept = []
     for one in candidates:
-        if limits.max_usd_per_hour is not None and (one.usd_per_hour or 0.0) > limits.max_usd_per_hour:
+        broken = problem.rules.broken(problem.shape, one.config)
+        if broken:
+            rejected[f"{problem.rules.name}: {broken[0]}"] += 1
+        elif limits.max_usd_per_hour is not None and (one.usd_per_hour or 0.0) > limits.max_usd_per_hour:
             rejected["cost per hour is above max_usd_per_hour"] += 1
         elif limits.max_power_w is not None and (one.power_w or 0.0) > limits.max_power_w:
             rejected["average power is above max_power_w"] += 1
@@ -170,11 +173,12 @@ def _branch(
 
 def _simulated(problem: ServingProblem, candidate: Candidate, incumbent: float, seed: int) -> Simulated:
     """A candidate under the load of the question; where that is free, under the most that keeps every promise."""
+    costs = [worker.cost for worker, _ in candidate.parts]
     if not problem.has_free_load:
-        judged = judge(problem, candidate.config, seed=seed)
+        judged = judge(problem, candidate.config, seed=seed, costs=costs)
     elif problem.limit_s("ttft") == problem.limit_s("e2e") == float("inf"):
         # Nobody waits for an answer: requests are kept in flight, and the queue has no say.
-        judged = judge(problem, candidate.config, num_running=candidate.num_running, seed=seed)
+        judged = judge(problem, candidate.config, num_running=candidate.num_running, seed=seed, costs=costs)
     else:
         judged = _fullest(problem, candidate, incumbent, seed)
     score = float("inf") if judged.broken else _score(problem, candidate, judged)
@@ -187,15 +191,15 @@ def _fullest(problem: ServingProblem, candidate: Candidate, incumbent: float, se
     Scores fall as 1/rate, so a candidate that breaks a promise at the rate where it would equal the incumbent is left
     there. All rates meet the same requests (common random numbers).
     """
-    most = candidate.request_rate_per_s
+    most, costs = candidate.request_rate_per_s, [worker.cost for worker, _ in candidate.parts]
     low = min(candidate.score / incumbent, 1.0) * most
-    best = judge(problem, candidate.config, request_rate_per_s=max(low, most / 2**BISECTIONS), seed=seed)
+    best = judge(problem, candidate.config, request_rate_per_s=max(low, most / 2**BISECTIONS), seed=seed, costs=costs)
     if best.broken:
         return best
     high = most
     for _ in range(BISECTIONS):
         rate = (low + high) / 2.0
-        judged = judge(problem, candidate.config, request_rate_per_s=rate, seed=seed)
+        judged = judge(problem, candidate.config, request_rate_per_s=rate, seed=seed, costs=costs)
         if judged.broken:
             high = rate
         else:
@@ -212,3 +216,35 @@ def _score(problem: ServingProblem, candidate: Candidate, judged: Judged) -> flo
         usd_per_hour=candidate.usd_per_hour,
         power_w=candidate.power_w,
     )
+
+
+def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulated, ServingReport]:
+    """One configuration, promises aside: pinned choices, every other degree 1, the smallest that fits the device.
+
+    Raises:
+        ValueError: nothing fits; the message says what was turned down most.
+    """
+    rejected: Counter[str] = Counter()
+    unpromised = replace(problem, promises=())
+    if problem.pinned.is_disaggregated:
+        prefill, decode = (priced_workers(unpromised, role, rejected)[:1] for role in (Role.PREFILL, Role.DECODE))
+        mixed: list[PricedWorker] = []
+        candidates = disaggregated(unpromised, prefill, decode)
+    else:
+        mixed, prefill, decode = priced_workers(unpromised, Role.MIXED, rejected)[:1], [], []
+        candidates = [one for worker in mixed for one in aggregated(unpromised, worker)]
+    if not candidates:
+        reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
+        raise ValueError(f"this configuration cannot run: {reason}")
+    chosen = min(candidates, key=lambda one: one.config.num_devices)
+    simulated = _simulated(problem, chosen, float("inf"), seed)
+    score = _score(problem, chosen, simulated.judged)
+    report = ServingReport(
+        simulated=(replace(simulated, score=score),),
+        num_candidates=1,
+        rejected=rejected,
+        mixed=tuple(mixed),
+        prefill=tuple(prefill),
+        decode=tuple(decode),
+    )
+    return report.simulated[0], report

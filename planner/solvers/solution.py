@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 AssignmentT = TypeVar("AssignmentT")
 
@@ -82,3 +82,17 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+
+
+def solution_document(solution: Solution[Any], seed: int) -> dict[str, Any]:
+    """The solver's report as plain JSON."""
+    return {
+        "status": solution.status.value,
+        "objective": solution.objective,
+        "bound": solution.bound,
+        "gap": solution.gap,
+        "wall_s": solution.wall_s,
+        "cpu_s": solution.cpu_s,
+        "solver": solution.solver,
+        "seed": seed,
+    }

@@ -116,10 +116,14 @@ class Exchange:
             return COLLECTIVE_S + self.machine.scale_up_latency_s + size_bytes / self.scale_up_bytes_per_s
         return COLLECTIVE_S + self.machine.scale_out_latency_s + size_bytes / self.network_bytes_per_s
 
+    @property
+    def transfer_bytes_per_s(self) -> float:
+        """Attained rate of one device's share between workers; of the scale-up links where there is no network."""
+        return self.network_bytes_per_s if self.machine.scale_out_bytes_per_s else self.scale_up_bytes_per_s
+
     def transfer_s(self, size_bytes: float, *, devices: int) -> float:
         """KV cache of one request from one worker to another, over ``devices`` NIC shares at once, seconds."""
-        rate = self.network_bytes_per_s if self.machine.scale_out_bytes_per_s else self.scale_up_bytes_per_s
-        return self.machine.scale_out_latency_s + size_bytes / (devices * rate)
+        return self.machine.scale_out_latency_s + size_bytes / (devices * self.transfer_bytes_per_s)
 
 
 def inside_copies(top_k: int, group: int) -> float:

@@ -1,0 +1,263 @@
+"""A serving plan as a person reads it, within 80 columns: the deployment, latencies, memory, time, the Pareto front."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from meshplan.catalogs.units import format_bytes, format_duration, format_usd
+from meshplan.cli.quantities import bar, gib, interval_text, metric_text, metric_title, percent
+from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.training_report import TICK, cluster_text, effort_text, paragraph, rejected_section
+from meshplan.planner.plan import Plan
+
+# Parts of an iteration below this share are left out.
+LEAST_SHARE = 0.005
+_LATENCIES = ("ttft", "tpot", "itl", "e2e")
+
+
+def serving_report(plan: Plan, *, width: int) -> str:
+    """The whole answer; an infeasible one says what binds and what would lift it."""
+    sections = [headline(plan, width)]
+    if not plan.config:
+        sections += [infeasible_section(plan, width), rejected_section(plan, width)]
+    else:
+        sections += [
+            top_section(plan, width),
+            predicted_section(plan, width),
+            memory_section(plan, width),
+            time_section(plan, width),
+            pareto_section(plan, width),
+            rejected_section(plan, width),
+        ]
+    return "\n".join(section for section in sections if section)
+
+
+# --- headline ---------------------------------------------------------------------------------------------------------
+
+
+def headline(plan: Plan, width: int) -> str:
+    """The question and how good the answer is."""
+    return paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
+
+
+def question_text(spec: Mapping[str, Any]) -> str:
+    """What was asked, in one line."""
+    workload = spec.get("workload", {})
+    if workload.get("trace"):
+        requests = f"the requests of {workload['trace']}"
+    else:
+        requests = f"{workload.get('input_length')} tokens in, {workload.get('output_length')} out"
+    if workload.get("request_rate_per_s"):
+        requests += f", {workload['request_rate_per_s']:g} requests/s"
+    elif workload.get("concurrency"):
+        requests += f", {workload['concurrency']} in flight"
+    promises = ", ".join(f"{key} ≤ {limit:g}" for key, limit in spec.get("slo", {}).items())
+    asked = f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: {requests}"
+    return f"{asked}; {promises}" if promises else asked
+
+
+def status_text(plan: Plan) -> str:
+    """Status, proof and effort."""
+    solution = plan.solution
+    if "kept" in solution:
+        kept = "every promise is kept" if solution["kept"] else "a promise is broken"
+        return f"one configuration, simulated: {kept}"
+    count, simulated = solution.get("num_candidates", 0), solution.get("num_simulated", 0)
+    seen = f"{count:,} deployments in closed form, {simulated} simulated"
+    if solution["status"] == "infeasible":
+        return f"infeasible: {seen}, none keeps every promise"
+    if solution["status"] == "optimal":
+        known = f"optimal under the model: no bound of a deployment left is better; {seen}"
+    else:
+        known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
+    return f"{known}; {effort_text(solution)}"
+
+
+# --- deployments ------------------------------------------------------------------------------------------------------
+
+
+TOP_COLUMNS = (
+    Column(key="chosen", title="", text=lambda chosen: TICK if chosen else " ", wrap=False),
+    Column(key="label", title="workers"),
+    Column(key="num_devices", title="dev.", right=True, wrap=False),
+    Column(key="ttft_p99_s", title="TTFT p99", right=True, text=format_duration, wrap=False),
+    Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
+    Column(key="requests_per_s", title="req/s", right=True, text=lambda rate: f"{rate:.3g}", wrap=False),
+    Column(
+        key="output_tokens_per_s_per_device",
+        title="tok/s/dev",
+        right=True,
+        text=lambda rate: f"{rate:,.0f}",
+        wrap=False,
+    ),
+    Column(key="usd_per_hour", title="USD/h", right=True, text=format_usd, wrap=False, optional=True),
+    Column(key="reason", title="lost because", derive=lambda row: str(row["reason"]) or " "),
+)
+
+
+def top_rows(plan: Plan) -> list[Row]:
+    """The simulated deployments, the chosen one first."""
+    return list(plan.alternatives)
+
+
+def top_section(plan: Plan, width: int) -> str:
+    """The table of the best deployments, the chosen one ticked, and what its workers are."""
+    rows = top_rows(plan)
+    title = f"The best {len(rows)} deployments" if len(rows) > 1 else "The deployment"
+    text = rendered_rows(rows, TOP_COLUMNS, Format.TABLE, title=title, width=width)
+    return text + "".join(paragraph(pool_text(pool), width, indent="  ") for pool in plan.config["pools"])
+
+
+def pool_text(pool: Mapping[str, Any]) -> str:
+    """One pool in words."""
+    layout, limits, formats = pool["layout"], pool["limits"], pool["quantization"]
+    degrees = ", ".join(f"{name} {value}" for name, value in layout.items() if value > 1) or "one device"
+    role = {"mixed": "", "prefill": "prefill ", "decode": "decode "}[pool["role"]]
+    workers = f"{pool['num_workers']} {role}{'worker' if pool['num_workers'] == 1 else 'workers'}"
+    schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
+    return (
+        f"{workers} on {pool['node_type']}: {degrees}; weights {' / '.join(schemes)}, "
+        f"KV cache {formats['kv_cache']}; max_num_seqs {limits['max_num_seqs']}, "
+        f"max_batched_tokens {limits['max_batched_tokens']}."
+    )
+
+
+# --- what clients see -------------------------------------------------------------------------------------------------
+
+
+def predicted_section(plan: Plan, width: int) -> str:
+    """Latencies beside their promises, then rates, money and power."""
+    promises = plan.spec.get("slo", {})
+    names = sorted(plan.predicted, key=lambda name: (_is_rate(name), name not in promises))
+    rows: list[Row] = []
+    for name in names:
+        interval = plan.predicted[name]
+        rows.append(
+            {
+                "metric": metric_title(name),
+                "expected": metric_text(name, interval.value),
+                "between": interval_text(name, {"low": interval.low, "high": interval.high}),
+                "promised": f"≤ {metric_text(name, promises[name])}" if name in promises else "",
+            }
+        )
+    columns = (
+        Column(key="metric", title="Predicted", wrap=False),
+        Column(key="expected", title="expected", right=True, wrap=False),
+        Column(key="promised", title="promised", right=True, wrap=False, optional=True),
+        Column(key="between", title="between"),
+    )
+    return rendered_rows(rows, columns, Format.TABLE, width=width) + calibration_text(plan, width)
+
+
+def _is_rate(name: str) -> bool:
+    return not name.startswith(_LATENCIES)
+
+
+def calibration_text(plan: Plan, width: int) -> str:
+    """What the intervals rest on."""
+    lines = []
+    for node_type, calibration in plan.provenance.get("calibration", {}).items():
+        errors = calibration["error_p90"]
+        shown = ", ".join(f"{name} ×/÷ {factor:.2f}" for name, factor in _factors(errors))
+        if calibration["num_runs"]:
+            basis = f"{calibration['num_runs']} published runs ({calibration['engine']}, {calibration['architecture']})"
+            lines.append(f"Intervals on {node_type}: {shown}, 90 % of held-out runs; constants fitted to {basis}.")
+        else:
+            lines.append(f"Intervals on {node_type}: {shown}, assumed: no constants are fitted for this engine here.")
+    return "".join(paragraph(line, width) for line in lines)
+
+
+def _factors(errors: Mapping[str, float]) -> Iterable[tuple[str, float]]:
+    return [(name, math.exp(error)) for name, error in errors.items()]
+
+
+# --- memory and time --------------------------------------------------------------------------------------------------
+
+
+def memory_section(plan: Plan, width: int) -> str:
+    """Memory of one device of each pool."""
+    rows: Sequence[Row] = plan.memory["pools"]
+    columns = (
+        Column(key="role", title="pool", wrap=False),
+        Column(key="weights_bytes", title="weights", right=True, text=gib, wrap=False),
+        Column(key="workspace_bytes", title="workspace", right=True, text=gib, wrap=False),
+        Column(key="kv_cache_bytes", title="KV cache", right=True, text=gib, wrap=False),
+        Column(key="budget_bytes", title="budget", right=True, text=gib, wrap=False),
+        Column(key="device_memory_bytes", title="device", right=True, text=gib, wrap=False),
+        Column(key="kv_capacity_tokens", title="tokens held", right=True, text=lambda n: f"{n:,}", wrap=False),
+    )
+    text = rendered_rows(rows, columns, Format.TABLE, title="Memory of one device in GiB", width=width)
+    per_token = ", ".join(f"{row['role']} {format_bytes(row['kv_bytes_per_token'])}" for row in rows)
+    return text + paragraph(f"KV cache of one token on one device: {per_token}.", width)
+
+
+def time_section(plan: Plan, width: int) -> str:
+    """Where an iteration's time goes, pool by pool."""
+    rows = [row for row in plan.breakdown if row["share"] >= LEAST_SHARE]
+    several = len({row["pool"] for row in rows}) > 1
+    largest = max((row["share"] for row in rows), default=1.0)
+    columns = (
+        *((Column(key="pool", title="pool", wrap=False),) if several else ()),
+        Column(key="name", title="Where an iteration's time goes", wrap=False),
+        Column(key="seconds", title="time", right=True, text=format_duration, wrap=False),
+        Column(key="share", title="share", right=True, text=percent, wrap=False),
+        Column(key="share", title="", derive=lambda row: bar(row["share"] / largest, 12) or " ", wrap=False),
+        Column(key="evidence", title="rests on", derive=lambda row: str(row["evidence"]).split(" to ")[0]),
+    )
+    return rendered_rows(rows, columns, Format.TABLE, width=width)
+
+
+# --- Pareto front -----------------------------------------------------------------------------------------------------
+
+
+def pareto_section(plan: Plan, width: int) -> str:
+    """Speed of one user against throughput of one device, as a table with bars; and the useful batch."""
+    answer = plan.answer or {}
+    rows: Sequence[Row] = answer.get("pareto", ())
+    if not rows:
+        return ""
+    most = max(row["tokens_per_s_per_device"] for row in rows)
+    columns = (
+        Column(key="keeps_promises", title="", text=lambda kept: "·" if kept else " ", wrap=False),
+        Column(key="tokens_per_s_per_user", title="tok/s/user", right=True, text=_whole, wrap=False),
+        Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=_whole, wrap=False),
+        Column(
+            key="tokens_per_s_per_device",
+            title="",
+            derive=lambda row: bar(row["tokens_per_s_per_device"] / most) or " ",
+            wrap=False,
+        ),
+        Column(key="num_running", title="running", right=True, wrap=False),
+        Column(key="label", title="worker", wrap=False),
+        Column(key="quantization", title="weights"),
+    )
+    title = "Speed of one user against throughput of one device (· keeps the promises), closed form"
+    text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
+    useful = answer.get("useful_batch")
+    if useful is not None:
+        text += paragraph(
+            f"Beyond {useful} requests in one worker, one more brings less than a tenth of what the first one brought.",
+            width,
+        )
+    return text
+
+
+def _whole(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"  # noqa: PLR2004 - two digits are enough
+
+
+# --- no plan ----------------------------------------------------------------------------------------------------------
+
+
+def infeasible_section(plan: Plan, width: int) -> str:
+    """What binds, the nearest miss, and the least change."""
+    solution = plan.solution
+    lines = [f"What binds: {solution.get('binding_constraint', 'unknown')}"]
+    miss = solution.get("nearest_miss")
+    if miss:
+        lines.append(f"Nearest miss: {miss['limit']} {miss['excess_text']} with {miss['label']}")
+    wanted = [f"{change['change']} (with {change['label']})" for change in solution.get("least_change", ())]
+    lines.append(f"What would do: {'; or '.join(wanted)}" if wanted else "What would do: none of the changes tried")
+    return "".join(paragraph(line, width, indent="  ") for line in lines)

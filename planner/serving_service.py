@@ -1,0 +1,92 @@
+"""The straight line for serving: spec → catalog → problem → search → plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.plan import Plan, digest
+from meshplan.planner.serving_infeasible import explain_infeasible
+from meshplan.planner.serving_plan import catalog_content, make_serving_plan, provenance, rejected_rows
+from meshplan.planner.serving_resolve import ResolvedServing, resolve_serving
+from meshplan.planner.serving_spec import read_serving_spec
+from meshplan.planner.solvers.serving_search import estimate_pinned, search_serving
+from meshplan.planner.solvers.solution import OnProgress, solution_document
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.model_shapes import ModelShape
+    from meshplan.catalogs.repository import Catalog
+
+
+def plan_serving(
+    document: Mapping[str, Any],
+    catalog: Catalog,
+    base: Path,
+    *,
+    seed: int = 0,
+    top: int,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+    shape: ModelShape | None = None,
+) -> Plan:
+    """Answer a serving question; see :func:`meshplan.planner.service.make_plan`."""
+    resolved = resolve_serving(read_serving_spec(document), catalog, base, shape=shape)
+    solution, report = search_serving(resolved.problem, seed=seed, time_limit_s=time_limit_s, on_progress=on_progress)
+    told = {**solution_document(solution, seed), "num_candidates": report.num_candidates}
+    told["num_simulated"] = len(report.simulated)
+    identity = _identity(document, resolved)
+    if solution.assignment is None:
+        return Plan(
+            config={},
+            predicted={},
+            solution={**told, **explain_infeasible(resolved.problem, report, seed=seed)},
+            provenance=provenance(resolved),
+            rejected=tuple(rejected_rows(report)),
+            **identity,
+        )
+    return make_serving_plan(resolved, solution.assignment, report, solution=told, identity=identity, top=top)
+
+
+def estimate_serving(document: Mapping[str, Any], catalog: Catalog, base: Path, *, seed: int = 0) -> Plan:
+    """Simulate one pinned configuration, whatever its promises; what ``fixed`` leaves out takes its plain default.
+
+    Raises:
+        SpecError: malformed, or the pinned choices do not fit together or the device.
+    """
+    resolved = resolve_serving(read_serving_spec(document), catalog, base)
+    try:
+        simulated, report = estimate_pinned(resolved.problem, seed=seed)
+    except ValueError as error:
+        raise SpecError([Problem(path="fixed", message=str(error))]) from error
+    told = {"status": "feasible", "solver": "none: one configuration", "kept": not simulated.judged.broken}
+    return make_serving_plan(resolved, simulated, report, solution=told, identity=_identity(document, resolved), top=1)
+
+
+def instead_serving(
+    plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog, shape: ModelShape
+) -> tuple[Plan | None, str]:
+    """The best plan with other choices pinned, and one sentence on the difference."""
+    spec = {**plan.spec, "fixed": {**plan.spec.get("fixed", {}), **choices}}
+    other = plan_serving(spec, catalog, Path(), top=1, shape=shape)
+    pinned = ", ".join(f"{name}={value}" for name, value in choices.items())
+    if not other.config:
+        return None, f"with {pinned} no plan keeps every promise: {other.solution['binding_constraint']}"
+    mine, theirs = plan.solution.get("objective"), other.solution["objective"]
+    if mine is None:
+        return other, f"with {pinned}"
+    change = theirs / mine - 1.0
+    better = "worse" if change > 0 else "better"
+    same = f"with {pinned} the objective is the same"
+    return other, same if change == 0 else f"with {pinned} the objective is {abs(change):.1%} {better}"
+
+
+def _identity(document: Mapping[str, Any], resolved: ResolvedServing) -> dict[str, Any]:
+    spec = dict(document)
+    return {
+        "kind": str(document["kind"]),
+        "spec": spec,
+        "spec_digest": digest(spec),
+        "catalog_digest": digest(catalog_content(resolved)),
+    }
