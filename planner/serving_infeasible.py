@@ -27,6 +27,7 @@ def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: 
         of which alone makes the question feasible).
     """
     changes = [*_eased_promises(problem, seed), *_more_devices(problem, seed), *_lifted_limits(problem, seed)]
+    changes = changes or [*_all_eased(problem, seed)]
     return {
         "binding_constraint": changes[0]["constraint"] if changes else _most_frequent(report),
         "nearest_miss": _nearest(report),
@@ -50,6 +51,23 @@ def _eased_promises(problem: ServingProblem, seed: int) -> Iterator[dict[str, An
                 "label": config_label(found.candidate.config),
             }
             break
+
+
+def _all_eased(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
+    """The smallest of the tried factors on all promises at once, where no single change does."""
+    for factor in EASED:
+        eased = tuple(replace(promise, limit_s=factor * promise.limit_s) for promise in problem.promises)
+        found = _best(replace(problem, promises=eased), seed)
+        if found is None:
+            continue
+        reached = {promise.key: found.judged.metrics.value(promise) for promise in problem.promises}
+        broken = [promise for promise in problem.promises if reached[promise.key] > promise.limit_s]
+        yield {
+            "constraint": " and ".join(f"{promise.key}: promised {promise.limit_s:g} s" for promise in broken),
+            "change": " and ".join(f"{promise.key}: {_rounded_up(reached[promise.key]):g}" for promise in broken),
+            "label": config_label(found.candidate.config),
+        }
+        return
 
 
 def _more_devices(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.plan import Plan, digest
+from meshplan.planner.resolve import unknown_names
 from meshplan.planner.serving_infeasible import explain_infeasible
 from meshplan.planner.serving_plan import catalog_content, make_serving_plan, provenance, rejected_rows
 from meshplan.planner.serving_resolve import ResolvedServing, resolve_serving
@@ -32,7 +33,7 @@ def plan_serving(
     shape: ModelShape | None = None,
 ) -> Plan:
     """Answer a serving question; see :func:`meshplan.planner.service.make_plan`."""
-    resolved = resolve_serving(read_serving_spec(document), catalog, base, shape=shape)
+    resolved = _resolved(document, catalog, base, shape)
     solution, report = search_serving(resolved.problem, seed=seed, time_limit_s=time_limit_s, on_progress=on_progress)
     told = {**solution_document(solution, seed), "num_candidates": report.num_candidates}
     told["num_simulated"] = len(report.simulated)
@@ -55,7 +56,7 @@ def estimate_serving(document: Mapping[str, Any], catalog: Catalog, base: Path, 
     Raises:
         SpecError: malformed, or the pinned choices do not fit together or the device.
     """
-    resolved = resolve_serving(read_serving_spec(document), catalog, base)
+    resolved = _resolved(document, catalog, base)
     try:
         simulated, report = estimate_pinned(resolved.problem, seed=seed)
     except ValueError as error:
@@ -80,6 +81,16 @@ def instead_serving(
     better = "worse" if change > 0 else "better"
     same = f"with {pinned} the objective is the same"
     return other, same if change == 0 else f"with {pinned} the objective is {abs(change):.1%} {better}"
+
+
+def _resolved(
+    document: Mapping[str, Any], catalog: Catalog, base: Path, shape: ModelShape | None = None
+) -> ResolvedServing:
+    try:
+        spec = read_serving_spec(document)
+    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
+        raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
+    return resolve_serving(spec, catalog, base, shape=shape)
 
 
 def _identity(document: Mapping[str, Any], resolved: ResolvedServing) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from meshplan.planner.problems.quantization import KV_CACHE_BYTES, SCHEMES
 from meshplan.planner.problems.serving import (
@@ -31,6 +31,16 @@ Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
 SCHEME_NAMES = tuple(SCHEMES)
 _OBJECTIVE_KEY = re.compile(rf"({'|'.join(LATENCIES)})_({'|'.join(PERCENTILES)})_s")
+
+
+def _known_promises(slo: dict[str, float]) -> dict[str, float]:
+    unknown = [key for key in slo if not _OBJECTIVE_KEY.fullmatch(key)]
+    if unknown:
+        raise ValueError(
+            f"keys are {{{','.join(LATENCIES)}}}_{{{','.join(PERCENTILES)}}}_s, such as ttft_p99_s; "
+            f"not {', '.join(unknown)}"
+        )
+    return slo
 
 
 class ServingWorkloadSpec(SpecModel):
@@ -150,7 +160,9 @@ class ServingSpec(SpecModel):
     model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
     cluster: ClusterSpec
     workload: ServingWorkloadSpec
-    slo: dict[str, Latency] = Field(default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}")
+    slo: Annotated[dict[str, Latency], AfterValidator(_known_promises)] = Field(
+        default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
+    )
     objective: ServingObjective = ServingObjective.THROUGHPUT_PER_DEVICE
     quantization: list[Literal[SCHEME_NAMES]] | None = Field(  # type: ignore[valid-type]
         default=None, min_length=1, description="formats that the plan may choose from; default: as published"
@@ -159,16 +171,6 @@ class ServingSpec(SpecModel):
     speculation: SpeculationSpec | None = None
     constraints: ServingConstraintsSpec = ServingConstraintsSpec()
     fixed: ServingFixedSpec = ServingFixedSpec()
-
-    @model_validator(mode="after")
-    def _known_objectives(self) -> ServingSpec:
-        unknown = [key for key in self.slo if not _OBJECTIVE_KEY.fullmatch(key)]
-        if unknown:
-            raise ValueError(
-                f"slo keys are {{{','.join(LATENCIES)}}}_{{{','.join(PERCENTILES)}}}_s, such as ttft_p99_s; "
-                f"not {', '.join(unknown)}"
-            )
-        return self
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
