@@ -120,11 +120,11 @@ def scaled(requests: Requests, rate_per_s: float) -> Requests:
     Raises:
         SpecError: all requests arrive at once, so that there is no rate to scale.
     """
-    last = float(requests.arrival_s[-1])
-    if last <= 0.0 or requests.concurrency is not None:
+    span = float(requests.arrival_s[-1] - requests.arrival_s[0])
+    if span <= 0.0 or requests.concurrency is not None:
         message = "all requests arrive at once: a rate needs arrivals that are spread over time"
         raise SpecError([Problem(path="arrival_s", message=message)], of="the requests")
-    present = len(requests) / last
+    present = (len(requests) - 1) / span
     return Requests(
         arrival_s=requests.arrival_s * (present / rate_per_s),
         input_length=requests.input_length,

@@ -7,7 +7,8 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.problems.serving import Requests
+from meshplan.planner.estimators.serving.step_cost import StepCost
+from meshplan.planner.problems.serving import EngineLimits, Requests
 
 
 class Ledger:
@@ -67,3 +68,9 @@ def fits(
         requests.output_length > 1, requests.output_length - 2 + math.ceil(tokens_per_step), 0
     )
     return -(-held // kv_block_tokens) <= kv_capacity_tokens // kv_block_tokens
+
+
+def num_seats(cost: StepCost, limits: EngineLimits) -> int:
+    """Most requests that run in one worker: as limited, as the tables reach, and as the token budget decodes."""
+    decodes = limits.max_batched_tokens // cost.verified_tokens * cost.lanes
+    return max(min(limits.max_num_seqs, cost.max_num_seqs, decodes), 1)

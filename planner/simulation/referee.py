@@ -151,7 +151,9 @@ class Referee:
 
     def can_take(self, tokens: int) -> bool:
         """A seat and blocks are free."""
-        seats = min(self.limits.max_num_seqs, self.cost.max_num_seqs, self.limits.max_batched_tokens * self.cost.lanes)
+        lanes, verified = self.cost.lanes, self.cost.verified_tokens
+        decodes = max(self.limits.max_batched_tokens // verified * lanes, 1)
+        seats = min(self.limits.max_num_seqs, self.cost.max_num_seqs, decodes)
         has_seat = len(self.decoding) + len(self.prefilling) < seats
         return has_seat and self.held() - (-tokens // self.block) <= self.blocks
 
@@ -159,7 +161,7 @@ class Referee:
         """What is prefilled in this iteration: request, tokens done, new tokens. Admits from the queue."""
         lanes, budget = self.cost.lanes, self.limits.max_batched_tokens
         if self.limits.chunked_prefill:
-            budget -= math.ceil(len(self.decoding) / lanes)
+            budget -= math.ceil(len(self.decoding) / lanes) * self.cost.verified_tokens
         left = budget * lanes
         chunks: list[tuple[Refereed, int, int]] = []
         for request in self.prefilling:

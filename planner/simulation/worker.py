@@ -11,10 +11,10 @@ The rules (:mod:`meshplan.planner.simulation.referee` plays the same ones iterat
    and is prefilled again with the tokens that it has (recomputation, arXiv:2309.06180, §4.5).
 4. A request is admitted if a seat (max_num_seqs) is free and its whole prompt fits beside what the decoding requests
    will hold after the next iteration; with its KV cache already there, room for ⌈s⌉ more tokens is needed, too.
-5. Chunked prefill (arXiv:2403.02310): a lane has budget for max_batched_tokens − ⌈n/lanes⌉ prompt tokens beside its
-   decodes; no prompt takes more than one lane's, all together no more than all lanes'. Started prompts go first.
-   Otherwise, iterations prefill only, while there is something to prefill; prompts are taken whole within the budget,
-   and cut only if they are longer than all of it.
+5. Chunked prefill (arXiv:2403.02310): a lane has budget for max_batched_tokens − v·⌈n/lanes⌉ prompt tokens beside
+   its decodes, v = verified_tokens; no prompt takes more than one lane's, all together no more than all lanes'.
+   Started prompts go first. Otherwise, iterations prefill only, while there is something to prefill; prompts are taken
+   whole within the budget, and cut only if they are longer than all of it.
 6. The iteration that ends a prefill gives the first token. A worker of role PREFILL lets the request go then; to one
    of role DECODE it comes with its KV cache and the first token, and decodes from the next iteration on.
 """
@@ -29,7 +29,7 @@ from collections.abc import Callable
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.serving import EngineLimits, Role
 from meshplan.planner.simulation.decode_batch import DecodeBatch
-from meshplan.planner.simulation.ledger import Ledger
+from meshplan.planner.simulation.ledger import Ledger, num_seats
 from meshplan.planner.simulation.prefix_cache import PrefixCache
 
 Leave = Callable[[int, float], None]
@@ -73,7 +73,7 @@ class Worker(DecodeBatch):
         self.prefixes = PrefixCache(ledger, kv_capacity_tokens) if limits.prefix_caching else None
         self.budget = limits.max_batched_tokens
         self.lanes = cost.lanes
-        self.seats = min(limits.max_num_seqs, cost.max_num_seqs, self.budget * self.lanes)
+        self.seats = num_seats(cost, limits)
         self.decode_s = [cost.decode_s(n) for n in range(min(self.seats, len(ledger)) + 1)]
         self.clock = self.wake_s = 0.0
         # Waiting: those still to arrive, in order; those who have, by rank.
@@ -204,7 +204,7 @@ class Worker(DecodeBatch):
     def _prefill(self) -> bool:
         """One iteration with prompts in it; False if none can go on or be admitted."""
         n = self.num_decoding if self.is_chunked else 0
-        lane = self.budget + (-n // self.lanes)
+        lane = self.budget + (-n // self.lanes) * self.cost.verified_tokens
         left = lane * self.lanes
         if left <= 0:
             return False

@@ -17,6 +17,7 @@ def linear_cost(
     lanes: int = 1,
     pipeline_parallel: int = 1,
     tokens_per_step: float = 1.0,
+    verified_tokens: int = 1,
     fixed_s: float = 8e-3,
     token_s: float = 2e-5,
     context_s: float = 5e-8,
@@ -26,14 +27,15 @@ def linear_cost(
     return StepCost(
         lanes=lanes,
         pipeline_parallel=pipeline_parallel,
-        dense_s=[fixed_s + token_s * m for m in range(most_tokens + 1)],
-        experts_s=[0.3 * token_s * m for m in range(most_tokens * lanes + most_seqs + 1)],
+        dense_s=[fixed_s + token_s * m for m in range(most_tokens + verified_tokens)],
+        experts_s=[0.3 * token_s * m for m in range((most_tokens + most_seqs) * lanes * verified_tokens + 1)],
         outputs_s=[1e-4 + 1e-6 * m for m in range(most_seqs + 1)],
         decode_fixed_s=[1e-5 * math.sqrt(n) for n in range(most_seqs + 1)],
         decode_context_s=[context_s * (1.0 + 1.0 / (n + 1)) for n in range(most_seqs + 1)],
         prefill_fixed_s=1e-4,
         prefill_pair_s=pair_s,
         tokens_per_step=tokens_per_step,
+        verified_tokens=verified_tokens,
     )
 
 

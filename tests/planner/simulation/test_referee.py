@@ -88,6 +88,7 @@ def test_worker_agrees_with_the_referee(
         lanes=lanes[0],
         pipeline_parallel=lanes[1],
         tokens_per_step=speed,
+        verified_tokens=math.ceil(speed),
         fixed_s=float(random.uniform(1e-3, 2e-2)),
         token_s=float(random.uniform(1e-6, 1e-4)),
         context_s=float(random.choice([0.0, random.uniform(1e-9, 1e-5)])),
