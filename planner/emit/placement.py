@@ -66,11 +66,7 @@ def host_placements(
                 f"name the hosts 0 to {unnamed[-1]}"
             )
         for host, _, _ in runs:
-            if not _HOSTNAME.fullmatch(hosts[host]):
-                raise EmitError(
-                    f"{hosts[host]!r} is no host name; use letters, digits, dots, dashes and colons, "
-                    "beginning with a letter or digit"
-                )
+            check_hostname(hosts[host])
     return tuple(
         HostPlacement(
             node_rank=node_rank,
@@ -81,6 +77,18 @@ def host_placements(
         )
         for node_rank, (host, first_rank, devices) in enumerate(runs)
     )
+
+
+def check_hostname(name: str) -> None:
+    """Stop where ``name`` is none.
+
+    Raises:
+        EmitError: it is none.
+    """
+    if not _HOSTNAME.fullmatch(name):
+        raise EmitError(
+            f"{name!r} is no host name; use letters, digits, dots, dashes and colons, beginning with a letter or digit"
+        )
 
 
 def check_places(rank_table: Sequence[tuple[int, int]]) -> None:

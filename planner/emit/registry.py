@@ -12,6 +12,8 @@ from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 
 if TYPE_CHECKING:
     from meshplan.planner.emit.job import Job
+    from meshplan.planner.emit.serving_job import ServingJob
+    from meshplan.planner.emit.serving_request import ServingRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +35,8 @@ class Feature:
 class Target:
     """One emit target.
 
-    The module of a framework has ``job(request) -> Job``, that of an orchestrator ``wrap(job) -> EmittedPlan``; both
-    have ``features() -> tuple[Feature, ...]``.
+    The module of a framework has ``job(request) -> Job``, that of an engine ``job(request) -> ServingJob``, that of an
+    orchestrator ``wrap(job) -> EmittedPlan``; all have ``features() -> tuple[Feature, ...]``.
 
     Args:
         name: as in ``emit --target``.
@@ -42,6 +44,7 @@ class Target:
         summary: what it writes.
         wraps: it launches a framework's job, and needs ``--framework``.
         needs_script: the training script is the user's.
+        serves: it launches serving plans, not training plans.
     """
 
     name: str
@@ -49,6 +52,7 @@ class Target:
     summary: str
     wraps: bool = False
     needs_script: bool = False
+    serves: bool = False
 
 
 TARGETS = (
@@ -105,6 +109,24 @@ TARGETS = (
         summary="SkyPilot task around a framework's job",
         wraps=True,
     ),
+    Target(
+        name="vllm",
+        module="meshplan.planner.emit.vllm",
+        summary="vLLM servers and vllm-router, as scripts",
+        serves=True,
+    ),
+    Target(
+        name="sglang",
+        module="meshplan.planner.emit.sglang",
+        summary="SGLang servers and sglang-router, as scripts",
+        serves=True,
+    ),
+    Target(
+        name="trtllm",
+        module="meshplan.planner.emit.trtllm",
+        summary="trtllm-serve servers with their leader, as scripts",
+        serves=True,
+    ),
 )
 
 
@@ -115,7 +137,12 @@ def target_names() -> tuple[str, ...]:
 
 def framework_names() -> tuple[str, ...]:
     """Names that ``emit --framework`` accepts."""
-    return tuple(target.name for target in TARGETS if not target.wraps)
+    return tuple(target.name for target in TARGETS if not target.wraps and not target.serves)
+
+
+def engine_names() -> tuple[str, ...]:
+    """Names of serving engines."""
+    return tuple(target.name for target in TARGETS if not target.wraps and target.serves)
 
 
 def is_orchestrator(name: str) -> bool:
@@ -142,6 +169,8 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
     from meshplan.planner.emit import readme, torchrun
 
     found = _target(target)
+    if found.serves:
+        raise EmitError(f"target {target} launches serving plans, this one is of the kind {request.plan.kind!r}")
     started = _framework(found, framework)
     if started.needs_script and not request.script:
         raise EmitError(f"{started.name} runs a training script of yours: meshplan emit … --script train.py")
@@ -154,6 +183,43 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
     return EmittedPlan(
         target=target,
         artifacts=(readme.overview(launch), *job.files, *torchrun.scripts(launch)),
+        parser_verified=job.verified,
+        notes=job.notes,
+    )
+
+
+def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
+    """Launcher files of ``target`` for one serving plan; the plan names its engine.
+
+    Args:
+        target: the plan's engine, or an orchestrator around it.
+        request: the plan and what it was made for.
+
+    Raises:
+        EmitError: unknown target, one for training plans, or nothing to launch.
+        CannotExpressError: the target has no words for a choice of the plan.
+    """
+    from meshplan.planner.emit import serving_readme, serving_script
+
+    found, engine = _target(target), request.config.engine
+    if not found.serves:
+        known = ", ".join(one.name for one in TARGETS if one.serves)
+        raise EmitError(f"target {target} launches training plans; targets for serving plans: {known}")
+    started = found
+    if found.wraps:
+        if engine not in engine_names():
+            raise EmitError(f"the plan is for the engine {engine!r}; engines with words: {', '.join(engine_names())}")
+        started = _target(engine)
+    job = cast("ServingJob", _module(started).job(request))
+    if found.wraps:
+        return cast(EmittedPlan, _module(found).wrap(job))
+    launch = serving_script.launch_of(job)
+    return EmittedPlan(
+        target=target,
+        artifacts=(
+            serving_readme.serving_overview(job, num_hosts=launch.num_hosts),
+            *serving_script.scripts(launch),
+        ),
         parser_verified=job.verified,
         notes=job.notes,
     )

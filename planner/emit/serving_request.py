@@ -1,0 +1,129 @@
+"""What an emitter of serving launchers is asked: the plan, its model, the hosts, and what the plan does not decide."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshplan.catalogs.errors import EmitError
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.plan import Plan
+from meshplan.planner.problems.engines import PUBLISHED_SCHEMES
+from meshplan.planner.problems.serving import Role, ServingConfig
+from meshplan.planner.serving_config import serving_config_from_document
+
+_PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
+DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostType:
+    """The hosts of one node type.
+
+    Args:
+        devices_per_host: devices of a host, used or not.
+        device: their type; None leaves out the checks of name and memory.
+    """
+
+    devices_per_host: int
+    device: Device | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """Memory of the fullest device of a worker as the plan expects it, for engines that count memory their own way.
+
+    Args:
+        weights_bytes: weights.
+        activations_bytes: activations and graphs.
+    """
+
+    weights_bytes: float
+    activations_bytes: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRequest:
+    """Everything that an emitter of serving launchers needs.
+
+    Args:
+        plan: a plan of the kind ``serving`` that found a configuration. Its rank table, where it has one, lists (host,
+            device) of pool after pool, worker after worker, in the engine's own order of ranks.
+        shape: the model, as the planner saw it.
+        host_types: hosts by the ``node_type`` of the pools.
+        model_path: folder or Hugging Face name of the checkpoint; empty for where the catalog's entry was
+            published.
+        quantized_checkpoint: the checkpoint is in the plan's formats already; None: as the model is published.
+        draft_model: checkpoint of the draft of speculative decoding, for models without prediction layers.
+        max_sequence_length: longest prompt and answer together, tokens; None: as the model's configuration says.
+        memory: of each pool's fullest device; roles may be missing.
+        hosts: names or addresses by host number; empty: each launch reads MESHPLAN_HOSTS.
+        port: TCP port that clients use.
+        image: container image; empty for a name that the user has to replace.
+    """
+
+    plan: Plan
+    shape: ModelShape
+    host_types: Mapping[str, HostType]
+    model_path: str = ""
+    quantized_checkpoint: bool | None = None
+    draft_model: str = ""
+    max_sequence_length: int | None = None
+    memory: Mapping[Role, WorkerMemory] = field(default_factory=dict)
+    hosts: tuple[str, ...] = ()
+    port: int = DEFAULT_SERVING_PORT
+    image: str = ""
+
+    @property
+    def config(self) -> ServingConfig:
+        """The choices of the plan.
+
+        Raises:
+            EmitError: the plan is of another kind, or it has no configuration.
+        """
+        if self.plan.kind != "serving":
+            raise EmitError(
+                f"plan {self.plan.plan_id} is of the kind {self.plan.kind!r}; serving launchers need kind 'serving'"
+            )
+        if not self.plan.config:
+            status = self.plan.solution.get("status", "unknown")
+            raise EmitError(
+                f"plan {self.plan.plan_id} has no configuration to launch (status {status}); "
+                "emit a plan whose status is optimal or feasible"
+            )
+        return serving_config_from_document(self.plan.config)
+
+    @property
+    def model(self) -> str:
+        """Where the weights come from.
+
+        Raises:
+            EmitError: there is no name, or one that no file or command can hold.
+        """
+        published = _PUBLISHED.search(self.shape.source)
+        name = self.model_path or (published.group(1) if published else "")
+        if not name:
+            raise EmitError(f"no checkpoint of {self.shape.name} is known; name its folder or Hugging Face name")
+        for text in (name, self.draft_model):
+            if any(ord(sign) < ord(" ") for sign in text) or text.startswith("-"):
+                raise EmitError(f"{text!r} is no path of a model: it begins with a dash or holds control characters")
+        return name
+
+    def is_quantized(self, scheme: str) -> bool:
+        """Whether the checkpoint already holds ``scheme``."""
+        if self.quantized_checkpoint is not None:
+            return self.quantized_checkpoint
+        return PUBLISHED_SCHEMES.get(self.shape.family) == scheme
+
+    def host_type(self, node_type: str) -> HostType:
+        """The hosts that a pool lies on.
+
+        Raises:
+            EmitError: nothing is known of them.
+        """
+        if node_type not in self.host_types:
+            known = ", ".join(sorted(self.host_types)) or "none"
+            raise EmitError(f"nothing is known of hosts of the type {node_type!r}; known types: {known}")
+        return self.host_types[node_type]

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# meshplan plan f1afd795c578
+# plan digest: f1afd795c578828411b66b9513c80e6be22a649d8da2865537c2e8d3f275ccb6
+# parser: vllm-router 0.1.17 (its own argument parser; no router starts)
+# Start this on one host once the workers are up; clients talk to it.
+set -euo pipefail
+addresses=(a b c d)
+(( ${#addresses[@]} >= 4 )) || { echo "router.sh: 4 addresses are needed" >&2; exit 1; }
+exec vllm-router --host 0.0.0.0 --port 8000 --policy power_of_two --vllm-pd-disaggregation --kv-connector nixl --prefill "http://${addresses[0]}:8100" --prefill "http://${addresses[1]}:8100" --decode "http://${addresses[2]}:8100" "$@"
