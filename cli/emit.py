@@ -44,6 +44,12 @@ def emit(
         str,
         typer.Option("--image", metavar="NAME", help="Container image, for targets that need one.", show_default=False),
     ] = "",
+    model_path: Annotated[
+        str,
+        typer.Option(
+            "--model-path", metavar="PATH", help="Checkpoint to serve. Default: as published.", show_default=False
+        ),
+    ] = "",
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -60,7 +66,7 @@ def emit(
     wanted = target or plan_target(made)
     if wanted is None:
         raise EmitError(f"plan {made.plan_id} is of the kind {made.kind!r}: its answer is plans show --format json")
-    emitted = emit_plan(made, wanted, catalog, framework=framework, script=script, image=image)
+    emitted = emit_plan(made, wanted, catalog, framework=framework, script=script, image=image, model_path=model_path)
     files = write_artifacts(emitted.artifacts, out, force=force)
     rows = [{"path": str(path), "bytes": path.stat().st_size} for path in files]
     show_rows(rows, _COLUMNS, form, title=f"Plan {made.plan_id} for {emitted.target}")

@@ -243,24 +243,37 @@ def plan_timeline(plan: Plan, catalog: Catalog) -> tuple[Simulated, str]:
 
 
 def emit_plan(
-    plan: Plan, target: str, catalog: Catalog, *, framework: str | None = None, script: str = "", image: str = ""
+    plan: Plan,
+    target: str,
+    catalog: Catalog,
+    *,
+    framework: str | None = None,
+    script: str = "",
+    image: str = "",
+    model_path: str = "",
 ) -> EmittedPlan:
-    """Launcher files of a training plan, in memory.
+    """Launcher files of a training or serving plan, in memory.
 
     The model is the one that the plan was made for, whatever the catalog says now.
 
     Args:
-        plan: a training plan that found a configuration.
+        plan: a training or serving plan that found a configuration.
         target: emit target.
         catalog: where the device's name and memory are looked up, for the checks in the scripts.
         framework: what an orchestrator launches (the framework that the plan was made for where None); a target
             that is itself a framework takes none.
         script: training script, for frameworks that bring none of their own.
         image: container image, for launchers that start containers.
+        model_path: checkpoint to serve; empty for where the model is published.
 
     Raises:
         EmitError: unknown target, nothing to launch, or a framework that the target does not take.
     """
+    if plan.kind == "serving":
+        from meshplan.planner.serving_launch import serving_files
+
+        emitted = serving_files(plan, target, catalog, image=image, model_path=model_path)
+        return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
     from meshplan.planner.emit.artifact import TrainingRequest
     from meshplan.planner.emit.registry import emit, is_orchestrator
     from meshplan.planner.training_plan import shape_from_document
@@ -280,6 +293,8 @@ def emit_plan(
 
 def plan_target(plan: Plan) -> str | None:
     """The emit target that the plan was made for; None for kinds that nothing launches."""
+    if plan.kind == "serving":
+        return str(plan.config["engine"]) if plan.config else None
     if plan.kind != "training":
         return None
     from meshplan.planner.spec import ConstraintsSpec
