@@ -115,7 +115,7 @@ def _listed(row: PlanRow) -> Row:
 
 
 def _question(kind: str, spec: Any) -> str:
-    if kind != "training":
+    if kind not in ("training", "serving"):
         return str(spec.get("name", ""))
     from meshplan.cli.training_report import cluster_text
 

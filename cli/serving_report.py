@@ -28,6 +28,7 @@ def serving_report(plan: Plan, *, width: int) -> str:
             predicted_section(plan, width),
             memory_section(plan, width),
             time_section(plan, width),
+            sensitivity_section(plan, width),
             pareto_section(plan, width),
             rejected_section(plan, width),
         ]
@@ -69,7 +70,7 @@ def status_text(plan: Plan) -> str:
     if solution["status"] == "infeasible":
         return f"infeasible: {seen}, none keeps every promise"
     if solution["status"] == "optimal":
-        known = f"optimal under the model: no bound of a deployment left is better; {seen}"
+        known = f"optimal under the model, within the sampling noise of 1 %; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
     return f"{known}; {effort_text(solution)}"
@@ -107,7 +108,12 @@ def top_section(plan: Plan, width: int) -> str:
     rows = top_rows(plan)
     title = f"The best {len(rows)} deployments" if len(rows) > 1 else "The deployment"
     text = rendered_rows(rows, TOP_COLUMNS, Format.TABLE, title=title, width=width)
-    return text + "".join(paragraph(pool_text(pool), width, indent="  ") for pool in plan.config["pools"])
+    text += "".join(paragraph(pool_text(pool), width, indent="  ") for pool in plan.config["pools"])
+    answer = plan.answer or {}
+    idle = answer.get("num_idle_devices", 0)
+    if idle:
+        text += paragraph(f"{idle} of the cluster's devices stay free: {answer['idle_because']}.", width)
+    return text
 
 
 def pool_text(pool: Mapping[str, Any]) -> str:
@@ -207,6 +213,28 @@ def time_section(plan: Plan, width: int) -> str:
         Column(key="evidence", title="rests on", derive=lambda row: str(row["evidence"]).split(" to ")[0]),
     )
     return rendered_rows(rows, columns, Format.TABLE, width=width)
+
+
+# --- what if ----------------------------------------------------------------------------------------------------------
+
+
+def sensitivity_section(plan: Plan, width: int) -> str:
+    """The chosen deployment under other requests, and the most that it takes."""
+    answer = plan.answer or {}
+    rows: Sequence[Row] = answer.get("sensitivity", ())
+    if not rows:
+        return ""
+    columns = (
+        Column(key="change", title="What if …?"),
+        Column(key="ttft_p99_s", title="TTFT p99", right=True, text=format_duration, wrap=False),
+        Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
+        Column(key="broken", title="breaks", derive=lambda row: ", ".join(row["broken"]) or "nothing"),
+    )
+    text = rendered_rows(rows, columns, Format.TABLE, width=width)
+    most = answer.get("max_request_rate_per_s")
+    if most is not None:
+        text += paragraph(f"This deployment keeps every promise up to {most:.3g} requests/s.", width)
+    return text
 
 
 # --- Pareto front -----------------------------------------------------------------------------------------------------

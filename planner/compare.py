@@ -6,13 +6,16 @@ comparison says which do.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.catalogs.units import format_duration
 from meshplan.planner.plan import Interval, Plan
+
+if TYPE_CHECKING:
+    from meshplan.planner.spec import SpecModel
 
 # Parts of the step whose change is below this share of the reference's step are not worth naming.
 NAMED_SHARE = 0.005
@@ -232,18 +235,26 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
     for key, value in document.items():
         if isinstance(value, Mapping):
             yield from _flattened(value, f"{prefix}{key}.")
+        elif isinstance(value, list | tuple) and value and all(isinstance(item, Mapping) for item in value):
+            named = {str(item.get("role", place)): item for place, item in enumerate(value)}
+            yield from _flattened(named, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
 
 
 def _question(plan: Plan) -> Mapping[str, Any]:
     """The spec with its defaults written out, so that leaving one out is no difference."""
-    if plan.kind != "training":
-        return plan.spec
+    from meshplan.planner.serving_spec import read_serving_spec
     from meshplan.planner.spec import read_training_spec
 
+    readers: Mapping[str, Callable[[Mapping[str, Any]], SpecModel]] = {
+        "training": read_training_spec,
+        "serving": read_serving_spec,
+    }
+    if plan.kind not in readers:
+        return plan.spec
     try:
-        return read_training_spec(plan.spec).model_dump(mode="json", exclude_none=True)
+        return readers[plan.kind](plan.spec).model_dump(mode="json", exclude_none=True)
     except SpecError:  # of another version of meshplan: as it was written
         return plan.spec
 

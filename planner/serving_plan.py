@@ -9,14 +9,14 @@ from typing import Any
 
 from meshplan.planner.estimators.serving.breakdown import iteration_parts
 from meshplan.planner.plan import Interval, Plan
-from meshplan.planner.problems.serving import Layout, Pool, Role, ServingConfig
+from meshplan.planner.problems.serving import Pool, ServingConfig
 from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.serving_advice import advice
 from meshplan.planner.serving_config import serving_config_document
 from meshplan.planner.serving_resolve import ResolvedServing
 from meshplan.planner.simulation.deployment import pool_memory, site_of
-from meshplan.planner.solvers.serving_candidates import HOURS, MILLION
-from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
-from meshplan.planner.solvers.serving_search import ServingReport, Simulated
+from meshplan.planner.solvers.serving_candidates import HOURS, MILLION, config_label
+from meshplan.planner.solvers.serving_search import NOISE, ServingReport, Simulated
 from meshplan.planner.training_plan import plain
 
 # Latencies that every plan predicts, beside those that were promised.
@@ -55,7 +55,7 @@ def make_serving_plan(
         provenance=provenance(resolved),
         alternatives=tuple(runner_up_rows(problem, chosen, report, top=top)),
         rejected=tuple(rejected_rows(report)),
-        answer=advice(problem, chosen, report),
+        answer=advice(problem, chosen, report, seed=int(solution.get("seed", 0))),
         **identity,
     )
 
@@ -216,30 +216,9 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
     if other.judged.broken:
         promise, value = max(other.judged.broken, key=lambda item: item[1] / item[0].limit_s)
         return f"{promise.key} {value:.3g} s, promised {promise.limit_s:g} s"
-    if other.score == chosen.score:
-        return "equal on the objective"
+    if abs(other.score / chosen.score - 1.0) <= NOISE:
+        return "equal within the sampling noise, less simple"
     return f"objective {other.score / chosen.score - 1.0:+.1%}"
-
-
-def config_label(config: ServingConfig) -> str:
-    """A deployment in a few words: ``2 × TP4`` or ``3 × TP1 → 2 × TP8 EP8``."""
-    return " → ".join(f"{pool.num_workers} × {layout_label(pool.layout)}" for pool in config.pools)
-
-
-def layout_label(layout: Layout) -> str:
-    """Degrees above 1.
-
-    >>> layout_label(Layout(tensor_parallel=4, pipeline_parallel=2))
-    'TP4 PP2'
-    """
-    degrees = (
-        ("TP", layout.tensor_parallel),
-        ("PP", layout.pipeline_parallel),
-        ("DP", layout.attention_data_parallel),
-        ("CP", layout.context_parallel),
-        ("EP", layout.expert_parallel),
-    )
-    return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1 or name == "TP")
 
 
 def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
@@ -251,30 +230,6 @@ def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
     if unseen > 0:
         rows.append({"reason": "cannot beat the best found (bound)", "count": unseen, "example": None})
     return rows
-
-
-def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport) -> dict[str, Any]:
-    """What users ask next: the Pareto front, the batch past which nothing is gained."""
-    front = pareto_front(report.mixed, problem.workload.output_length)
-    last = chosen.candidate.parts[-1][0]
-    found: dict[str, Any] = {
-        "pareto": [
-            {
-                "label": layout_label(point.layout),
-                "node_type": point.node_type,
-                "quantization": point.quantization.label,
-                "num_running": point.num_running,
-                "tokens_per_s_per_user": point.tokens_per_s_per_user,
-                "tokens_per_s_per_device": point.tokens_per_s_per_device,
-                "keeps_promises": point.keeps_promises,
-            }
-            for point in front
-        ],
-        "num_running": chosen.judged.metrics.mean_in_flight,
-    }
-    if last.placed.role is not Role.PREFILL:
-        found["useful_batch"] = useful_batch(last)
-    return found
 
 
 def provenance(resolved: ResolvedServing) -> dict[str, Any]:

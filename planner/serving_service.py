@@ -68,8 +68,9 @@ def estimate_serving(document: Mapping[str, Any], catalog: Catalog, base: Path, 
 def instead_serving(
     plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog, shape: ModelShape
 ) -> tuple[Plan | None, str]:
-    """The best plan with other choices pinned, and one sentence on the difference."""
-    spec = {**plan.spec, "fixed": {**plan.spec.get("fixed", {}), **choices}}
+    """The best plan of the same mode with other choices pinned, and one sentence on the difference."""
+    mode = "aggregated" if len(plan.config["pools"]) == 1 else "disaggregated"
+    spec = {**plan.spec, "fixed": {"mode": mode, **plan.spec.get("fixed", {}), **choices}}
     other = plan_serving(spec, catalog, Path(), top=1, shape=shape)
     pinned = ", ".join(f"{name}={value}" for name, value in choices.items())
     if not other.config:

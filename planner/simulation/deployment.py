@@ -96,8 +96,9 @@ def judge(
         workload = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=num_running)
     elif problem.has_free_load:
         workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=request_rate_per_s)
-    run = serve(site_of(problem), config, workload, seed=seed, costs=costs)
-    metrics = summarize(run, num_devices=config.num_devices)
+    share, part, copies = _share(config, workload)
+    run = serve(site_of(problem), share, part, seed=seed, costs=costs)
+    metrics = _of_all(summarize(run, num_devices=share.num_devices), copies)
     broken = tuple(
         (promise, metrics.value(promise))
         for promise in problem.promises
@@ -110,6 +111,42 @@ def judge(
         output_tokens_per_s=metrics.output_tokens_per_s if offered is None else offered * each,
         requests_per_s=metrics.requests_per_s if offered is None else offered,
         broken=broken,
+    )
+
+
+# Alike workers that are simulated together; more are represented by as many with their share of the load.
+MOST_SIMULATED_WORKERS = 4
+
+
+def _share(config: ServingConfig, workload: ServingWorkload) -> tuple[ServingConfig, ServingWorkload, float]:
+    """A part of a large deployment with its part of the load, and how many such parts there are.
+
+    Splitting Poisson arrivals at random gives Poisson arrivals; a router that knows the load does better, so the part
+    is no faster than the whole. Traces and several pools are simulated whole.
+    """
+    workers = config.pools[0].num_workers
+    if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or workload.trace is not None:
+        return config, workload, 1.0
+    copies = workers / MOST_SIMULATED_WORKERS
+    rate, concurrency = workload.request_rate_per_s, workload.concurrency
+    part = replace(
+        workload,
+        request_rate_per_s=None if rate is None else rate / copies,
+        concurrency=None if concurrency is None else max(round(concurrency / copies), 1),
+    )
+    return replace(config, pools=(replace(config.pools[0], num_workers=MOST_SIMULATED_WORKERS),)), part, copies
+
+
+def _of_all(metrics: Metrics, copies: float) -> Metrics:
+    """What a deployment does of which a part was simulated: rates and counts in flight scale, latencies do not."""
+    if copies == 1.0:
+        return metrics
+    return replace(
+        metrics,
+        output_tokens_per_s=copies * metrics.output_tokens_per_s,
+        requests_per_s=copies * metrics.requests_per_s,
+        mean_in_flight=copies * metrics.mean_in_flight,
+        mean_queued=copies * metrics.mean_queued,
     )
 
 

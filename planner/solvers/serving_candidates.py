@@ -20,7 +20,7 @@ from meshplan.planner.estimators.serving.memory import kv_bytes_per_token
 from meshplan.planner.estimators.serving.pools import pool_cost, scheduled
 from meshplan.planner.estimators.serving.steady import SteadyState, prefill_s, steady_state
 from meshplan.planner.estimators.serving.step_cost import StepCost
-from meshplan.planner.problems.serving import Pool, Role, ServingConfig, ServingObjective
+from meshplan.planner.problems.serving import Layout, Pool, Role, ServingConfig, ServingObjective
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.solvers.serving_layouts import PlacedWorker, placed_workers
 
@@ -187,8 +187,8 @@ def aggregated(problem: ServingProblem, worker: PricedWorker) -> list[Candidate]
                 candidates.append(_candidate(problem, worker, count, index))
     else:
         allowed = np.where(worker.feasible, steady.rate_per_s, -1.0)
-        count = pinned or (most if problem.objective is ServingObjective.MAX_REQUEST_RATE else 1)
-        if count <= most:
+        count = pinned or most  # no device stays idle that another copy could use
+        if 1 <= count <= most:
             candidates.append(_candidate(problem, worker, count, int(np.argmax(allowed))))
     return candidates
 
@@ -399,3 +399,24 @@ def score_of(
     if problem.objective is ServingObjective.MAX_REQUEST_RATE:
         return 1.0 / request_rate_per_s
     return infinite if power_w is None else power_w / tokens_per_s
+
+
+def config_label(config: ServingConfig) -> str:
+    """A deployment in a few words: ``2 × TP4`` or ``3 × TP1 → 2 × TP8 EP8``."""
+    return " → ".join(f"{pool.num_workers} × {layout_label(pool.layout)}" for pool in config.pools)
+
+
+def layout_label(layout: Layout) -> str:
+    """Degrees above 1.
+
+    >>> layout_label(Layout(tensor_parallel=4, pipeline_parallel=2))
+    'TP4 PP2'
+    """
+    degrees = (
+        ("TP", layout.tensor_parallel),
+        ("PP", layout.pipeline_parallel),
+        ("DP", layout.attention_data_parallel),
+        ("CP", layout.context_parallel),
+        ("EP", layout.expert_parallel),
+    )
+    return " ".join(f"{name}{degree}" for name, degree in degrees if degree > 1 or name == "TP")

@@ -98,6 +98,7 @@ def search_serving(
     deadline = None if time_limit_s is None else start_wall + time_limit_s
     simulated, bound = _branch(problem, candidates, seed, deadline, on_progress)
     simulated.sort(key=lambda one: (one.score, len(one.judged.broken), one.candidate.score))
+    _simplest_first(simulated)
     report = ServingReport(
         simulated=tuple(simulated),
         num_candidates=len(candidates),
@@ -108,17 +109,37 @@ def search_serving(
     )
     best = simulated[0] if simulated and simulated[0].score < float("inf") else None
     objective = None if best is None else best.score
+    if objective is not None:  # equal within the noise of the best counts as equal
+        bound = min(bound, objective)
     return Solution(
-        status=Status.INFEASIBLE if objective is None else status_of(objective, min(bound, objective)),
+        status=Status.INFEASIBLE if objective is None else status_of(objective, bound, tolerance=NOISE),
         assignment=best,
         objective=objective,
-        bound=None if objective is None else min(bound, objective),
-        gap=None if objective is None else relative_gap(objective, min(bound, objective)),
+        bound=None if objective is None else bound,
+        gap=None if objective is None else relative_gap(objective, bound),
         wall_s=time.perf_counter() - start_wall,
         cpu_s=time.process_time() - start_cpu,
         solver="closed-form bounds, event-skipping simulation",
         seed=seed,
     ), report
+
+
+def _simplest_first(simulated: list[Simulated]) -> None:
+    """Among deployments that the sampling noise cannot tell apart, the simplest comes first.
+
+    Simple is: fewer kinds of workers, fewer stages, smaller workers (what one failure takes down).
+    """
+    best = simulated[0].score if simulated else float("inf")
+    if best == float("inf"):
+        return
+
+    def complexity(one: Simulated) -> tuple[int, int, int, float]:
+        layouts = [pool.layout for pool in one.candidate.config.pools]
+        stages = max(layout.pipeline_parallel for layout in layouts)
+        return len(layouts), stages, max(layout.num_devices for layout in layouts), one.score
+
+    alike = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
+    simulated[: len(alike)] = sorted(alike, key=complexity)
 
 
 def _workers(
@@ -205,6 +226,15 @@ def _fullest(problem: ServingProblem, candidate: Candidate, incumbent: float, se
         else:
             low, best = rate, judged
     return best
+
+
+def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> float:
+    """The highest Poisson rate at which a deployment keeps every promise, requests/s; at least the question's own."""
+    free = replace(problem, workload=replace(problem.workload, request_rate_per_s=None))
+    supply = min(worker.best_rate_per_s * count for worker, count in candidate.parts)
+    rate = problem.workload.request_rate_per_s or 0.0
+    judged = _fullest(free, replace(candidate, request_rate_per_s=max(supply, rate)), float("inf"), seed)
+    return rate if judged.broken else max(rate, judged.requests_per_s)
 
 
 def _score(problem: ServingProblem, candidate: Candidate, judged: Judged) -> float:

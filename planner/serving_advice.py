@@ -1,0 +1,92 @@
+"""What users ask after the plan: how much more it takes, what if requests change, what another trade-off would give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from meshplan.planner.problems.serving import Arrival, Role, ServingWorkload
+from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.simulation.deployment import judge
+from meshplan.planner.solvers.serving_candidates import layout_label
+from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
+from meshplan.planner.solvers.serving_search import ServingReport, Simulated, sustainable_rate
+
+LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
+
+
+def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *, seed: int = 0) -> dict[str, Any]:
+    """The ``answer`` of a serving plan.
+
+    Returns:
+        ``pareto`` (closed form, promises aside), ``num_running``, ``useful_batch``, ``sensitivity`` (the chosen
+        deployment under other requests) and, where a rate is given, ``max_request_rate_per_s`` within the promises.
+    """
+    last = chosen.candidate.parts[-1][0]
+    found: dict[str, Any] = {
+        "pareto": [
+            {
+                "label": layout_label(point.layout),
+                "node_type": point.node_type,
+                "quantization": point.quantization.label,
+                "num_running": point.num_running,
+                "tokens_per_s_per_user": point.tokens_per_s_per_user,
+                "tokens_per_s_per_device": point.tokens_per_s_per_device,
+                "keeps_promises": point.keeps_promises,
+            }
+            for point in pareto_front(report.mixed, problem.workload.output_length)
+        ],
+        "num_running": chosen.judged.metrics.mean_in_flight,
+        "sensitivity": list(_sensitivity(problem, chosen, seed)),
+        **_idle(problem, chosen),
+    }
+    if last.placed.role is not Role.PREFILL:
+        found["useful_batch"] = useful_batch(last)
+    if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.promises:
+        found["max_request_rate_per_s"] = sustainable_rate(problem, chosen.candidate, seed=seed)
+    return found
+
+
+def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
+    """Devices that the plan leaves free, and why."""
+    have = sum(machine.num_devices for machine in problem.machines.values())
+    idle = have - chosen.candidate.config.num_devices
+    if idle <= 0:
+        return {"num_idle_devices": 0}
+    because = "another copy does not fit on them" if problem.has_free_load else "the load needs no more"
+    return {"num_idle_devices": idle, "idle_because": because}
+
+
+def _sensitivity(problem: ServingProblem, chosen: Simulated, seed: int) -> Iterator[dict[str, Any]]:
+    """The chosen deployment under requests that are longer, more frequent or burstier."""
+    for change, workload in _changed(problem, chosen):
+        judged = judge(replace(problem, workload=workload), chosen.candidate.config, seed=seed)
+        latencies = judged.metrics.latencies
+        yield {
+            "change": change,
+            "ttft_p99_s": latencies["ttft"].p99,
+            "tpot_mean_s": latencies["tpot"].mean,
+            "num_rejected": judged.metrics.num_rejected,
+            "broken": [promise.key for promise, _ in judged.broken],
+        }
+
+
+def _changed(problem: ServingProblem, chosen: Simulated) -> Iterator[tuple[str, ServingWorkload]]:
+    base = problem.workload
+    if base.trace is not None:
+        return
+    rate = base.request_rate_per_s
+    if problem.has_free_load:  # at the load that the plan chose
+        rate = chosen.judged.requests_per_s
+        base = replace(base, arrival=Arrival.POISSON, request_rate_per_s=rate)
+    yield "prompts twice as long", replace(base, input_length=LONGER * base.input_length)
+    yield "answers twice as long", replace(base, output_length=LONGER * base.output_length)
+    if rate is not None:
+        yield "a quarter more requests", replace(base, request_rate_per_s=MORE * rate)
+        bursty = replace(base, arrival=Arrival.GAMMA, burstiness=BURSTY * max(base.burstiness, 1.0))
+        yield "gaps between requests twice as uneven", bursty
+    elif base.concurrency is not None:
+        yield "a quarter more in flight", replace(base, concurrency=round(MORE * base.concurrency))
+    if base.prefix_hit_rate > 0.0:
+        yield "no prefix found in the cache", replace(base, prefix_hit_rate=0.0)
