@@ -51,6 +51,8 @@ def pareto_front(workers: Sequence[PricedWorker], output_length: float) -> list[
         workers: mixed workers.
         output_length: mean generated tokens of a request.
     """
+    if output_length <= 1.0:  # one token an answer: nobody waits between tokens
+        return []
     points: list[tuple[float, float, int, int]] = []
     for index, worker in enumerate(workers):
         speed = 1.0 / worker.steady.tpot_s

@@ -1,0 +1,239 @@
+"""The straight line from a serving spec to a plan, and what is asked of a finished one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.repository import Catalog
+from meshplan.planner.compare import compare
+from meshplan.planner.plan import Plan, canonical_json
+from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
+from meshplan.planner.serving_config import serving_config_from_document
+
+SPEC: dict[str, Any] = {
+    "kind": "serving",
+    "model": "llama-3.1-70b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"input_length": 2000, "output_length": 300, "request_rate_per_s": 2, "num_requests": 300},
+    "slo": {"ttft_p99_s": 3.0, "tpot_p95_s": 0.06},
+}
+
+
+def spec(**changes: Any) -> dict[str, Any]:
+    return {**SPEC, **changes}
+
+
+def load(**workload: Any) -> dict[str, Any]:
+    kept = {key: SPEC["workload"][key] for key in ("input_length", "output_length", "num_requests")}
+    return {**kept, **workload}
+
+
+@pytest.fixture(scope="module")
+def plan(catalog: Catalog) -> Plan:
+    return make_plan(SPEC, catalog)
+
+
+def test_a_plan_keeps_its_promises_and_its_devices(plan: Plan) -> None:
+    assert plan.solution["status"] == "optimal"
+    for key, limit in SPEC["slo"].items():
+        assert plan.predicted[key].value <= limit
+    config = serving_config_from_document(plan.config)
+    assert config.num_devices <= 8
+    assert plan.rank_table is not None
+    assert len(set(plan.rank_table)) == len(plan.rank_table) == config.num_devices
+    for interval in plan.predicted.values():
+        assert 0 < interval.low <= interval.value <= interval.high
+    for pool in {row["pool"] for row in plan.breakdown}:
+        assert sum(row["share"] for row in plan.breakdown if row["pool"] == pool) == pytest.approx(1.0)
+    for row in plan.memory["pools"]:
+        held = row["weights_bytes"] + row["workspace_bytes"] + row["kv_cache_bytes"]
+        assert held <= row["budget_bytes"] * 1.001 <= row["device_memory_bytes"]
+
+
+def test_the_same_question_gives_the_same_bytes(plan: Plan, catalog: Catalog) -> None:
+    again = make_plan(json.loads(json.dumps(SPEC)), catalog)
+    assert canonical_json(again.to_document(clocks=False)) == canonical_json(plan.to_document(clocks=False))
+    assert Plan.from_document(plan.to_document()).plan_id == plan.plan_id
+
+
+def test_a_cheaper_looking_rival_broke_a_promise_or_the_bound(plan: Plan) -> None:
+    fewer = [row for row in plan.alternatives if row["num_devices"] < plan.config["num_devices"]]
+    assert all("promised" in row["reason"] for row in fewer)
+
+
+def test_no_device_is_idle_without_a_reason(catalog: Catalog) -> None:
+    idle = make_plan(spec(cluster={"nodes": [{"type": "dgx-h100", "count": 4}]}), catalog)
+    assert idle.answer is not None
+    assert idle.answer["num_idle_devices"] == 32 - idle.config["num_devices"] > 0
+    assert idle.answer["idle_because"]
+
+
+def test_with_a_free_load_copies_fill_the_cluster(catalog: Catalog) -> None:
+    made = make_plan(spec(workload=load(), fixed={"mode": "aggregated"}), catalog)
+    assert made.answer is not None
+    assert made.answer["num_idle_devices"] == 0
+    assert made.predicted["requests_per_s"].value > 2.0
+
+
+def test_a_looser_promise_is_never_worse(catalog: Catalog) -> None:
+    rates = [
+        make_plan(
+            spec(workload=load(), slo={"ttft_p99_s": 3.0, "tpot_p95_s": limit}, fixed={"mode": "aggregated"}), catalog
+        ).predicted["output_tokens_per_s_per_device"]
+        for limit in (0.04, 0.08)
+    ]
+    assert rates[0].value <= rates[1].value * 1.01
+
+
+def test_objectives_need_what_they_count(catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match="num_devices needs"):
+        make_plan(spec(workload=load(), objective="num_devices"), catalog)
+    described = {
+        "devices": {"type": "h100-sxm-80gb", "per_node": 8, "nodes": 2},
+        "links": {
+            "intra_node": {"bandwidth": "450 GB/s", "latency": "3 us"},
+            "inter_node": {"bandwidth": "50 GB/s", "latency": "8 us"},
+        },
+    }
+    with pytest.raises(SpecError, match="no price is known"):
+        make_plan(spec(cluster=described, objective="usd_per_million_tokens"), catalog)
+    assert make_plan(spec(cluster=described), catalog).config  # two nodes of eight: no division by zero
+
+
+@pytest.mark.parametrize("objective", ["usd_per_million_tokens", "num_devices", "energy", "max_request_rate"])
+def test_every_objective_finds_a_plan(objective: str, catalog: Catalog) -> None:
+    workload = load() if objective == "max_request_rate" else SPEC["workload"]
+    made = make_plan(spec(objective=objective, workload=workload, fixed={"mode": "aggregated"}), catalog)
+    assert made.solution["objective"] > 0.0
+
+
+def test_an_impossible_promise_names_what_would_do(catalog: Catalog) -> None:
+    made = make_plan(spec(slo={"tpot_p95_s": 0.015}, fixed={"mode": "aggregated"}), catalog)
+    assert made.solution["status"] == "infeasible"
+    assert not made.config
+    assert made.solution["binding_constraint"].startswith("tpot_p95_s")
+    reached = float(made.solution["least_change"][0]["change"].split(": ")[1])
+    lifted = make_plan(spec(slo={"tpot_p95_s": reached}, fixed={"mode": "aggregated"}), catalog)
+    assert lifted.config, "what the error advises must work"
+
+
+def test_a_promise_below_the_weights_read_time_is_refused_by_every_load(catalog: Catalog) -> None:
+    made = make_plan(spec(slo={"tpot_mean_s": 1e-6, "ttft_mean_s": 1e-6}), catalog)
+    assert made.solution["status"] == "infeasible"
+    assert made.solution["binding_constraint"]
+
+
+def test_a_model_larger_than_any_worker_is_infeasible(catalog: Catalog) -> None:
+    made = make_plan(spec(model="llama-3.1-405b", fixed={"tensor_parallel": 2, "pipeline_parallel": 1}), catalog)
+    assert made.solution["status"] == "infeasible"
+    assert "do not fit the device" in made.rejected[0]["reason"]
+
+
+def test_a_format_that_the_device_lacks_is_named(catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match="nvfp4 needs units that"):
+        make_plan(spec(quantization=["nvfp4"]), catalog)
+    with pytest.raises(SpecError, match="has no int8 cache"):
+        make_plan(spec(quantization=["nvfp4"], kv_cache="int8"), catalog)
+
+
+def test_narrow_weights_decode_faster(catalog: Catalog) -> None:
+    pinned = {"mode": "aggregated", "tensor_parallel": 4, "num_workers": 1}
+    wide, narrow = (
+        estimate_plan(spec(quantization=[scheme], fixed=pinned, workload=load(concurrency=4)), catalog)
+        for scheme in ("bf16", "w8a16")
+    )
+    assert narrow.predicted["tpot_mean_s"].value < 0.8 * wide.predicted["tpot_mean_s"].value
+
+
+def test_a_longer_context_takes_longer(catalog: Catalog) -> None:
+    pinned = {"mode": "aggregated", "tensor_parallel": 4, "num_workers": 1}
+    short, long = (
+        estimate_plan(spec(fixed=pinned, workload={**load(concurrency=32), "input_length": length}), catalog).predicted[
+            "tpot_mean_s"
+        ]
+        for length in (128, 4000)
+    )
+    assert long.value > 1.05 * short.value
+
+
+def test_a_slower_network_changes_a_plan_over_nodes(catalog: Catalog) -> None:
+    def described(bandwidth: str) -> dict[str, Any]:
+        links = {
+            "intra_node": {"bandwidth": "450 GB/s", "latency": "3 us"},
+            "inter_node": {"bandwidth": bandwidth, "latency": "8 us"},
+        }
+        return {"devices": {"type": "h200-sxm-141gb", "per_node": 8, "nodes": 2}, "links": links}
+
+    pinned = {"mode": "aggregated", "tensor_parallel": 1, "attention_data_parallel": 16, "num_workers": 1}
+    times = [
+        estimate_plan(
+            spec(model="deepseek-v3", cluster=described(bandwidth), fixed=pinned, workload=load(concurrency=256)),
+            catalog,
+        )
+        .predicted["tpot_mean_s"]
+        .value
+        for bandwidth in ("50 GB/s", "25 GB/s")
+    ]
+    assert times[1] > 1.02 * times[0]
+
+
+def test_disaggregation_names_both_pools(catalog: Catalog) -> None:
+    made = make_plan(spec(fixed={"mode": "disaggregated"}), catalog)
+    config = serving_config_from_document(made.config)
+    assert [pool.role.value for pool in config.pools] == ["prefill", "decode"]
+    assert {row["role"] for row in made.memory["pools"]} == {"prefill", "decode"}
+
+
+def test_a_mixed_cluster_may_give_each_role_its_own_devices(catalog: Catalog) -> None:
+    cluster = {"nodes": [{"type": "dgx-h100", "count": 1}, {"type": "dgx-a100-80gb", "count": 1}]}
+    made = make_plan(spec(model="llama-3.1-8b", cluster=cluster), catalog)
+    assert made.config
+    hosts = {host for host, _ in made.rank_table or ()}
+    assert hosts <= {0, 1}
+
+
+def test_single_token_answers_have_no_tpot(catalog: Catalog) -> None:
+    made = make_plan(
+        spec(workload={**load(request_rate_per_s=2), "output_length": 1}, slo={"ttft_p99_s": 3.0}), catalog
+    )
+    assert "tpot_mean_s" not in made.predicted
+    assert made.predicted["ttft_p99_s"].value > 0.0
+
+
+def test_other_choices_are_priced_and_explained(plan: Plan, catalog: Catalog) -> None:
+    other, reason = explain_instead(plan, {"tensor_parallel": 4}, catalog)
+    assert other is not None
+    assert "tensor_parallel=4" in reason
+    assert all(pool["layout"]["tensor_parallel"] == 4 for pool in other.config["pools"])
+    changed = {row.field for row in compare([plan, other]).choices}
+    assert not any("{" in field for field in changed)
+    none, why = explain_instead(plan, {"tensor_parallel": 1, "pipeline_parallel": 1}, catalog)
+    assert none is None
+    assert why
+
+
+def test_launcher_files_ask_for_the_devices_of_the_plan(plan: Plan, catalog: Catalog) -> None:
+    assert plan_target(plan) == "vllm"
+    emitted = emit_plan(plan, "vllm", catalog)
+    names = {str(artifact.path) for artifact in emitted.artifacts}
+    assert {"README.md", "plan.json", "launch.sh"} <= names
+    workers = next(artifact.content for artifact in emitted.artifacts if str(artifact.path) == "workers.txt")
+    used = [line.split()[-1].split(",") for line in workers.splitlines() if line and not line.startswith("#")]
+    assert sum(map(len, used)) == plan.config["num_devices"]
+
+
+def test_a_trace_is_replayed(catalog: Catalog, tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    arrivals = np.cumsum(rng.exponential(0.5, 200))
+    lines = ["arrival_s,input_length,output_length"]
+    lines += [f"{at:.3f},{rng.integers(50, 1500)},{rng.integers(1, 200)}" for at in arrivals]
+    (tmp_path / "requests.csv").write_text("\n".join(lines) + "\n")
+    made = make_plan(spec(workload={"trace": "requests.csv"}), catalog, base=tmp_path)
+    assert made.config
+    assert made.predicted["requests_per_s"].value == pytest.approx(2.0, rel=0.3)
