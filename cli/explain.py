@@ -39,13 +39,17 @@ def explain(
         Path | None,
         typer.Option(metavar="FILE.svg", help="Draw the plan's pipeline schedule, stage by stage.", show_default=False),
     ] = None,
+    pareto: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.html", help="Draw a serving plan's Pareto front as a page.", show_default=False),
+    ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Say why PLAN is as it is: its proof, its rivals, what binds it, what its numbers rest on.
 
     With --instead: the best plan that makes the other choice, side by side. Exit code 3 when none fits.
-    With --timeline: the pipeline schedule as a picture.
+    With --timeline: the pipeline schedule of a training plan as a picture; with --pareto: the front of a serving plan.
     """
     from meshplan.cli.stored import load_plan
 
@@ -54,6 +58,8 @@ def explain(
     choices = read_choices([*(instead or []), *(more or [])])
     if timeline is not None:
         _draw(made, catalog, timeline, form)
+    elif pareto is not None:
+        _draw_pareto(made, pareto)
     elif choices:
         _explain_instead(made, choices, catalog, form)
     else:
@@ -109,6 +115,21 @@ def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
         ]
         document = {"plan_id": made.plan_id, "title": title, "file": str(path), "step_s": run.flushed_s}
         show_document({**document, "stages": stages}, form)
+
+
+def _draw_pareto(made: Plan, path: Path) -> None:
+    """Write the page with a serving plan's Pareto front."""
+    from meshplan.catalogs.errors import EmitError, Problem, SpecError
+    from meshplan.planner.serving_pictures import pareto_page
+
+    if made.kind != "serving" or not made.config:
+        message = f"plan {made.plan_id} ({made.kind}, {made.solution['status']}) has no Pareto front"
+        raise SpecError([Problem(path="", message=message)], of="the question")
+    try:
+        path.write_text(pareto_page(made), encoding="utf-8")
+    except OSError as error:
+        raise EmitError(f"cannot write the page to {path}: {error}") from error
+    show_text(f"written to {path}\n")
 
 
 def _explain(made: Plan, form: Format) -> None:
