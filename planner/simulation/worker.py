@@ -264,7 +264,7 @@ class Worker(DecodeBatch):
         start = self.clock
         seconds = self.cost.step_s(n, self.context if n else 0, num_prompts, tokens, pairs)
         end = self.clock = start + seconds
-        kv_tokens = self.context + self.prompt_blocks * self.block
+        kv_tokens = self.context - self.num_decoding + self.prompt_blocks * self.block
         steps = 1 if n else 0
         gaps = self.num_decoding - len(self.arrived_with_kv)
         self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), tokens, seconds, gaps if n else 0)
@@ -337,7 +337,7 @@ class Worker(DecodeBatch):
         if end > limit and steps > 1:
             steps = min(steps, _steps_to_reach(limit - start, first, half))
             end = start + steps * (first + half * (steps - 1))
-        kv_tokens = context + self.prompt_blocks * self.block
+        kv_tokens = context - n + self.prompt_blocks * self.block
         gaps = 0 if is_paused else n - len(self.arrived_with_kv)
         self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), 0, first, gaps)
         if pauses:

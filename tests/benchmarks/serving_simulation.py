@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from serving_cases import linear_cost
+from simulation_cases import linear_cost
 
 from meshplan.planner.problems.serving import Arrival, EngineLimits, Objective, Requests, Role, Router, ServingWorkload
 from meshplan.planner.simulation.arrivals import make_requests

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from serving_cases import linear_cost
+from simulation_cases import linear_cost
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.serving import Arrival, EngineLimits, Objective, Requests, ServingWorkload

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from serving_cases import linear_cost, random_requests
+from simulation_cases import linear_cost, random_requests
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.serving import Arrival, EngineLimits, Requests, Role, ServingWorkload
