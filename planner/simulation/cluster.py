@@ -1,7 +1,7 @@
 """Several workers behind a router, aggregated or with prefill and decode apart.
 
-Workers run by themselves until somebody reaches into them: one heap holds what comes next – requests that arrive at a
-pool, KV caches that are ready to go, workers that have something to do – and a worker's stretch of decodes is begun
+Workers run by themselves until somebody reaches into them: one heap holds what comes next – requests that leave a
+worker or arrive at a pool, workers that have something to do – and a worker's stretch of decodes is begun
 only when nothing earlier can interrupt it, so that routing sees the state of every worker at that moment.
 
 Prefill and decode apart (arXiv:2401.09670, arXiv:2311.18677): a prefilled request's KV cache, kv_bytes_per_token ×
@@ -30,8 +30,8 @@ from meshplan.planner.simulation.routing import Pool
 from meshplan.planner.simulation.run import ServingRun
 from meshplan.planner.simulation.worker import Worker
 
-# Kinds of events, in the order in which those of one moment are handled: arrivals before iterations.
-ARRIVES, IS_PREFILLED, WORKS = 0, 1, 2
+# Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, iterations.
+LEAVES, ARRIVES, WORKS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +138,7 @@ class _Cluster:
     def __init__(self, requests: Requests, system: ServingSystem) -> None:
         self.requests, self.system = requests, system
         self.ledger = Ledger(requests)
+        # When, which kind, which request or worker, and which worker it leaves or pool it arrives at.
         self.events: list[tuple[float, int, int, int]] = []
         self.pools = [self._pool(i) for i in range(len(system.pools))]
         self.workers = [worker for pool in self.pools for worker in pool.workers]
@@ -157,7 +158,7 @@ class _Cluster:
                 kv_capacity_tokens=pool.kv_capacity_tokens,
                 kv_block_tokens=block,
                 role=pool.role,
-                on_leave=partial(self._leave, first + j),
+                on_leave=partial(self._will_leave, first + j),
                 pauses=True,
             )
             for j in range(pool.num_workers)
@@ -174,15 +175,14 @@ class _Cluster:
         events.extend((arrivals[request], ARRIVES, request, 0) for request in order[:in_flight])
         heapq.heapify(events)
         while events:
-            now, kind, number, pool = heapq.heappop(events)
-            if kind == ARRIVES:
-                self._arrive(number, now, pool)
-            elif kind == IS_PREFILLED:
-                self._transfer(number, now, pool)
-            elif self.workers[number].wake_s == now:
-                worker = self.workers[number]
-                worker.run(math.nextafter(now, math.inf), lazily=True)
-                self._wake(number)
+            now, kind, subject, where = heapq.heappop(events)
+            if kind == LEAVES:
+                self._leave(where, subject, now)
+            elif kind == ARRIVES:
+                self._arrive(subject, now, where)
+            elif self.workers[subject].wake_s == now:
+                self.workers[subject].run(math.nextafter(now, math.inf), lazily=True)
+                self._wake(subject)
 
     def _servable(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         block = self.system.kv_block_tokens
@@ -209,15 +209,19 @@ class _Cluster:
         worker.submit(request, now)
         self._wake(number)
 
-    def _leave(self, number: int, request: int, at_s: float) -> None:
+    def _will_leave(self, number: int, request: int, at_s: float) -> None:
+        """A worker knows the end of an iteration at its start; the others must not yet."""
+        heapq.heappush(self.events, (at_s, LEAVES, request, number))
+
+    def _leave(self, number: int, request: int, now: float) -> None:
         self.pool_of[number].forget(request)
         if len(self.pools) > 1 and self.pool_of[number] is self.pools[0] and self.ledger.output_length[request] > 1:
             self.ledger.finish_s[request] = math.inf
-            heapq.heappush(self.events, (at_s, IS_PREFILLED, request, number))
+            self._transfer(request, now, number)
             return
         following = next(self.following, None)
         if following is not None:
-            heapq.heappush(self.events, (at_s, ARRIVES, following, 0))
+            heapq.heappush(self.events, (now, ARRIVES, following, 0))
 
     def _transfer(self, request: int, now: float, number: int) -> None:
         link = self.system.link

@@ -30,7 +30,7 @@ class DecodeBatch:
     def __init__(
         self, ledger: Ledger, *, tokens_per_step: float, kv_capacity_tokens: int, kv_block_tokens: int
     ) -> None:
-        self.ledger = ledger
+        self.ledger, self.num_requests = ledger, len(ledger)
         self.is_plain = tokens_per_step == 1.0
         self.speed: float = int(tokens_per_step) if tokens_per_step == int(tokens_per_step) else tokens_per_step
         self.most_per_step = math.ceil(tokens_per_step)
@@ -68,7 +68,7 @@ class DecodeBatch:
         ledger = self.ledger
         held = ledger.input_length[request] + generated - 1
         target = ledger.target[request] = self.grown + ledger.output_length[request] - generated
-        heapq.heappush(self.finishing, target * len(ledger) + request)
+        heapq.heappush(self.finishing, target * self.num_requests + request)
         self.decoding.add(ledger.rank[request])
         self.num_decoding += 1
         self.context += held + 1
@@ -90,7 +90,7 @@ class DecodeBatch:
 
     def steps_to_finish(self) -> int:
         """Iterations until the first of them is done."""
-        target = self.finishing[0] // len(self.ledger)
+        target = self.finishing[0] // self.num_requests
         if self.is_plain:
             return target - self.steps
         steps = math.ceil(target / self.speed)

@@ -122,8 +122,9 @@ def finished(requests: Requests, ledger: Ledger, workers: list[Worker]) -> Servi
 
 def worker_run(worker: Worker) -> WorkerRun:
     """What a worker did, as arrays."""
+    worker.pack()
     return WorkerRun(
-        segments=Segments.from_records(worker.records),
+        segments=Segments.from_records(worker.stretches),
         gap_s=np.array(worker.gap_s),
         gap_count=np.array(worker.gap_count),
         kv_capacity_tokens=worker.num_blocks * worker.block,

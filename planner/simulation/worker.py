@@ -26,6 +26,8 @@ import math
 from array import array
 from collections.abc import Callable
 
+import numpy as np
+
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.serving import EngineLimits, Role
 from meshplan.planner.simulation.decode_batch import DecodeBatch
@@ -33,6 +35,8 @@ from meshplan.planner.simulation.ledger import Ledger, num_seats
 from meshplan.planner.simulation.prefix_cache import PrefixCache
 
 Leave = Callable[[int, float], None]
+# Numbers that are kept as objects before they are packed: some megabytes.
+MOST_RECORDS = 100_000
 
 
 class Worker(DecodeBatch):
@@ -84,7 +88,9 @@ class Worker(DecodeBatch):
         self.ready: list[int] = []
         self.prefilling: list[list[int]] = []
         self.arrived_with_kv: list[int] = []
-        self.records = array("d")
+        # Stretches: a list is quick to append to, an array is small.
+        self.records: list[float] = []
+        self.stretches = array("d")
         self.gap_s, self.gap_count = array("d"), array("d")
         self.pauses_s: list[list[float]] = []
         self.num_preemptions = 0
@@ -160,7 +166,7 @@ class Worker(DecodeBatch):
         ledger = self.ledger
         request = ledger.by_rank[rank]
         target = ledger.target[request]
-        self.finishing.remove(target * len(ledger) + request)
+        self.finishing.remove(target * self.num_requests + request)
         heapq.heapify(self.finishing)
         ledger.generated[request] = ledger.output_length[request] - (target - self.grown)
         ledger.has_kv[request] = False
@@ -258,10 +264,10 @@ class Worker(DecodeBatch):
         start = self.clock
         seconds = self.cost.step_s(n, self.context if n else 0, num_prompts, tokens, pairs)
         end = self.clock = start + seconds
-        kv_tokens = self.context + self.prompt_blocks * self.block
+        kv_tokens = self.context - self.num_decoding + self.prompt_blocks * self.block
         steps = 1 if n else 0
         gaps = self.num_decoding - len(self.arrived_with_kv)
-        self.records.extend((start, end, steps, n, kv_tokens, len(self.prefilling), tokens, seconds, gaps if n else 0))
+        self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), tokens, seconds, gaps if n else 0)
         if n:
             self._grow(1)
         elif gaps and not self.pauses_s:
@@ -294,8 +300,15 @@ class Worker(DecodeBatch):
     def _leave(self, request: int, end: float) -> None:
         self.ledger.finish_s[request] = end
         self.has_left = True
+        if len(self.records) > MOST_RECORDS:
+            self.pack()
         if self.on_leave is not None:
             self.on_leave(request, end)
+
+    def pack(self) -> None:
+        """Move the records to where they take the least memory."""
+        self.stretches.frombytes(np.array(self.records, dtype=float).tobytes())
+        self.records.clear()
 
     # --- decode ----------------------------------------------------------------------------------------------------
 
@@ -324,9 +337,9 @@ class Worker(DecodeBatch):
         if end > limit and steps > 1:
             steps = min(steps, _steps_to_reach(limit - start, first, half))
             end = start + steps * (first + half * (steps - 1))
-        kv_tokens = context + self.prompt_blocks * self.block
+        kv_tokens = context - n + self.prompt_blocks * self.block
         gaps = 0 if is_paused else n - len(self.arrived_with_kv)
-        self.records.extend((start, end, steps, n, kv_tokens, len(self.prefilling), 0, first, gaps))
+        self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), 0, first, gaps)
         if pauses:
             if is_paused:
                 self.gap_s.extend(end - group[0] for group in pauses)
@@ -357,7 +370,7 @@ class Worker(DecodeBatch):
 
     def _finish(self) -> None:
         """Let go of everyone who has all tokens."""
-        finishing, num = self.finishing, len(self.ledger)
+        finishing, num = self.finishing, self.num_requests
         beyond = (self.grown + 1) * num
         while finishing and finishing[0] < beyond:
             request = heapq.heappop(finishing) % num

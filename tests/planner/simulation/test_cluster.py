@@ -135,6 +135,20 @@ def test_a_closed_loop_keeps_its_number_in_flight_over_all_workers() -> None:
         assert set(in_flight) == {24}
 
 
+@pytest.mark.parametrize("router", [Router.ROUND_ROBIN, Router.LEAST_LOADED])
+def test_alike_workers_in_a_closed_loop_are_alike_loops(router: Router) -> None:
+    alone = Requests(
+        arrival_s=np.zeros(40), input_length=np.full(40, 300), output_length=np.full(40, 25), concurrency=5
+    )
+    together = Requests(
+        arrival_s=np.zeros(120), input_length=np.full(120, 300), output_length=np.full(120, 25), concurrency=15
+    )
+    pool = replace(MIXED, num_workers=3)
+    run = simulate_system(together, ServingSystem(pools=(pool,), router=router))
+    one = simulate(alone, COST, LIMITS, kv_capacity_tokens=MIXED.kv_capacity_tokens)
+    assert np.sort(run.finish_s).tolist() == pytest.approx(np.sort(np.tile(one.finish_s, 3)).tolist(), rel=1e-9)
+
+
 def test_the_least_loaded_worker_beats_round_robin_on_uneven_requests() -> None:
     rng = np.random.default_rng(0)
     requests = Requests(
