@@ -217,7 +217,7 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
         promise, value = max(other.judged.broken, key=lambda item: item[1] / item[0].limit_s)
         return f"{promise.key} {value:.3g} s, promised {promise.limit_s:g} s"
     if abs(other.score / chosen.score - 1.0) <= NOISE:
-        return "equal within the sampling noise, less simple"
+        return "equal, less simple"
     return f"objective {other.score / chosen.score - 1.0:+.1%}"
 
 

@@ -6,7 +6,7 @@ the end of its prefill (:class:`~meshplan.catalogs.serving_calibration.ServingCo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,10 +19,11 @@ from meshplan.planner.estimators.serving.memory import WorkerMemory, kv_bytes_pe
 from meshplan.planner.estimators.serving.pools import pool_cost, scheduled
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.serving import Arrival, Objective, Pool, Role, ServingConfig, ServingWorkload
+from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests, Role, ServingConfig, ServingWorkload
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests
 from meshplan.planner.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.simulation.max_rate import max_rate
 from meshplan.planner.simulation.metrics import Metrics, summarize
 from meshplan.planner.simulation.run import ServingRun
 
@@ -98,6 +99,41 @@ def judge(
         workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=request_rate_per_s)
     share, part, copies = _share(config, workload)
     run = serve(site_of(problem), share, part, seed=seed, costs=costs)
+    return _judged(problem, workload, run, share, copies)
+
+
+def judge_highest_rate(
+    problem: ServingProblem,
+    config: ServingConfig,
+    *,
+    high_per_s: float,
+    seed: int = 0,
+    costs: Sequence[StepCost] | None = None,
+) -> Judged:
+    """A configuration at the highest Poisson rate up to ``high_per_s`` at which it keeps every promise.
+
+    Where it keeps them at no rate, the judgement is of the lowest rate tried, with what is broken.
+    """
+    workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
+    share, part, copies = _share(config, workload)
+    found = max_rate(
+        make_requests(part, seed=seed),
+        server(site_of(problem), share, part, costs=costs),
+        problem.promises,
+        high_per_s=part.request_rate_per_s,
+        tolerance=RATE_TOLERANCE,
+    )
+    if found.run is None:
+        free = replace(problem, workload=replace(problem.workload, request_rate_per_s=None))
+        return judge(free, config, request_rate_per_s=found.broken_per_s * copies, seed=seed, costs=costs)
+    at = replace(workload, request_rate_per_s=found.rate_per_s * copies)
+    return _judged(problem, at, found.run, share, copies)
+
+
+def _judged(
+    problem: ServingProblem, workload: ServingWorkload, run: ServingRun, share: ServingConfig, copies: float
+) -> Judged:
+    """What a run of a part says of the whole."""
     metrics = _of_all(summarize(run, num_devices=share.num_devices), copies)
     broken = tuple(
         (promise, metrics.value(promise))
@@ -114,6 +150,8 @@ def judge(
     )
 
 
+# Relative distance between the highest rate that is kept and the lowest that is not: the noise of a thousand requests.
+RATE_TOLERANCE = 0.02
 # Alike workers that are simulated together; more are represented by as many with their share of the load.
 MOST_SIMULATED_WORKERS = 4
 
@@ -170,6 +208,13 @@ def serve(
     Raises:
         SpecError: the workload is malformed.
     """
+    return server(site, config, workload, costs=costs)(make_requests(workload, seed=seed))
+
+
+def server(
+    site: Site, config: ServingConfig, workload: ServingWorkload, *, costs: Sequence[StepCost] | None = None
+) -> Callable[[Requests], ServingRun]:
+    """What serves requests like those of a workload, as clients see it."""
     costs = costs or [_cost(site, config, pool, workload) for pool in config.pools]
     system = ServingSystem(
         pools=tuple(
@@ -185,8 +230,8 @@ def serve(
         router=config.router,
         link=_kv_link(site, config) if config.is_disaggregated else None,
     )
-    run = simulate_system(make_requests(workload, seed=seed), system)
-    return seen_by_clients(run, site.constants[config.pools[-1].node_type])
+    constants = site.constants[config.pools[-1].node_type]
+    return lambda requests: seen_by_clients(simulate_system(requests, system), constants)
 
 
 def _cost(site: Site, config: ServingConfig, pool: Pool, workload: ServingWorkload) -> StepCost:

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.problems.serving import Arrival, Role
 from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.simulation.deployment import Judged, judge
+from meshplan.planner.simulation.deployment import Judged, judge, judge_highest_rate
 from meshplan.planner.solvers.serving_candidates import (
     Candidate,
     PricedWorker,
@@ -38,8 +38,6 @@ from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, St
 MAX_SIMULATED = 60
 # Simulations that are made though the bound already proves the incumbent: the runners-up of the table.
 MIN_SIMULATED = 6
-# Halvings of the interval of rates: to 1.6 % of the closed form's.
-BISECTIONS = 6
 # Sampling noise of a simulated throughput; a bound within it of the incumbent proves nothing better is to be found.
 NOISE = 0.01
 
@@ -207,33 +205,26 @@ def _simulated(problem: ServingProblem, candidate: Candidate, incumbent: float, 
 
 
 def _fullest(problem: ServingProblem, candidate: Candidate, incumbent: float, seed: int) -> Judged:
-    """The highest Poisson rate that keeps every promise, by bisection below the closed form's rate.
+    """The highest Poisson rate that keeps every promise, up to the closed form's.
 
     Scores fall as 1/rate, so a candidate that breaks a promise at the rate where it would equal the incumbent is left
-    there. All rates meet the same requests (common random numbers).
+    there.
     """
     most, costs = candidate.request_rate_per_s, [worker.cost for worker, _ in candidate.parts]
-    low = min(candidate.score / incumbent, 1.0) * most
-    best = judge(problem, candidate.config, request_rate_per_s=max(low, most / 2**BISECTIONS), seed=seed, costs=costs)
-    if best.broken:
-        return best
-    high = most
-    for _ in range(BISECTIONS):
-        rate = (low + high) / 2.0
-        judged = judge(problem, candidate.config, request_rate_per_s=rate, seed=seed, costs=costs)
+    if incumbent < float("inf"):
+        equal = min(candidate.score / incumbent, 1.0) * most
+        judged = judge(problem, candidate.config, request_rate_per_s=equal, seed=seed, costs=costs)
         if judged.broken:
-            high = rate
-        else:
-            low, best = rate, judged
-    return best
+            return judged
+    return judge_highest_rate(problem, candidate.config, high_per_s=most, seed=seed, costs=costs)
 
 
 def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> float:
     """The highest Poisson rate at which a deployment keeps every promise, requests/s; at least the question's own."""
-    free = replace(problem, workload=replace(problem.workload, request_rate_per_s=None))
     supply = min(worker.best_rate_per_s * count for worker, count in candidate.parts)
     rate = problem.workload.request_rate_per_s or 0.0
-    judged = _fullest(free, replace(candidate, request_rate_per_s=max(supply, rate)), float("inf"), seed)
+    costs = [worker.cost for worker, _ in candidate.parts]
+    judged = judge_highest_rate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
     return rate if judged.broken else max(rate, judged.requests_per_s)
 
 
