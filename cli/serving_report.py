@@ -94,7 +94,7 @@ TOP_COLUMNS = (
         wrap=False,
     ),
     Column(key="usd_per_hour", title="USD/h", right=True, text=format_usd, wrap=False, optional=True),
-    Column(key="reason", title="lost because", derive=lambda row: str(row["reason"]) or " "),
+    Column(key="reason", title="lost because", optional=True),
 )
 
 

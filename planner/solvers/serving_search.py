@@ -92,7 +92,7 @@ def search_serving(
     candidates = [one for worker in mixed for one in aggregated(problem, worker)]
     candidates += disaggregated(problem, prefill, decode)
     candidates = _within_limits(problem, candidates, rejected)
-    candidates.sort(key=lambda one: (one.score, one.config.num_devices, one.tpot_s))
+    candidates.sort(key=lambda one: (one.score, one.config.num_devices, _complexity(one), one.tpot_s))
     deadline = None if time_limit_s is None else start_wall + time_limit_s
     simulated, bound = _branch(problem, candidates, seed, deadline, on_progress)
     simulated.sort(key=lambda one: (one.score, len(one.judged.broken), one.candidate.score))
@@ -123,21 +123,19 @@ def search_serving(
 
 
 def _simplest_first(simulated: list[Simulated]) -> None:
-    """Among deployments that the sampling noise cannot tell apart, the simplest comes first.
-
-    Simple is: fewer kinds of workers, fewer stages, smaller workers (what one failure takes down).
-    """
+    """Among deployments that the sampling noise cannot tell apart, the simplest comes first."""
     best = simulated[0].score if simulated else float("inf")
     if best == float("inf"):
         return
-
-    def complexity(one: Simulated) -> tuple[int, int, int, float]:
-        layouts = [pool.layout for pool in one.candidate.config.pools]
-        stages = max(layout.pipeline_parallel for layout in layouts)
-        return len(layouts), stages, max(layout.num_devices for layout in layouts), one.score
-
     alike = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
-    simulated[: len(alike)] = sorted(alike, key=complexity)
+    simulated[: len(alike)] = sorted(alike, key=lambda one: (_complexity(one.candidate), one.score))
+
+
+def _complexity(candidate: Candidate) -> tuple[int, int, int]:
+    """Kinds of workers, stages, and devices of the largest worker, which is what one failure takes down."""
+    layouts = [pool.layout for pool in candidate.config.pools]
+    stages = max(layout.pipeline_parallel for layout in layouts)
+    return len(layouts), stages, max(layout.num_devices for layout in layouts)
 
 
 def _workers(
