@@ -7,6 +7,7 @@ seed meet the same requests in the same order (common random numbers).
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,7 +28,8 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
 
     Lengths are uniform in [length_ratio, 1] × nominal, rounded, at least 1; fixed where the ratio is 1. The gaps of
     POISSON are exponential with mean 1/rate; of GAMMA they have the shape 1/burstiness², so that burstiness is their
-    coefficient of variation (arXiv:2302.11665, §6). A trace is replayed as it is, at another rate if one is given.
+    coefficient of variation (arXiv:2302.11665, §6). A trace is replayed as it is: its first requests if a
+    number is given, at another rate if one is given.
 
     Raises:
         SpecError: the workload lacks what its kind of arrival needs, or holds values that no service can meet.
@@ -54,10 +56,10 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
 
 def num_requests(workload: ServingWorkload) -> int:
     """How many requests a run has: as told, or what its kind of arrival implies."""
-    if workload.trace is not None:
-        return len(workload.trace)
     if workload.num_requests is not None:
         return workload.num_requests
+    if workload.trace is not None:
+        return len(workload.trace)
     if workload.arrival is Arrival.CLOSED_LOOP and workload.concurrency:
         return REQUESTS_PER_CONCURRENCY * workload.concurrency
     if workload.arrival is Arrival.STATIC_BATCH and workload.concurrency:
@@ -125,14 +127,7 @@ def scaled(requests: Requests, rate_per_s: float) -> Requests:
         message = "all requests arrive at once: a rate needs arrivals that are spread over time"
         raise SpecError([Problem(path="arrival_s", message=message)], of="the requests")
     present = (len(requests) - 1) / span
-    return Requests(
-        arrival_s=requests.arrival_s * (present / rate_per_s),
-        input_length=requests.input_length,
-        output_length=requests.output_length,
-        cached_tokens=requests.cached_tokens,
-        prefix=requests.prefix,
-        priority=requests.priority,
-    )
+    return replace(requests, arrival_s=requests.arrival_s * (present / rate_per_s))
 
 
 def _named(name: str, values: NDArray[np.generic], wrong: NDArray[np.bool_], message: str) -> list[Problem]:
@@ -165,6 +160,9 @@ def _workload_problems(workload: ServingWorkload) -> list[Problem]:
         found.extend([] if workload.trace is None else request_problems(workload.trace))
         rate = workload.request_rate_per_s
         need("request_rate_per_s", rate is None or _positive(rate), f"a rate is above 0 requests/s, not {rate}")
+        count, recorded = workload.num_requests, 0 if workload.trace is None else len(workload.trace)
+        message = f"{count} requests of a trace that has {recorded}: give 1 … {recorded}, or leave it out"
+        need("num_requests", count is None or 1 <= count <= recorded, message)
         return found
     for path, length in (("input_length", workload.input_length), ("output_length", workload.output_length)):
         need(path, math.isfinite(length) and length >= 1, f"{length} tokens: at least 1 token is needed")
@@ -181,9 +179,24 @@ def _positive(value: float | None) -> bool:
 
 
 def _replayed(workload: ServingWorkload, trace: Requests) -> Requests:
+    num = num_requests(workload)
+    if num < len(trace):
+        trace = replace(
+            trace,
+            arrival_s=trace.arrival_s[:num],
+            input_length=trace.input_length[:num],
+            output_length=trace.output_length[:num],
+            cached_tokens=_first(trace.cached_tokens, num),
+            prefix=_first(trace.prefix, num),
+            priority=_first(trace.priority, num),
+        )
     if workload.request_rate_per_s is None:
         return trace
     return scaled(trace, workload.request_rate_per_s)
+
+
+def _first(column: NDArray[np.int64] | None, num: int) -> NDArray[np.int64] | None:
+    return None if column is None else column[:num]
 
 
 def _lengths(rng: np.random.Generator, nominal: float, ratio: float, num: int) -> NDArray[np.int64]:

@@ -113,7 +113,7 @@ def simulate_together(requests: Requests, system: ServingSystem) -> ServingRun:
     _check_system(system)
     check_requests(requests)
     for pool in system.pools:
-        check_limits(pool.limits)
+        check_limits(pool.limits, pool.cost, system.kv_block_tokens)
     cluster = _Cluster(requests, system)
     cluster.run()
     return finished(requests, cluster.ledger, [worker for pool in cluster.pools for worker in pool.workers])

@@ -44,12 +44,20 @@ class DecodeBatch:
         self.finishing: list[int] = []
         self.decoding: set[int] = set()
         self.prompt_blocks = 0
+        # Tokens that decodes may hold beside the prompts in prefill.
+        self.room = self.num_blocks * self.block
         self.whole_blocks = 0
         self.residues = [0] * kv_block_tokens
 
-    def room(self) -> int:
-        """Tokens that decodes may hold beside the prompts in prefill."""
-        return (self.num_blocks - self.prompt_blocks) * self.block
+    def hold_prompt(self, length: int) -> None:
+        """Give a prompt blocks for all of itself."""
+        self.prompt_blocks -= -length // self.block
+        self.room = (self.num_blocks - self.prompt_blocks) * self.block
+
+    def release_prompt(self, length: int) -> None:
+        """Take them back, or let the decode batch count them."""
+        self.prompt_blocks += -length // self.block
+        self.room = (self.num_blocks - self.prompt_blocks) * self.block
 
     def blocks(self, grown: int) -> int:
         """Blocks that decodes hold once each has given ``grown`` tokens: Σ ⌈(offset + grown)/block⌉, by residues."""

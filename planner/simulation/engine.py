@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -45,7 +46,7 @@ def simulate(
         SpecError: malformed requests or limits.
     """
     check_requests(requests)
-    check_limits(limits)
+    check_limits(limits, cost, kv_block_tokens)
     if role is Role.DECODE and requests.output_length.min() < 2:  # noqa: PLR2004
         message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
         raise SpecError([Problem(path="output_length", message=message)], of="the requests")
@@ -83,12 +84,17 @@ def simulate(
     return finished(requests, ledger, [worker])
 
 
-def check_limits(limits: EngineLimits) -> None:
+def check_limits(limits: EngineLimits, cost: StepCost, kv_block_tokens: int) -> None:
     """Refuse limits under which nothing can run.
 
     Raises:
         SpecError: no seat or no token budget.
+        ValueError: blocks without a token, or an iteration that takes no time.
     """
+    if kv_block_tokens < 1:
+        raise ValueError(f"a block of KV cache holds {kv_block_tokens} tokens: give ≥ 1")
+    if not 0.0 < cost.decode_s(1) < math.inf:
+        raise ValueError(f"an iteration of one request takes {cost.decode_s(1)} s: the tables of the worker are wrong")
     wrong = [name for name in ("max_num_seqs", "max_batched_tokens") if getattr(limits, name) < 1]
     if wrong:
         problems = [Problem(path=name, message=f"{getattr(limits, name)} serves nobody; give ≥ 1") for name in wrong]

@@ -204,6 +204,12 @@ def attained(run: ServingRun, objectives: Sequence[Objective]) -> NDArray[np.boo
     return kept
 
 
+def attainment(run: ServingRun, objectives: Sequence[Objective]) -> tuple[float, float]:
+    """Share of all requests that keep every limit, and its lower confidence bound; who is rejected keeps none."""
+    kept = int(np.count_nonzero(attained(run, objectives)))
+    return kept / len(run), wilson_lower(kept, len(run))
+
+
 def wilson_lower(successes: int, trials: int, z: float = CONFIDENCE_Z) -> float:
     """Lower end of Wilson's score interval of a share (J. Am. Stat. Assoc. 22 (1927), p. 209); 0 without trials.
 

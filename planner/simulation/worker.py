@@ -119,7 +119,7 @@ class Worker(DecodeBatch):
         while True:
             if self.next_arrival <= self.clock:
                 self._accept()
-            if self.is_idle:
+            if not (self.num_decoding or self.prefilling or self.ready):
                 self.wake_s = self.next_arrival
                 if self.next_arrival >= until_s:
                     return
@@ -128,7 +128,7 @@ class Worker(DecodeBatch):
             if self.clock >= until_s:
                 self.wake_s = self.clock
                 return
-            if self.num_decoding and self.context + self.num_decoding * (self.speed + self.block) > self.room():
+            if self.num_decoding and self.context + self.num_decoding * (self.speed + self.block) > self.room:
                 self._make_room()
             if self.ready and self.role is Role.DECODE:
                 self._take_with_kv()
@@ -157,7 +157,7 @@ class Worker(DecodeBatch):
             if in_prefill > youngest:
                 entry = next(entry for entry in self.prefilling if entry[0] == in_prefill)
                 self.prefilling.remove(entry)
-                self.prompt_blocks -= -(-entry[2] // self.block)
+                self.release_prompt(entry[2])
             else:
                 self._preempt(youngest)
             heapq.heappush(self.ready, max(in_prefill, youngest))
@@ -187,8 +187,6 @@ class Worker(DecodeBatch):
             return self.clock
         self.pauses_s[0][1] -= 1
         return self.pauses_s[0][0]
-
-    # --- prefill ---------------------------------------------------------------------------------------------------
 
     def _take_with_kv(self) -> None:
         """Admit those whose KV cache came with them."""
@@ -244,7 +242,7 @@ class Worker(DecodeBatch):
             left -= chunk
             pairs += chunk * (done + (chunk + 1) / 2)
             self.prefilling.append(entry)
-            self.prompt_blocks -= -length // self.block
+            self.hold_prompt(length)
             if done + chunk == length:
                 ended.append(entry)
         if not num_prompts:
@@ -255,7 +253,7 @@ class Worker(DecodeBatch):
     def _fits(self, length: int) -> bool:
         """A prompt fits beside what the decodes will hold; the coarse test spares the exact one where there is room."""
         n = self.num_decoding
-        if self.context + n * (self.speed + self.block) + length + self.block <= self.room():
+        if self.context + n * (self.speed + self.block) + length + self.block <= self.room:
             return True
         after = self.blocks(self.given(self.steps + 1)) if n else 0
         return after + self.prompt_blocks - (-length // self.block) <= self.num_blocks
@@ -275,7 +273,7 @@ class Worker(DecodeBatch):
         before = self.num_decoding
         for entry in ended:
             self.prefilling.remove(entry)
-            self.prompt_blocks -= -(-entry[2] // self.block)
+            self.release_prompt(entry[2])
             self._first_token(self.ledger.by_rank[entry[0]], end)
         if self.num_decoding > before and not self.is_chunked:
             self.pauses_s.append([end, self.num_decoding - before])
@@ -310,8 +308,6 @@ class Worker(DecodeBatch):
         self.stretches.frombytes(np.array(self.records, dtype=float).tobytes())
         self.records.clear()
 
-    # --- decode ----------------------------------------------------------------------------------------------------
-
     def _decode(self, until_s: float, lazily: bool) -> bool:
         """Decode until something else happens; False where a lazy run would reach beyond its end."""
         n, context, speed, start = self.num_decoding, self.context, self.speed, self.clock
@@ -320,7 +316,7 @@ class Worker(DecodeBatch):
         is_paused = bool(pauses) and (len(pauses) > 1 or pauses[0][0] != start)
         if is_paused:
             steps = 1
-        if context + n * (steps * speed + self.block) > self.room():
+        if context + n * (steps * speed + self.block) > self.room:
             steps = self.steps_that_fit(steps)
         slope = self.cost.decode_context_s[n]
         first = self.decode_s[n] + slope * context
@@ -353,7 +349,7 @@ class Worker(DecodeBatch):
     def _grow(self, steps: int) -> None:
         self.context += self.num_decoding * self.speed * steps
         self.steps += steps
-        self.grown = self.given(self.steps)
+        self.grown = self.steps if self.is_plain else self.given(self.steps)
         if self.arrived_with_kv:
             self._first_decoded()
 

@@ -76,6 +76,18 @@ def test_a_trace_is_replayed_at_its_own_rate_or_another() -> None:
     assert (len(faster) - 1) / (faster[-1] - faster[0]) == pytest.approx(10.0)
 
 
+def test_a_trace_may_be_replayed_in_part() -> None:
+    trace = replace(make_requests(POISSON), priority=np.arange(1024))
+    replay = replace(POISSON, arrival=Arrival.TRACE, trace=trace, request_rate_per_s=None, num_requests=10)
+    part = make_requests(replay)
+    assert len(part) == len(part.input_length) == 10
+    assert part.priority is not None
+    assert part.priority.tolist() == list(range(10))
+    assert part.cached_tokens is None
+    with pytest.raises(SpecError, match="2000 requests of a trace that has 1024"):
+        make_requests(replace(replay, num_requests=2000))
+
+
 @pytest.mark.parametrize(
     ("change", "named"),
     [

@@ -14,6 +14,7 @@ from meshplan.planner.problems.serving import EngineLimits, Objective
 from meshplan.planner.simulation.engine import simulate
 from meshplan.planner.simulation.metrics import (
     attained,
+    attainment,
     confidence_interval,
     goodput,
     itl,
@@ -83,6 +84,7 @@ def test_goodput_counts_requests_that_keep_every_limit() -> None:
     assert attained(run, objectives).tolist() == (ttft & tpot).tolist()
     expected = (ttft & tpot).sum() / (run.end_s - run.arrival_s[0])
     assert goodput(run, objectives) == pytest.approx(expected)
+    assert attainment(run, objectives) == ((ttft & tpot).mean(), wilson_lower(int((ttft & tpot).sum()), 200))
     assert goodput(run, []) == pytest.approx(summarize(run).requests_per_s)
 
 

@@ -234,6 +234,15 @@ def test_limits_under_which_nothing_runs_are_refused(wrong: dict[str, int]) -> N
         simulate(at_once(1, 1, 1), COST, replace(LIMITS, **wrong), kv_capacity_tokens=PLENTY)
 
 
+@pytest.mark.parametrize("seconds", [0.0, math.nan, math.inf])
+def test_iterations_that_take_no_or_all_time_are_refused(seconds: float) -> None:
+    cost = replace(COST, dense_s=[seconds] * 10, experts_s=[0.0] * 10, outputs_s=[0.0] * 10, decode_fixed_s=[0.0] * 10)
+    with pytest.raises(ValueError, match="tables of the worker are wrong"):
+        simulate(at_once(1, 1, 2), cost, LIMITS, kv_capacity_tokens=PLENTY)
+    with pytest.raises(ValueError, match="holds 0 tokens"):
+        simulate(at_once(1, 1, 2), COST, LIMITS, kv_capacity_tokens=PLENTY, kv_block_tokens=0)
+
+
 def test_the_same_seed_gives_the_same_run() -> None:
     def run(seed: int) -> ServingRun:
         return simulate(make_requests(POISSON, seed=seed), COST, LIMITS, kv_capacity_tokens=50_000)
