@@ -154,7 +154,24 @@ def predicted_section(plan: Plan, width: int) -> str:
         Column(key="promised", title="promised", right=True, wrap=False, optional=True),
         Column(key="between", title="between"),
     )
-    return rendered_rows(rows, columns, Format.TABLE, width=width) + calibration_text(plan, width)
+    text = rendered_rows(rows, columns, Format.TABLE, width=width)
+    return text + sampling_text(plan, width) + calibration_text(plan, width)
+
+
+def sampling_text(plan: Plan, width: int) -> str:
+    """How sure the simulation is of the promised latencies."""
+    sampling = (plan.answer or {}).get("sampling")
+    if not sampling:
+        return ""
+    intervals = ", ".join(
+        f"{key} {metric_text(key, ends['low'])} … {metric_text(key, ends['high'])}"
+        for key, ends in sampling["intervals"].items()
+    )
+    text = f"Sampled with {sampling['num_requests']:,} requests; 95 % confident: {intervals}"
+    if "attainment" in sampling:
+        text += f"; {percent(sampling['attainment'])} of them keep every limit"
+        text += f" (at least {percent(sampling['attainment_at_least'])})"
+    return paragraph(f"{text}.", width) if intervals else ""
 
 
 def _is_rate(name: str) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 from meshplan.planner.problems.serving import Arrival, Role, ServingWorkload
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.deployment import judge
+from meshplan.planner.simulation.metrics import attainment, confidence_interval, goodput, samples_of
 from meshplan.planner.solvers.serving_candidates import layout_label
 from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
 from meshplan.planner.solvers.serving_search import ServingReport, Simulated, sustainable_rate
@@ -39,12 +40,30 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         ],
         "num_running": chosen.judged.metrics.mean_in_flight,
         "sensitivity": list(_sensitivity(problem, chosen, seed)),
+        "sampling": sampling(problem, chosen),
         **_idle(problem, chosen),
     }
     if last.placed.role is not Role.PREFILL:
         found["useful_batch"] = useful_batch(last)
     if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.promises:
         found["max_request_rate_per_s"] = sustainable_rate(problem, chosen.candidate, seed=seed)
+    return found
+
+
+def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
+    """How sure the simulation is: 95 % confidence intervals of the promised latencies, and the share of requests
+    within all promises, with its Wilson lower bound.
+    """
+    run = chosen.judged.run
+    intervals = {}
+    for promise in problem.promises:
+        if promise.metric != "itl" and chosen.judged.metrics.latencies[promise.metric].count:
+            low, high = confidence_interval(samples_of(run, promise.metric), promise.percentile)
+            intervals[promise.key] = {"low": low, "high": high}
+    found: dict[str, Any] = {"num_requests": len(run), "intervals": intervals}
+    if problem.promises:
+        share, at_least = attainment(run, problem.promises)
+        found |= {"attainment": share, "attainment_at_least": at_least, "goodput_per_s": goodput(run, problem.promises)}
     return found
 
 

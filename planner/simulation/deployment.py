@@ -55,12 +55,14 @@ class Judged:
             time in which the last requests drain.
         requests_per_s: likewise.
         broken: promises that are not kept, with their simulated latencies, s; a rejected request breaks all.
+        run: what was simulated: all workers, or a part of many alike.
     """
 
     metrics: Metrics
     output_tokens_per_s: float
     requests_per_s: float
     broken: tuple[tuple[Objective, float], ...]
+    run: ServingRun
 
 
 def site_of(problem: ServingProblem) -> Site:
@@ -147,6 +149,7 @@ def _judged(
         output_tokens_per_s=metrics.output_tokens_per_s if offered is None else offered * each,
         requests_per_s=metrics.requests_per_s if offered is None else offered,
         broken=broken,
+        run=run,
     )
 
 
