@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
 from meshplan.cli.options import FormatOption
 from meshplan.cli.render import Column, Format, show_document, show_rows
 
@@ -13,11 +18,22 @@ _SUPPORT_COLUMNS = (
 )
 
 
-def schema(form: FormatOption = Format.JSON) -> None:
-    """Print the JSON Schema of training specs, for editors that complete and check as you type."""
-    from meshplan.planner.spec import spec_schema
+class SpecKind(StrEnum):
+    """Kinds of specs that have a JSON Schema."""
 
-    show_document(spec_schema(), form)
+    TRAINING = "training"
+    SERVING = "serving"
+
+
+def schema(
+    kind: Annotated[SpecKind, typer.Option("--kind", help="Kind of the spec.")] = SpecKind.TRAINING,
+    form: FormatOption = Format.JSON,
+) -> None:
+    """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
+    from meshplan.planner.serving_spec import ServingSpec
+    from meshplan.planner.spec import TrainingSpec, spec_schema
+
+    show_document(spec_schema(ServingSpec if kind is SpecKind.SERVING else TrainingSpec), form)
 
 
 def support(form: FormatOption = Format.TABLE) -> None:

@@ -258,12 +258,17 @@ class TrainingSpec(SpecModel):
         return self
 
 
-def spec_schema() -> dict[str, Any]:
-    """JSON Schema of a training spec (draft 2020-12), quantities as text with their units."""
+def spec_schema(model: type[SpecModel] = TrainingSpec) -> dict[str, Any]:
+    """JSON Schema of a spec (draft 2020-12), quantities as text with their units.
+
+    Args:
+        model: the kind of spec.
+    """
+    schema = model.model_json_schema()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "meshplan training spec",
-        **{key: value for key, value in TrainingSpec.model_json_schema().items() if key != "title"},
+        "title": f"meshplan {schema['properties']['kind']['const']} spec",
+        **{key: value for key, value in schema.items() if key != "title"},
     }
 
 

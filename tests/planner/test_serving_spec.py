@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jsonschema
 import pytest
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.serving import Arrival
 from meshplan.planner.serving_spec import ServingSpec, read_serving_spec
+from meshplan.planner.spec import spec_schema
 
 SPEC: dict[str, Any] = {
     "kind": "serving",
@@ -105,3 +107,11 @@ def test_draft_and_pins_are_read() -> None:
     assert spec.speculation.value.tokens_per_step == pytest.approx((1 - 0.8**4) / 0.2)
     assert spec.fixed.prefill.pinned() == {"tensor_parallel": 2}
     assert spec.fixed.pinned() == {}
+
+
+def test_the_schema_reads_what_the_models_read() -> None:
+    validator = jsonschema.Draft202012Validator(spec_schema(ServingSpec))
+    jsonschema.Draft202012Validator.check_schema(validator.schema)
+    assert validator.is_valid(SPEC)
+    assert not validator.is_valid({**SPEC, "kind": "training"})
+    assert not validator.is_valid({**SPEC, "fixed": {"tensor_parallel": 0}})
