@@ -73,7 +73,7 @@ def _given(
     documents: dict[str, Any] = {}
     known: dict[str, Any] = {}
     script = Script(statements=())
-    are_files = all(_is_file(word) for word in inputs)
+    are_files = bool(inputs) and all(_is_file(word) for word in inputs)
     for path in map(Path, inputs) if are_files else ():
         content = _read(path)
         if isinstance(content, str):

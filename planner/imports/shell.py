@@ -18,7 +18,9 @@ MAX_WORDS = 100_000
 MAX_WORD_LENGTH = 2**16
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
-_BRACED = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?P<all>\[[@*]\])?(?::?[-=](?P<default>[^{}]*))?")
+_BRACED = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?:\[(?P<which>[@*]|[0-9]{1,6})\])?(?::?[-=](?P<default>[^{}]*))?"
+)
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _SBATCH = re.compile(r"^#SBATCH\s+(.+)$", re.MULTILINE)
 _ENDS = frozenset("\n;|&()")
@@ -303,7 +305,10 @@ class _Reader:
             return self._unknown(start)
         if found["name"] in self.scalars:
             values = self.scalars[found["name"]]
-            return values if found["all"] else values[:1]
+            if found["which"] in {"@", "*"}:
+                return values
+            first = int(found["which"] or 0)
+            return values[first : first + 1]
         if found["default"] is None or "$" in found["default"] or "`" in found["default"]:
             return self._unknown(start)
         return [found["default"].strip("\"'")]
