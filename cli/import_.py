@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,6 +71,9 @@ def import_(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the spec there.", show_default=False)
     ] = None,
+    free: Annotated[
+        bool, typer.Option("--free", help="Leave 'fixed' out: the spec that asks what would be better.")
+    ] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Price it, search for a better plan, and show the difference.")
     ] = False,
@@ -80,7 +84,7 @@ def import_(
     """Read what is run today into a spec whose 'fixed' holds its choices; nothing that is read is ever run.
 
     The spec is YAML on stdout, with comments that list what was assumed and what was not understood. Next:
-    'meshplan estimate SPEC' prices it, 'meshplan plan SPEC' without 'fixed' finds what would be better.
+    'meshplan estimate SPEC' prices it; with --free the spec asks 'meshplan plan SPEC' what would be better.
     """
     from meshplan.cli.render import show_document, show_text
     from meshplan.planner.imports.command import import_command
@@ -102,6 +106,8 @@ def import_(
         source=source,
         variables=_variables(env or []),
     )
+    if free and not compare:
+        found = replace(found, spec={name: part for name, part in found.spec.items() if name != "fixed"})
     if out is not None:
         _write(spec_text(found), out, force=force)
     if compare:
@@ -123,7 +129,9 @@ def spec_text(found: Today) -> str:
     """The spec as YAML, with what a reader has to know as comments."""
     import yaml
 
-    notes = [f"What runs today, read from {found.source}. 'fixed' holds its choices: meshplan estimate prices them."]
+    is_pinned = "fixed" in found.spec
+    held = "'fixed' holds its choices: meshplan estimate prices them" if is_pinned else "its choices are free"
+    notes = [f"What runs today, read from {found.source}; {held}."]
     if found.assumed:
         notes += ["Assumed, because nothing says it:"]
         notes += [f"  {one.term} = {one.value}: {one.why}" for one in found.assumed]
@@ -154,12 +162,15 @@ def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _next_commands(found: Today, out: Path) -> str:
-    counts = f"{len(found.assumed)} assumed, {len(found.left_out)} left out, {len(found.unread)} not understood"
-    return (
-        f"{out}: what runs today, read from {found.source} ({counts}; the file lists them).\n\n"
-        f"  meshplan estimate {out}            how good it is\n"
-        f"  meshplan plan {out} --tag today    the same, stored\n"
-        "  … without its 'fixed': meshplan plan SPEC --tag better; meshplan compare today better\n"
+    counts = f"{len(found.assumed)} assumed, {len(found.left_out)} left out, {len(found.unread)} not read"
+    text = f"{out}: read from {found.source} ({counts}; the file lists them). Next:\n\n"
+    if "fixed" not in found.spec:
+        return text + f"  meshplan plan {out} --tag better    # what would be better\n  meshplan compare today better\n"
+    return text + (
+        f"  meshplan estimate {out}             # how good it is\n"
+        f"  meshplan plan {out} --tag today     # the same, stored\n"
+        "  meshplan import … --free --out free.yaml; meshplan plan free.yaml --tag better\n"
+        "  meshplan compare today better\n"
     )
 
 

@@ -13,6 +13,7 @@ SOURCE = "accelerate"
 _KEYS = ("distributed_type", "compute_environment", "num_processes")
 _DEFAULT = "not stated; Accelerate's default"
 _FULLY_SHARDED = 3
+_FSDP_VERSIONS = ("1", "2")
 # Said by every file, or about the machine: no part of a plan.
 _NO_CHOICES = frozenset(
     {"compute_environment", "distributed_type", "use_cpu", "rdzv_backend", "same_network", "num_processes"}
@@ -36,6 +37,11 @@ def read(given: Given) -> Reading:
     if kind not in {"FSDP", "MULTI_GPU", "NO"}:
         reading.say(
             "distributed_type", f"{kind} has its own configuration: import that file (FSDP and MULTI_GPU are read)"
+        )
+    version = document.get("fsdp_config.fsdp_version", 1)
+    if kind == "FSDP" and str(version) not in _FSDP_VERSIONS:
+        reading.say(
+            "fsdp_config.fsdp_version", f"{version!r} is no version of FSDP; known: {', '.join(_FSDP_VERSIONS)}"
         )
     reading.launch = _launch(reading, document, given.launch)
     reading.take(read_all(TERMS, document))

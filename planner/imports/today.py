@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
@@ -230,8 +231,8 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
                     reading.say("model", f"{slug}: {words}")
                 _list_model_words(reading, slug, catalog)
             return slug
-        if answers.model is not None:
-            return answers.model  # a config.json, or a name that the resolver explains
+        if answers.model is not None and Path(answers.model).exists():
+            return str(Path(answers.model).resolve())  # a spec may be written anywhere
         hint = f" (close: {', '.join(close)})" if close else ""
         reading.say("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
         return None

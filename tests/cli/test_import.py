@@ -33,6 +33,18 @@ def test_the_spec_is_priced_and_planned(meshplan: Command, tmp_path: Path) -> No
     assert "--force" in again.err
 
 
+def test_the_next_commands_work(meshplan: Command, tmp_path: Path) -> None:
+    options = ("--node-type", "dgx-h100", "--model", "llama-3.1-8b")
+    today, free = tmp_path / "today.yaml", tmp_path / "free.yaml"
+    assert meshplan("import", COMMAND, *options, "--out", today).code == 0
+    assert "meshplan compare today better" in meshplan("import", COMMAND, *options, "--free", "--out", free).out
+    assert "fixed" not in yaml.safe_load(free.read_text())
+    assert meshplan("plan", today, "--tag", "today").code == 0
+    assert meshplan("plan", free, "--tag", "better").code == 0
+    compared = meshplan("compare", "today", "better", "-f", "json").json
+    assert {row["metric"] for row in compared["metrics"]} >= {"iteration_s"}
+
+
 def test_compare_shows_what_would_be_better(meshplan: Command) -> None:
     done = meshplan("import", COMMAND, "--node-type", "dgx-h100", "--model", "llama-3.1-8b", "--compare", "-f", "json")
     assert done.code == 0
@@ -73,6 +85,7 @@ def test_words_after_dashes_are_a_command(meshplan: Command) -> None:
         (("--hidden-size 4096", "--hidden-size 4097"), ("--node-type", "dgx-h100"), "has these sizes"),
         (("", ""), ("--node-type", "dgx-h100", "--model", "llama-3.1-70b"), "the model has 80"),
         (("", ""), ("--node-type", "dgx-h100", "--env", "X"), "NAME=VALUE"),
+        (("", ""), ("--node-type", "dgx-h100", "--model", "lama-3.1-8b"), "llama-3.1-8b"),
         (("", ""), ("--node-type", "dgx-h100", "--sequence-length", "2048"), "keep one"),
         (("pretrain_gpt.py", "pretrain_gpt.py '"), ("--node-type", "dgx-h100"), "quote"),
         (("", ""), ("--node-type", "dgx-h100", "--from", "megatorn"), "did you mean 'megatron'"),

@@ -233,6 +233,8 @@ def test_accelerate_of_both_fsdp_versions(tmp_path: Path) -> None:
     assert (older.launch.num_devices, older.launch.devices_per_host) == (16, 8)
     newer = read(text + "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}\n", tmp_path, "b.yaml")
     assert newer.values["zero_stage"] == 3
+    unknown = read(text + "fsdp_config: {fsdp_version: 9}\n", tmp_path, "d.yaml")
+    assert "no version of FSDP" in str(unknown.problems[0])
     plain = read(text.replace("FSDP", "MULTI_GPU"), tmp_path, "c.yaml")
     assert (plain.target, plain.values["zero_stage"]) == ("any", 0)
 
