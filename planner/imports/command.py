@@ -85,6 +85,10 @@ def _given(
     if not are_files:
         script = _command(inputs, variables)
     statement, notes = _statement(script, source, documents)
+    notes += [
+        Assumption(term=f"${name}", value=value, why="the script's own default; --env says another")
+        for name, value in script.defaults.items()
+    ]
     words = statement.words if statement is not None else ()
     launch = read_launch(words, script.batch_options)
     arguments = launch.program[1:] if launch.program[:1] and not launch.program[0].startswith("-") else launch.program

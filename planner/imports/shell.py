@@ -54,12 +54,14 @@ class Script:
         batch_options: words of the ``#SBATCH`` lines.
         unknown: variables from outside and substitutions, as written.
         reassigned: variables that get several values; the last one before a use counts.
+        defaults: variables from outside → the value that the script takes where they are unset.
     """
 
     statements: tuple[Statement, ...]
     batch_options: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     reassigned: tuple[str, ...] = ()
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script:
@@ -80,6 +82,7 @@ def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script
         batch_options=options,
         unknown=tuple(dict.fromkeys(reader.unknown)),
         reassigned=tuple(sorted(reader.reassigned)),
+        defaults=reader.defaults,
     )
 
 
@@ -120,6 +123,7 @@ class _Reader:
         self.statements: list[Statement] = []
         self.unknown: list[str] = []
         self.reassigned: set[str] = set()
+        self.defaults: dict[str, str] = {}
         self.num_words = 0
         self.heredocs: list[str] = []
 
@@ -311,7 +315,8 @@ class _Reader:
             return values[first : first + 1]
         if found["default"] is None or "$" in found["default"] or "`" in found["default"]:
             return self._unknown(start)
-        return [found["default"].strip("\"'")]
+        self.defaults[found["name"]] = found["default"].strip("\"'")
+        return [self.defaults[found["name"]]]
 
     def _arithmetic(self, start: int) -> list[str]:
         end = self.text.find("))", self.at)

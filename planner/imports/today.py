@@ -195,7 +195,9 @@ def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> i
     hosts = answers.nodes * (node.num_hosts if node is not None else 1)
     # torchrun's --nnodes defaults to 1, so only a stated number contradicts.
     if named and "--nnodes" in launch.words and launch.num_hosts != hosts:
-        reading.say("cluster", f"the launcher starts {launch.num_hosts} hosts, --nodes says {hosts}")
+        reading.say(
+            "cluster", f"the launcher starts {launch.num_hosts} hosts, --nodes says {hosts} (--env says a variable)"
+        )
     return hosts * per_host
 
 
