@@ -64,6 +64,18 @@ def import_(
         int | None,
         typer.Option("--micro-batch-size", metavar="N", min=1, help="Sequences of one pass.", show_default=False),
     ] = None,
+    input_length: Annotated[
+        int | None,
+        typer.Option("--input-length", metavar="N", min=1, help="Prompt tokens (serving).", show_default=False),
+    ] = None,
+    output_length: Annotated[
+        int | None,
+        typer.Option("--output-length", metavar="N", min=1, help="Generated tokens (serving).", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", metavar="N", min=1, help="Requests in flight (serving).", show_default=False),
+    ] = None,
     env: Annotated[
         list[str] | None,
         typer.Option("--env", metavar="NAME=VALUE", help="A shell variable from outside.", show_default=False),
@@ -102,6 +114,9 @@ def import_(
             sequence_length=sequence_length,
             global_batch_size=global_batch_size,
             micro_batch_size=micro_batch_size,
+            input_length=input_length,
+            output_length=output_length,
+            concurrency=concurrency,
         ),
         source=source,
         variables=_variables(env or []),

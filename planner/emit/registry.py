@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
-from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
+from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified, TrainingRequest
 
 if TYPE_CHECKING:
     from meshplan.planner.emit.job import Job
@@ -242,6 +242,11 @@ def _framework(target: Target, framework: str | None) -> Target:
 def features_of(target: Target) -> tuple[Feature, ...]:
     """What the target's module says about itself."""
     return cast("tuple[Feature, ...]", _module(target).features())
+
+
+def verified_of(target: Target) -> ParserVerified | None:
+    """The parser that judged the target's own files; None where the target only wraps those of another."""
+    return cast("ParserVerified | None", getattr(_module(target), "VERIFIED", None))
 
 
 def _module(target: Target) -> Any:

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified, TrainingRequest
-from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of
+from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
+from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of, verified_of
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.plan import Plan
 from meshplan.planner.problems.training import TrainingConfig
@@ -74,19 +74,20 @@ def support_rows(dense: ModelShape, experts: ModelShape) -> tuple[Mapping[str, A
 
 def _target_rows(target: Target, dense: ModelShape, experts: ModelShape) -> Iterator[Mapping[str, Any]]:
     said = {feature.name: feature for feature in features_of(target)}
-    choices = ("rank_table",) if target.wraps else tuple(_PROBES)
+    # An engine's plan has pools and roles of its own: its rows are what its table says.
+    choices = () if target.serves else ("rank_table",) if target.wraps else tuple(_PROBES)
     for choice in (*choices, *(name for name in said if name not in choices)):
         shape = experts if choice in _WITH_EXPERTS else dense
         takes: list[str] = []
         refuses: list[str] = []
-        verified: ParserVerified | None = None
+        verified = verified_of(target)
         for value in _PROBES.get(choice, ()) if choice in choices else ():
             emitted, reason = _tried(target, shape, Probe(choice=choice, value=value))
             if emitted is None:
                 refuses.append(f"{value}: {reason}")
             else:
                 takes.append(str(value))
-                verified = emitted.parser_verified
+                verified = emitted.parser_verified or verified
         feature = said.get(choice) or (_DERIVED.get(choice) if takes else None)
         yield {
             "target": target.name,

@@ -1,16 +1,17 @@
-"""What a vLLM or an SGLang command line says: degrees, and the settings of the engine.
+"""What a vLLM or an SGLang command line says: degrees and limits of one server.
 
-The rows are the mapping tables of the serving targets, in both directions: flags as in vLLM 0.33 and SGLang 0.5.23.
+The degrees are read by the emitters' own ``degrees``; here stand only the other spellings of their flags, and which
+limits a spec has a place for. Checked flags: vLLM 0.33, SGLang 0.5.23.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-from meshplan.planner.emit.terms import Term, Words, count_term, read_all, stated
+from meshplan.catalogs.errors import Problem
+from meshplan.planner.emit import sglang, vllm
+from meshplan.planner.emit.terms import Words, count
 from meshplan.planner.imports.reading import Given, Reading, as_written
 
 
@@ -20,92 +21,63 @@ class Engine:
 
     Args:
         name: of the source, and ``constraints.target``.
-        programs: what a command line of it contains.
-        degrees: rows of its table.
-        settings: flag → our name, for what is no degree; the first flag of a name is the one to write.
+        degrees: words of a command → our degrees (the emitter's own reader).
+        spellings: the flag that the emitter writes → the other ones that mean the same.
+        required: flags that ``degrees`` looks for, with the engine's default.
+        limits: flag → our name.
         model_flags: where the model stands; a word without a flag counts too.
+        switches: flags without a value that ``degrees`` looks at.
+        seqs_of_one_rank: the limit of sequences is that of one data-parallel rank.
+        tokens_of_all_ranks: the limit of tokens is divided by the data-parallel ranks.
     """
 
     name: str
-    programs: tuple[str, ...]
-    degrees: tuple[Term, ...]
-    settings: Mapping[str, str]
+    degrees: Callable[[Sequence[str]], Mapping[str, int]]
+    spellings: Mapping[str, tuple[str, ...]]
+    required: Mapping[str, str]
+    limits: Mapping[str, str]
     model_flags: tuple[str, ...]
-
-
-def _degree(name: str, *keys: str) -> Term:
-    return count_term(keys[0], name, aliases=keys[1:], verified_by="")
-
-
-def _switch_experts(words: Words) -> Mapping[str, Any]:
-    return stated(spreads_experts=True if "--enable-expert-parallel" in words else None)
+    switches: tuple[str, ...] = field(default=())
+    seqs_of_one_rank: bool = False
+    tokens_of_all_ranks: bool = False
 
 
 VLLM = Engine(
     name="vllm",
-    programs=("vllm", "vllm.entrypoints"),
-    degrees=(
-        _degree("tensor_parallel", "--tensor-parallel-size", "-tp"),
-        _degree("pipeline_parallel", "--pipeline-parallel-size", "-pp"),
-        _degree("data_parallel", "--data-parallel-size", "-dp"),
-        _degree("decode_context_parallel", "--decode-context-parallel-size", "-dcp"),
-        # vLLM has a switch: experts go over tensor × data parallel devices, or nowhere.
-        Term(
-            name="expert_parallel",
-            words=lambda config, _: {"--enable-expert-parallel": ""} if config.expert_parallel > 1 else {},
-            read=_switch_experts,
-            keys=("--enable-expert-parallel",),
-            said_by="--enable-expert-parallel",
-            verified_by="",
-        ),
-    ),
-    settings={
-        "--max-model-len": "max_sequence_length",
-        "--max-num-seqs": "max_num_sequences",
-        "--max-num-batched-tokens": "max_batched_tokens",
-        "--gpu-memory-utilization": "memory_fraction",
-        "--kv-cache-dtype": "kv_cache_dtype",
-        "--quantization": "quantization",
-        "--dtype": "dtype",
+    degrees=vllm.degrees,
+    spellings={
+        "--tensor-parallel-size": ("-tp",),
+        "--pipeline-parallel-size": ("-pp",),
+        "--data-parallel-size": ("-dp",),
+        "--decode-context-parallel-size": ("-dcp",),
     },
+    required={"--pipeline-parallel-size": "1"},
+    limits={"--max-num-seqs": "max_num_seqs", "--max-num-batched-tokens": "max_batched_tokens"},
     model_flags=("--model",),
+    switches=("--enable-expert-parallel",),
+    seqs_of_one_rank=True,
 )
 SGLANG = Engine(
     name="sglang",
-    programs=("sglang.launch_server", "sglang"),
-    degrees=(
-        _degree("tensor_parallel", "--tensor-parallel-size", "--tp-size", "--tp"),
-        _degree("pipeline_parallel", "--pipeline-parallel-size", "--pp-size"),
-        _degree("data_parallel", "--data-parallel-size", "--dp-size", "--dp"),
-        _degree("expert_parallel", "--expert-parallel-size", "--ep-size", "--ep"),
-    ),
-    settings={
-        "--context-length": "max_sequence_length",
-        "--max-running-requests": "max_num_sequences",
-        "--chunked-prefill-size": "max_batched_tokens",
-        "--mem-fraction-static": "memory_fraction",
-        "--kv-cache-dtype": "kv_cache_dtype",
-        "--quantization": "quantization",
-        "--dtype": "dtype",
+    degrees=sglang.degrees,
+    spellings={
+        "--tp-size": ("--tensor-parallel-size", "--tp"),
+        "--pp-size": ("--pipeline-parallel-size", "--pp"),
+        "--ep-size": ("--expert-parallel-size", "--ep"),
+        "--attn-dp-size": (),
+        "--dcp-size": (),
     },
+    required={"--tp-size": "1", "--pp-size": "1"},
+    limits={"--max-running-requests": "max_num_seqs", "--chunked-prefill-size": "max_batched_tokens"},
     model_flags=("--model-path", "--model"),
+    tokens_of_all_ranks=True,
 )
-ENGINES = (VLLM, SGLANG)
-
-
-def _number(text: Any) -> Any:
-    """A setting as a number where it is one: ``auto`` and ``fp8`` stay text."""
-    for convert in (int, float):
-        try:
-            value = convert(text)
-        except (TypeError, ValueError):
-            continue
-        return value if math.isfinite(value) else text
-    return text
+_SGLANG_REPLICAS = ("--dp-size", "--data-parallel-size", "--dp")
+_SGLANG_DP_ATTENTION = "--enable-dp-attention"
 
 
 def read_engine(engine: Engine, given: Given, loose: Sequence[str]) -> Reading:
-    """Degrees and settings of one engine.
+    """Degrees and limits of one engine.
 
     Args:
         engine: whose words they are.
@@ -113,19 +85,62 @@ def read_engine(engine: Engine, given: Given, loose: Sequence[str]) -> Reading:
         loose: words that belong to no flag, such as the model of ``vllm serve MODEL``.
     """
     reading = Reading(source=engine.name, target=engine.name, kind="serving", launch=given.launch)
-    reading.take(read_all(engine.degrees, given.words))
-    for term in ("tensor_parallel", "pipeline_parallel", "data_parallel"):
-        reading.assume(term, 1, f"not stated; {engine.name}'s default")
-    spreads = reading.values.pop("spreads_experts", False)
-    spread_over = reading.values["tensor_parallel"] * reading.values["data_parallel"]
-    reading.assume(
-        "expert_parallel", spread_over if spreads else 1, "tensor × data parallel" if spreads else "not stated"
-    )
-    reading.settings = {
-        ours: _number(given.words[flag]) for flag, ours in engine.settings.items() if flag in given.words
-    }
-    named = [given.words[flag] for flag in engine.model_flags if flag in given.words]
+    words = {word.replace("_", "-") if word.startswith("--") else word: value for word, value in given.words.items()}
+    if engine is SGLANG:
+        words = _sglang_replicas(reading, words)
+    known = {*engine.limits, *engine.model_flags, *engine.switches, *_known(engine)}
+    try:
+        said = _canonical(engine, words)
+        found = engine.degrees([part for pair in said.items() for part in pair if part])
+        limits = {name: count(words, flag) for flag, name in engine.limits.items() if flag in words}
+    except ValueError as error:
+        reading.problems.append(Problem(path="fixed", message=str(error)))
+        return reading
+    text = " ".join(" ".join(pair).strip() for pair in said.items())
+    for name, value in found.items():
+        if value == 1:
+            reading.assume(name, 1, "no flag says another")
+        else:
+            reading.values[name], reading.said_by[name] = value, text
+    if reading.values["tensor_parallel"] < 1:
+        reading.say("fixed", f"{', '.join(map(' '.join, said.items()))}: the ranks inside a stage exceed it")
+    ranks = found["attention_data_parallel"]
+    for name, limit in limits.items():
+        if limit is not None:
+            times = ranks if name == "max_num_seqs" and engine.seqs_of_one_rank else 1
+            parts = ranks if name == "max_batched_tokens" and engine.tokens_of_all_ranks else 1
+            reading.values[name] = max(1, limit * times // parts)
+    reading.assume("num_workers", 1, "one server")
+    named = [words[flag] for flag in engine.model_flags if flag in words]
     reading.model = str((named or list(loose) or [""])[0])
-    known = {key for term in engine.degrees for key in term.keys} | engine.settings.keys() | set(engine.model_flags)
-    reading.unread += [as_written(word, value) for word, value in given.words.items() if word not in known]
+    reading.unread += [as_written(word, value) for word, value in words.items() if word not in known]
     return reading
+
+
+def _known(engine: Engine) -> set[str]:
+    return {flag for canonical, others in engine.spellings.items() for flag in (canonical, *others)}
+
+
+def _canonical(engine: Engine, words: Words) -> dict[str, str]:
+    """The words of the degrees as the emitter writes them, each a number."""
+    said = dict(engine.required)
+    for canonical, others in engine.spellings.items():
+        value = count(words, canonical, *others)
+        if value is not None:
+            said[canonical] = str(value)
+    return {**said, **{switch: "" for switch in engine.switches if switch in words}}
+
+
+def _sglang_replicas(reading: Reading, words: Words) -> dict[str, str]:
+    """``--dp-size`` means replicas, or data-parallel attention inside the stage where that is switched on."""
+    rest = {word: value for word, value in words.items() if word not in {*_SGLANG_REPLICAS, _SGLANG_DP_ATTENTION}}
+    try:
+        replicas = count(words, *_SGLANG_REPLICAS)
+    except ValueError as error:
+        reading.problems.append(Problem(path="fixed", message=str(error)))
+        return rest
+    if replicas is not None and _SGLANG_DP_ATTENTION in words:
+        rest["--attn-dp-size"] = str(replicas)
+    elif replicas is not None:
+        reading.values["num_workers"] = replicas
+    return rest

@@ -82,7 +82,6 @@ class Reading:
         problems: contradictions, and values that cannot be meant.
         model: name or path as written; empty where only sizes are known.
         model_words: flags that describe the model, to find it by.
-        settings: of a serving engine: what is no degree.
     """
 
     source: str
@@ -97,7 +96,6 @@ class Reading:
     problems: list[Problem] = field(default_factory=list)
     model: str = ""
     model_words: Words = field(default_factory=dict)
-    settings: dict[str, Any] = field(default_factory=dict)
 
     def take(self, read: Read) -> None:
         """Values of a mapping table; a value that another table said differently is a contradiction."""

@@ -13,18 +13,13 @@ from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Assumption, Reading
 from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.serving_spec import ServingFixedSpec, read_serving_spec
 from meshplan.planner.spec import PRECISIONS, FixedSpec, read_training_spec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
 
-_SERVING_DEGREES = (
-    "tensor_parallel",
-    "pipeline_parallel",
-    "data_parallel",
-    "expert_parallel",
-    "decode_context_parallel",
-)
+_SERVING_WORKLOAD = ("input_length", "output_length", "concurrency")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +34,9 @@ class Answers:
         sequence_length: tokens.
         global_batch_size: sequences of one step.
         micro_batch_size: sequences of one forward pass.
+        input_length: prompt tokens of a request (serving).
+        output_length: generated tokens of a request (serving).
+        concurrency: requests in flight (serving).
     """
 
     model: str | None = None
@@ -48,6 +46,9 @@ class Answers:
     sequence_length: int | None = None
     global_batch_size: int | None = None
     micro_batch_size: int | None = None
+    input_length: int | None = None
+    output_length: int | None = None
+    concurrency: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,10 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         for name in ("sequence_length", "global_batch_size"):
             if name not in reading.values and not reading.problems:
                 reading.say(f"workload.{name}", f"the command does not say it: give --{name.replace('_', '-')}")
+    else:
+        for name in _SERVING_WORKLOAD:
+            if getattr(answers, name) is None:
+                reading.say(f"workload.{name}", f"no command line says it: give --{name.replace('_', '-')}")
     if reading.problems or nodes is None or model is None:
         raise SpecError(reading.problems, of="what is imported")
     spec: dict[str, Any] = {
@@ -109,9 +114,7 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
     }
     constraints: dict[str, Any] = {"target": reading.target}
     if is_training:
-        used = reading.values["data_parallel"]
-        for name in ("tensor_parallel", "pipeline_parallel", "context_parallel"):
-            used *= reading.values[name]
+        used = _devices(reading)
         if used < nodes.num_devices * spec["cluster"]["nodes"][0]["count"]:
             constraints["max_devices"] = used
         _layers(reading, model, catalog)
@@ -121,9 +124,9 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         fixed = {name: reading.values[name] for name in FixedSpec.model_fields if name in reading.values}
         read_training_spec({**spec, "fixed": fixed})
     else:
-        fixed = {name: reading.values[name] for name in _SERVING_DEGREES if name in reading.values}
-        fixed |= reading.settings
-        reading.left_out.append("workload, slo: no command line says them; add them before you plan")
+        spec["workload"] = {name: getattr(answers, name) for name in _SERVING_WORKLOAD}
+        fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
+        read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
     return Today(
         source=reading.source,
         spec={**spec, "constraints": constraints, "fixed": fixed},
@@ -209,17 +212,19 @@ def _cluster(reading: Reading, answers: Answers, node: NodeType, num_devices: in
         count = -(-hosts // node.num_hosts)
     else:
         per_node = reading.launch.devices_per_host or node.num_devices
-        count = -(-(num_devices or reading.values["data_parallel"] * _model_degrees(reading)) // per_node)
+        count = -(-(num_devices or _devices(reading)) // per_node)
         reading.assumed.append(Assumption(term="cluster.nodes.count", value=count, why=f"{per_node} devices a node"))
     return {"nodes": [{"type": node.slug, "count": count}]}
 
 
-def _model_degrees(reading: Reading) -> int:
-    return int(
-        reading.values["tensor_parallel"]
-        * reading.values["pipeline_parallel"]
-        * reading.values.get("context_parallel", 1)
-    )
+def _devices(reading: Reading) -> int:
+    """Product of every degree that multiplies devices."""
+    names = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")
+    serving = ("attention_data_parallel", "num_workers")
+    product = 1
+    for name in (*names, *serving):
+        product *= reading.values.get(name, 1)
+    return int(product)
 
 
 def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:

@@ -242,26 +242,30 @@ def test_accelerate_of_both_fsdp_versions(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "degrees", "settings"),
+    ("command", "values"),
     [
         (
-            "vllm serve meta-llama/Llama-3.1-70B -tp 8 -dp 2 --enable-expert-parallel --max-model-len 8192",
-            {"tensor_parallel": 8, "data_parallel": 2, "expert_parallel": 16},
-            {"max_sequence_length": 8192},
+            "vllm serve meta-llama/Llama-3.1-70B -tp 8 -dp 2 --enable-expert-parallel --max-num-seqs 64",
+            {"tensor_parallel": 8, "attention_data_parallel": 2, "expert_parallel": 16, "max_num_seqs": 128},
         ),
         (
-            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp 4 --mem-fraction-static 0.88",
-            {"tensor_parallel": 4, "pipeline_parallel": 1, "expert_parallel": 1},
-            {"memory_fraction": 0.88},
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp 4 --dp 2",
+            {"tensor_parallel": 4, "attention_data_parallel": 1, "num_workers": 2},
+        ),
+        (
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp 8 --dp 4 --enable-dp-attention",
+            {"tensor_parallel": 2, "attention_data_parallel": 4, "num_workers": 1},
         ),
     ],
 )
-def test_engines(command: str, degrees: dict[str, int], settings: dict[str, Any]) -> None:
+def test_engines(command: str, values: dict[str, int]) -> None:
     found = read_inputs([command])
-    assert found.kind == "serving"
-    assert found.model == "meta-llama/Llama-3.1-70B"
-    assert {name: found.values[name] for name in degrees} == degrees
-    assert found.settings == settings
+    assert (found.kind, found.model) == ("serving", "meta-llama/Llama-3.1-70B")
+    assert {name: found.values[name] for name in values} == values
+    assert "--weird 1" in read_inputs([f"{command} --weird 1"]).unread
+    assert "'x' is not a whole number" in str(
+        read_inputs([f"{command} --pp-size x --pipeline-parallel-size x"]).problems
+    )
 
 
 @pytest.mark.parametrize(
