@@ -203,4 +203,4 @@ def test_every_target_has_rows_in_the_support_matrix() -> None:
     known = {field.name for field in fields(TrainingConfig)} | {"rank_table", "hosts", "configuration"}
     trained = [row for row in rows if row["target"] not in engine_names()]
     assert {row["feature"] for row in trained} <= known
-    assert all(row["parser_verified"] for row in rows if row["target"] in engine_names())
+    assert all(row["parser_verified"] for row in rows if row["target"] in {"vllm", "sglang"})
