@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from meshplan.catalogs.errors import EXIT_INFEASIBLE
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Format
@@ -200,6 +201,7 @@ def _write(text: str, out: Path, *, force: bool) -> None:
 
 def _compare(found: Today, catalog: Catalog, form: Format) -> None:
     from meshplan.cli.comparison_report import comparison_report
+    from meshplan.cli.plan_output import is_infeasible, show_plan
     from meshplan.cli.progress import progress_line
     from meshplan.cli.render import show_document, show_text, terminal_width
     from meshplan.planner.compare import compare as compare_plans
@@ -209,10 +211,14 @@ def _compare(found: Today, catalog: Catalog, form: Format) -> None:
     freed = {name: part for name, part in found.spec.items() if name != "fixed"}
     with progress_line() as on_progress:
         better = make_plan(freed, catalog, on_progress=on_progress)
+    if is_infeasible(better):
+        show_plan(better, form)
+        raise typer.Exit(EXIT_INFEASIBLE)
     comparison = compare_plans([mine, better])
     if form in (Format.JSON, Format.YAML):
         show_document({**found.to_document(), "comparison": comparison.to_document()}, form)
         return
-    counts = [f"assumed: {one.term} = {one.value} ({one.why})" for one in found.assumed]
+    misfit = ["what runs today does not fit the devices' memory, by the estimate\n"] if is_infeasible(mine) else []
+    counts = misfit + [f"assumed: {one.term} = {one.value} ({one.why})" for one in found.assumed]
     counts += [f"not understood: {text}" for text in found.unread]
     show_text("".join(f"{text}\n" for text in counts) + "\n" + comparison_report(comparison, width=terminal_width()))

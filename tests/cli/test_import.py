@@ -55,6 +55,17 @@ def test_compare_shows_what_would_be_better(meshplan: Command) -> None:
     assert "tensor_parallel" in text.out
 
 
+@pytest.mark.parametrize(("nodes", "code", "message"), [(2, 3, "infeasible"), (8, 0, "does not fit")])
+def test_compare_says_what_does_not_fit(meshplan: Command, nodes: int, code: int, message: str) -> None:
+    command = (
+        f"torchrun --nproc-per-node 8 --nnodes {nodes} pretrain_gpt.py --seq-length 8192 --global-batch-size 64 --bf16 "
+        "--tensor-model-parallel-size 2 --num-layers 80"
+    )
+    done = meshplan("import", command, "--node-type", "dgx-h100", "--model", "llama-3.1-70b", "--compare")
+    assert done.code == code
+    assert message in done.out.lower()
+
+
 def test_what_was_assumed_and_not_read_is_listed(meshplan: Command) -> None:
     done = meshplan("import", f"{COMMAND} --weird 'a\nb: c'", "--device", "h100-sxm-80gb")
     assert done.code == 0
