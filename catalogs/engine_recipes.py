@@ -9,11 +9,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from meshplan.catalogs.recipes import release_numbers
-from meshplan.catalogs.seeds import SEED_FOLDER
+from meshplan.catalogs.releases import release_numbers
 from meshplan.catalogs.yaml_reader import load_yaml
+
+ENGINE_FILE = Path(__file__).parent / "seed" / "engines.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +65,7 @@ class EngineRecipe:
 @cache
 def engine_recipes() -> Mapping[str, EngineRecipe]:
     """Every known entry by name, older releases of an engine first."""
-    content = load_yaml((SEED_FOLDER / "engines.yaml").read_bytes())
+    content = load_yaml(ENGINE_FILE.read_bytes())
     return {name: _recipe(name, entry) for name, entry in content["engines"].items()}
 
 

@@ -6,12 +6,12 @@ about software, not measurements of a user's machines.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from meshplan.catalogs.calibration import FrameworkRecipe
+from meshplan.catalogs.releases import release_numbers
 from meshplan.catalogs.seeds import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
 
@@ -95,9 +95,3 @@ def recipe_observed_as(name: str, release: str | None = None) -> Recipe:
         if recipe.before and release is not None and release_numbers(release) < release_numbers(recipe.before):
             return recipe
     return next((recipe for recipe in found if not recipe.before), recipe_named(name))
-
-
-def release_numbers(text: str) -> tuple[int, ...]:
-    """``26.04.01`` as numbers; a text without numbers is newer than any release."""
-    numbers = tuple(int(part) for part in re.findall(r"\d+", text))
-    return numbers or (10**9,)

@@ -31,6 +31,8 @@ from meshplan.catalogs.document import FORMAT
 from meshplan.catalogs.efficiency import curve_facts
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import dimension_of
+from meshplan.catalogs.model_config import shape_from_config
+from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.transfer import SEED, Changes, require_sound, write_document
 from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.catalogs.yaml_reader import load_yaml
@@ -80,6 +82,16 @@ def seed_digest(folder: Path = SEED_FOLDER) -> str:
     for path in sorted(path for path in folder.rglob("*") if path.suffix in (".yaml", ".json")):
         total.update(path.relative_to(folder).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
     return total.hexdigest()
+
+
+def seed_model_shape(slug: str) -> ModelShape:
+    """The shape of a model that ships with meshplan, without a database.
+
+    Raises:
+        KeyError: no such model ships.
+    """
+    entry = load_yaml((SEED_FOLDER / "models.yaml").read_text(encoding="utf-8"))["models"][slug]
+    return shape_from_config(entry["config"], slug=slug, name=entry["name"], source=entry["source"])
 
 
 def write_seeds(connection: Connection) -> Changes:

@@ -13,8 +13,13 @@ from meshplan.cli.render import Column, Format, show_document, show_rows
 _SUPPORT_COLUMNS = (
     Column(key="target", title="Target", wrap=False),
     Column(key="feature", title="Choice", wrap=False),
+    Column(key="takes", title="Takes"),
     Column(key="expressed_by", title="Said by"),
     Column(key="verified_by", title="Judged by", footnote=True, wrap=False),
+)
+_ALL_COLUMNS = tuple(
+    Column(key=key, title=key)
+    for key in ("target", "feature", "takes", "refuses", "expressed_by", "verified_by", "parser_verified")
 )
 
 
@@ -37,7 +42,10 @@ def schema(
 
 
 def support(form: FormatOption = Format.TABLE) -> None:
-    """List which choices of a plan each emit target can express, by which words, and what judged them."""
-    from meshplan.planner.emit.registry import support_matrix
+    """List which choices of a plan each emit target takes, by which words, and what judged them.
 
-    show_rows(support_matrix(), _SUPPORT_COLUMNS, form)
+    Every line is found by emitting a probe plan; the CSV and JSON forms also say why a choice is refused.
+    """
+    from meshplan.planner.service import support_matrix
+
+    show_rows(support_matrix(), _SUPPORT_COLUMNS if form is Format.TABLE else _ALL_COLUMNS, form)

@@ -291,6 +291,15 @@ def emit_plan(
     return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
 
 
+def support_matrix() -> tuple[Mapping[str, Any], ...]:
+    """Which choices each emit target takes, found by emitting probes of two models that ship with meshplan."""
+    from meshplan.catalogs.seeds import seed_model_shape
+    from meshplan.planner.emit.support import support_rows
+
+    # TorchTitan trains registered models only: the probes are two of them.
+    return support_rows(seed_model_shape("llama-3.1-8b"), seed_model_shape("qwen3-30b-a3b"))
+
+
 def plan_target(plan: Plan) -> str | None:
     """The emit target that the plan was made for; None for kinds that nothing launches."""
     if plan.kind == "serving":

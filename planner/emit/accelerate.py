@@ -19,9 +19,18 @@ from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingReq
 from meshplan.planner.emit.job import Job
 from meshplan.planner.emit.placement import host_placements
 from meshplan.planner.emit.registry import Feature
-from meshplan.planner.emit.terms import BY_THE_SCRIPT, HANDED_OVER, Term, feature_rows, refuse
+from meshplan.planner.emit.terms import (
+    Term,
+    Words,
+    count,
+    feature_rows,
+    handed_over,
+    nested,
+    refuse,
+    say_all,
+    stated,
+)
 from meshplan.planner.problems.pytorch_frameworks import ACCELERATE
-from meshplan.planner.problems.training import TrainingConfig
 
 TARGET = "accelerate"
 CONFIG_FILE = PurePosixPath("accelerate_config.yaml")
@@ -32,7 +41,18 @@ VERIFIED = ParserVerified(
 )
 _PARSER = "parser and ParallelismConfig"
 _KNOWN_NAMES = {"precision": ("bf16", "fp16"), "activation_recompute": ("none", "full")}
-_ZERO_SHARDED_PARAMETERS = 3
+_ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
+_SIZES = "parallelism_config.parallelism_config_"
+_RESHARD = "fsdp_config.fsdp_reshard_after_forward"
+_RECOMPUTE = "fsdp_config.fsdp_activation_checkpointing"
+_STRATEGY = "fsdp_config.fsdp_sharding_strategy"  # of FSDP1; in the order of torch's ShardingStrategy
+_STRATEGIES = {
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+}
 _NOTES = (
     "The script gets what the YAML has no word for from MESHPLAN_CONFIG: micro_batch_size, num_microbatches, "
     "sequence_length.",
@@ -49,21 +69,46 @@ _STARTER = r"""exec "${{ACCELERATE:-accelerate}}" launch \
 """
 
 
-def _sharding(config: TrainingConfig) -> Mapping[str, Any]:
-    return {"fsdp_config": {"fsdp_reshard_after_forward": config.zero_stage == _ZERO_SHARDED_PARAMETERS}}
+def _read_sharding(words: Words) -> Mapping[str, Any]:
+    """FSDP2 says it by a switch, FSDP1 by a strategy (by name, or by its number from 1 on)."""
+    strategy = words.get(_STRATEGY)
+    if strategy is not None:
+        names = {**_STRATEGIES, **{str(number): stage for number, stage in enumerate(_STRATEGIES.values(), start=1)}}
+        if str(strategy) not in names:
+            raise ValueError(f"{_STRATEGY} is one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+        return {"zero_stage": names[str(strategy)]}
+    reshards = words.get(_RESHARD)
+    if reshards is None:
+        return {}
+    if not isinstance(reshards, bool):
+        raise ValueError(f"{_RESHARD} is true or false, not {reshards!r}")
+    return {"zero_stage": _ZERO_SHARDED_PARAMETERS if reshards else _ZERO_SHARDED_GRADIENTS}
 
 
 def _size(name: str, field: str) -> Term:
+    key = f"{_SIZES}{name}"
     return Term(
         name=field,
-        words=lambda config: {"parallelism_config": {f"parallelism_config_{name}": getattr(config, field)}},
-        said_by=f"parallelism_config_{name}",
+        words=lambda config, _: {key: getattr(config, field)},
+        read=lambda words: stated(**{field: count(words, key)}),
+        keys=(key,),
+        said_by=key.partition(".")[2],
         verified_by=_PARSER,
     )
 
 
-def _handed(name: str) -> Term:
-    return Term(name=name, words=lambda _: {}, said_by=HANDED_OVER, verified_by=BY_THE_SCRIPT)
+def _read_recompute(words: Words) -> Mapping[str, Any]:
+    full = words.get(_RECOMPUTE)
+    if full not in {None, True, False}:
+        raise ValueError(f"{_RECOMPUTE} is true or false, not {full!r}")
+    return {} if full is None else {"activation_recompute": "full" if full else "none"}
+
+
+def _read_precision(words: Words) -> Mapping[str, Any]:
+    name = words.get("mixed_precision")
+    if name not in {None, "no", *_KNOWN_NAMES["precision"], "fp8"}:
+        raise ValueError(f"mixed_precision is no, bf16, fp16 or fp8, not {name!r}")
+    return {} if name is None else {"precision": "fp32" if name == "no" else name}
 
 
 TERMS = (
@@ -72,35 +117,39 @@ TERMS = (
     _size("dp_shard_size", "data_parallel_shard"),
     Term(
         name="data_parallel",
-        words=lambda config: {
-            "parallelism_config": {
-                "parallelism_config_dp_replicate_size": config.data_parallel // config.data_parallel_shard
-            }
-        },
+        words=lambda config, _: {f"{_SIZES}dp_replicate_size": config.data_parallel // config.data_parallel_shard},
+        read=lambda words: stated(data_parallel_replicate=count(words, f"{_SIZES}dp_replicate_size")),
+        keys=(f"{_SIZES}dp_replicate_size",),
         said_by="parallelism_config_dp_replicate_size × parallelism_config_dp_shard_size",
         verified_by=_PARSER,
     ),
     Term(
         name="zero_stage",
-        words=_sharding,
+        words=lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS},
+        read=_read_sharding,
+        keys=(_RESHARD, _STRATEGY),
         said_by="fsdp_version 2, fsdp_reshard_after_forward (3: true, 2: false)",
         verified_by=_PARSER,
     ),
     Term(
         name="activation_recompute",
-        words=lambda config: {"fsdp_config": {"fsdp_activation_checkpointing": config.activation_recompute == "full"}},
+        words=lambda config, _: {_RECOMPUTE: config.activation_recompute == "full"},
+        read=_read_recompute,
+        keys=(_RECOMPUTE,),
         said_by="fsdp_activation_checkpointing (full: true, none: false)",
         verified_by=_PARSER,
     ),
     Term(
         name="precision",
-        words=lambda config: {"mixed_precision": config.precision},
+        words=lambda config, _: {"mixed_precision": config.precision},
+        read=_read_precision,
+        keys=("mixed_precision",),
         said_by="mixed_precision: bf16, fp16",
         verified_by=_PARSER,
     ),
-    _handed("micro_batch_size"),
-    _handed("global_batch_size"),
-    _handed("sequence_length"),
+    handed_over("micro_batch_size"),
+    handed_over("global_batch_size"),
+    handed_over("sequence_length"),
 )
 
 
@@ -111,23 +160,19 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
         CannotExpressError: Accelerate has no word for a choice.
     """
     refuse(ACCELERATE, request.shape, request.config, _KNOWN_NAMES)
-    words: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP",
-        "use_cpu": False,
-        "rdzv_backend": "static",
-        "same_network": True,
-        "num_processes": request.config.world_size,
-        "fsdp_config": {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"},
-        "parallelism_config": {},
-    }
-    for term in TERMS:
-        for key, value in term.words(request.config).items():
-            if isinstance(value, dict):
-                words[key].update(value)
-            else:
-                words[key] = value
-    return words
+    return nested(
+        {
+            "compute_environment": "LOCAL_MACHINE",
+            "distributed_type": "FSDP",
+            "use_cpu": False,
+            "rdzv_backend": "static",
+            "same_network": True,
+            "num_processes": request.config.world_size,
+            "fsdp_config.fsdp_version": 2,
+            "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            **say_all(TERMS, request.config, request.shape),
+        }
+    )
 
 
 def job(request: TrainingRequest) -> Job:
@@ -156,19 +201,6 @@ def job(request: TrainingRequest) -> Job:
             TARGET, f"hosts with unequal numbers of processes ({sorted(sizes)})", "a plan that uses all hosts alike"
         )
     return made
-
-
-def degrees(words: Mapping[str, Any]) -> dict[str, int]:
-    """Our degrees, read back from Accelerate's YAML."""
-    sizes = words["parallelism_config"]
-    shard = int(sizes["parallelism_config_dp_shard_size"])
-    return {
-        "tensor_parallel": int(sizes["parallelism_config_tp_size"]),
-        "context_parallel": int(sizes["parallelism_config_cp_size"]),
-        "data_parallel": shard * int(sizes["parallelism_config_dp_replicate_size"]),
-        "data_parallel_shard": shard,
-        "zero_stage": 3 if words["fsdp_config"]["fsdp_reshard_after_forward"] else 2,
-    }
 
 
 def features() -> tuple[Feature, ...]:

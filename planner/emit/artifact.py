@@ -10,7 +10,7 @@ from typing import Any
 from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.planner.plan import Plan
+from meshplan.planner.plan import PLAN_ID_LENGTH, Plan
 from meshplan.planner.problems.training import TrainingConfig
 
 DEFAULT_MASTER_PORT = 29500
@@ -118,7 +118,8 @@ def training_config(plan: Plan) -> TrainingConfig:
 
 def stamp(plan: Plan, verified: ParserVerified | None) -> tuple[str, ...]:
     """The lines that begin every emitted file, without a comment sign."""
-    lines = (f"meshplan plan {plan.plan_id}", f"plan digest: {plan.digest}")
+    digest = plan.digest  # of every rank's place: asked for once
+    lines = (f"meshplan plan {digest[:PLAN_ID_LENGTH]}", f"plan digest: {digest}")
     return lines if verified is None else (*lines, f"parser: {verified}")
 
 
@@ -129,7 +130,8 @@ def commented(lines: Sequence[str], sign: str = "#") -> str:
 
 def stamp_fields(plan: Plan, verified: ParserVerified | None) -> Mapping[str, Any]:
     """The stamp for JSON files, which have no comments."""
-    fields: dict[str, Any] = {"plan_id": plan.plan_id, "plan_digest": plan.digest}
+    digest = plan.digest
+    fields: dict[str, Any] = {"plan_id": digest[:PLAN_ID_LENGTH], "plan_digest": digest}
     if verified is not None:
         fields["parser_verified"] = {
             "framework": verified.framework,

@@ -11,11 +11,22 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
+from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import script
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest
 from meshplan.planner.emit.job import Job
 from meshplan.planner.emit.registry import Feature
-from meshplan.planner.emit.terms import BY_THE_SCRIPT, HANDED_OVER, Term, feature_rows, refuse
+from meshplan.planner.emit.terms import (
+    Term,
+    Words,
+    count,
+    feature_rows,
+    handed_over,
+    nested,
+    refuse,
+    say_all,
+    stated,
+)
 from meshplan.planner.emit.torchrun import RANK_TABLE
 from meshplan.planner.problems.pytorch_frameworks import DEEPSPEED
 from meshplan.planner.problems.training import TrainingConfig
@@ -29,6 +40,9 @@ VERIFIED = ParserVerified(
 )
 _PARSER = "parser (DeepSpeedConfig)"
 _KNOWN_NAMES = {"precision": ("bf16", "fp16"), "activation_recompute": ("none", "full")}
+_PRECISION_KEYS = {"bf16": ("bf16.enabled", "bfloat16.enabled"), "fp16": ("fp16.enabled",)}
+_ZERO_STAGES = (0, 1, 2, 3)
+_AUTO = "auto"
 _NOTES = (
     f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and hands it to deepspeed.initialize. It gets "
     "what the JSON has no word for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
@@ -38,7 +52,7 @@ _TENSOR_NOTE = (
 )
 
 
-def _batch(config: TrainingConfig) -> Mapping[str, Any]:
+def _batch(config: TrainingConfig, _: ModelShape) -> Words:
     """The batch triple. Under tensor parallelism its product would count every rank, so the total is left out."""
     words = {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
@@ -47,46 +61,97 @@ def _batch(config: TrainingConfig) -> Mapping[str, Any]:
     return words if config.tensor_parallel > 1 else {"train_batch_size": config.global_batch_size, **words}
 
 
-def _zero(config: TrainingConfig) -> Mapping[str, Any]:
+def _decided(words: Words, key: str) -> int | None:
+    """``"auto"`` leaves the value to the Hugging Face Trainer: nothing is stated."""
+    return None if words.get(key) == _AUTO else count(words, key)
+
+
+def _read_batch(words: Words) -> Mapping[str, Any]:
+    return stated(
+        micro_batch_size=_decided(words, "train_micro_batch_size_per_gpu"),
+        num_microbatches=_decided(words, "gradient_accumulation_steps"),
+    )
+
+
+def _zero(config: TrainingConfig, _: ModelShape) -> Words:
     if config.zero_stage == 0:
-        return {"zero_optimization": {"stage": 0}}
-    return {"zero_optimization": {"stage": config.zero_stage, "overlap_comm": True, "contiguous_gradients": True}}
+        return {"zero_optimization.stage": 0}
+    return {
+        "zero_optimization.stage": config.zero_stage,
+        "zero_optimization.overlap_comm": True,
+        "zero_optimization.contiguous_gradients": True,
+    }
 
 
-def _handed(name: str) -> Term:
-    return Term(name=name, words=lambda _: {}, said_by=HANDED_OVER, verified_by=BY_THE_SCRIPT)
+def _read_zero(words: Words) -> Mapping[str, Any]:
+    stage = words.get("zero_optimization.stage")
+    if stage is not None and (isinstance(stage, bool) or stage not in _ZERO_STAGES):
+        raise ValueError(f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}")
+    return stated(zero_stage=stage)
+
+
+def _read_tensor(words: Words) -> Mapping[str, Any]:
+    """0 (the default) switches AutoTP off."""
+    key = "tensor_parallel.autotp_size"
+    return {} if words.get(key) in {None, 0} else stated(tensor_parallel=count(words, key))
+
+
+def _read_precision(words: Words) -> Mapping[str, Any]:
+    on = [name for name, keys in _PRECISION_KEYS.items() if any(words.get(key) is True for key in keys)]
+    if len(on) > 1:
+        raise ValueError("both bf16 and fp16 are enabled; DeepSpeed takes one")
+    return {"precision": on[0]} if on else {}
 
 
 TERMS = (
     Term(
         name="micro_batch_size",
         words=_batch,
+        read=_read_batch,
+        keys=("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
         said_by="train_micro_batch_size_per_gpu",
         verified_by=_PARSER,
     ),
     Term(
         name="global_batch_size",
-        words=lambda _: {},
+        words=lambda *_: {},  # said by the row above
+        read=lambda words: stated(global_batch_size=_decided(words, "train_batch_size")),
+        keys=("train_batch_size",),
         said_by="train_batch_size, gradient_accumulation_steps",
         verified_by=_PARSER,
     ),
-    Term(name="zero_stage", words=_zero, said_by="zero_optimization.stage", verified_by=_PARSER),
+    Term(
+        name="zero_stage",
+        words=_zero,
+        read=_read_zero,
+        keys=(
+            "zero_optimization.stage",
+            "zero_optimization.overlap_comm",
+            "zero_optimization.contiguous_gradients",
+        ),
+        said_by="zero_optimization.stage",
+        verified_by=_PARSER,
+    ),
     Term(
         name="tensor_parallel",
-        words=lambda config: (
-            {"tensor_parallel": {"autotp_size": config.tensor_parallel}} if config.tensor_parallel > 1 else {}
+        words=lambda config, _: (
+            {"tensor_parallel.autotp_size": config.tensor_parallel} if config.tensor_parallel > 1 else {}
         ),
+        read=_read_tensor,
+        keys=("tensor_parallel.autotp_size",),
         said_by="tensor_parallel.autotp_size (zero_stage up to 2, without sequence_parallel)",
         verified_by=_PARSER,
     ),
     Term(
         name="precision",
-        words=lambda config: {config.precision: {"enabled": True}},
+        words=lambda config, _: {f"{config.precision}.enabled": True},
+        read=_read_precision,
+        keys=tuple(key for keys in _PRECISION_KEYS.values() for key in keys),
         said_by="bf16.enabled, fp16.enabled",
         verified_by=_PARSER,
     ),
-    _handed("activation_recompute"),
-    _handed("sequence_length"),
+    handed_over("activation_recompute"),
+    handed_over("sequence_length"),
 )
 
 
@@ -97,10 +162,7 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
         CannotExpressError: DeepSpeed's JSON has no word for a choice.
     """
     refuse(DEEPSPEED, request.shape, request.config, _KNOWN_NAMES)
-    words: dict[str, Any] = {}
-    for term in TERMS:
-        words.update(term.words(request.config))
-    return words
+    return nested(say_all(TERMS, request.config, request.shape))
 
 
 def job(request: TrainingRequest) -> Job:
@@ -119,18 +181,6 @@ def job(request: TrainingRequest) -> Job:
         settings=(script.script_setting(request.script),),
         notes=(*_NOTES, *tensor_note),
     )
-
-
-def degrees(words: Mapping[str, Any], world_size: int) -> dict[str, int]:
-    """Our degrees, read back from DeepSpeed's JSON and the number of its ranks."""
-    tensor = int(words.get("tensor_parallel", {}).get("autotp_size", 1))
-    return {
-        "tensor_parallel": tensor,
-        "data_parallel": world_size // tensor,
-        "zero_stage": int(words.get("zero_optimization", {}).get("stage", 0)),
-        "micro_batch_size": int(words["train_micro_batch_size_per_gpu"]),
-        "num_microbatches": int(words["gradient_accumulation_steps"]),
-    }
 
 
 def features() -> tuple[Feature, ...]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
-from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
+from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified, TrainingRequest
 
 if TYPE_CHECKING:
     from meshplan.planner.emit.job import Job
@@ -240,18 +239,14 @@ def _framework(target: Target, framework: str | None) -> Target:
     return _target(framework)
 
 
-def support_matrix() -> tuple[Mapping[str, str], ...]:
-    """Rows of target, feature, expressed_by and verified_by, read from the emitters themselves."""
-    return tuple(
-        {
-            "target": target.name,
-            "feature": feature.name,
-            "expressed_by": feature.expressed_by,
-            "verified_by": feature.verified_by,
-        }
-        for target in TARGETS
-        for feature in cast("tuple[Feature, ...]", _module(target).features())
-    )
+def features_of(target: Target) -> tuple[Feature, ...]:
+    """What the target's module says about itself."""
+    return cast("tuple[Feature, ...]", _module(target).features())
+
+
+def verified_of(target: Target) -> ParserVerified | None:
+    """The parser that judged the target's own files; None where the target only wraps those of another."""
+    return cast("ParserVerified | None", getattr(_module(target), "VERIFIED", None))
 
 
 def _module(target: Target) -> Any:

@@ -6,13 +6,15 @@ torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``Paralle
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import PurePosixPath
+from typing import Any
 
+from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
 from meshplan.planner.emit.job import Job, Setting
 from meshplan.planner.emit.registry import Feature
-from meshplan.planner.emit.terms import Term, feature_rows, refuse
+from meshplan.planner.emit.terms import Term, Words, count, count_term, feature_rows, refuse, say_all, stated
 from meshplan.planner.emit.torchrun import RANK_TABLE
 from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN, TORCHTITAN_CONFIGS
 from meshplan.planner.problems.training import TrainingConfig
@@ -31,7 +33,9 @@ _KNOWN_NAMES = {
     "pipeline_schedule": ("none", "1f1b", "interleaved"),
 }
 _SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
-_ZERO_SHARDED_PARAMETERS = 3
+_PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
+_ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
+SUBCOMMAND = "activation-checkpoint:"
 _PARALLELISM = "--parallelism."
 _TRAINING = "--training."
 SETTINGS = (
@@ -56,7 +60,7 @@ done < "$here/{arguments_file}"
 """
 
 
-def _data_parallel(config: TrainingConfig) -> Mapping[str, str]:
+def _data_parallel(config: TrainingConfig, _: ModelShape) -> Words:
     """Replicas that share one copy of the states, times copies; nothing is sharded at stage 0."""
     shard = config.data_parallel_shard if config.zero_stage else 1
     return {
@@ -65,7 +69,7 @@ def _data_parallel(config: TrainingConfig) -> Mapping[str, str]:
     }
 
 
-def _stages(config: TrainingConfig) -> Mapping[str, str]:
+def _stages(config: TrainingConfig, _: ModelShape) -> Words:
     if config.pipeline_parallel == 1:
         return {f"{_PARALLELISM}pipeline-parallel-degree": "1"}
     return {
@@ -80,97 +84,178 @@ def _stages(config: TrainingConfig) -> Mapping[str, str]:
     }
 
 
-def _local_batch_size(config: TrainingConfig) -> Mapping[str, str]:
+def _local_batch_size(config: TrainingConfig, _: ModelShape) -> Words:
     """Under a pipeline one call takes all micro-batches; otherwise gradients are accumulated over calls."""
     calls = config.num_microbatches if config.pipeline_parallel > 1 else 1
     return {f"{_TRAINING}local-batch-size": str(config.micro_batch_size * calls)}
 
 
-def _experts(config: TrainingConfig) -> Mapping[str, str]:
+def _experts(config: TrainingConfig, _: ModelShape) -> Words:
     if config.expert_parallel == 1:
         return {}
     return {f"{_PARALLELISM}expert-parallel-degree": str(config.expert_parallel), f"{_TRAINING}disable-cuda-graphs": ""}
 
 
+def _read_stages(words: Words) -> Mapping[str, Any]:
+    """``layers_per_stage`` becomes chunks a stage where the model is known."""
+    schedule = words.get(f"{_PARALLELISM}pipeline-parallel-schedule")
+    if schedule is not None and schedule not in _SCHEDULES.values():
+        raise ValueError(f"the schedule {schedule!r} has no name here; known: {', '.join(_SCHEDULES.values())}")
+    named = next((ours for ours, theirs in _SCHEDULES.items() if theirs == schedule), None)
+    stages = count(words, f"{_PARALLELISM}pipeline-parallel-degree")
+    is_split = stages is not None and stages > 1
+    return stated(
+        pipeline_parallel=stages,
+        pipeline_schedule=named if is_split else None,
+        micro_batch_size=count(words, f"{_PARALLELISM}pipeline-parallel-microbatch-size") if is_split else None,
+        layers_per_stage=count(words, f"{_PARALLELISM}pipeline-parallel-layers-per-stage") if is_split else None,
+    )
+
+
+def _read_data_parallel(words: Words) -> Mapping[str, Any]:
+    """Shards of -1 (the default) take the ranks that are left: nothing is stated then."""
+    shards = f"{_PARALLELISM}data-parallel-shard-degree"
+    asked = {} if str(words.get(shards, "-1")) == "-1" else words
+    return stated(
+        data_parallel_replicate=count(words, f"{_PARALLELISM}data-parallel-replicate-degree"),
+        data_parallel_shard=count(asked, shards),
+    )
+
+
+def _read_sharding(words: Words) -> Mapping[str, Any]:
+    policy = words.get(f"{_PARALLELISM}fsdp-reshard-after-forward", "default")
+    stages = {"always": _ZERO_SHARDED_PARAMETERS, "never": _ZERO_SHARDED_GRADIENTS, "default": None}
+    if policy not in stages:
+        raise ValueError(f"fsdp-reshard-after-forward is always, never or default, not {policy!r}")
+    return stated(zero_stage=stages[policy])
+
+
+def _read_sequence_parallel(words: Words) -> Mapping[str, Any]:
+    if f"{_PARALLELISM}no-enable-sequence-parallel" in words:
+        return {"sequence_parallel": False}
+    return {"sequence_parallel": True} if f"{_PARALLELISM}enable-sequence-parallel" in words else {}
+
+
+def _read_precision(words: Words) -> Mapping[str, Any]:
+    name = words.get(f"{_TRAINING}mixed-precision-param")
+    if name not in {None, *_PRECISIONS}:
+        raise ValueError(f"mixed-precision-param is {' or '.join(_PRECISIONS)}, not {name!r}")
+    return {} if name is None else {"precision": _PRECISIONS[name]}
+
+
+def _read_recompute(words: Words) -> Mapping[str, Any]:
+    policies = [key.partition(":")[2] for key in words if key.startswith(SUBCOMMAND)]
+    for policy in policies:
+        if policy not in _KNOWN_NAMES["activation_recompute"]:
+            raise ValueError(f"{SUBCOMMAND}{policy} has no name here; known: none, selective, full")
+    return stated(activation_recompute=policies[-1] if policies else None)
+
+
+def _read_batch(words: Words) -> Mapping[str, Any]:
+    """-1 (the default) means: local batch × replicas."""
+    key = f"{_TRAINING}global-batch-size"
+    return {} if str(words.get(key, "-1")) == "-1" else stated(global_batch_size=count(words, key))
+
+
 TERMS = (
-    Term(
-        name="tensor_parallel",
-        words=lambda config: {f"{_PARALLELISM}tensor-parallel-degree": str(config.tensor_parallel)},
-        said_by="--parallelism.tensor-parallel-degree",
-        verified_by=_PARSER,
-    ),
+    count_term(f"{_PARALLELISM}tensor-parallel-degree", "tensor_parallel", verified_by=_PARSER),
     Term(
         name="sequence_parallel",
-        words=lambda config: (
+        words=lambda config, _: (
             {}
             if config.sequence_parallel or config.tensor_parallel == 1
             else {f"{_PARALLELISM}no-enable-sequence-parallel": ""}
         ),
+        read=_read_sequence_parallel,
+        keys=(f"{_PARALLELISM}no-enable-sequence-parallel", f"{_PARALLELISM}enable-sequence-parallel"),
         said_by="--parallelism.no-enable-sequence-parallel",
         verified_by=_PARSER,
     ),
     Term(
         name="pipeline_parallel",
         words=_stages,
+        read=_read_stages,
+        keys=(
+            f"{_PARALLELISM}pipeline-parallel-degree",
+            f"{_PARALLELISM}pipeline-parallel-schedule",
+            f"{_PARALLELISM}pipeline-parallel-microbatch-size",
+            f"{_PARALLELISM}pipeline-parallel-layers-per-stage",
+            f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers",
+            f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers",
+            f"{_TRAINING}disable-cuda-graphs",
+        ),
         said_by="--parallelism.pipeline-parallel-degree, -schedule, -microbatch-size",
         verified_by=_PARSER,
     ),
     Term(
         name="layers_per_chunk",
-        words=lambda _: {},
+        words=lambda *_: {},  # said by the row above
+        read=lambda _: {},
+        keys=(),
         said_by="--parallelism.pipeline-parallel-layers-per-stage; equal stages only",
         verified_by="flag and type only: the split is read in the source, not run",
     ),
-    Term(
-        name="context_parallel",
-        words=lambda config: {f"{_PARALLELISM}context-parallel-degree": str(config.context_parallel)},
-        said_by="--parallelism.context-parallel-degree",
-        verified_by=_PARSER,
-    ),
+    count_term(f"{_PARALLELISM}context-parallel-degree", "context_parallel", verified_by=_PARSER),
     Term(
         name="data_parallel_shard",
         words=_data_parallel,
+        read=_read_data_parallel,
+        keys=(f"{_PARALLELISM}data-parallel-replicate-degree", f"{_PARALLELISM}data-parallel-shard-degree"),
         said_by="--parallelism.data-parallel-replicate-degree, --parallelism.data-parallel-shard-degree",
         verified_by=_PARSER,
     ),
     Term(
         name="zero_stage",
-        words=lambda config: {
+        words=lambda config, _: {
             f"{_PARALLELISM}fsdp-reshard-after-forward": (
                 "always" if config.zero_stage == _ZERO_SHARDED_PARAMETERS else "never"
             )
         },
+        read=_read_sharding,
+        keys=(f"{_PARALLELISM}fsdp-reshard-after-forward",),
         said_by="--parallelism.fsdp-reshard-after-forward (3: always, 2: never); 0: shard degree 1; 1 is refused",
         verified_by=_PARSER,
     ),
     Term(
         name="expert_parallel",
         words=_experts,
+        read=lambda words: stated(expert_parallel=count(words, f"{_PARALLELISM}expert-parallel-degree")),
+        keys=(f"{_PARALLELISM}expert-parallel-degree", f"{_TRAINING}disable-cuda-graphs"),
         said_by="--parallelism.expert-parallel-degree",
         verified_by=_PARSER,
     ),
-    Term(name="micro_batch_size", words=_local_batch_size, said_by="--training.local-batch-size", verified_by=_PARSER),
+    Term(
+        name="micro_batch_size",
+        words=_local_batch_size,
+        read=lambda words: stated(
+            local_batch_size=count(words, f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size")
+        ),
+        keys=(f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size"),
+        said_by="--training.local-batch-size",
+        verified_by=_PARSER,
+    ),
     Term(
         name="global_batch_size",
-        words=lambda config: {f"{_TRAINING}global-batch-size": str(config.global_batch_size)},
+        words=lambda config, _: {f"{_TRAINING}global-batch-size": str(config.global_batch_size)},
+        read=_read_batch,
+        keys=(f"{_TRAINING}global-batch-size",),
         said_by="--training.global-batch-size",
         verified_by=_PARSER,
     ),
-    Term(
-        name="sequence_length",
-        words=lambda config: {f"{_TRAINING}seq-len": str(config.sequence_length)},
-        said_by="--training.seq-len",
-        verified_by=_PARSER,
-    ),
+    count_term(f"{_TRAINING}seq-len", "sequence_length", verified_by=_PARSER),
     Term(
         name="precision",
-        words=lambda _: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
+        words=lambda *_: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
+        read=_read_precision,
+        keys=(f"{_TRAINING}mixed-precision-param",),
         said_by="--training.mixed-precision-param; bf16 only",
         verified_by=_PARSER,
     ),
     Term(
         name="activation_recompute",
-        words=lambda config: {f"activation-checkpoint:{config.activation_recompute}": ""},
+        words=lambda config, _: {f"{SUBCOMMAND}{config.activation_recompute}": ""},
+        read=_read_recompute,
+        keys=tuple(f"{SUBCOMMAND}{policy}" for policy in _KNOWN_NAMES["activation_recompute"]),
         said_by="sub-command activation-checkpoint:none|selective|full",
         verified_by=_PARSER,
     ),
@@ -185,9 +270,7 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     """
     refuse(TORCHTITAN, request.shape, request.config, _KNOWN_NAMES)
     module, function = TORCHTITAN_CONFIGS[request.shape.slug]
-    words = {"--module": module, "--config": function}
-    for term in TERMS:
-        words.update(term.words(request.config))
+    words = {"--module": module, "--config": function, **say_all(TERMS, request.config, request.shape)}
     return tuple((flag, value) if value else (flag,) for flag, value in words.items())
 
 
@@ -210,23 +293,6 @@ def job(request: TrainingRequest) -> Job:
             "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
         ),
     )
-
-
-def degrees(words: Sequence[str]) -> dict[str, int]:
-    """Our degrees, read back from the words of an argument file."""
-    said = {flag: value for flag, value in zip(words, [*words[1:], ""], strict=True) if flag.startswith("--")}
-    names = {
-        "tensor_parallel": "tensor-parallel-degree",
-        "pipeline_parallel": "pipeline-parallel-degree",
-        "context_parallel": "context-parallel-degree",
-        "expert_parallel": "expert-parallel-degree",
-        "replicate": "data-parallel-replicate-degree",
-        "shard": "data-parallel-shard-degree",
-    }
-    found = {name: int(said.get(_PARALLELISM + flag, "1")) for name, flag in names.items()}
-    found["data_parallel"] = found.pop("replicate") * found["shard"]
-    found["data_parallel_shard"] = found.pop("shard")
-    return found
 
 
 def features() -> tuple[Feature, ...]:

@@ -14,16 +14,18 @@ from typing import Any
 import pytest
 import yaml
 from emit_cases import LLAMA_70B, QWEN3_4B, config_for, request_for
+from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import accelerate as emitter
+from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.problems.pytorch_frameworks import ACCELERATE
 from meshplan.planner.problems.training import TrainingConfig
 
 pytestmark = pytest.mark.launchers
 
-NUM_RANDOM_PLANS = 150
+NUM_RANDOM_PLANS = 500
 PREFIX = "parallelism_config_"
 
 
@@ -66,9 +68,16 @@ def judge() -> Judge:
     return Judge()
 
 
-def text_of(shape: ModelShape, config: TrainingConfig) -> str:
-    emitted = emit("accelerate", replace(request_for(shape, config), script="train.py"))
+def emitted_for(shape: ModelShape, config: TrainingConfig) -> EmittedPlan:
+    return emit("accelerate", replace(request_for(shape, config), script="train.py"))
+
+
+def text_in(emitted: EmittedPlan) -> str:
     return next(file.content for file in emitted.artifacts if file.path == emitter.CONFIG_FILE)
+
+
+def text_of(shape: ModelShape, config: TrainingConfig) -> str:
+    return text_in(emitted_for(shape, config))
 
 
 def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingConfig]]:
@@ -99,8 +108,8 @@ def test_version_is_the_one_that_the_rules_name() -> None:
 
 def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: Path) -> None:
     for shape, config in random_plans(seed=5, count=NUM_RANDOM_PLANS):
-        text = text_of(shape, config)
-        arguments, sizes = judge.parse(text, tmp_path)
+        emitted = emitted_for(shape, config)
+        arguments, sizes = judge.parse(text_in(emitted), tmp_path)
         assert sizes.total_size == config.world_size == int(arguments.num_processes)
         assert (sizes.tp_size, sizes.cp_size) == (config.tensor_parallel, config.context_parallel)
         assert sizes.dp_shard_size * sizes.dp_replicate_size == config.data_parallel
@@ -110,8 +119,11 @@ def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: P
         assert arguments.fsdp_activation_checkpointing is (config.activation_recompute == "full")
         assert arguments.mixed_precision == config.precision
         assert arguments.training_script_args == ["--lr", "1"]
-        read = emitter.degrees(yaml.safe_load(text))
-        assert read == {name: getattr(config, name) for name in read}
+        assert num_devices(emitted) == config.world_size
+        reading = read_back("accelerate", emitted, tmp_path)
+        assert reading.problems == []
+        assert reading.launch.num_devices == config.world_size
+        assert differences(reading, config, handed=False) == {}
 
 
 PLAIN = config_for(LLAMA_70B, data_parallel=8, zero_stage=3)

@@ -15,10 +15,12 @@ import types
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from emit_cases import GPT2_XL, LLAMA_70B, QWEN3_4B, config_for, request_for
+from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import deepspeed as emitter
@@ -28,7 +30,7 @@ from meshplan.planner.problems.training import TrainingConfig
 
 pytestmark = pytest.mark.launchers
 
-NUM_RANDOM_PLANS = 150
+NUM_RANDOM_PLANS = 500
 
 
 @pytest.fixture(scope="module")
@@ -86,10 +88,11 @@ def test_version_is_the_one_that_the_rules_name() -> None:
     assert importlib.metadata.version("deepspeed") == DEEPSPEED.version == emitter.VERIFIED.version
 
 
-def test_random_legal_plans_are_accepted_and_read_back(module: Any) -> None:
+def test_random_legal_plans_are_accepted_and_read_back(module: Any, tmp_path: Path) -> None:
     for shape, config in random_plans(seed=5, count=NUM_RANDOM_PLANS):
         request = replace(request_for(shape, config), script="train.py")
-        files = {str(file.path): file.content for file in emit("deepspeed", request).artifacts}
+        emitted = emit("deepspeed", request)
+        files = {str(file.path): file.content for file in emitted.artifacts}
         words = json.loads(files["deepspeed_config.json"])
         parsed = parse(module, words, config.world_size)
         assert parsed.zero_optimization_stage == config.zero_stage
@@ -98,8 +101,12 @@ def test_random_legal_plans_are_accepted_and_read_back(module: Any) -> None:
         assert parsed.train_batch_size == config.global_batch_size * config.tensor_parallel
         assert max(1, parsed.tensor_parallel_config.autotp_size) == config.tensor_parallel
         assert parsed.bfloat16_config.enabled is (config.precision == "bf16")
-        read = emitter.degrees(words, config.world_size)
-        assert read == {name: getattr(config, name) for name in read}
+        assert num_devices(emitted) == config.world_size
+        reading = read_back("deepspeed", emitted, tmp_path)
+        assert reading.problems == []
+        assert differences(reading, config, handed=False) == {}
+        assert reading.values["zero_stage"] == parsed.zero_optimization_stage
+        assert reading.values["tensor_parallel"] == max(1, parsed.tensor_parallel_config.autotp_size)
 
 
 WORDS = emitter.configuration(request_for(LLAMA_70B, config_for(LLAMA_70B, data_parallel=8, zero_stage=2)))

@@ -32,6 +32,8 @@ HOPPER = types.SimpleNamespace(major=9, minor=0, name="NVIDIA H100 80GB HBM3", t
 class MegatronJudge:
     """Megatron-LM, imported once; every question is answered in this process."""
 
+    REFUSALS = (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError, SystemExit)
+
     def __init__(self) -> None:
         import typing_extensions
 
@@ -61,7 +63,7 @@ class MegatronJudge:
         """Why Megatron refuses ``flags``, or None where all three steps pass."""
         try:
             self.config(flags, world_size=world_size, environment=environment)
-        except (AssertionError, ValueError, RuntimeError, NotImplementedError, TypeError, SystemExit) as refusal:
+        except self.REFUSALS as refusal:
             return f"{type(refusal).__name__}: {refusal}"
         return None
 

@@ -28,6 +28,7 @@ from emit_cases import (
     config_for,
     request_for,
 )
+from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import megatron as emitter
@@ -38,7 +39,7 @@ from meshplan.planner.problems.training import TrainingConfig
 
 pytestmark = pytest.mark.launchers
 
-NUM_RANDOM_PLANS = 150
+NUM_RANDOM_PLANS = 500
 
 
 def words(config: TrainingConfig, shape: ModelShape) -> list[str]:
@@ -140,16 +141,21 @@ def test_flags_are_written_out(megatron: Any) -> None:
     assert flags <= known
 
 
-def test_legal_plans_are_accepted_and_read_back(megatron: Any) -> None:
+def test_legal_plans_are_accepted_and_read_back(megatron: Any, tmp_path: Path) -> None:
     refused = []
     for shape, config in random_plans(legal=True, seed=1, count=NUM_RANDOM_PLANS):
-        reason = refusal(megatron, shape, config)
-        if reason is not None:
+        emitted = emit("megatron", request_for(shape, config))
+        try:
+            parsed, _ = megatron.config(
+                words(config, shape), world_size=config.world_size, environment=environment(config, shape)
+            )
+        except megatron.REFUSALS as reason:
             refused.append(f"{shape.slug} {config}: {reason}")
             continue
-        parsed, _ = megatron.config(
-            words(config, shape), world_size=config.world_size, environment=environment(config, shape)
-        )
+        assert num_devices(emitted) == config.world_size == parsed.world_size
+        reading = read_back("megatron", emitted, tmp_path)
+        assert reading.problems == []
+        assert differences(reading, config) == {}
         assert parsed.data_parallel_size == config.data_parallel
         assert parsed.tensor_model_parallel_size == config.tensor_parallel
         assert parsed.context_parallel_size == config.context_parallel

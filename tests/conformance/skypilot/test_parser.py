@@ -16,7 +16,7 @@ from meshplan.planner.emit.registry import emit
 
 pytestmark = pytest.mark.launchers
 
-NUM_RANDOM_PLANS = 100
+NUM_RANDOM_PLANS = 500
 
 
 @pytest.fixture(scope="module")

@@ -13,19 +13,22 @@ import types
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from emit_cases import LLAMA_70B, QWEN3_4B, config_for, request_for
+from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.emit import torchtitan as emitter
+from meshplan.planner.emit.registry import emit
 from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN
 from meshplan.planner.problems.training import TrainingConfig
 
 pytestmark = pytest.mark.launchers
 
-NUM_RANDOM_PLANS = 150
+NUM_RANDOM_PLANS = 500
 LLAMA_8B = replace(
     LLAMA_70B,
     slug="llama-3.1-8b",
@@ -136,7 +139,7 @@ def test_registered_models_have_our_layers(judge: Judge, shape: ModelShape) -> N
     assert config.model_spec.model.dim == shape.hidden_size
 
 
-def test_random_legal_plans_are_accepted_and_read_back(judge: Judge) -> None:
+def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: Path) -> None:
     for shape, config in random_plans(seed=17, count=NUM_RANDOM_PLANS):
         said = words(shape, config)
         parsed, dims = judge.parse(said, world_size=config.world_size)
@@ -151,11 +154,11 @@ def test_random_legal_plans_are_accepted_and_read_back(judge: Judge) -> None:
             config.expert_parallel,
         )
         assert told == ours
-        read = emitter.degrees(said)
-        assert read["tensor_parallel"] * read["pipeline_parallel"] * read["context_parallel"] * read[
-            "data_parallel"
-        ] == (config.world_size)
-        assert (read["data_parallel_shard"], read["expert_parallel"]) == (shard, config.expert_parallel)
+        emitted = emit("torchtitan", request_for(shape, config))
+        assert num_devices(emitted) == config.world_size
+        reading = read_back("torchtitan", emitted, tmp_path)
+        assert reading.problems == []
+        assert differences(reading, config) == {}
         assert parsed.training.global_batch_size == config.global_batch_size
         assert parsed.training.seq_len == config.sequence_length
         policy = parsed.activation_checkpoint

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
+import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +23,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import kubernetes
 from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.registry import emit
+from meshplan.planner.problems.frameworks import MEGATRON
 
 FILES = {"jobset": "jobset.yaml", "job": "job.yaml", "trainjob": "trainjob.yaml"}
 REQUEST = replace(request_for(LLAMA_70B, LLAMA_70B_ON_64, hosts=()), image="registry.example/train:1")
@@ -46,6 +48,32 @@ def documents(target: str, request: TrainingRequest = REQUEST) -> list[dict[str,
 
 def main(target: str, request: TrainingRequest = REQUEST) -> dict[str, Any]:
     return documents(target, request)[-1]
+
+
+NUM_RANDOM_PLANS = 500
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_random_legal_plans_are_accepted_with_their_number_of_devices(kinds: dict[str, Any], target: str) -> None:
+    draw = random.Random(11)
+    checked = 0
+    while checked < NUM_RANDOM_PLANS:
+        config = config_for(
+            LLAMA_70B,
+            tensor_parallel=draw.choice((1, 2, 4, 8)),
+            pipeline_parallel=draw.choice((1, 2, 3, 4)),
+            context_parallel=draw.choice((1, 1, 2)),
+            data_parallel=draw.choice((1, 2, 3, 4, 8)),
+            zero_stage=draw.choice((0, 1)),
+            num_microbatches=12,
+        )
+        if MEGATRON.broken(LLAMA_70B, config) or config.world_size > 128 or config.world_size % 8:
+            continue
+        request = replace(request_for(LLAMA_70B, config, hosts=()), image="registry.example/train:1")
+        document = main(target, request)
+        assert refusal(kinds, document) is None
+        assert num_devices(document) == config.world_size
+        checked += 1
 
 
 def refusal(kinds: dict[str, Any], document: dict[str, Any]) -> str | None:

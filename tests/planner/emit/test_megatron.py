@@ -23,9 +23,11 @@ from emit_cases import (
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.planner.emit import megatron
-from meshplan.planner.emit.registry import emit, support_matrix, target_names
+from meshplan.planner.emit import megatron, megatron_terms
+from meshplan.planner.emit.registry import emit, target_names
+from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.service import support_matrix
 
 GOLDENS = {
     "llama-3.1-70b": (LLAMA_70B, LLAMA_70B_ON_64),
@@ -68,15 +70,33 @@ def test_argument_file_reads_back_as_words() -> None:
 
 def test_every_choice_of_a_plan_is_said_or_derived() -> None:
     derived = {"virtual_pipeline_stages", "pipeline_schedule", "num_microbatches", "data_parallel"}
-    assert {term.name for term in megatron.TERMS} | derived == {field.name for field in fields(TrainingConfig)}
+    assert {term.name for term in megatron_terms.TERMS} | derived == {field.name for field in fields(TrainingConfig)}
 
 
 def test_support_matrix_comes_from_the_code() -> None:
     rows = support_matrix()
     assert {row["target"] for row in rows} == set(target_names())
-    own = {row["feature"] for row in rows if row["target"] == "megatron"}
-    assert own == {term.name for term in megatron.TERMS} | {"rank_table"}
+    own = {row["feature"]: row for row in rows if row["target"] == "megatron"}
+    assert {term.name for term in megatron_terms.TERMS} | {"rank_table"} <= own.keys()
     assert all(row["verified_by"] for row in rows)
+    assert own["zero_stage"]["takes"] == "0, 1, 3"
+    assert "issue 6314" in own["zero_stage"]["refuses"]
+    assert own["layers_per_chunk"]["takes"] == "even, uneven"
+    assert own["rank_table"]["parser_verified"]["version"] == megatron.VERIFIED.version
+    slurm = next(row for row in rows if (row["target"], row["feature"]) == ("slurm", "rank_table"))
+    assert "any order" in slurm["takes"]
+
+
+def test_what_a_framework_says_it_runs_is_what_its_emitter_takes() -> None:
+    """Two independent sources: the rules that the search obeys, and the probes that the emitter takes."""
+    rows = {(row["target"], row["feature"]): row["takes"].split(", ") for row in support_matrix()}
+    for name, rules in FRAMEWORKS.items():
+        if name == "any":
+            continue
+        assert set(rows[name, "precision"]) == set(rules.precisions)
+        assert set(rows[name, "activation_recompute"]) == set(rules.recompute_modes)
+        assert set(rows[name, "pipeline_schedule"]) - {""} == set(rules.pipeline_schedules) - {"none"}
+        assert ("uneven" in rows[name, "layers_per_chunk"]) is rules.uneven_layers
 
 
 def test_unknown_target_offers_the_known_ones() -> None:

@@ -1,0 +1,224 @@
+"""``meshplan import``: what is run today becomes a spec, to be priced and compared with what would be better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from meshplan.catalogs.errors import EXIT_INFEASIBLE
+from meshplan.cli.database import open_catalog
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
+from meshplan.cli.render import Format
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+    from meshplan.planner.imports.today import Today
+
+app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_COMMENT_WIDTH = 118
+
+
+@app.command(name="import")
+def import_(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE|COMMAND...",
+            help="Launch script, configuration files, or the command itself after --.",
+            show_default=False,
+        ),
+    ],
+    source: Annotated[
+        str | None,
+        typer.Option("--from", metavar="NAME", help="What it is, where that is not recognised.", show_default=False),
+    ] = None,
+    node_type: Annotated[
+        str | None,
+        typer.Option("--node-type", metavar="NAME", help="Node type (catalog list nodes).", show_default=False),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            "--device", metavar="NAME", help="Device, where the node type does not matter.", show_default=False
+        ),
+    ] = None,
+    nodes: Annotated[
+        int | None,
+        typer.Option("--nodes", metavar="N", min=1, help="Nodes, where nothing says it.", show_default=False),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="NAME", help="Model, or path of a config.json.", show_default=False),
+    ] = None,
+    sequence_length: Annotated[
+        int | None, typer.Option("--sequence-length", metavar="N", min=1, help="Tokens.", show_default=False)
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option("--global-batch-size", metavar="N", min=1, help="Sequences of one step.", show_default=False),
+    ] = None,
+    micro_batch_size: Annotated[
+        int | None,
+        typer.Option("--micro-batch-size", metavar="N", min=1, help="Sequences of one pass.", show_default=False),
+    ] = None,
+    input_length: Annotated[
+        int | None,
+        typer.Option("--input-length", metavar="N", min=1, help="Prompt tokens (serving).", show_default=False),
+    ] = None,
+    output_length: Annotated[
+        int | None,
+        typer.Option("--output-length", metavar="N", min=1, help="Generated tokens (serving).", show_default=False),
+    ] = None,
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", metavar="N", min=1, help="Requests in flight (serving).", show_default=False),
+    ] = None,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME=VALUE", help="A shell variable from outside.", show_default=False),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the spec there.", show_default=False)
+    ] = None,
+    free: Annotated[
+        bool, typer.Option("--free", help="Leave 'fixed' out: the spec that asks what would be better.")
+    ] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Price it, search for a better plan, and show the difference.")
+    ] = False,
+    force: ForceOption = False,
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Read what is run today into a spec whose 'fixed' holds its choices; nothing that is read is ever run.
+
+    The spec is YAML on stdout, with comments that list what was assumed and what was not understood. Next:
+    'meshplan estimate SPEC' prices it; with --free the spec asks 'meshplan plan SPEC' what would be better.
+    """
+    from meshplan.cli.render import show_document, show_text
+    from meshplan.planner.imports.command import import_command
+    from meshplan.planner.imports.today import Answers
+
+    catalog = open_catalog(db)
+    found = import_command(
+        what,
+        catalog,
+        Answers(
+            model=model,
+            device=device,
+            node_type=node_type,
+            nodes=nodes,
+            sequence_length=sequence_length,
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            input_length=input_length,
+            output_length=output_length,
+            concurrency=concurrency,
+        ),
+        source=source,
+        variables=_variables(env or []),
+    )
+    if free and not compare:
+        found = replace(found, spec={name: part for name, part in found.spec.items() if name != "fixed"})
+    if out is not None:
+        _write(spec_text(found), out, force=force)
+    if compare:
+        _compare(found, catalog, form)
+    elif form in (Format.JSON, Format.YAML):
+        show_document(found.to_document(), form)
+    else:
+        show_text(spec_text(found) if out is None else _next_commands(found, out))
+
+
+def _variables(pairs: list[str]) -> dict[str, str]:
+    for pair in pairs:
+        if "=" not in pair:
+            raise typer.BadParameter(f"--env {pair!r}: write NAME=VALUE")
+    return dict(pair.split("=", 1) for pair in pairs)
+
+
+def spec_text(found: Today) -> str:
+    """The spec as YAML, with what a reader has to know as comments."""
+    import yaml
+
+    is_pinned = "fixed" in found.spec
+    held = "'fixed' holds its choices: meshplan estimate prices them" if is_pinned else "its choices are free"
+    notes = [f"What runs today, read from {found.source}; {held}."]
+    if found.assumed:
+        notes += ["Assumed, because nothing says it:"]
+        notes += [f"  {one.term} = {one.value}: {one.why}" for one in found.assumed]
+    if found.left_out:
+        notes += ["Understood, but a spec has no place for it:", *(f"  {text}" for text in found.left_out)]
+    if found.unread:
+        notes += ["Not read, so not in the estimate:", *(f"  {text}" for text in found.unread)]
+    return "".join(_comment(note) for note in notes) + yaml.safe_dump(_plain(found.spec), sort_keys=False)
+
+
+def _comment(text: str) -> str:
+    """Comment lines, whatever signs the imported text holds."""
+    import textwrap
+
+    shown = "".join(sign if sign.isprintable() else "?" for sign in text)
+    body = shown.lstrip()
+    indent = " " * (len(shown) - len(body))
+    return (
+        textwrap.fill(body, width=_COMMENT_WIDTH, initial_indent=f"# {indent}", subsequent_indent=f"# {indent}  ")
+        + "\n"
+    )
+
+
+def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
+    import json
+
+    return dict(json.loads(json.dumps(spec)))
+
+
+def _next_commands(found: Today, out: Path) -> str:
+    counts = f"{len(found.assumed)} assumed, {len(found.left_out)} left out, {len(found.unread)} not read"
+    text = f"{out}: read from {found.source} ({counts}; the file lists them). Next:\n\n"
+    if "fixed" not in found.spec:
+        return text + f"  meshplan plan {out} --tag better    # what would be better\n  meshplan compare today better\n"
+    return text + (
+        f"  meshplan estimate {out}             # how good it is\n"
+        f"  meshplan plan {out} --tag today     # the same, stored\n"
+        "  meshplan import … --free --out free.yaml; meshplan plan free.yaml --tag better\n"
+        "  meshplan compare today better\n"
+    )
+
+
+def _write(text: str, out: Path, *, force: bool) -> None:
+    from pathlib import PurePosixPath
+
+    from meshplan.planner.emit.artifact import Artifact
+    from meshplan.planner.emit.writer import write_artifacts
+
+    write_artifacts([Artifact(path=PurePosixPath(out.name), content=text)], out.parent, force=force)
+
+
+def _compare(found: Today, catalog: Catalog, form: Format) -> None:
+    from meshplan.cli.comparison_report import comparison_report
+    from meshplan.cli.plan_output import is_infeasible, show_plan
+    from meshplan.cli.progress import progress_line
+    from meshplan.cli.render import show_document, show_text, terminal_width
+    from meshplan.planner.compare import compare as compare_plans
+    from meshplan.planner.service import estimate_plan, make_plan
+
+    mine = estimate_plan(found.spec, catalog)
+    freed = {name: part for name, part in found.spec.items() if name != "fixed"}
+    with progress_line() as on_progress:
+        better = make_plan(freed, catalog, on_progress=on_progress)
+    if is_infeasible(better):
+        show_plan(better, form)
+        raise typer.Exit(EXIT_INFEASIBLE)
+    comparison = compare_plans([mine, better])
+    if form in (Format.JSON, Format.YAML):
+        show_document({**found.to_document(), "comparison": comparison.to_document()}, form)
+        return
+    misfit = ["what runs today does not fit the devices' memory, by the estimate\n"] if is_infeasible(mine) else []
+    counts = misfit + [f"assumed: {one.term} = {one.value} ({one.why})" for one in found.assumed]
+    counts += [f"not understood: {text}" for text in found.unread]
+    show_text("".join(f"{text}\n" for text in counts) + "\n" + comparison_report(comparison, width=terminal_width()))

@@ -1,0 +1,270 @@
+"""Megatron-LM's mapping table: one row of :data:`TERMS` for each term of a plan, said and read back.
+
+Checked against megatron-core 0.19.2 by tests/conformance/megatron.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.emit.terms import Term, Words, count, count_term, stated
+from meshplan.planner.problems.training import TrainingConfig
+
+_PARSER = "parser"
+_PARSER_AND_GROUPS = "parser and process groups"
+_ARGUMENT_LEVEL = "flags and types only: the rest of the check needs Transformer Engine"
+ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
+_STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_LAYOUT = re.compile(r"[EtmL|()*0-9]+")
+_REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
+_LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
+
+
+def pipeline_layout(config: TrainingConfig, shape: ModelShape) -> str:
+    """``--pipeline-model-parallel-layout``: E embedding, t layer, m multi-token prediction, L loss, | next chunk.
+
+    Chunks are listed in the order in which a token visits them, which is the order of ``layers_per_chunk``.
+    """
+    chunks = [f"t*{layers}" if layers > 1 else "t" * layers for layers in config.layers_per_chunk]
+    chunks[0] = "E" + chunks[0]
+    chunks[-1] += "m" * shape.num_nextn_predict_layers + "L"
+    return "|".join(chunks)
+
+
+def read_layout(layout: str) -> tuple[int, ...]:
+    """Layers of each chunk, from a layout: letters, ``x*n`` and ``(…)*n``; commas say nothing.
+
+    >>> read_layout("E|(t|)*3,tm|L")
+    (0, 1, 1, 1, 1, 0)
+
+    Raises:
+        ValueError: it is no layout, or longer than any model.
+    """
+    text = layout.replace(",", "")
+    if not _LAYOUT.fullmatch(text):
+        raise ValueError(f"the layout {layout!r} has signs other than E t m L | ( ) * and numbers")
+    while (repeated := _REPEATED.search(text)) is not None:
+        times, unit = int(repeated["times"]), repeated["unit"].strip("()")
+        if times * len(unit) > _LONGEST_LAYOUT:
+            raise ValueError(f"the layout {layout!r} is longer than {_LONGEST_LAYOUT} letters")
+        text = text[: repeated.start()] + unit * times + text[repeated.end() :]
+        if len(text) > _LONGEST_LAYOUT:
+            raise ValueError(f"the layout {layout!r} is longer than {_LONGEST_LAYOUT} letters")
+    if not set(text) <= set("EtmL|"):
+        raise ValueError(f"the layout {layout!r} has a parenthesis or a number that belongs to nothing")
+    return tuple(chunk.count("t") for chunk in text.split("|"))
+
+
+def _layers(config: TrainingConfig, shape: ModelShape) -> Words:
+    """The split of the layers; also says how many virtual stages there are."""
+    if len(set(config.layers_per_chunk)) > 1:
+        return {"--pipeline-model-parallel-layout": pipeline_layout(config, shape)}
+    if config.virtual_pipeline_stages > 1:
+        return {"--num-virtual-stages-per-pipeline-rank": str(config.virtual_pipeline_stages)}
+    return {}
+
+
+def _read_layers(words: Words) -> Mapping[str, Any]:
+    layout = words.get("--pipeline-model-parallel-layout")
+    stages = count(words, "--pipeline-model-parallel-size") or 1
+    if layout is not None:
+        chunks = read_layout(layout)
+        if len(chunks) % stages:
+            raise ValueError(f"the layout {layout!r} has {len(chunks)} chunks for {stages} stages")
+        return {"layers_per_chunk": chunks, "virtual_pipeline_stages": len(chunks) // stages}
+    layers_per_chunk = count(words, "--num-layers-per-virtual-pipeline-stage")
+    if layers_per_chunk is None:
+        return stated(virtual_pipeline_stages=count(words, "--num-virtual-stages-per-pipeline-rank"))
+    layers = count(words, "--num-layers")
+    if layers is None or layers % (stages * layers_per_chunk):
+        raise ValueError(f"{layers_per_chunk} layers a virtual stage × {stages} stages do not divide {layers} layers")
+    return {"virtual_pipeline_stages": layers // (stages * layers_per_chunk)}
+
+
+def _experts(config: TrainingConfig, shape: ModelShape) -> Words:
+    return {} if shape.moe is None else {"--expert-model-parallel-size": str(config.expert_parallel)}
+
+
+def _expert_tensor(config: TrainingConfig, shape: ModelShape) -> Words:
+    return {} if shape.moe is None else {"--expert-tensor-parallel-size": str(config.expert_tensor_parallel)}
+
+
+def _zero(config: TrainingConfig, _: ModelShape) -> Words:
+    overlap = {"--overlap-grad-reduce": ""}
+    if config.zero_stage == 0:
+        return overlap
+    sharded = {"--use-distributed-optimizer": "", **overlap, "--overlap-param-gather": ""}
+    if config.zero_stage < ZERO_SHARDED_GRADIENTS:
+        return sharded
+    strategy = next(name for name, stage in _STRATEGIES.items() if stage == config.zero_stage)
+    sharded |= {
+        "--use-megatron-fsdp": "",
+        "--data-parallel-sharding-strategy": strategy,
+        "--ckpt-format": "fsdp_dtensor",
+    }
+    if config.zero_stage == _ZERO_SHARDED_PARAMETERS:
+        sharded["--init-model-with-meta-device"] = ""
+    return sharded
+
+
+def _read_zero(words: Words) -> Mapping[str, Any]:
+    if "--use-torch-fsdp2" in words:
+        return {"zero_stage": _ZERO_SHARDED_PARAMETERS}
+    if "--use-megatron-fsdp" in words:
+        strategy = words.get("--data-parallel-sharding-strategy", "no_shard")
+        if strategy not in _STRATEGIES:
+            raise ValueError(f"--data-parallel-sharding-strategy is one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+        return {"zero_stage": _STRATEGIES[strategy]}
+    return {"zero_stage": 1} if "--use-distributed-optimizer" in words else {}
+
+
+def _shard_groups(config: TrainingConfig, _: ModelShape) -> Words:
+    groups = config.data_parallel // config.data_parallel_shard
+    if config.zero_stage == 0 or groups == 1:
+        return {}
+    return {"--num-distributed-optimizer-instances": str(groups)}
+
+
+def _recompute(config: TrainingConfig, _: ModelShape) -> Words:
+    if config.activation_recompute == "selective":
+        return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
+    if config.activation_recompute == "full":
+        return {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": "1"}
+    return {}
+
+
+def _read_recompute(words: Words) -> Mapping[str, Any]:
+    granularity = words.get("--recompute-granularity")
+    if granularity not in {None, "selective", "full"}:
+        raise ValueError(f"--recompute-granularity is selective or full, not {granularity!r}")
+    if granularity is None and "--recompute-activations" in words:
+        granularity = "selective"
+    return stated(activation_recompute=granularity)
+
+
+def _precision(config: TrainingConfig, _: ModelShape) -> Words:
+    if config.precision == "fp8":
+        return {"--bf16": "", "--fp8-format": "hybrid"}
+    return {f"--{config.precision}": ""}
+
+
+def _read_precision(words: Words) -> Mapping[str, Any]:
+    on = [name for name in ("bf16", "fp16") if f"--{name}" in words]
+    if len(on) > 1:
+        raise ValueError("--bf16 and --fp16 exclude each other")
+    if "--fp8-format" in words:
+        return {"precision": "fp8"}
+    return {"precision": on[0]} if on else {}
+
+
+def _sequence_length(config: TrainingConfig, shape: ModelShape) -> Words:
+    positions = shape.num_position_embeddings or max(config.sequence_length, shape.max_sequence_length or 0)
+    return {"--seq-length": str(config.sequence_length), "--max-position-embeddings": str(positions)}
+
+
+TERMS = (
+    count_term(
+        "--tensor-model-parallel-size",
+        "tensor_parallel",
+        aliases=("--model-parallel-size",),
+        verified_by=_PARSER_AND_GROUPS,
+    ),
+    Term(
+        name="sequence_parallel",
+        words=lambda config, _: {"--sequence-parallel": ""} if config.sequence_parallel else {},
+        read=lambda words: {"sequence_parallel": True} if "--sequence-parallel" in words else {},
+        keys=("--sequence-parallel",),
+        said_by="--sequence-parallel",
+        verified_by=_PARSER,
+    ),
+    count_term("--pipeline-model-parallel-size", "pipeline_parallel", verified_by=_PARSER_AND_GROUPS),
+    Term(
+        name="layers_per_chunk",
+        words=_layers,
+        read=_read_layers,
+        keys=(
+            "--pipeline-model-parallel-layout",
+            "--num-virtual-stages-per-pipeline-rank",
+            "--num-layers-per-virtual-pipeline-stage",
+        ),
+        said_by="--pipeline-model-parallel-layout (uneven), --num-virtual-stages-per-pipeline-rank (even)",
+        verified_by=_PARSER,
+    ),
+    count_term("--context-parallel-size", "context_parallel", verified_by=_PARSER_AND_GROUPS),
+    Term(
+        name="expert_parallel",
+        words=_experts,
+        read=lambda words: stated(expert_parallel=count(words, "--expert-model-parallel-size")),
+        keys=("--expert-model-parallel-size",),
+        said_by="--expert-model-parallel-size",
+        verified_by=_PARSER_AND_GROUPS,
+    ),
+    Term(
+        name="expert_tensor_parallel",
+        words=_expert_tensor,
+        read=lambda words: stated(expert_tensor_parallel=count(words, "--expert-tensor-parallel-size")),
+        keys=("--expert-tensor-parallel-size",),
+        said_by="--expert-tensor-parallel-size",
+        verified_by=_PARSER_AND_GROUPS,
+    ),
+    Term(
+        name="zero_stage",
+        words=_zero,
+        read=_read_zero,
+        keys=(
+            "--use-distributed-optimizer",
+            "--use-megatron-fsdp",
+            "--use-torch-fsdp2",
+            "--data-parallel-sharding-strategy",
+            "--overlap-grad-reduce",
+            "--overlap-param-gather",
+            "--ckpt-format",
+            "--init-model-with-meta-device",
+        ),
+        said_by="--use-distributed-optimizer (1), --use-megatron-fsdp --data-parallel-sharding-strategy (2, 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="data_parallel_shard",
+        words=_shard_groups,
+        read=lambda words: stated(num_shard_groups=count(words, "--num-distributed-optimizer-instances")),
+        keys=("--num-distributed-optimizer-instances",),
+        said_by="--num-distributed-optimizer-instances",
+        verified_by=_PARSER_AND_GROUPS,
+    ),
+    Term(
+        name="activation_recompute",
+        words=_recompute,
+        read=_read_recompute,
+        keys=(
+            "--recompute-granularity",
+            "--recompute-activations",
+            "--recompute-modules",
+            "--recompute-method",
+            "--recompute-num-layers",
+        ),
+        said_by="--recompute-granularity, --recompute-modules, --recompute-method, --recompute-num-layers",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="precision",
+        words=_precision,
+        read=_read_precision,
+        keys=("--bf16", "--fp16", "--fp8-format"),
+        said_by="--bf16, --fp16, --fp8-format",
+        verified_by=f"{_PARSER}; fp8 with experts: {_ARGUMENT_LEVEL}",
+    ),
+    count_term("--micro-batch-size", "micro_batch_size", verified_by=_PARSER),
+    count_term("--global-batch-size", "global_batch_size", verified_by=_PARSER),
+    Term(
+        name="sequence_length",
+        words=_sequence_length,
+        read=lambda words: stated(sequence_length=count(words, "--seq-length")),
+        keys=("--seq-length", "--max-position-embeddings"),
+        said_by="--seq-length, --max-position-embeddings",
+        verified_by=_PARSER,
+    ),
+)

@@ -1,0 +1,212 @@
+"""From files and command lines to what a source reads. Nothing that is read is ever run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.documents import MAX_YAML_BYTES, parse_document
+from meshplan.planner.emit.terms import Words, flattened
+from meshplan.planner.emit.torchtitan import SUBCOMMAND
+from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
+from meshplan.planner.imports.reading import Assumption, Given, Reading
+from meshplan.planner.imports.registry import SOURCES, source_of
+from meshplan.planner.imports.shell import Script, Statement, read_script
+from meshplan.planner.imports.today import Answers, Today, today
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+
+# Where a command names the configuration that it reads.
+_CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
+_OURS = "plan_digest"
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+
+
+def import_command(
+    inputs: Sequence[str],
+    catalog: Catalog,
+    answers: Answers,
+    *,
+    source: str | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Today:
+    """A spec of what is run today.
+
+    Args:
+        inputs: paths of files, or the words of one command (one word with blanks is split as a shell would).
+        catalog: models and hardware to name things by.
+        answers: what the input cannot say.
+        source: name in the registry; found by the input where None.
+        variables: values of shell variables from outside.
+
+    Raises:
+        SpecError: unreadable or contradictory, or something is missing; every problem at once.
+    """
+    return today(read_inputs(inputs, source=source, variables=variables), answers, catalog)
+
+
+def read_inputs(
+    inputs: Sequence[str], *, source: str | None = None, variables: Mapping[str, str] | None = None
+) -> Reading:
+    """What one source says, before the catalog is asked."""
+    given, notes, unknown = _given(inputs, source, variables or {})
+    found = source_of(given, source)
+    if found is None:
+        known = "; ".join(f"{one.name}: {one.summary}" for one in SOURCES)
+        raise _refused(f"nothing here is known ({known}); say what it is with --from NAME")
+    reading = found.read(given)
+    reading.assumed += notes
+    reading.unread += [f"{name} (a variable from outside or a substitution; say it with --env)" for name in unknown]
+    return reading
+
+
+def _given(
+    inputs: Sequence[str], source: str | None, variables: Mapping[str, str]
+) -> tuple[Given, list[Assumption], tuple[str, ...]]:
+    """Documents and words of everything that is named."""
+    documents: dict[str, Any] = {}
+    known: dict[str, Any] = {}
+    script = Script(statements=())
+    are_files = bool(inputs) and all(_is_file(word) for word in inputs)
+    for path in map(Path, inputs) if are_files else ():
+        content = _read(path)
+        if isinstance(content, str):
+            script = _flag_file(content) or read_script(content, variables)
+        elif _OURS in content and isinstance(content.get("config"), dict):
+            known |= {name: value for name, value in content["config"].items() if isinstance(value, str | int | bool)}
+        else:
+            documents |= flattened(content)
+    if not are_files:
+        script = _command(inputs, variables)
+    statement, notes = _statement(script, source, documents)
+    notes += [
+        Assumption(term=f"${name}", value=value, why="the script's own default; --env says another")
+        for name, value in script.defaults.items()
+    ]
+    words = statement.words if statement is not None else ()
+    launch = read_launch(words, script.batch_options)
+    arguments = launch.program[1:] if launch.program[:1] and not launch.program[0].startswith("-") else launch.program
+    flags, loose = split_options(arguments)
+    notes += [
+        Assumption(term=flag, value=flags[flag], why="it stands there twice; the last one holds")
+        for flag in repeated_flags(arguments)
+    ]
+    for name in _CONFIGURATION_FLAGS:
+        value = launch.words.get(name) or _spelled(flags, name)
+        if value and not documents:
+            documents |= _configuration(value)
+    given = Given(words=flags, document=documents, launch=launch, known=known, loose=tuple(loose))
+    return given, notes, script.unknown
+
+
+def _flag_file(text: str) -> Script | None:
+    """A file with a flag in every line, as our emitters write; no shell reads it, so ``|`` and ``(`` are signs."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if not lines or not all(line.lstrip().startswith(("--", SUBCOMMAND)) for line in lines):
+        return None
+    try:
+        words = tuple(word for line in lines for word in shlex.split(line, comments=True))
+    except ValueError as error:
+        raise _refused(f"a line of flags cannot be split: {error}") from error
+    return Script(statements=(Statement(line=1, words=words),))
+
+
+def _spelled(flags: Words, name: str) -> str:
+    """The value of a flag in either spelling."""
+    return next((str(value) for flag, value in flags.items() if flag.replace("_", "-") == name), "")
+
+
+def _command(inputs: Sequence[str], variables: Mapping[str, str]) -> Script:
+    if not inputs or not any(word.strip() for word in inputs):
+        raise _refused("give a file, or the command that is run today after --")
+    if len(inputs) == 1:
+        word = inputs[0]
+        if " " not in word.strip():
+            raise _refused(f"no file {word!r}; give a file, or the command that is run today after --")
+        return read_script(word, variables)
+    # The caller's shell has split these already; variables before a program stay words of its command line.
+    first = next((place for place, word in enumerate(inputs) if not _VARIABLE.match(word)), len(inputs))
+    return Script(statements=(Statement(line=1, words=tuple(inputs[first:])),))
+
+
+def _statement(script: Script, source: str | None, documents: Words) -> tuple[Statement | None, list[Assumption]]:
+    """The one command that trains or serves."""
+    statements = script.statements
+    fitting = [one for one in statements if _fits(one, source, documents)]
+    if not fitting and len(statements) == 1:
+        fitting = list(statements)
+    if not fitting:
+        if statements and not documents:
+            raise _refused(
+                f"none of the {len(statements)} commands of the script starts a framework that is known; "
+                "give the command itself after --, or say what it is with --from NAME"
+            )
+        return None, []
+    notes = [
+        Assumption(term=f"${name}", value="the last value before its use", why="the script sets it more than once")
+        for name in script.reassigned
+    ]
+    if len(fitting) > 1:
+        lines = ", ".join(str(one.line) for one in fitting)
+        why = f"the script starts it on lines {lines}; branches are not followed"
+        notes.append(Assumption(term="command", value=f"line {fitting[-1].line}", why=why))
+    return fitting[-1], notes
+
+
+def _fits(statement: Statement, source: str | None, documents: Words) -> bool:
+    launch = read_launch(statement.words)
+    if documents or source in {"deepspeed", "accelerate"}:
+        return bool(launch.program) and launch.num_devices is not None
+    if any(launch.words.get(name) for name in _CONFIGURATION_FLAGS[:1]):
+        return True
+    flags, _ = split_options(launch.program)
+    if any(_spelled(flags, name) for name in _CONFIGURATION_FLAGS):
+        return True
+    return source_of(Given(words=flags, launch=launch), source) is not None and len(statement.words) > 1
+
+
+def _is_file(word: str) -> bool:
+    try:
+        return Path(word).is_file()
+    except (OSError, ValueError):
+        return False
+
+
+def _configuration(name: str) -> Words:
+    """The file that a command names; left out where it is not here."""
+    if not _is_file(name):
+        raise _refused(f"the command reads {name!r}, which is not here: run this where it is, or give the file too")
+    content = _read(Path(name))
+    if isinstance(content, str):
+        raise _refused(f"{name} is no JSON, YAML or TOML document")
+    return flattened(content)
+
+
+def _read(path: Path) -> dict[str, Any] | str:
+    """A document by its suffix, else text."""
+    try:
+        if path.stat().st_size > MAX_YAML_BYTES:
+            raise _refused(f"{path} has {path.stat().st_size} bytes; at most {MAX_YAML_BYTES} are read")
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise _refused(f"cannot read {path}: {error}") from error
+    if "\0" in text:
+        raise _refused(f"{path} is no text")
+    if path.suffix in {".json", ".yaml", ".yml"}:
+        return parse_document(text, is_json=path.suffix == ".json", name=str(path))
+    if path.suffix == ".toml":
+        try:
+            return tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise _refused(f"{path} is no TOML: {error}") from error
+    return text
+
+
+def _refused(message: str) -> SpecError:
+    return SpecError([Problem(path="", message=message)], of="what is imported")

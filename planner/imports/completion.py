@@ -1,0 +1,90 @@
+"""What follows from several words of a training command: replicas, shards, micro-batches; contradictions are named."""
+
+from __future__ import annotations
+
+from meshplan.planner.imports.reading import Reading
+
+_MODEL_DEGREES = ("tensor_parallel", "pipeline_parallel", "context_parallel")
+
+
+def complete_training(reading: Reading, num_devices: int | None) -> None:
+    """Fill in the terms that the others decide.
+
+    devices = tensor × pipeline × context × data; global batch = micro-batch × micro-batches × data.
+
+    Args:
+        reading: of one source, its own defaults filled in.
+        num_devices: processes of the job; None where nobody says it.
+    """
+    if reading.problems:
+        return  # a degree may be missing
+    _replicas(reading, num_devices)
+    if "data_parallel" not in reading.values:
+        return
+    _shards(reading)
+    _batch(reading)
+
+
+def _replicas(reading: Reading, num_devices: int | None) -> None:
+    values = reading.values
+    degrees = 1
+    for name in _MODEL_DEGREES:
+        degrees *= values[name]
+    product = " × ".join(f"{name} {values[name]}" for name in _MODEL_DEGREES)
+    if num_devices is None:
+        if "data_parallel" not in values:
+            reading.say(
+                "cluster", "the command does not say how many processes it starts: give --nodes (and --node-type)"
+            )
+        return
+    if num_devices % degrees:
+        reading.say("fixed", f"{product} = {degrees} does not divide the {num_devices} processes that are started")
+        return
+    replicas = num_devices // degrees
+    stated = values.get("data_parallel")
+    if stated is not None and stated != replicas:
+        reading.say(
+            "fixed", f"{product} × data_parallel {stated} are {degrees * stated} devices, {num_devices} are started"
+        )
+        return
+    reading.assume("data_parallel", replicas, f"{num_devices} processes / {degrees}")
+
+
+def _shards(reading: Reading) -> None:
+    values = reading.values
+    replicas, groups = values["data_parallel"], values.pop("num_shard_groups", 1)
+    if values["zero_stage"] == 0:
+        values["data_parallel_shard"] = 1
+    elif replicas % groups:
+        reading.say("fixed.data_parallel_shard", f"{groups} groups of shards do not divide {replicas} replicas")
+    else:
+        values.setdefault("data_parallel_shard", replicas // groups)
+
+
+def _batch(reading: Reading) -> None:
+    """Any two of micro-batch, number of micro-batches and global batch give the third."""
+    values = reading.values
+    replicas = values["data_parallel"]
+    micro, number, total = (values.get(name) for name in ("micro_batch_size", "num_microbatches", "global_batch_size"))
+    if total is None and micro is not None:
+        # One forward pass a step is what every framework does where nothing asks for more.
+        number = reading.assume("num_microbatches", 1, "no accumulation is stated")
+        reading.assume("global_batch_size", micro * number * replicas, "micro-batch × micro-batches × replicas")
+        return
+    if total is None:
+        return
+    if micro is None:
+        passes = replicas * (number or 1)
+        if total % passes:
+            reading.say("workload.global_batch_size", f"{total} sequences do not divide into {passes} forward passes")
+            return
+        micro = reading.assume("micro_batch_size", total // passes, f"{total} sequences / {passes} forward passes")
+    if number is None:
+        if total % (micro * replicas):
+            message = f"{total} is no multiple of micro_batch_size {micro} × data_parallel {replicas}"
+            reading.say("workload.global_batch_size", message)
+            return
+        reading.assume("num_microbatches", total // (micro * replicas), "global batch / (micro-batch × replicas)")
+    elif micro * number * replicas != total:
+        message = f"{micro} × {number} micro-batches × {replicas} replicas are {micro * number * replicas}, not {total}"
+        reading.say("workload.global_batch_size", message)

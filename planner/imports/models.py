@@ -1,0 +1,86 @@
+"""Which model of the catalog a command line trains: by its name, or by the sizes that its flags give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from meshplan.catalogs.errors import closest_names
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.emit.megatron_model import inexpressible_shape, model_flags
+from meshplan.planner.emit.terms import Words
+
+# Sizes that tell one model from another; a model that says one of them is only meant where the command says it too.
+SIZES = (
+    "--num-layers",
+    "--hidden-size",
+    "--num-attention-heads",
+    "--ffn-hidden-size",
+    "--num-query-groups",
+    "--num-experts",
+    "--moe-ffn-hidden-size",
+    "--moe-router-topk",
+    "--kv-lora-rank",
+)
+_GIVEN_ALWAYS = SIZES[:3]
+# A padded vocabulary tells families of equal layers apart; some releases differ in nothing else.
+_FINE = ("--vocab-size", "--rotary-base", "--qk-layernorm", "--add-qkv-bias", "--untie-embeddings-and-output-weights")
+
+
+def slug_of(written: str, slugs: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
+    """(catalog name of a model as written, close names): ``meta-llama/Llama-3.1-8B`` is ``llama-3.1-8b``."""
+    known = sorted(slugs)
+    name = written.rstrip("/").rsplit("/", 1)[-1].lower()
+    for candidate in (name, name.removesuffix("-instruct"), name.removesuffix("-base"), name.removesuffix("-hf")):
+        if candidate in known:
+            return candidate, ()
+    return None, closest_names(name, known)
+
+
+def flags_of(shape: ModelShape) -> Mapping[str, str]:
+    """What the emitter says about a model."""
+    return {flag[0]: " ".join(flag[1:]) for flag in model_flags(shape)} | {"--vocab-size": str(shape.vocab_size)}
+
+
+def models_of_size(words: Words, shapes: Iterable[ModelShape]) -> list[ModelShape]:
+    """Models whose sizes are those of the command, the most alike first."""
+    if not all(size in words for size in _GIVEN_ALWAYS):
+        return []
+    found = []
+    for shape in shapes:
+        if inexpressible_shape(shape) is not None:
+            continue
+        said = flags_of(shape)
+        if all(_agrees(size, words, said) for size in SIZES):
+            found.append(shape)
+    return sorted(found, key=lambda shape: -_likeness(words, flags_of(shape)))
+
+
+def disagreements(words: Words, shape: ModelShape) -> list[str]:
+    """What the command says otherwise than the model."""
+    said = flags_of(shape)
+    return [
+        f"{flag} {words[flag]}, the model has {said[flag]}"
+        for flag in (*SIZES, "--vocab-size")
+        if flag in words and flag in said and str(words[flag]) != said[flag]
+    ]
+
+
+def _agrees(size: str, words: Words, said: Mapping[str, str]) -> bool:
+    theirs, ours = said.get(size), words.get(size)
+    if theirs is None:
+        # As many groups as heads is what having no groups means.
+        return ours is None or (size == "--num-query-groups" and str(ours) == said["--num-attention-heads"])
+    return theirs == (_plain(size, said) if ours is None else str(ours))
+
+
+def _plain(size: str, said: Mapping[str, str]) -> str | None:
+    """The value that Megatron-LM takes where the command leaves a size out."""
+    if size == "--ffn-hidden-size":
+        return str(4 * int(said["--hidden-size"]))
+    if size == "--moe-ffn-hidden-size":
+        return said.get("--ffn-hidden-size")
+    return None
+
+
+def _likeness(words: Words, said: Mapping[str, str]) -> int:
+    return sum((flag in words) == (flag in said) and str(words.get(flag)) == str(said.get(flag)) for flag in _FINE)

@@ -1,0 +1,125 @@
+"""What is known after reading what somebody runs today: values, who said them, what was assumed, what was not read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshplan.catalogs.errors import Problem
+from meshplan.planner.emit.terms import Read, Words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assumption:
+    """A value that nothing in the input says.
+
+    Args:
+        term: our name.
+        value: what is taken.
+        why: the framework's default, or what it follows from.
+    """
+
+    term: str
+    value: Any
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What the launcher says about processes.
+
+    Args:
+        program: script or module, and its arguments; empty where the input is a file of flags.
+        words: the launcher's own options, dashes only.
+        num_hosts: None where it does not say.
+        devices_per_host: None where it does not say.
+        num_devices: all of them; None where that is not known.
+        problems: two launchers that disagree, values that are no numbers.
+    """
+
+    program: tuple[str, ...] = ()
+    words: Words = field(default_factory=dict)
+    num_hosts: int | None = None
+    devices_per_host: int | None = None
+    num_devices: int | None = None
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """What a source reads.
+
+    Args:
+        words: flags of the program → values; empty for a document alone.
+        document: a configuration file as dotted keys; empty where there is none.
+        launch: see :class:`Launch`.
+        known: what another file of ours says (``training_config.json``), by our terms.
+        loose: arguments that belong to no flag.
+    """
+
+    words: Words = field(default_factory=dict)
+    document: Words = field(default_factory=dict)
+    launch: Launch = field(default_factory=Launch)
+    known: Mapping[str, Any] = field(default_factory=dict)
+    loose: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Reading:
+    """What one source said; the reader of each framework fills it.
+
+    Args:
+        source: name in the registry.
+        target: ``constraints.target`` of the spec.
+        kind: ``training`` or ``serving``.
+        launch: processes.
+        values: our terms → values.
+        said_by: our terms → the words that said it.
+        assumed: values that nothing said.
+        unread: words that nothing here knows, as written.
+        left_out: what is understood and has no place in a spec.
+        problems: contradictions, and values that cannot be meant.
+        model: name or path as written; empty where only sizes are known.
+        model_words: flags that describe the model, to find it by.
+    """
+
+    source: str
+    target: str
+    launch: Launch
+    kind: str = "training"
+    values: dict[str, Any] = field(default_factory=dict)
+    said_by: dict[str, str] = field(default_factory=dict)
+    assumed: list[Assumption] = field(default_factory=list)
+    unread: list[str] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    model: str = ""
+    model_words: Words = field(default_factory=dict)
+
+    def take(self, read: Read) -> None:
+        """Values of a mapping table; a value that another table said differently is a contradiction."""
+        for term, value in read.values.items():
+            before = self.values.get(term)
+            if before is not None and before != value:
+                self.say(term, f"{read.said_by[term]} says {value}, {self.said_by[term]} says {before}; keep one")
+            else:
+                self.values[term] = value
+                self.said_by[term] = read.said_by[term]
+        self.problems += read.problems
+
+    def assume(self, term: str, value: Any, why: str) -> Any:
+        """``value`` where nothing says another; returns what holds."""
+        if term not in self.values:
+            self.values[term] = value
+            self.assumed.append(Assumption(term=term, value=value, why=why))
+        return self.values[term]
+
+    def say(self, path: str, message: str) -> None:
+        """Note a problem."""
+        self.problems.append(Problem(path=path, message=message))
+
+
+def as_written(word: str, value: Any) -> str:
+    """A flag or key with its value, for lists of what was not read."""
+    return f"{word} {value}".strip() if word.startswith("-") else f"{word}: {value}"

@@ -1,0 +1,351 @@
+"""Launch scripts and command lines as words, without running anything.
+
+A script is read once from top to bottom: assignments (also of arrays), quotes, ``$NAME``, ``${NAME:-default}``,
+``${NAME[@]}`` and whole-number arithmetic are followed; branches and loops are not, so every line counts as executed.
+What only a shell could know (``$(…)``, backquotes, variables from outside) stays as it is written and is listed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.imports.arithmetic import whole_number
+
+MAX_WORDS = 100_000
+MAX_WORD_LENGTH = 2**16
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
+_BRACED = re.compile(
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?:\[(?P<which>[@*]|[0-9]{1,6})\])?(?::?[-=](?P<default>[^{}]*))?"
+)
+_HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
+_SBATCH = re.compile(r"^#SBATCH\s+(.+)$", re.MULTILINE)
+_ENDS = frozenset("\n;|&()")
+_BLANKS = frozenset(" \t\r")
+# Words after which a statement goes on: they change when it runs, not what it is.
+_PREFIXES = frozenset(
+    {"if", "then", "elif", "else", "while", "until", "do", "!", "{", "time", "exec", "export", "local", "readonly"}
+    | {"declare", "nohup", "env", "sudo", "command"}
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Statement:
+    """One simple command.
+
+    Args:
+        line: where it begins, from 1 on.
+        words: what the shell would hand to the program.
+    """
+
+    line: int
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Script:
+    """What a text says.
+
+    Args:
+        statements: in order.
+        batch_options: words of the ``#SBATCH`` lines.
+        unknown: variables from outside and substitutions, as written.
+        reassigned: variables that get several values; the last one before a use counts.
+        defaults: variables from outside → the value that the script takes where they are unset.
+    """
+
+    statements: tuple[Statement, ...]
+    batch_options: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    reassigned: tuple[str, ...] = ()
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_script(text: str, variables: Mapping[str, str] | None = None) -> Script:
+    """The statements of a bash script, a command line, or a file of flags.
+
+    Args:
+        text: what was written.
+        variables: values of variables from outside.
+
+    Raises:
+        SpecError: an open quote or bracket, or a text that grows beyond what a command line can be.
+    """
+    reader = _Reader(text, dict(variables or {}))
+    reader.read()
+    options = tuple(word for line in _SBATCH.findall(text) for word in line.split(" #")[0].split())
+    return Script(
+        statements=tuple(reader.statements),
+        batch_options=options,
+        unknown=tuple(dict.fromkeys(reader.unknown)),
+        reassigned=tuple(sorted(reader.reassigned)),
+        defaults=reader.defaults,
+    )
+
+
+@dataclass(slots=True)
+class _Word:
+    """A word under construction: finished fields, and the one that is being written."""
+
+    fields: list[str] = field(default_factory=list)
+    current: str = ""
+    is_open: bool = False
+
+    def add(self, text: str) -> None:
+        self.current += text
+        self.is_open = True
+        if len(self.current) > MAX_WORD_LENGTH:
+            raise _refused(f"a word grows beyond {MAX_WORD_LENGTH} characters")
+
+    def split(self, texts: list[str]) -> None:
+        """Several fields in the place of one expansion; the outer ones touch their neighbours."""
+        for place, text in enumerate(texts):
+            if place:
+                self.close()
+            self.add(text)
+
+    def close(self) -> None:
+        if self.is_open:
+            self.fields.append(self.current)
+        self.current, self.is_open = "", False
+
+
+class _Reader:
+    """One pass over a text."""
+
+    def __init__(self, text: str, variables: dict[str, str]) -> None:
+        self.text, self.at = text, 0
+        self.outside = frozenset(variables)
+        self.scalars: dict[str, list[str]] = {name: [value] for name, value in variables.items()}
+        self.statements: list[Statement] = []
+        self.unknown: list[str] = []
+        self.reassigned: set[str] = set()
+        self.defaults: dict[str, str] = {}
+        self.num_words = 0
+        self.heredocs: list[str] = []
+
+    def read(self) -> None:
+        while self.at < len(self.text):
+            self._statement()
+
+    def _statement(self) -> None:
+        words: list[str] = []
+        line = 0
+        while self.at < len(self.text):
+            self._skip_blanks()
+            sign = self.text[self.at : self.at + 1]
+            if sign == "" or sign in _ENDS:
+                self.at += 1
+                if sign == "\n":
+                    self._skip_heredocs()
+                break
+            if sign in "<>":
+                if words and words[-1].isdigit() and self.text[self.at - 1].isdigit():
+                    words.pop()  # the 2 of 2>&1 names a stream
+                self._redirection()
+                continue
+            line = line or self.text.count("\n", 0, self.at) + 1
+            if not words and self._assignment():
+                continue
+            words += self._word()
+            self.num_words += len(words)
+            if self.num_words > MAX_WORDS * 100 or len(words) > MAX_WORDS:
+                raise _refused(f"more than {MAX_WORDS} words")
+            if len(words) == 1 and words[0] in _PREFIXES:
+                words = []
+        if words:
+            self.statements.append(Statement(line=line, words=tuple(words)))
+
+    def _skip_blanks(self) -> None:
+        while self.at < len(self.text):
+            if self.text[self.at] in _BLANKS:
+                self.at += 1
+            elif self.text.startswith(("\\\n", "\\\r\n"), self.at):
+                self.at = self.text.index("\n", self.at) + 1
+            elif self.text[self.at] == "#":
+                end = self.text.find("\n", self.at)
+                self.at = len(self.text) if end < 0 else end
+            else:
+                return
+
+    def _redirection(self) -> None:
+        found = _HEREDOC.match(self.text, self.at)
+        if found is not None:
+            self.heredocs.append(found[2])
+            self.at = found.end()
+            return
+        while self.text[self.at : self.at + 1] in {"<", ">", "&"}:
+            self.at += 1
+        self._skip_blanks()
+        if self.at < len(self.text) and self.text[self.at] not in _ENDS:
+            self._word()
+
+    def _skip_heredocs(self) -> None:
+        while self.heredocs:
+            end = re.compile(rf"^\s*{self.heredocs.pop(0)}\s*$", re.MULTILINE).search(self.text, self.at)
+            self.at = len(self.text) if end is None else end.end()
+
+    def _assignment(self) -> bool:
+        found = _ASSIGNMENT.match(self.text, self.at)
+        if found is None:
+            return False
+        name, is_added = found[1], bool(found[2])
+        self.at = found.end()
+        if self.text[self.at : self.at + 1] == "(":
+            self.at += 1
+            values = self._array(name)
+        else:
+            values = [" ".join(self._word(splits=False))]
+        before = self.scalars.get(name)
+        if name in self.outside:
+            return True  # what the user says about it counts
+        if is_added and before is not None:
+            values = [*before, *values] if len(before) + len(values) > 2 else [before[0] + values[0]]  # noqa: PLR2004
+        elif before is not None and before != values:
+            self.reassigned.add(name)
+        if sum(map(len, values)) > MAX_WORD_LENGTH:
+            raise _refused(f"the variable {name} grows beyond {MAX_WORD_LENGTH} characters")
+        self.scalars[name] = values
+        return True
+
+    def _array(self, name: str) -> list[str]:
+        values: list[str] = []
+        while True:
+            self._skip_blanks()
+            sign = self.text[self.at : self.at + 1]
+            if sign == "":
+                raise _refused(f"the array {name}=( is never closed")
+            if sign == "\n":
+                self.at += 1
+            elif sign == ")":
+                self.at += 1
+                return values
+            elif sign in _ENDS:
+                raise _refused(f"the array {name}=( holds {sign!r}")
+            else:
+                values += self._word()
+
+    def _word(self, *, splits: bool = True) -> list[str]:
+        """The fields of one word; an unquoted variable may make several, or none."""
+        word = _Word()
+        while self.at < len(self.text):
+            sign = self.text[self.at]
+            if sign in _BLANKS or sign in _ENDS or sign in "<>":
+                break
+            self.at += 1
+            if sign == "'":
+                word.add(self._until("'"))
+            elif sign == '"':
+                self._quoted(word)
+            elif sign == "\\":
+                following = self.text[self.at : self.at + 1]
+                self.at += 1
+                if following != "\n":
+                    word.add(following)
+            elif sign in "$`":
+                values = self._expansion(sign)
+                pieces = [piece for value in values for piece in value.split()] if splits else [" ".join(values)]
+                word.split(pieces)
+            else:
+                word.add(sign)
+        word.close()
+        return word.fields
+
+    def _quoted(self, word: _Word) -> None:
+        word.add("")
+        while self.at < len(self.text):
+            sign = self.text[self.at]
+            self.at += 1
+            if sign == '"':
+                return
+            if sign == "\\" and self.text[self.at : self.at + 1] in {'"', "\\", "$", "`", "\n"}:
+                following = self.text[self.at]
+                self.at += 1
+                word.add("" if following == "\n" else following)
+            elif sign in "$`":
+                word.split(self._expansion(sign))
+            else:
+                word.add(sign)
+        raise _refused('a quote (") is never closed')
+
+    def _until(self, end: str) -> str:
+        stop = self.text.find(end, self.at)
+        if stop < 0:
+            raise _refused(f"a quote ({end}) is never closed")
+        found = self.text[self.at : stop]
+        self.at = stop + len(end)
+        return found
+
+    def _expansion(self, sign: str) -> list[str]:
+        """The values of ``$…``; as it is written where only a shell knows."""
+        start = self.at - 1
+        if sign == "`":
+            self._until("`")
+            return self._unknown(start)
+        if self.text.startswith("((", self.at):
+            return self._arithmetic(start)
+        if self.text.startswith("(", self.at):
+            self._skip_substitution()
+            return self._unknown(start)
+        if self.text.startswith("{", self.at):
+            self.at += 1
+            return self._braced(start, self._until("}"))
+        found = _NAME.match(self.text, self.at)
+        if found is None:
+            if self.text[self.at : self.at + 1] in set("0123456789@#*?$!-"):
+                self.at += 1
+                return self._unknown(start)
+            return ["$"]
+        self.at = found.end()
+        # A bare $NAME of an array is its first word.
+        return self.scalars[found[0]][:1] if found[0] in self.scalars else self._unknown(start)
+
+    def _braced(self, start: int, body: str) -> list[str]:
+        found = _BRACED.fullmatch(body)
+        if found is None:
+            return self._unknown(start)
+        if found["name"] in self.scalars:
+            values = self.scalars[found["name"]]
+            if found["which"] in {"@", "*"}:
+                return values
+            first = int(found["which"] or 0)
+            return values[first : first + 1]
+        if found["default"] is None or "$" in found["default"] or "`" in found["default"]:
+            return self._unknown(start)
+        self.defaults[found["name"]] = found["default"].strip("\"'")
+        return [self.defaults[found["name"]]]
+
+    def _arithmetic(self, start: int) -> list[str]:
+        end = self.text.find("))", self.at)
+        if end < 0:
+            raise _refused("$(( is never closed")
+        # A bracket of the expression may touch the closing ones: $((A*(B+1))).
+        while self.text.startswith(")))", end):
+            end += 1
+        expression = self.text[self.at + 2 : end]
+        self.at = end + 2
+        known = {name: values[0] for name, values in self.scalars.items() if values}
+        value = whole_number(expression, known)
+        return self._unknown(start) if value is None else [str(value)]
+
+    def _skip_substitution(self) -> None:
+        depth = 0
+        while self.at < len(self.text):
+            depth += {"(": 1, ")": -1}.get(self.text[self.at], 0)
+            self.at += 1
+            if depth == 0:
+                return
+        raise _refused("$( is never closed")
+
+    def _unknown(self, start: int) -> list[str]:
+        written = self.text[start : self.at]
+        self.unknown.append(written)
+        # One field, whatever blanks it holds: nobody knows what the shell would make of it.
+        return ["".join(written.split())]
+
+
+def _refused(message: str) -> SpecError:
+    return SpecError([Problem(path="", message=message)], of="the launch script")

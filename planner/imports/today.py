@@ -1,0 +1,301 @@
+"""What somebody runs today, as a spec: ``fixed`` holds its choices, so that it can be priced and compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.hardware import NodeType
+from meshplan.planner.imports import models
+from meshplan.planner.imports.completion import complete_training
+from meshplan.planner.imports.reading import Assumption, Reading
+from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.serving_spec import ServingFixedSpec, read_serving_spec
+from meshplan.planner.spec import PRECISIONS, FixedSpec, read_training_spec
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+
+_SERVING_WORKLOAD = ("input_length", "output_length", "concurrency")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """What a command line cannot say, or says wrongly; the user's word counts.
+
+    Args:
+        model: catalog name, or path of a config.json.
+        device: catalog device.
+        node_type: catalog node type.
+        nodes: how many.
+        sequence_length: tokens.
+        global_batch_size: sequences of one step.
+        micro_batch_size: sequences of one forward pass.
+        input_length: prompt tokens of a request (serving).
+        output_length: generated tokens of a request (serving).
+        concurrency: requests in flight (serving).
+    """
+
+    model: str | None = None
+    device: str | None = None
+    node_type: str | None = None
+    nodes: int | None = None
+    sequence_length: int | None = None
+    global_batch_size: int | None = None
+    micro_batch_size: int | None = None
+    input_length: int | None = None
+    output_length: int | None = None
+    concurrency: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Today:
+    """The outcome of an import.
+
+    Args:
+        source: name in the registry.
+        spec: plain data, ready to be written.
+        said_by: our terms → the words that said them.
+        assumed: values that nothing said.
+        left_out: understood, but a spec has no place for it.
+        unread: words that nothing here knows.
+    """
+
+    source: str
+    spec: Mapping[str, Any]
+    said_by: Mapping[str, str]
+    assumed: tuple[Assumption, ...]
+    left_out: tuple[str, ...] = ()
+    unread: tuple[str, ...] = field(default=())
+
+    def to_document(self) -> dict[str, Any]:
+        """As plain JSON."""
+        return {
+            "source": self.source,
+            "spec": dict(self.spec),
+            "said_by": dict(self.said_by),
+            "assumed": [{"term": one.term, "value": one.value, "why": one.why} for one in self.assumed],
+            "left_out": list(self.left_out),
+            "unread": list(self.unread),
+        }
+
+
+def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
+    """Complete a reading into a spec.
+
+    Raises:
+        SpecError: something is missing, contradicts itself or has no name in the catalog; every problem at once.
+    """
+    reading.problems += reading.launch.problems
+    _take_answers(reading, answers)
+    nodes = _node_type(reading, answers, catalog)
+    num_devices = _num_devices(reading, answers, nodes)
+    model = _model(reading, answers, catalog)
+    is_training = reading.kind == "training"
+    if is_training:
+        complete_training(reading, num_devices)
+        _precision(reading)
+        for name in ("sequence_length", "global_batch_size"):
+            if name not in reading.values and not reading.problems:
+                reading.say(f"workload.{name}", f"the command does not say it: give --{name.replace('_', '-')}")
+    else:
+        for name in _SERVING_WORKLOAD:
+            if getattr(answers, name) is None:
+                reading.say(f"workload.{name}", f"no command line says it: give --{name.replace('_', '-')}")
+    if reading.problems or nodes is None or model is None:
+        raise SpecError(reading.problems, of="what is imported")
+    spec: dict[str, Any] = {
+        "kind": reading.kind,
+        "model": model,
+        "cluster": _cluster(reading, answers, nodes, num_devices),
+    }
+    constraints: dict[str, Any] = {"target": reading.target}
+    if is_training:
+        used = _devices(reading)
+        if used < nodes.num_devices * spec["cluster"]["nodes"][0]["count"]:
+            constraints["max_devices"] = used
+        _layers(reading, model, catalog)
+        spec["workload"] = {
+            name: reading.values[name] for name in ("sequence_length", "global_batch_size", "precision")
+        }
+        fixed = {name: reading.values[name] for name in FixedSpec.model_fields if name in reading.values}
+        read_training_spec({**spec, "fixed": fixed})
+    else:
+        spec["workload"] = {name: getattr(answers, name) for name in _SERVING_WORKLOAD}
+        fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
+        read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
+    return Today(
+        source=reading.source,
+        spec={**spec, "constraints": constraints, "fixed": fixed},
+        said_by=reading.said_by,
+        assumed=tuple(reading.assumed),
+        left_out=tuple(reading.left_out),
+        unread=tuple(dict.fromkeys(reading.unread)),
+    )
+
+
+def _take_answers(reading: Reading, answers: Answers) -> None:
+    for name in ("sequence_length", "global_batch_size", "micro_batch_size"):
+        value = getattr(answers, name)
+        if value is None:
+            continue
+        before = reading.values.get(name)
+        if before not in {None, value} and name in reading.said_by:
+            reading.say(
+                name, f"{reading.said_by[name]} says {before}, --{name.replace('_', '-')} says {value}; keep one"
+            )
+        reading.values[name] = value
+        reading.said_by[name] = f"--{name.replace('_', '-')}"
+        reading.assumed = [one for one in reading.assumed if one.term != name]
+
+
+def _node_type(reading: Reading, answers: Answers, catalog: Catalog) -> NodeType | None:
+    if answers.node_type is not None:
+        node = catalog.node_type(answers.node_type)
+        if answers.device not in {None, node.device.slug}:
+            reading.say("cluster", f"--node-type {node.slug} has {node.device.slug}, --device says {answers.device}")
+        return node
+    per_host = reading.launch.devices_per_host
+    if answers.device is not None:
+        device = catalog.device(answers.device).slug
+        fitting = [
+            node
+            for node in catalog.node_types()
+            if node.device.slug == device and node.num_hosts == 1 and node.devices_per_host >= (per_host or 1)
+        ]
+        # The vendor's own box first: it has the network that the device is sold with.
+        fitting.sort(key=lambda node: (node.devices_per_host, not node.slug.startswith(("dgx", "hgx")), node.slug))
+        if fitting:
+            others = ", ".join(node.slug for node in fitting[1:4])
+            hint = f"; others: {others} (--node-type)" if others else ""
+            reading.assumed.append(
+                Assumption(term="cluster.nodes.type", value=fitting[0].slug, why=f"has {device}{hint}")
+            )
+            return fitting[0]
+        reading.say(
+            "cluster", f"no node type of the catalog has {per_host or 1} {device} or more in a host: --node-type"
+        )
+        return None
+    reading.say("cluster", "the command does not say which accelerators it runs on: give --node-type or --device")
+    return None
+
+
+def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> int | None:
+    launch = reading.launch
+    if node is not None and (launch.devices_per_host or 0) > node.devices_per_host:
+        reading.say(
+            "cluster", f"{launch.devices_per_host} processes a host; {node.slug} has {node.devices_per_host} devices"
+        )
+    if answers.nodes is None:
+        return launch.num_devices
+    named = node is not None and launch.num_devices is not None
+    per_host = launch.devices_per_host or (node.devices_per_host if node is not None else None)
+    if per_host is None:
+        return launch.num_devices
+    hosts = answers.nodes * (node.num_hosts if node is not None else 1)
+    # torchrun's --nnodes defaults to 1, so only a stated number contradicts.
+    if named and "--nnodes" in launch.words and launch.num_hosts != hosts:
+        reading.say(
+            "cluster", f"the launcher starts {launch.num_hosts} hosts, --nodes says {hosts} (--env says a variable)"
+        )
+    return hosts * per_host
+
+
+def _cluster(reading: Reading, answers: Answers, node: NodeType, num_devices: int | None) -> dict[str, Any]:
+    hosts = reading.launch.num_hosts
+    if answers.nodes is not None:
+        count = answers.nodes
+    elif hosts is not None:
+        count = -(-hosts // node.num_hosts)
+    else:
+        per_node = reading.launch.devices_per_host or node.num_devices
+        count = -(-(num_devices or _devices(reading)) // per_node)
+        reading.assumed.append(Assumption(term="cluster.nodes.count", value=count, why=f"{per_node} devices a node"))
+    return {"nodes": [{"type": node.slug, "count": count}]}
+
+
+def _devices(reading: Reading) -> int:
+    """Product of every degree that multiplies devices."""
+    names = ("tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel")
+    serving = ("attention_data_parallel", "num_workers")
+    product = 1
+    for name in (*names, *serving):
+        product *= reading.values.get(name, 1)
+    return int(product)
+
+
+def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
+    slugs = [str(row["slug"]) for row in catalog.models()]
+    written = answers.model or reading.model
+    if written:
+        slug, close = models.slug_of(written, slugs)
+        if slug is not None:
+            if reading.model_words:
+                for words in models.disagreements(reading.model_words, catalog.model_shape(slug)):
+                    reading.say("model", f"{slug}: {words}")
+                _list_model_words(reading, slug, catalog)
+            return slug
+        if answers.model is not None and Path(answers.model).exists():
+            return str(Path(answers.model).resolve())  # a spec may be written anywhere
+        hint = f" (close: {', '.join(close)})" if close else ""
+        reading.say("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
+        return None
+    found = models.models_of_size(reading.model_words, (catalog.model_shape(slug) for slug in slugs))
+    if not found:
+        sizes = ", ".join(f"{size} {reading.model_words[size]}" for size in models.SIZES if size in reading.model_words)
+        reading.say("model", f"no model of the catalog has these sizes ({sizes or 'none given'}): give --model")
+        return None
+    others = ", ".join(shape.slug for shape in found[1:])
+    why = "its sizes are those of the flags" + (f"; so are those of {others} (--model)" if others else "")
+    reading.assumed.append(Assumption(term="model", value=found[0].slug, why=why))
+    _list_model_words(reading, found[0].slug, catalog)
+    return found[0].slug
+
+
+def _list_model_words(reading: Reading, slug: str, catalog: Catalog) -> None:
+    """Flags about the model that its catalog entry does not say, or says otherwise."""
+    said = models.flags_of(catalog.model_shape(slug))
+    for flag, value in reading.model_words.items():
+        if said.get(flag) != str(value):
+            theirs = f" (the catalog's {slug}: {said[flag]})" if flag in said else ""
+            reading.unread.append(f"{flag} {value}".strip() + theirs)
+
+
+def _precision(reading: Reading) -> None:
+    name = reading.values["precision"]
+    if name not in PRECISIONS:
+        why = reading.said_by.get("precision", "no precision is stated")
+        reading.assumed = [one for one in reading.assumed if one.term != "precision"]
+        reading.values["precision"] = "bf16"
+        reading.assumed.append(
+            Assumption(
+                term="precision",
+                value="bf16",
+                why=f"{why}, which is {name}: plans are made for {', '.join(PRECISIONS)}",
+            )
+        )
+
+
+def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
+    """A split of the layers that ``fixed`` cannot say is listed, as TorchTitan's layers a stage become chunks."""
+    values = reading.values
+    per_stage = values.pop("layers_per_stage", None)
+    if model not in {str(row["slug"]) for row in catalog.models()}:
+        return
+    layers = catalog.model_shape(model).num_hidden_layers
+    if per_stage is not None:
+        values["virtual_pipeline_stages"] = max(1, layers // (per_stage * values["pipeline_parallel"]))
+    chunks = values.get("layers_per_chunk")
+    if chunks is None:
+        return
+    if sum(chunks) != layers:
+        raise SpecError(
+            [Problem(path="model", message=f"the layout places {sum(chunks)} layers, {model} has {layers}")],
+            of="what is imported",
+        )
+    if tuple(chunks) != deal_layers(layers, len(chunks)):
+        dealt = list(deal_layers(layers, len(chunks)))
+        reading.left_out.append(f"layers of each chunk {list(chunks)}: a spec deals them itself ({dealt})")

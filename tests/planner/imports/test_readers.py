@@ -1,0 +1,324 @@
+"""Scripts, command lines and configurations as people have them: what is read, what is refused, what is never run."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.imports.arithmetic import whole_number
+from meshplan.planner.imports.command import read_inputs
+from meshplan.planner.imports.launchers import read_launch
+from meshplan.planner.imports.reading import Reading
+from meshplan.planner.imports.shell import read_script
+
+MEGATRON = """#!/bin/bash
+#SBATCH --nodes=4
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${NUM_NODES:-4}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NUM_NODES))
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE   # all of them
+    --nnodes $NUM_NODES
+)
+TRAINING="--micro-batch-size 1 --global-batch-size $((WORLD_SIZE * 4)) --bf16 \\
+  --use-distributed-optimizer"
+if [ -n "$1" ]; then
+  EXTRA="--load $1"
+fi
+cat <<TEXT
+torchrun --nnodes 99 pretrain_gpt.py --tensor-model-parallel-size 1
+TEXT
+torchrun "${DISTRIBUTED_ARGS[@]}" pretrain_gpt.py $TRAINING --num-layers 32 --hidden-size 4096 \\
+    --num-attention-heads 32 --seq-length 4096 --tensor-model-parallel-size 4 --sequence-parallel \\
+    --new-flag "a b" ${EXTRA} > log.txt 2>&1
+"""
+
+
+def read(text: str, folder: Path, name: str = "train.sh", **options: Any) -> Reading:
+    (folder / name).write_text(text)
+    return read_inputs([str(folder / name)], **options)
+
+
+def test_a_megatron_script(tmp_path: Path) -> None:
+    found = read(MEGATRON, tmp_path)
+    assert (found.source, found.target) == ("megatron", "megatron")
+    assert (found.launch.num_hosts, found.launch.devices_per_host, found.launch.num_devices) == (4, 8, 32)
+    assert found.values["tensor_parallel"] == 4
+    assert found.values["global_batch_size"] == 128
+    assert found.values["zero_stage"] == 1
+    assert found.model_words["--new-flag"] == "a b"
+    assert "$1" in " ".join(found.unread)
+    assert ("$NUM_NODES", "4") in {(one.term, one.value) for one in found.assumed}
+    assert read(MEGATRON, tmp_path, variables={"NUM_NODES": "2"}).launch.num_devices == 16
+    assert found.said_by["tensor_parallel"] == "--tensor-model-parallel-size 4"
+    assert found.problems == []
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="compares with bash")
+@pytest.mark.parametrize(
+    "line",
+    [
+        """A=1; B="x y"; say $A "$B" $B '$A' "a\\"b" c\\ d""",
+        """L=(one "two three" four); say "${L[@]}" ${L[0]}""",
+        """N=4; G=8; say $((N*G)) $(( (N+1)*G ))  $((N*(G-2)))""",
+        """say ${UNSET:-fallback} "${UNSET:-two words}" # a comment""",
+        """A=1 say tail \\\n  more""",
+        """A="--x 1"; A+=" --y 2"; say $A""",
+        """say a && say b; say c | cat""",
+        """say 2>/dev/null one""",
+        """say x=$((7%4))y pre"mid"'post'""",
+    ],
+)
+def test_words_are_those_of_bash(line: str) -> None:
+    shell = 'say() { printf "%s\\0" "$@" >&3; printf "\\1" >&3; }\n'
+    done = subprocess.run(
+        ["bash", "-c", shell + "{\n" + line + "\n} 3>&1 >/dev/null"], capture_output=True, check=True, text=True
+    )
+    theirs = sorted(tuple(call.split("\0")[:-1]) for call in done.stdout.split("\1")[:-1])
+    ours = sorted(one.words[1:] for one in read_script(line).statements if one.words[0] == "say")
+    assert ours == theirs
+
+
+def test_nothing_is_run(tmp_path: Path) -> None:
+    mark = tmp_path / "mark"
+    evil = f"$(touch {mark})`touch {mark}`"
+    text = (
+        f"X={evil}\ntorchrun --nproc-per-node 8 pretrain_gpt.py --tensor-model-parallel-size 2 "
+        f'--data-path "{evil}" --seq-length 4096 ; touch {mark}\n'
+    )
+    found = read(text, tmp_path)
+    assert not mark.exists()
+    assert any("touch" in word for word in found.unread)
+
+
+@pytest.mark.parametrize("alphabet", [None, "$(){}\"'\\`A=1+* \n;#[@]<&|"], ids=["any", "shell signs"])
+@given(data=st.data())
+def test_any_text_is_read_or_refused(alphabet: str | None, data: st.DataObject) -> None:
+    """No other error, and never an endless loop."""
+    text = data.draw(st.text(max_size=200) if alphabet is None else st.text(alphabet=alphabet, max_size=120))
+    with contextlib.suppress(SpecError):
+        read_script(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("torchrun 'x", "quote"),
+        ('torchrun "x', "quote"),
+        ("A=(1 2", "never closed"),
+        ("say $((1", "never closed"),
+        ("say $(ls", "never closed"),
+        ("A=x\n" + "A=$A$A\n" * 40, "grows beyond"),
+    ],
+)
+def test_broken_scripts_are_named(text: str, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        read_script(text)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("2*(3+4)", 14), ("A/2", 4), ("__import__('os')", None), ("9**9**9", None), ("1/0", None), ("A.real", None)],
+)
+def test_arithmetic(expression: str, value: int | None) -> None:
+    assert whole_number(expression, {"A": "8"}) == value
+
+
+@pytest.mark.parametrize(
+    ("command", "hosts", "per_host", "total"),
+    [
+        ("torchrun --nnodes=2 --nproc_per_node=8 a.py", 2, 8, 16),
+        ("torchrun --nproc-per-node 4 a.py", 1, 4, 4),
+        ("python -m torch.distributed.run --nnodes 3 --nproc-per-node 8 a.py --x", 3, 8, 24),
+        ("deepspeed --num_gpus 8 --num_nodes 2 a.py --deepspeed d.json", 2, 8, 16),
+        ("accelerate launch --num_processes 16 --num_machines 2 a.py", 2, 8, 16),
+        ("srun -N 4 --ntasks-per-node=1 torchrun --nnodes 4 --nproc-per-node 8 a.py", 4, 8, 32),
+        ("srun --nodes=4 --ntasks-per-node=8 python a.py", 4, 8, 32),
+        ("python a.py", None, None, None),
+    ],
+)
+def test_launchers(command: str, hosts: int | None, per_host: int | None, total: int | None) -> None:
+    found = read_launch(command.split())
+    assert (found.num_hosts, found.devices_per_host, found.num_devices) == (hosts, per_host, total)
+    assert found.program[0] == "a.py"
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("torchrun --nnodes 1:4 --nproc-per-node 8 a.py", "1:4"),
+        ("torchrun --nnodes $N --nproc-per-node 8 a.py", "--env"),
+        ("accelerate launch --num_processes 12 --num_machines 2 --gpus-per-node 8 a.py", "12"),
+    ],
+)
+def test_launchers_that_contradict(command: str, message: str) -> None:
+    assert message in " ".join(str(problem) for problem in read_launch(command.split()).problems)
+
+
+def test_batch_options_count_where_the_command_says_nothing() -> None:
+    found = read_launch(["srun", "python", "a.py"], ["--nodes=2", "--ntasks-per-node=8"])
+    assert found.num_devices == 16
+    other = read_launch(["torchrun", "--nnodes", "4", "--nproc-per-node", "8", "a.py"], ["--nodes=2"])
+    assert "#SBATCH asks for 2 nodes" in str(other.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("flags", "terms"),
+    [
+        ("--use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params", {"zero_stage": 3}),
+        ("--use-torch-fsdp2", {"zero_stage": 3}),
+        ("--recompute-activations", {"activation_recompute": "selective"}),
+        (
+            "--num-layers 32 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2",
+            {"virtual_pipeline_stages": 4, "pipeline_schedule": "interleaved"},
+        ),
+        ("--num-experts 8 --tensor-model-parallel-size 4", {"expert_tensor_parallel": 4}),
+        ("--fp8-format hybrid --bf16", {"precision": "fp8"}),
+    ],
+)
+def test_other_words_of_megatron(flags: str, terms: dict[str, Any]) -> None:
+    found = read_inputs(["torchrun", "pretrain_gpt.py", *flags.split()])
+    assert {name: found.values[name] for name in terms} == terms
+
+
+def test_older_torchtitan_toml(tmp_path: Path) -> None:
+    text = """
+[model]
+name = "llama3"
+flavor = "8B"
+[training]
+batch_size = 2
+seq_len = 8192
+[parallelism]
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+[activation_checkpoint]
+mode = "selective"
+[metrics]
+log_freq = 1
+"""
+    found = read(text, tmp_path, "train.toml")
+    assert found.source == "torchtitan"
+    assert (found.values["tensor_parallel"], found.values["micro_batch_size"]) == (2, 2)
+    assert (found.values["zero_stage"], found.values["activation_recompute"]) == (3, "selective")
+    assert found.model == "llama-3-8b"
+    assert found.unread == ["--metrics.log-freq 1"]
+
+
+def test_deepspeed_with_a_trainer_script(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(
+        '{"train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "bf16": {"enabled": true},'
+        ' "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}'
+    )
+    command = f"deepspeed --num_gpus 8 train.py --deepspeed {tmp_path}/ds.json --per_device_train_batch_size 4"
+    found = read_inputs([*command.split(), "--gradient_checkpointing", "--max_length", "4096"])
+    assert found.source == "deepspeed"
+    assert (found.values["zero_stage"], found.values["micro_batch_size"]) == (2, 4)
+    assert (found.values["activation_recompute"], found.values["sequence_length"]) == ("full", 4096)
+    assert "zero_optimization.offload_optimizer.device: cpu" in found.unread
+
+
+def test_accelerate_of_both_fsdp_versions(tmp_path: Path) -> None:
+    text = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_machines: 2\nnum_processes: 16\n"
+    older = read(text + "fsdp_config: {fsdp_sharding_strategy: SHARD_GRAD_OP}\n", tmp_path, "a.yaml")
+    assert older.values["zero_stage"] == 2
+    assert (older.launch.num_devices, older.launch.devices_per_host) == (16, 8)
+    newer = read(text + "fsdp_config: {fsdp_version: 2, fsdp_reshard_after_forward: true}\n", tmp_path, "b.yaml")
+    assert newer.values["zero_stage"] == 3
+    unknown = read(text + "fsdp_config: {fsdp_version: 9}\n", tmp_path, "d.yaml")
+    assert "no version of FSDP" in str(unknown.problems[0])
+    plain = read(text.replace("FSDP", "MULTI_GPU"), tmp_path, "c.yaml")
+    assert (plain.target, plain.values["zero_stage"]) == ("any", 0)
+
+
+@pytest.mark.parametrize(
+    ("command", "values"),
+    [
+        (
+            "vllm serve meta-llama/Llama-3.1-70B -tp 8 -dp 2 --enable-expert-parallel --max-num-seqs 64",
+            {"tensor_parallel": 8, "attention_data_parallel": 2, "expert_parallel": 16, "max_num_seqs": 128},
+        ),
+        (
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp 4 --dp 2",
+            {"tensor_parallel": 4, "attention_data_parallel": 1, "num_workers": 2},
+        ),
+        (
+            "python -m sglang.launch_server --model-path meta-llama/Llama-3.1-70B --tp 8 --dp 4 --enable-dp-attention",
+            {"tensor_parallel": 2, "attention_data_parallel": 4, "num_workers": 1},
+        ),
+    ],
+)
+def test_engines(command: str, values: dict[str, int]) -> None:
+    found = read_inputs([command])
+    assert (found.kind, found.model) == ("serving", "meta-llama/Llama-3.1-70B")
+    assert {name: found.values[name] for name in values} == values
+    assert "--weird 1" in read_inputs([f"{command} --weird 1"]).unread
+    assert "'x' is not a whole number" in str(
+        read_inputs([f"{command} --pp-size x --pipeline-parallel-size x"]).problems
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--tensor-model-parallel-size eight", "'eight' is not a whole number"),
+        ("--tensor-model-parallel-size 0", "'0' is not a whole number"),
+        ("--tensor-model-parallel-size 99999999999999999999", "is not a whole number"),
+        ("--tensor-model-parallel-size 2 --bf16 --fp16", "exclude each other"),
+        ("--tensor-model-parallel-size 2 --recompute-granularity some", "selective or full"),
+        ("--tensor-model-parallel-size 2 --pipeline-model-parallel-layout E|x|L", "signs other than"),
+        (
+            "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|t|tL",
+            "3 chunks for 2 stages",
+        ),
+    ],
+)
+def test_values_that_cannot_be_meant(flags: str, message: str) -> None:
+    found = read_inputs(["torchrun", "pretrain_gpt.py", *flags.split()])
+    assert message in " ".join(str(problem) for problem in found.problems)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ([], "give a file"),
+        (["no-such-file.sh"], "no file 'no-such-file.sh'"),
+        (["make", "coffee"], "nothing here is known"),
+        (["accelerate", "launch", "--config_file", "/nowhere/a.yaml", "train.py"], "not here"),
+    ],
+)
+def test_inputs_that_say_nothing(inputs: list[str], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        read_inputs(inputs)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.sh", b"\xff\xfe\x00", "cannot read"),
+        ("a.sh", b"echo hello\nls\n", "none of the 2 commands"),
+        ("a.json", b'{"train_batch_size": 1, "train_batch_size": 2}', "stands twice"),
+        ("a.yaml", b"a: &x [1]\nb: !!python/object:os.system x\n", "is not YAML"),
+        ("a.toml", b"[model\n", "is no TOML"),
+        ("a.sh", b"x" * (2**20 + 1), "at most"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(SpecError, match=message):
+        read_inputs([str(tmp_path / name)])
+
+
+def test_unknown_sources_are_named() -> None:
+    with pytest.raises(SpecError, match="did you mean 'megatron'"):
+        read_inputs(["torchrun a.py --x 1"], source="megatorn")

@@ -1,0 +1,131 @@
+"""What an emitter says, the reader of the same target understands: for random legal plans of every framework."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL, config_for, request_for
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_back
+
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.emit.megatron_terms import TERMS, pipeline_layout, read_layout
+from meshplan.planner.emit.registry import emit
+from meshplan.planner.problems.known_frameworks import FRAMEWORKS
+from meshplan.planner.problems.training import TrainingConfig
+
+DEGREES = {
+    "tensor_parallel": st.sampled_from((1, 2, 4, 8)),
+    "context_parallel": st.sampled_from((1, 1, 2)),
+    "data_parallel": st.sampled_from((1, 2, 3, 4, 8)),
+    "micro_batch_size": st.sampled_from((1, 2)),
+    "num_microbatches": st.sampled_from((4, 8, 12)),
+}
+RECOMPUTE = st.sampled_from(("none", "selective", "full"))
+
+
+@st.composite
+def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
+    shape = draw(st.sampled_from((LLAMA_70B, MIXTRAL, DEEPSEEK_V3)))
+    stages, virtual = draw(st.sampled_from((1, 2, 4))), draw(st.sampled_from((1, 2)))
+    choices: dict[str, Any] = {
+        **draw(st.fixed_dictionaries(DEGREES)),
+        "pipeline_parallel": stages,
+        "virtual_pipeline_stages": virtual if stages > 1 else 1,
+        "zero_stage": draw(st.sampled_from((0, 1, 3))),
+        "activation_recompute": draw(RECOMPUTE),
+        "precision": draw(st.sampled_from(("bf16", "fp16", "fp8"))),
+        "sequence_parallel": draw(st.booleans()),
+    }
+    if shape.moe is not None:
+        choices["expert_parallel"] = draw(st.sampled_from((1, 2, 8)))
+        choices["expert_tensor_parallel"] = draw(st.sampled_from((1, 2)))
+    chunks = stages * choices["virtual_pipeline_stages"]
+    if draw(st.booleans()):
+        cuts = draw(
+            st.lists(st.integers(1, shape.num_hidden_layers - 1), min_size=chunks - 1, max_size=chunks - 1, unique=True)
+        )
+        edges = [0, *sorted(cuts), shape.num_hidden_layers]
+        choices["layers_per_chunk"] = tuple(b - a for a, b in pairwise(edges))
+    if choices["zero_stage"]:
+        choices["data_parallel_shard"] = draw(st.sampled_from((choices["data_parallel"], 1)))
+    return shape, config_for(shape, **choices)
+
+
+@st.composite
+def pytorch_plans(draw: st.DrawFn, target: str) -> tuple[ModelShape, TrainingConfig]:
+    rules = FRAMEWORKS[target]
+    choices: dict[str, Any] = {
+        **draw(st.fixed_dictionaries(DEGREES)),
+        "pipeline_parallel": draw(st.sampled_from((1, 2, 4))) if target == "torchtitan" else 1,
+        "zero_stage": draw(st.sampled_from((0, 1, 2, 3))),
+        "activation_recompute": draw(st.sampled_from(rules.recompute_modes)),
+        "precision": draw(st.sampled_from(rules.precisions)),
+        "sequence_parallel": draw(st.booleans()) and rules.sequence_parallel,
+    }
+    return LLAMA_70B, config_for(LLAMA_70B, **choices)
+
+
+def returns(target: str, shape: ModelShape, config: TrainingConfig) -> None:
+    """Nothing is changed, nothing contradicts, and the files ask for the plan's devices."""
+    assume(not FRAMEWORKS[target].broken(shape, config))
+    assume(config.world_size <= 8 or config.world_size % 8 == 0 or target != "accelerate")
+    assume(target == "megatron" or len(set(config.layers_per_chunk)) == 1)
+    script = "train.py" if target in {"deepspeed", "accelerate"} else ""
+    emitted = emit(target, replace(request_for(shape, config, hosts=()), script=script))
+    assert num_devices(emitted) == config.world_size
+    with tempfile.TemporaryDirectory() as folder:
+        for extra in ((), (HANDED_OVER,)) if script else ((),):
+            reading = read_back(target, emitted, Path(folder), extra=extra)
+            assert reading.problems == []
+            assert differences(reading, config, handed=not script or bool(extra)) == {}
+
+
+@given(plan=megatron_plans())
+@settings(max_examples=150, deadline=None)
+def test_megatron(plan: tuple[ModelShape, TrainingConfig]) -> None:
+    returns("megatron", *plan)
+
+
+@pytest.mark.parametrize("target", sorted(FILES.keys() - {"megatron"}))
+@given(data=st.data())
+@settings(max_examples=80, deadline=None)
+def test_pytorch_frameworks(target: str, data: st.DataObject) -> None:
+    returns(target, *data.draw(pytorch_plans(target)))
+
+
+@given(layers=st.lists(st.integers(0, 12), min_size=1, max_size=16))
+def test_layouts_return(layers: list[int]) -> None:
+    config = config_for(LLAMA_70B, pipeline_parallel=len(layers), layers_per_chunk=tuple(layers))
+    assert read_layout(pipeline_layout(config, DEEPSEEK_V3)) == tuple(layers)
+
+
+@pytest.mark.parametrize("text", ["", "E|t|x|L", "(tt", "3*t", "t*99999", "(" * 50 + "t" + ")*9" * 50, "E|t*0|L)"])
+def test_layouts_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match="layout"):
+        read_layout(text)
+
+
+@pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
+def test_every_word_of_a_row_is_one_of_its_keys(term: Any) -> None:
+    for zero in (0, 1, 2, 3):
+        for recompute in ("none", "selective", "full"):
+            for precision in ("bf16", "fp16", "fp8"):
+                config = config_for(
+                    MIXTRAL,
+                    tensor_parallel=2,
+                    pipeline_parallel=4,
+                    virtual_pipeline_stages=2,
+                    data_parallel=4,
+                    data_parallel_shard=2 if zero else 1,
+                    zero_stage=zero,
+                    activation_recompute=recompute,
+                    precision=precision,
+                )
+                assert term.words(config, MIXTRAL).keys() <= set(term.keys)

@@ -1,0 +1,73 @@
+"""From emitted files back to our terms, by the readers of ``meshplan import`` (plain functions; no fixtures)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from meshplan.planner.emit.artifact import EmittedPlan
+from meshplan.planner.imports.command import read_inputs
+from meshplan.planner.imports.completion import complete_training
+from meshplan.planner.imports.reading import Reading
+from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.spec import FixedSpec
+
+# The framework's own file of each target.
+FILES = {
+    "megatron": "megatron_args.txt",
+    "torchtitan": "torchtitan_args.txt",
+    "deepspeed": "deepspeed_config.json",
+    "accelerate": "accelerate_config.yaml",
+}
+HANDED_OVER = "training_config.json"
+
+
+def num_devices(emitted: EmittedPlan) -> int:
+    """How many devices the emitted hosts.txt asks for."""
+    text = next(file.content for file in emitted.artifacts if file.path.name == "hosts.txt")
+    return sum(len(line.split()[2].split(",")) for line in text.splitlines() if line and line[0] != "#")
+
+
+def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequence[str] = ()) -> Reading:
+    """What the reader makes of the framework's file, and of ``extra`` ones."""
+    names = [FILES[target], *extra]
+    for file in emitted.artifacts:
+        if file.path.name in names:
+            (folder / file.path.name).write_text(file.content)
+    reading = read_inputs([str(folder / name) for name in names])
+    assert reading.source == target
+    reading.problems += reading.launch.problems
+    complete_training(reading, num_devices(emitted))
+    return reading
+
+
+def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True) -> dict[str, tuple[Any, Any]]:
+    """Terms that came back changed: name → (planned, read).
+
+    Args:
+        reading: what came back.
+        config: what was emitted.
+        handed: the file handed to the user's script was read too, so that every term is known.
+    """
+    names = {*FixedSpec.model_fields, "num_microbatches", "global_batch_size", "sequence_length", "precision"}
+    if not handed:
+        names &= reading.said_by.keys() | {"data_parallel"}
+    planned = {name: getattr(config, name) for name in names}
+    if config.zero_stage == 0 and "data_parallel_shard" in planned:
+        planned["data_parallel_shard"] = 1
+    if reading.source == "torchtitan" and config.data_parallel_shard == config.context_parallel == 1:
+        planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
+    if config.tensor_parallel == 1:
+        planned.pop("sequence_parallel", None)  # nothing is split
+    if config.pipeline_parallel == 1:
+        planned.pop("pipeline_schedule", None)  # one stage has none
+    if reading.source != "megatron":
+        # Other frameworks have no word for these; the planner's rules keep them at 1.
+        for name in ("virtual_pipeline_stages", "expert_tensor_parallel"):
+            planned.pop(name, None)
+    found = {name: (value, reading.values.get(name)) for name, value in planned.items()}
+    uneven = len(set(config.layers_per_chunk)) > 1
+    if uneven:
+        found["layers_per_chunk"] = (config.layers_per_chunk, reading.values.get("layers_per_chunk"))
+    return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
