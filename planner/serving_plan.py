@@ -197,7 +197,7 @@ def runner_up_rows(
                 "name": "chosen" if simulated is chosen else f"rank {place + 1}",
                 "chosen": simulated is chosen,
                 "config": serving_config_document(config),
-                "label": config_label(config),
+                "label": config_label(config) + _chunk_label(problem, config),
                 "num_devices": config.num_devices,
                 "ttft_p99_s": metrics.latencies["ttft"].p99,
                 "tpot_mean_s": metrics.latencies["tpot"].mean,
@@ -208,6 +208,14 @@ def runner_up_rows(
             }
         )
     return rows
+
+
+def _chunk_label(problem: ServingProblem, config: ServingConfig) -> str:
+    """The token budget of an iteration where it is not the engine's default."""
+    pool = config.pools[0]
+    default = problem.rules.default_limits(problem.machines[pool.node_type].device).max_batched_tokens
+    budget = pool.limits.max_batched_tokens
+    return "" if budget == default else f", chunk {budget}"
 
 
 def _reason(chosen: Simulated, other: Simulated) -> str:

@@ -28,6 +28,8 @@ from meshplan.planner.solvers.serving_layouts import PlacedWorker, placed_worker
 MAX_UTILIZATION = 0.95
 # Prefill and decode workers that are paired; the best of each by requests/s per device.
 MAX_PAIRED = 24
+# Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
+CHUNK_STEP, LEAST_CHUNK = 4, 512
 HOURS = 3600.0
 MILLION = 1e6
 
@@ -191,6 +193,22 @@ def aggregated(problem: ServingProblem, worker: PricedWorker) -> list[Candidate]
         if 1 <= count <= most:
             candidates.append(_candidate(problem, worker, count, int(np.argmax(allowed))))
     return candidates
+
+
+def rechunked(problem: ServingProblem, candidate: Candidate) -> list[Candidate]:
+    """The same mixed deployment with the next smaller chunk of prefill; none where it is pinned, or cannot be cut."""
+    worker, count = candidate.parts[0]
+    limits = worker.placed.limits
+    budget = limits.max_batched_tokens // CHUNK_STEP
+    fixed = "max_batched_tokens" in problem.pinned.of(Role.MIXED) or problem.recipe.whole_prompts
+    least = max(LEAST_CHUNK, limits.max_num_seqs // worker.placed.layout.attention_data_parallel)
+    if worker.placed.role is not Role.MIXED or fixed or budget < least:
+        return []
+    smaller = price_worker(problem, replace(worker.placed, limits=replace(limits, max_batched_tokens=budget)))
+    if not smaller.feasible.any():
+        return []
+    pinned = replace(problem.pinned, by_role={Role.MIXED: {**problem.pinned.of(Role.MIXED), "num_workers": count}})
+    return aggregated(replace(problem, pinned=pinned), smaller)
 
 
 def _counts(least: int, most: int, pinned: int | None) -> list[int]:

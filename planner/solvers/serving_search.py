@@ -16,6 +16,8 @@ sampled with ``num_requests`` requests, and the plan carries their confidence in
 
 from __future__ import annotations
 
+import heapq
+import itertools
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,6 +32,7 @@ from meshplan.planner.solvers.serving_candidates import (
     aggregated,
     disaggregated,
     priced_workers,
+    rechunked,
     score_of,
 )
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
@@ -173,16 +176,26 @@ def _branch(
     deadline: float | None,
     on_progress: OnProgress | None,
 ) -> tuple[list[Simulated], float]:
-    """Simulate in the order of the bounds until nothing left can beat the incumbent; the bound on all that is left."""
+    """Simulate in the order of the bounds until nothing left can beat the incumbent; the bound on all that is left.
+
+    A mixed deployment whose gaps between tokens break a promise comes back with smaller chunks of prefill.
+    """
+    order = itertools.count()
+    left = [(one.score, next(order), one) for one in candidates]
+    heapq.heapify(left)
     simulated: list[Simulated] = []
     incumbent = float("inf")
-    for candidate in candidates:
+    while left:
+        candidate = heapq.heappop(left)[-1]
         proven = incumbent <= candidate.score * (1.0 + NOISE)
         spent = len(simulated) >= MAX_SIMULATED or (deadline is not None and time.perf_counter() > deadline)
         if (proven and len(simulated) >= MIN_SIMULATED) or spent:
             return simulated, incumbent if proven else candidate.score
         simulated.append(_simulated(problem, candidate, incumbent, seed))
         incumbent = min(incumbent, simulated[-1].score)
+        if any(promise.metric in ("tpot", "itl") for promise, _ in simulated[-1].judged.broken):
+            for smaller in rechunked(problem, candidate):
+                heapq.heappush(left, (smaller.score, next(order), smaller))
         if on_progress is not None:
             on_progress(Progress(incumbent=incumbent, bound=candidate.score, note=f"{len(simulated)} simulated"))
     return simulated, incumbent
