@@ -10,11 +10,13 @@ from meshplan.planner.problems.serving import Arrival, Role, ServingWorkload
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.deployment import judge
 from meshplan.planner.simulation.metrics import attainment, confidence_interval, goodput, samples_of
+from meshplan.planner.simulation.series import series
 from meshplan.planner.solvers.serving_candidates import layout_label
 from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
 from meshplan.planner.solvers.serving_search import ServingReport, Simulated, sustainable_rate
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
+NUM_BINS = 60
 
 
 def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *, seed: int = 0) -> dict[str, Any]:
@@ -41,6 +43,7 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         "num_running": chosen.judged.metrics.mean_in_flight,
         "sensitivity": list(_sensitivity(problem, chosen, seed)),
         "sampling": sampling(problem, chosen),
+        "series": _series(chosen),
         **_idle(problem, chosen),
     }
     if last.placed.role is not Role.PREFILL:
@@ -48,6 +51,13 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
     if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.promises:
         found["max_request_rate_per_s"] = sustainable_rate(problem, chosen.candidate, seed=seed)
     return found
+
+
+def _series(chosen: Simulated) -> dict[str, list[float]]:
+    """Requests and cache over the simulated time, :data:`NUM_BINS` averages each."""
+    over_time = series(chosen.judged.run, num_bins=NUM_BINS)
+    names = ("end_s", "decoding", "prefilling", "queued", "kv_use")
+    return {name: [float(f"{value:.4g}") for value in getattr(over_time, name)] for name in names}
 
 
 def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The Pareto front of a serving plan as a page: speed of one user against throughput of one device.
+"""A serving plan as a page: its Pareto front, and the requests and the cache of its simulation over time.
 
-One self-contained HTML file without scripts: an SVG whose points tell their worker on hovering, and a table.
+One self-contained HTML file without scripts: pictures in SVG whose points tell more on hovering, and a table.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ from meshplan.planner.plan import Plan
 
 WIDTH, HEIGHT, MARGIN = 720, 420, 64
 KEPT_COLOUR, BROKEN_COLOUR, CHOSEN_COLOUR = "#4269d0", "#c4c8d0", "#d1495b"
+# Name in the plan's series → (words, colour); the cache has the scale on the right.
+SERIES = {
+    "decoding": ("decoding", "#4269d0"),
+    "prefilling": ("in prefill", "#efb118"),
+    "queued": ("queued", "#d1495b"),
+    "kv_use": ("KV cache in use (right)", "#6b7280"),
+}
 # Lines of the grid along each axis.
 TICKS = 5
 
@@ -44,8 +51,40 @@ def pareto_page(plan: Plan) -> str:
         f'<span style="color:{CHOSEN_COLOUR}">◆</span> the plan, simulated.</p>\n'
         f"{_svg(points, _chosen(plan))}\n"
         "<table><tr><th>promises kept</th><th>tokens/s of a user</th><th>tokens/s of a device</th>"
-        f"<th>running</th><th>worker</th><th>weights</th><th>nodes</th></tr>\n{rows}</table></body></html>\n"
+        f"<th>running</th><th>worker</th><th>weights</th><th>nodes</th></tr>\n{rows}</table>\n"
+        f"{_over_time(answer.get('series', {}))}</body></html>\n"
     )
+
+
+def _over_time(series: Mapping[str, Sequence[float]]) -> str:
+    """Requests in each state and the share of the cache in use, over the simulated time."""
+    if not series:
+        return ""
+    ends = series["end_s"]
+    most = max(*series["decoding"], *series["prefilling"], *series["queued"], 1.0)
+    wide, high = WIDTH - 2 * MARGIN, HEIGHT - 2 * MARGIN
+    parts = [
+        f'<h2>The simulation over time</h2>\n<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" '
+        f'height="{HEIGHT}" font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>'
+    ]
+    for tick in range(TICKS + 1):
+        x, y = MARGIN + wide * tick / TICKS, HEIGHT - MARGIN - high * tick / TICKS
+        parts.append(f'<path d="M{MARGIN} {y:.1f}H{WIDTH - MARGIN}" stroke="#e5e5e5"/>')
+        parts.append(f'<text x="{MARGIN - 6}" y="{y + 4:.1f}" text-anchor="end">{most * tick / TICKS:,.0f}</text>')
+        parts.append(f'<text x="{WIDTH - MARGIN + 6}" y="{y + 4:.1f}">{tick / TICKS:.0%}</text>')
+        parts.append(
+            f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{ends[-1] * tick / TICKS:,.0f} s</text>'
+        )
+    for place, (name, told) in enumerate(SERIES.items()):
+        scale = 1.0 if name == "kv_use" else most
+        line = " ".join(
+            f"{MARGIN + wide * end / ends[-1]:.1f},{HEIGHT - MARGIN - high * value / scale:.1f}"
+            for end, value in zip(ends, series[name], strict=True)
+        )
+        text, colour = told
+        parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
+        parts.append(f'<text x="{MARGIN + 150 * place}" y="{MARGIN - 20}" fill="{colour}">{text}</text>')
+    return "\n".join([*parts, "</svg>"])
 
 
 def _chosen(plan: Plan) -> tuple[float, float] | None:
