@@ -21,7 +21,8 @@ def serving_report(plan: Plan, *, width: int) -> str:
     """The whole answer; an infeasible one says what binds and what would lift it."""
     sections = [headline(plan, width)]
     if not plan.config:
-        sections += [infeasible_section(plan, width), rejected_section(plan, width)]
+        shapes: Sequence[Row] = plan.solution.get("what_if", ())
+        sections += [infeasible_section(plan, width), what_if_section(shapes, width), rejected_section(plan, width)]
     else:
         sections += [
             top_section(plan, width),
@@ -30,6 +31,7 @@ def serving_report(plan: Plan, *, width: int) -> str:
             time_section(plan, width),
             sensitivity_section(plan, width),
             pareto_section(plan, width),
+            what_if_section(better_shapes(plan), width),
             rejected_section(plan, width),
         ]
     return "\n".join(section for section in sections if section)
@@ -291,6 +293,30 @@ def pareto_section(plan: Plan, width: int) -> str:
 
 def _whole(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"  # noqa: PLR2004 - two digits are enough
+
+
+# --- shapes that no engine runs ---------------------------------------------------------------------------------------
+
+
+def better_shapes(plan: Plan) -> list[Row]:
+    """Shapes whose bound is above what the plan reaches."""
+    reached = plan.predicted["output_tokens_per_s_per_device"].value
+    return [row for row in (plan.answer or {}).get("what_if", ()) if row["tokens_per_s_per_device"] > reached]
+
+
+def what_if_section(rows: Sequence[Row], width: int) -> str:
+    """Bounds on shapes that no supported engine runs."""
+    if not rows:
+        return ""
+    columns = (
+        Column(key="name", title="Shape"),
+        Column(key="label", title="devices"),
+        Column(key="num_running", title="running", right=True, wrap=False),
+        Column(key="tpot_s", title="TPOT ≥", right=True, text=format_duration, wrap=False),
+        Column(key="tokens_per_s_per_device", title="tok/s/dev ≤", right=True, text=_whole, wrap=False),
+    )
+    title = "What if, not validated: no supported engine runs these; decode only, bounds"
+    return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
 
 
 # --- no plan ----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from meshplan.planner.problems.serving import Arrival, Role, ServingWorkload
@@ -14,6 +14,7 @@ from meshplan.planner.simulation.series import series
 from meshplan.planner.solvers.serving_candidates import layout_label
 from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
 from meshplan.planner.solvers.serving_search import ServingReport, Simulated, sustainable_rate
+from meshplan.planner.solvers.serving_what_if import what_if
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
 NUM_BINS = 60
@@ -44,6 +45,7 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         "sensitivity": list(_sensitivity(problem, chosen, seed)),
         "sampling": sampling(problem, chosen),
         "series": _series(chosen),
+        "what_if": what_if_rows(problem),
         **_idle(problem, chosen),
     }
     if last.placed.role is not Role.PREFILL:
@@ -75,6 +77,11 @@ def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
         share, at_least = attainment(run, problem.promises)
         found |= {"attainment": share, "attainment_at_least": at_least, "goodput_per_s": goodput(run, problem.promises)}
     return found
+
+
+def what_if_rows(problem: ServingProblem) -> list[dict[str, Any]]:
+    """Bounds on shapes that no supported engine runs, as plain JSON; see the module that computes them."""
+    return [{**asdict(shape), "validated": False} for shape in what_if(problem)]
 
 
 def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.serving_advice import what_if_rows
 from meshplan.planner.solvers.serving_candidates import config_label
 from meshplan.planner.solvers.serving_search import ServingReport, Simulated, search_serving
 
@@ -23,8 +24,8 @@ def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: 
     """The part of an infeasible plan's ``solution`` that tells what to do.
 
     Returns:
-        ``binding_constraint``, ``nearest_miss`` (in words, with the configuration) and ``least_change`` (changes, each
-        of which alone makes the question feasible).
+        ``binding_constraint``, ``nearest_miss`` (in words, with the configuration), ``least_change`` (changes, each of
+        which alone makes the question feasible) and ``what_if`` (shapes that no supported engine runs).
     """
     changes = [*_eased_promises(problem, seed), *_more_devices(problem, seed), *_lifted_limits(problem, seed)]
     changes = changes or [*_all_eased(problem, seed)]
@@ -32,6 +33,7 @@ def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: 
         "binding_constraint": changes[0]["constraint"] if changes else _most_frequent(report),
         "nearest_miss": _nearest(report),
         "least_change": changes,
+        "what_if": what_if_rows(problem),
     }
 
 
