@@ -1,10 +1,11 @@
-"""Times of NCCL collectives inside one node, interpolated from published measurements.
+"""Times of collectives inside one node or NVLink domain, interpolated from published measurements.
 
 One line α + bytes/β cannot follow NCCL, which changes algorithm and protocol with the size (held-out error 6 to 22 %
 in the median), so the measured points themselves are kept and interpolated linearly in the logarithms. Below the
 smallest size time is constant (latency), above the largest it grows in proportion (bandwidth).
 
-Sizes are full buffers, as nccl-tests counts them.
+Sizes are full buffers, as nccl-tests counts them. Beside NCCL, the serving engines' own all-reduce kernels (inside a
+CUDA graph, 16-bit elements) are there under the engine's name.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ class CollectiveCurve:
         device: slug.
         collective: ``all_reduce``, ``all_gather``, ``reduce_scatter`` or ``all_to_all``.
         num_devices: in the group.
+        library: ``nccl``, or ``trtllm``, ``vllm``, ``sglang`` for the kernels of an engine.
         sizes_bytes: full buffers, rising.
         times_s: measured times.
         median_error: |interpolated/measured − 1|, each inner point predicted from the others.
@@ -38,6 +40,7 @@ class CollectiveCurve:
     device: str
     collective: str
     num_devices: int
+    library: str
     sizes_bytes: tuple[float, ...]
     times_s: tuple[float, ...]
     median_error: float
@@ -57,25 +60,26 @@ def interpolated_time_s(
     return np.asarray(inside * np.maximum(1.0, wanted / sizes_bytes[-1]))
 
 
-def collective_curve(device: str, collective: str, num_devices: int) -> CollectiveCurve | None:
+def collective_curve(device: str, collective: str, num_devices: int, library: str = "nccl") -> CollectiveCurve | None:
     """The shipped curve; None where there is none."""
-    return shipped_curves().get((device, collective, num_devices))
+    return shipped_curves().get((device, collective, num_devices, library))
 
 
 @cache
-def shipped_curves(path: Path = CURVE_FILE) -> Mapping[tuple[str, str, int], CollectiveCurve]:
-    """(device, collective, number of devices) → curve, for all that ship."""
+def shipped_curves(path: Path = CURVE_FILE) -> Mapping[tuple[str, str, int, str], CollectiveCurve]:
+    """(device, collective, number of devices, library) → curve, for all that ship."""
     content = json.loads(path.read_text(encoding="utf-8"))
     curves = [
         CollectiveCurve(
             device=row["device"],
             collective=row["collective"],
             num_devices=row["num_devices"],
+            library=row["library"],
             sizes_bytes=tuple(row["sizes_bytes"]),
             times_s=tuple(row["times_s"]),
             median_error=row["median_error"],
-            source=f"{content['source']}, NCCL {row['nccl_version']}",
+            source=f"{content['source']}, {row['library']} {row['version']}",
         )
         for row in content["curves"]
     ]
-    return {(curve.device, curve.collective, curve.num_devices): curve for curve in curves}
+    return {(curve.device, curve.collective, curve.num_devices, curve.library): curve for curve in curves}

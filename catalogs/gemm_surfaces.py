@@ -13,20 +13,18 @@ that a fit had not seen.
 
 from __future__ import annotations
 
-import base64
 import json
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-FloatArray = NDArray[np.float64]
+from meshplan.catalogs.surface_grid import FloatArray, grid_value, packed, unpacked
+
 SURFACE_FILE = Path(__file__).parent / "seed" / "gemm_surfaces.json"
 TILE_M, TILE_N = 64, 128
 OUTPUT_BYTES = 2.0
@@ -64,8 +62,8 @@ class GemmSurface:
     def time_s(self, m: ArrayLike, n: ArrayLike, k: ArrayLike) -> FloatArray:
         """Seconds of m×k by k×n; arrays broadcast."""
         rows, columns, inner = np.broadcast_arrays(*(np.asarray(size, dtype=float) for size in (m, n, k)))
-        indices, weights = interpolation(self.knots, (rows.ravel(), columns.ravel(), inner.ravel()))
-        correction = (self.corrections.ravel()[indices] * weights).sum(axis=0).reshape(rows.shape)
+        points = (rows.ravel(), columns.ravel(), inner.ravel())
+        correction = grid_value(self.knots, self.corrections, points).reshape(rows.shape)
         base = base_time_s(np.asarray(self.base), rows, columns, inner, element_bytes=self.element_bytes)
         return np.asarray(base * np.exp(correction))
 
@@ -80,24 +78,6 @@ def base_time_s(
     memory = (element_bytes * (m * k + k * n) + OUTPUT_BYTES * m * n) / bandwidth
     slower = np.maximum(compute, memory)
     return np.asarray(launch_s + slower * ((compute / slower) ** 4 + (memory / slower) ** 4) ** 0.25)
-
-
-def interpolation(knots: tuple[FloatArray, ...], points: tuple[FloatArray, ...]) -> tuple[NDArray[np.intp], FloatArray]:
-    """Flat grid indices and weights of the corners around each point, [2^axes, points] each."""
-    below, share = [], []
-    for positions, values in zip(knots, points, strict=True):
-        index = np.clip(np.searchsorted(positions, values, side="right") - 1, 0, len(positions) - 2)
-        start, end = np.log(positions[index]), np.log(positions[index + 1])
-        below.append(index)
-        share.append(np.clip((np.log(values) - start) / (end - start), 0.0, 1.0))
-    shape = tuple(len(positions) for positions in knots)
-    indices, weights = [], []
-    for corner in product((0, 1), repeat=len(knots)):
-        place = tuple(index + side for index, side in zip(below, corner, strict=True))
-        indices.append(np.ravel_multi_index(place, shape))
-        parts = [part if side else 1.0 - part for part, side in zip(share, corner, strict=True)]
-        weights.append(np.prod(parts, axis=0))
-    return np.array(indices), np.array(weights)
 
 
 def gemm_surface(device: str, kernel: str) -> GemmSurface | None:
@@ -116,7 +96,6 @@ def shipped_surfaces(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str], Gemm
 def surface_from_row(row: Mapping[str, Any], *, source: str) -> GemmSurface:
     """A surface from its stored form."""
     m, n, k = (np.array(row["knots"][axis], dtype=float) for axis in ("m", "n", "k"))
-    packed = zlib.decompress(base64.b64decode(row["corrections"]))
     rate, bandwidth, saturation, launch_s = row["base"]
     return GemmSurface(
         device=row["device"],
@@ -124,7 +103,7 @@ def surface_from_row(row: Mapping[str, Any], *, source: str) -> GemmSurface:
         element_bytes=row["element_bytes"],
         base=(rate, bandwidth, saturation, launch_s),
         knots=(m, n, k),
-        corrections=np.frombuffer(packed, dtype="<i2").reshape(len(m), len(n), len(k)) * STEP,
+        corrections=unpacked(row["corrections"], STEP).reshape(len(m), len(n), len(k)),
         num_samples=row["num_samples"],
         median_error=row["median_error"],
         p90_error=row["p90_error"],
@@ -134,7 +113,6 @@ def surface_from_row(row: Mapping[str, Any], *, source: str) -> GemmSurface:
 
 def surface_row(surface: GemmSurface) -> dict[str, Any]:
     """The inverse of :func:`surface_from_row`."""
-    packed = np.round(surface.corrections / STEP).astype("<i2").tobytes()
     knots = dict(zip(("m", "n", "k"), surface.knots, strict=True))
     return {
         "device": surface.device,
@@ -145,5 +123,5 @@ def surface_row(surface: GemmSurface) -> dict[str, Any]:
         "num_samples": surface.num_samples,
         "median_error": round(surface.median_error, 4),
         "p90_error": round(surface.p90_error, 4),
-        "corrections": base64.b64encode(zlib.compress(packed, 9)).decode(),
+        "corrections": packed(surface.corrections, STEP),
     }

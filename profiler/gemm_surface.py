@@ -1,12 +1,12 @@
 """Fits a :class:`~meshplan.catalogs.gemm_surfaces.GemmSurface` to measured products, and makes the shipped ones.
 
-First the four parameters of the formula, then the corrections: simultaneous iterative reconstruction, in which every
-product moves the eight knots around it by its own residual, averaged by weight (Gilbert, J. Theor. Biol. 36 (1972)
-105). Knots without a product near them take the mean of their neighbours.
+First the four parameters of the formula, then the corrections (:mod:`meshplan.profiler.surface_fit`).
 
 Run by hand to make the shipped file::
 
-    python -m meshplan.profiler.gemm_surface gemm.csv.gz > catalogs/seed/gemm_surfaces.json
+    python -m meshplan.profiler.gemm_surface gemm.csv.gz AICONFIGURATOR_CORE > catalogs/seed/gemm_surfaces.json
+
+The folder adds the devices that the CSV has not.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from pathlib import Path
 
 import numpy as np
 
-from meshplan.catalogs.gemm_surfaces import GemmSurface, base_time_s, interpolation, surface_row
+from meshplan.catalogs.gemm_surfaces import GemmSurface, base_time_s, surface_row
+from meshplan.catalogs.importers.perf_tables import SYSTEMS, data_folder, fastest, newest_table, read_perf_table, where
 from meshplan.profiler.fit_shipped import load
 from meshplan.profiler.gemm_model import HELD_OUT_FRACTION, GemmSamples
 from meshplan.profiler.least_squares import FloatArray, fit_positive, held_out, relative_error
+from meshplan.profiler.surface_fit import fit_grid
 
 # Bytes of an element that moves: weights of the weight-only kernels are smaller than their 16-bit activations, and
 # in small products, where bytes decide, weights are most of them.
@@ -39,9 +41,6 @@ SOURCE = (
     "(https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
 )
 KNOTS_PER_OCTAVE = 1.0
-ITERATIONS = 60
-# A knot with less than this weight of products around it leans on its neighbours.
-SMOOTHING = 0.05
 _START = (2e12, 60.0, 3e-6)  # B, k₀, t₀; R starts from the fastest products
 
 
@@ -90,44 +89,12 @@ def _fitted(samples: GemmSamples, grid: GemmSamples, device: str, kernel: str) -
         element_bytes=element_bytes,
         base=(rate, bandwidth, saturation, launch_s),
         knots=knots,
-        corrections=_corrections(knots, (samples.m, samples.n, samples.k), residuals),
+        corrections=fit_grid(knots, (samples.m, samples.n, samples.k), residuals)[0],
         num_samples=len(samples),
         median_error=0.0,
         p90_error=0.0,
         source=SOURCE,
     )
-
-
-def _corrections(
-    knots: tuple[FloatArray, FloatArray, FloatArray], points: tuple[FloatArray, ...], residuals: FloatArray
-) -> FloatArray:
-    shape = tuple(len(positions) for positions in knots)
-    indices, weights = interpolation(knots, points)
-    size = int(np.prod(shape))
-    weight_at = np.bincount(indices.ravel(), weights.ravel(), minlength=size)
-    lean = SMOOTHING / (SMOOTHING + weight_at.reshape(shape))
-    table = np.zeros(size)
-    for _ in range(ITERATIONS):
-        missing = residuals - (table[indices] * weights).sum(axis=0)
-        step = np.bincount(indices.ravel(), (weights * missing).ravel(), minlength=size)
-        table = table + step / np.maximum(weight_at, SMOOTHING)
-        grid = table.reshape(shape)
-        table = ((1.0 - lean) * grid + lean * _neighbour_mean(grid)).ravel()
-    return table.reshape(shape)
-
-
-def _neighbour_mean(grid: FloatArray) -> FloatArray:
-    total, count = np.zeros_like(grid), np.zeros_like(grid)
-    for axis in range(grid.ndim):
-        if grid.shape[axis] == 1:
-            continue
-        lower = [slice(None)] * grid.ndim
-        upper = [slice(None)] * grid.ndim
-        lower[axis], upper[axis] = slice(None, -1), slice(1, None)
-        for here, there in ((tuple(lower), tuple(upper)), (tuple(upper), tuple(lower))):
-            total[here] += grid[there]
-            count[here] += 1.0
-    return np.asarray(total / count)
 
 
 def _knots(values: FloatArray) -> FloatArray:
@@ -146,9 +113,28 @@ def _knots(values: FloatArray) -> FloatArray:
     return np.union1d(chosen, beyond)
 
 
+def wheel_tables(folder: Path) -> dict[tuple[str, str], GemmSamples]:
+    """(device, kernel) → products of TensorRT-LLM in the wheel's tables."""
+    tables = {}
+    for system, device in SYSTEMS.items():
+        path = newest_table(folder, system, "gemm", "trtllm", "gemm_perf")
+        if path is None:
+            continue
+        columns = read_perf_table(path, texts=("gemm_dtype",), counts=("m", "n", "k"))
+        for kernel in ELEMENT_BYTES:
+            found = where(columns, columns["gemm_dtype"] == kernel)
+            if len(found["time_s"]):
+                found = fastest(found, ("m", "n", "k"))
+                tables[device, kernel] = GemmSamples(m=found["m"], n=found["n"], k=found["k"], time_s=found["time_s"])
+    return tables
+
+
 def main(arguments: Sequence[str]) -> None:
     """Write the JSON text to standard output."""
     tables = load(Path(arguments[0]))
+    known = {device for device, _ in tables}
+    newer = wheel_tables(data_folder(Path(arguments[1])))
+    tables |= {key: samples for key, samples in newer.items() if key[0] not in known}
     rows = [
         surface_row(fit_surface(samples, device=device, kernel=kernel))
         for (device, kernel), samples in sorted(tables.items())

@@ -12,7 +12,7 @@ from meshplan.catalogs.repository import Catalog
 
 
 @pytest.mark.parametrize("key", sorted(shipped_curves()))
-def test_every_curve_is_sound(key: tuple[str, str, int], catalog: Catalog) -> None:
+def test_every_curve_is_sound(key: tuple[str, str, int, str], catalog: Catalog) -> None:
     curve = shipped_curves()[key]
     assert catalog.device(curve.device)
     assert list(curve.sizes_bytes) == sorted(set(curve.sizes_bytes))
@@ -35,6 +35,17 @@ def test_published_bus_bandwidths() -> None:
         assert curve is not None
         bus = 2 * 7 / 8 * curve.sizes_bytes[-1] / curve.times_s[-1]
         assert bus == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("library", ["trtllm", "vllm", "sglang"])
+@pytest.mark.parametrize("device", ["h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb"])
+def test_an_engines_kernel_beats_nccl_where_latency_decides(device: str, library: str) -> None:
+    engine, nccl = collective_curve(device, "all_reduce", 8, library), collective_curve(device, "all_reduce", 8)
+    assert engine is not None
+    assert nccl is not None
+    small, large = np.array([8192.0, 65536.0]), 512 * 2**20
+    assert (engine.time_s(small) < 0.7 * nccl.time_s(small)).all()
+    assert engine.time_s(large) == pytest.approx(nccl.time_s(large), rel=0.2)
 
 
 @given(st.floats(min_value=1.0, max_value=1e12), st.floats(min_value=1.0, max_value=100.0))
