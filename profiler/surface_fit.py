@@ -45,19 +45,24 @@ def fit_grid(
         iterations: how often the residuals are shared out.
     """
     shape = tuple(len(positions) for positions in knots)
-    indices, weights = interpolation(knots, points)
-    size = int(np.prod(shape))
-    pull = weights if trust is None else weights * trust
-    weight_at = np.bincount(indices.ravel(), pull.ravel(), minlength=size).astype(float)
-    lean = smoothing / (smoothing + weight_at.reshape(shape)) if smoothing else np.zeros(shape)
+    size, num_points = int(np.prod(shape)), len(residuals)
+    corners, weights = interpolation(knots, points)
+    # Most points lie on a knot in some axis: half of their corners carry no weight.
+    used = weights.ravel() > 0
+    index, weight = corners.ravel()[used], weights.ravel()[used]
+    point = np.broadcast_to(np.arange(num_points), corners.shape).ravel()[used]
+    pull = weight if trust is None else weight * trust[point]
+    weight_at = np.bincount(index, pull, minlength=size).astype(float)
+    lean = smoothing / np.maximum(smoothing + weight_at.reshape(shape), SMOOTHING)
     count = np.maximum(neighbour_sum(np.ones(shape)), 1.0)
     table = np.zeros(size)
     for _ in range(iterations):
-        missing = residuals - (table[indices] * weights).sum(axis=0)
-        step = np.bincount(indices.ravel(), (pull * missing).ravel(), minlength=size)
+        missing = residuals - np.bincount(point, table[index] * weight, minlength=num_points)
+        step = np.bincount(index, pull * missing[point], minlength=size)
         table = table + step / np.maximum(weight_at, SMOOTHING)
-        grid = table.reshape(shape)
-        table = ((1.0 - lean) * grid + lean * neighbour_sum(grid) / count).ravel()
+        if smoothing:
+            grid = table.reshape(shape)
+            table = ((1.0 - lean) * grid + lean * neighbour_sum(grid) / count).ravel()
     return table.reshape(shape), weight_at.reshape(shape)
 
 
