@@ -27,10 +27,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from meshplan.catalogs.surface_grid import FloatArray
-from meshplan.catalogs.time_tables import Formula, Points, TimeTable, smooth_maximum, table_from_row
+from meshplan.catalogs.time_tables import (
+    Formula,
+    Points,
+    TimeTable,
+    rising_with_context,
+    smooth_maximum,
+    table_from_row,
+)
 
 SURFACE_FILE = Path(__file__).parent / "seed" / "attention_surfaces.json"
 PHASES = ("prefill", "decode")
@@ -38,8 +45,6 @@ PHASES = ("prefill", "decode")
 FRAMEWORKS = ("trtllm", "vllm", "sglang")
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
 QUERY_BYTES = 2.0  # queries and results
-# Of the octaves of context that a chunk is priced at.
-_FIRST_CONTEXT = 64.0
 # Not along the group: engines have slow kernels for odd ones, and faster ones for more heads.
 RISING = (0, 1, 2)
 
@@ -120,10 +125,6 @@ class Request(NamedTuple):
     new: FloatArray
     reach: FloatArray
 
-    def where(self, mask: NDArray[np.bool_]) -> Request:
-        """The requests under a mask."""
-        return Request(*(values[mask] for values in self))
-
 
 def _decode_s(table: TimeTable, request: Request, before: FloatArray, _kv_bytes: float) -> FloatArray:
     length = before + request.new
@@ -133,30 +134,10 @@ def _decode_s(table: TimeTable, request: Request, before: FloatArray, _kv_bytes:
 
 
 def _prefill_s(table: TimeTable, request: Request, before: FloatArray, kv_bytes: float) -> FloatArray:
-    """Without earlier context the table itself; with it the greatest time of any shorter one, so that times rise.
-
-    The equivalence trades sequences for length, which may save time in a table that was measured in whole sequences;
-    therefore octaves of context are priced, made to rise, and interpolated in the logarithm of the length.
-    """
-    times = _equivalent_s(table, request, np.zeros(len(before)), kv_bytes)
-    later = before > 0
-    if not later.any():
-        return times
-    request, before, below = request.where(later), before[later], times[later]
-    answer, start = below.copy(), np.zeros(len(before))
-    end = _FIRST_CONTEXT
-    while (start < before).any():
-        above = np.maximum(below, _equivalent_s(table, request, np.full(len(before), end), kv_bytes))
-        here, first, last = (position + request.new for position in (before, start, end))
-        share = np.log(here / first) / np.log(last / first)
-        inside = (before > start) & (before <= end)
-        answer = np.where(inside, below * (above / below) ** share, answer)
-        below, start, end = above, np.full(len(before), end), 2.0 * end
-    times[later] = answer
-    return times
+    return rising_with_context(partial(_equivalent_s, table, request, kv_bytes), before, request.new)
 
 
-def _equivalent_s(table: TimeTable, request: Request, before: FloatArray, kv_bytes: float) -> FloatArray:
+def _equivalent_s(table: TimeTable, request: Request, kv_bytes: float, before: FloatArray) -> FloatArray:
     units, attended, spread = equivalent_prefill(request.batch * request.heads, before, request.new, request.reach)
     times = table.time_s((units, attended, spread, request.heads / request.kv_heads, request.width))
     bandwidth, _, launch_s = table.parameters

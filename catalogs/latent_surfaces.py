@@ -29,7 +29,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from meshplan.catalogs.surface_grid import FloatArray
-from meshplan.catalogs.time_tables import Formula, Points, TimeTable, smooth_maximum, table_from_row
+from meshplan.catalogs.time_tables import (
+    Formula,
+    Points,
+    TimeTable,
+    rising_with_context,
+    smooth_maximum,
+    table_from_row,
+)
 
 SURFACE_FILE = Path(__file__).parent / "seed" / "latent_surfaces.json"
 FRAMEWORKS = ("trtllm", "sglang", "vllm")
@@ -86,9 +93,13 @@ class LatentAttentionSurface:
         table = self.table(kv_dtype, gemm)
         if self.phase == "decode":
             return table.time_s((sequences, heads * new, before + new)).reshape(shape)
-        # As many queries and attended positions without earlier context; see the attention surfaces.
-        length = 2.0 * before + new
-        return table.time_s((sequences * new / length, heads, length)).reshape(shape)
+
+        def priced(earlier: FloatArray) -> FloatArray:
+            # As many queries and attended positions without earlier context; see the attention surfaces.
+            length = 2.0 * earlier + new
+            return table.time_s((sequences * new / length, heads, length))
+
+        return rising_with_context(priced, before, new).reshape(shape)
 
     def table(self, kv_dtype: str, gemm: str = "") -> TimeTable:
         """The table for a type of the cache and kernel of the products, or the nearest that was measured."""

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from meshplan.catalogs.surface_grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, monotone
 
 STEP = 0.02  # of a stored correction, in log(time)
+_FIRST_CONTEXT = 64.0  # of the octaves of context that a chunk is priced at
 Points = tuple[FloatArray, ...]
 Formula = Callable[[FloatArray, Points], FloatArray]  # parameters, coordinates → seconds
 
@@ -117,6 +118,30 @@ def table_from_row(row: Mapping[str, Any], *, formula: Formula, rising: tuple[in
         median_error=row["median_error"],
         p90_error=row["p90_error"],
     )
+
+
+def rising_with_context(priced: Callable[[FloatArray], FloatArray], before: FloatArray, new: FloatArray) -> FloatArray:
+    """Times of chunks after earlier context, never less than with a shorter one.
+
+    A chunk is priced as a prefill of as many queries and positions, which trades sequences for length and may save time
+    in a table that was measured in whole sequences. Therefore octaves of context are priced, made to rise, and
+    interpolated in the logarithm of the length.
+
+    Args:
+        priced: context of each request → seconds, [n].
+        before: context of each request, [n].
+        new: tokens of each request that are computed, [n].
+    """
+    start, end = np.zeros(len(before)), np.full(len(before), _FIRST_CONTEXT)
+    below = priced(start)
+    times = below.copy()
+    while (start < before).any():
+        above = np.maximum(below, priced(end))
+        here, first, last = (position + new for position in (before, start, end))
+        share = np.log(here / first) / np.log(last / first)
+        times = np.where((before > start) & (before <= end), below * (above / below) ** share, times)
+        below, start, end = above, end, 2.0 * end
+    return times
 
 
 def smooth_maximum(first: FloatArray, second: FloatArray) -> FloatArray:

@@ -36,6 +36,8 @@ SOURCE = (
 )
 # vLLM's tables time the whole block only; the others' kernels compose with the surfaces of products.
 SCOPES = {"trtllm": ("kernel",), "vllm": ("module",), "sglang": ("kernel",)}
+# Tables that no device could have produced: rows of 4.29 GB of cache in 1.24 ms are 3.5 TB/s, an A100 has 2.0 TB/s.
+IMPOSSIBLE = {("a100_sxm", "decode", "trtllm")}
 # Spelling of the tables → ours.
 DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 # B bytes/s, R FLOP/s, t₀ s: of a Hopper device; the fit finds the others from there.
@@ -104,7 +106,7 @@ def attention_samples(
     """((type of the cache, windowed), kernel, measurements); of the query's types the one that was measured most."""
     name = "context_attention_perf" if phase == "prefill" else "generation_attention_perf"
     path = newest_table(folder, system, "attention", framework, name)
-    if path is None:
+    if path is None or (system, phase, framework) in IMPOSSIBLE:
         return
     counts = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "window_size")
     columns = read_perf_table(path, texts=("attn_dtype", "kv_cache_dtype"), counts=counts, optional=("window_size",))

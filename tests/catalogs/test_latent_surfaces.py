@@ -27,6 +27,7 @@ def test_more_work_never_costs_less(key: tuple[str, str, str, str]) -> None:
             times.append(found.time_s(batch=64, context=STEPS, num_heads=128, **kinds))
         else:
             times.append(found.time_s(batch=1, context=0, num_heads=128, new_tokens=STEPS, **kinds))
+            times.append(found.time_s(batch=2, context=STEPS, num_heads=16, new_tokens=256, **kinds))
         for series in times:
             assert (np.diff(series) >= -1e-9 * series[1:]).all()
             assert series[-1] > 2.0 * series[0]
