@@ -1,0 +1,94 @@
+"""How well the shipped surfaces of serving kernels predict times that a fit has not seen, beside a naive roofline.
+
+    python tests/benchmarks/serving_kernels.py FOLDER_OF_AICONFIGURATOR_CORE [DEVICE]
+
+Each line is one table: its held-out error (a random fifth of the measurements, stored by the fit; of experts also a
+random fifth of the shapes) and the error of max(FLOPs/peak, bytes/bandwidth) from the datasheet, on all measurements.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from meshplan.catalogs.attention_surfaces import PHASES, attention_formula, attention_surface
+from meshplan.catalogs.expert_surfaces import ELEMENT_BYTES, ExpertSurface, expert_formula, expert_surface
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, data_folder
+from meshplan.catalogs.latent_surfaces import latent_attention_surface, latent_formula
+from meshplan.catalogs.repository import Catalog
+from meshplan.profiler.fit_attention import SCOPES, attention_points, attention_samples, latent_samples
+from meshplan.profiler.fit_experts import expert_samples
+from meshplan.profiler.least_squares import relative_error
+
+PEAK = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a16_mxfp4": "bf16",
+        "w4a8_mxfp4_mxfp8": "fp8", "int4_wo": "bf16"}  # fmt: skip
+NO_LAUNCH = 1e-12
+
+
+def main(folder: Path, wanted: str | None) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        catalog = Catalog.open(f"{place}/catalog.sqlite")
+        print(f"{'table':78}{'points':>8} | {'roofline':>13}{'surface':>13}{'new shapes':>13}   median / p90 in %")
+        for system, device in sorted(SYSTEMS.items()):
+            if wanted in (None, device):
+                facts = catalog.device(device)
+                print_attention(folder, system, device, facts)
+                print_latent(folder, system, device, facts)
+        for device, framework, quantization, samples in expert_samples(folder):
+            if wanted not in (None, device):
+                continue
+            found = expert_surface(device, quantization, framework)
+            assert isinstance(found, ExpertSurface)
+            facts = catalog.device(device)
+            peak = facts.peak_flops_per_s.get(PEAK[quantization], facts.peak_flops_per_s["bf16"])
+            naive = np.array([peak, facts.memory_bandwidth_bytes_per_s, NO_LAUNCH, NO_LAUNCH, NO_LAUNCH])
+            times = expert_formula(naive, samples.features(), element_bytes=ELEMENT_BYTES[quantization])
+            row(f"experts {device} {framework} {quantization}", times, samples.time_s, found,
+                shown(found.new_shape_median_error, found.new_shape_p90_error))  # fmt: skip
+
+
+def print_attention(folder: Path, system: str, device: str, facts: Device) -> None:
+    for phase in PHASES:
+        for framework in FRAMEWORKS:
+            for (kv_dtype, windowed), _, columns in attention_samples(folder, system, phase, framework):
+                found = attention_surface(device, phase, framework)
+                assert found is not None
+                naive = np.array([facts.memory_bandwidth_bytes_per_s, facts.peak_flops_per_s["bf16"], NO_LAUNCH])
+                times = attention_formula(phase, kv_dtype)(naive, attention_points(columns, phase))
+                name = f"attention {phase} {device} {framework} {kv_dtype}{' windowed' if windowed else ''}"
+                row(name, times, columns["time_s"], found.tables[kv_dtype, windowed])
+
+
+def print_latent(folder: Path, system: str, device: str, facts: Device) -> None:
+    for phase in PHASES:
+        for framework in FRAMEWORKS:
+            for scope in SCOPES[framework]:
+                for (dtype, gemm), _, columns in latent_samples(folder, system, phase, framework, scope):
+                    found = latent_attention_surface(device, phase, framework, scope=scope)
+                    assert found is not None
+                    length = columns["isl"] + (columns["step"] if phase == "decode" else 0)
+                    naive = np.array([facts.memory_bandwidth_bytes_per_s, facts.peak_flops_per_s["bf16"], NO_LAUNCH])
+                    points = (columns["batch_size"], columns["num_heads"], length)
+                    times = latent_formula(phase, dtype)(naive, points)
+                    # Of a module the roofline is that of its kernel: its projections come on top.
+                    name = f"latent {phase} {scope} {device} {framework} {dtype} {gemm}"
+                    row(name, times, columns["time_s"], found.tables[dtype, gemm])
+
+
+def row(name: str, naive: np.ndarray, measured: np.ndarray, surface: object, new_shapes: str = "") -> None:
+    roofline = relative_error(naive, measured)
+    held_out = shown(surface.median_error, surface.p90_error)  # type: ignore[attr-defined]
+    beside = shown(roofline.median, roofline.p90)
+    print(f"{name:78}{len(measured):8} | {beside:>13}{held_out:>13}{new_shapes:>13}", flush=True)
+
+
+def shown(median: float, p90: float) -> str:
+    return f"{100 * median:.1f} / {100 * p90:.1f}"
+
+
+if __name__ == "__main__":
+    main(data_folder(Path(sys.argv[1])), sys.argv[2] if len(sys.argv) > 2 else None)

@@ -1,0 +1,95 @@
+"""Fits of grids: a planted kernel is found, a rising table is the closest one, disturbed points pull nobody along."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from meshplan.catalogs.attention_surfaces import RISING, attention_formula
+from meshplan.catalogs.expert_surfaces import ELEMENT_BYTES, expert_features, expert_formula
+from meshplan.catalogs.time_tables import TimeTable, table_from_row, table_row
+from meshplan.profiler.fit_attention import octaves
+from meshplan.profiler.fit_experts import ExpertSamples, fit_experts
+from meshplan.profiler.surface_fit import fit_grid, fit_time_table, rising_fit
+
+FORMULA = attention_formula("decode", "bf16")
+PLANTED = np.array([3e12, 4e14, 8e-6])
+
+
+@pytest.fixture(scope="module")
+def points() -> tuple[np.ndarray, ...]:
+    axes = product(octaves(1, 1024), octaves(16, 65536), (1.0,), (1.0, 4.0, 8.0), (64.0, 128.0))
+    return tuple(np.array(list(axes)).T)
+
+
+@pytest.fixture(scope="module")
+def table(points: tuple[np.ndarray, ...]) -> TimeTable:
+    units, attended, *_ = points
+    # A tenth slower for single sequences, as kernels that cannot split are.
+    times = FORMULA(PLANTED, points) * np.where((units < 4) & (attended > 1000), 1.1, 1.0)
+    knots = (octaves(1, 1024), octaves(16, 65536), np.ones(1), octaves(1, 8), np.array([64.0, 128.0]))
+    return fit_time_table(
+        points, times, formula=FORMULA, start=(2e12, 3e14, 1e-5), knots=knots, rising=RISING, kernel="planted"
+    )
+
+
+def test_a_planted_kernel_is_found(table: TimeTable, points: tuple[np.ndarray, ...]) -> None:
+    assert table.median_error < 0.02
+    assert table.p90_error < 0.05
+    assert np.quantile(np.abs(table.time_s(points) / FORMULA(PLANTED, points) - 1.0), 0.5) < 0.03
+
+
+def test_beyond_the_grid_times_grow_as_the_formula(table: TimeTable) -> None:
+    inside, beyond = (np.array([value]) for value in (65536.0, 16 * 65536.0))
+    rest = (np.array([1.0]), np.array([8.0]), np.array([128.0]))
+    first, second = (table.time_s((np.array([1024.0]), length, *rest)) for length in (inside, beyond))
+    assert second / first == pytest.approx(16.0, rel=0.02)
+
+
+def test_the_stored_form_is_the_same_table(table: TimeTable, points: tuple[np.ndarray, ...]) -> None:
+    row = json.loads(json.dumps(table_row(table)))
+    again = table_from_row(row, formula=FORMULA, rising=RISING)
+    np.testing.assert_allclose(again.time_s(points), table.time_s(points), rtol=1e-4)
+
+
+@given(
+    arrays.arrays(float, (5, 4), elements=st.floats(-3, 3)), arrays.arrays(float, (5, 4), elements=st.floats(0.1, 9))
+)
+def test_the_rising_table_rises_and_keeps_the_weighted_mean(values: np.ndarray, weights: np.ndarray) -> None:
+    result = rising_fit(values, weights, (0,))
+    assert (np.diff(result, axis=0) >= -1e-9).all()
+    # Pooling moves values within their line only, so the weighted mean of a line stays.
+    np.testing.assert_allclose((result * weights).sum(axis=0), (values * weights).sum(axis=0), atol=1e-9)
+    np.testing.assert_allclose(rising_fit(result, weights, (0,)), result, atol=1e-9)
+
+
+def test_one_axis_agrees_with_pooling_by_hand() -> None:
+    result = rising_fit(np.array([1.0, 3.0, 2.0, 4.0]), np.array([1.0, 1.0, 3.0, 1.0]), (0,))
+    np.testing.assert_allclose(result, [1.0, 2.25, 2.25, 4.0])
+
+
+def test_untrusted_points_do_not_pull() -> None:
+    knots = (np.array([1.0, 10.0]),)
+    places = (np.array([1.0, 1.0, 10.0]),)
+    values, _ = fit_grid(knots, places, np.array([0.0, 5.0, 1.0]), trust=np.array([1.0, 1e-9, 1.0]), smoothing=0.0)
+    np.testing.assert_allclose(values, [0.0, 1.0], atol=1e-3)
+
+
+def test_planted_experts_are_found() -> None:
+    tokens, hidden, size, devices, skew = np.array(
+        list(product(octaves(1, 16384), (2048, 4096, 7168), (512, 1024, 2048), (1, 4, 16), (0.0, 1.2)))
+    ).T
+    columns = (hidden, size, np.full_like(hidden, 8), np.full_like(hidden, 128), devices, np.full_like(hidden, 3))
+    features = expert_features(tokens, columns, skew)
+    times = expert_formula(np.array([6e14, 3e12, 2e-5, 1e-7, 1e-9]), features, element_bytes=ELEMENT_BYTES["fp8_block"])
+    samples = ExpertSamples(tokens=tokens, shapes=np.stack(columns, axis=1), skew=skew, time_s=times, kernel="planted")
+    surface = fit_experts(samples, device="mine", quantization="fp8_block", framework="trtllm")
+    assert surface.median_error < 0.02
+    assert surface.new_shape_median_error < 0.05
+    assert len(surface.shapes) == 27
