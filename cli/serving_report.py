@@ -102,7 +102,7 @@ TOP_COLUMNS = (
 
 def top_rows(plan: Plan) -> list[Row]:
     """The simulated deployments, the chosen one first."""
-    return list(plan.alternatives)
+    return [{key: value for key, value in row.items() if key not in ("name", "config")} for row in plan.alternatives]
 
 
 def top_section(plan: Plan, width: int) -> str:

@@ -1,0 +1,118 @@
+"""Serving questions on the command line: printed, stored, launched, compared, and refused."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from .conftest import Command
+
+SPEC = """\
+kind: serving
+model: llama-3.1-8b
+cluster: {nodes: [{type: dgx-h100, count: 1}]}
+workload: {input_length: 1000, output_length: 100, request_rate_per_s: 10, num_requests: 200}
+slo: {ttft_p99_s: 1.0, tpot_p95_s: 0.03}
+"""
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> Path:
+    path = tmp_path / "serving.yaml"
+    path.write_text(SPEC)
+    return path
+
+
+def test_the_report_fits_a_terminal_and_says_what_is_promised(meshplan: Command, spec: Path) -> None:
+    outcome = meshplan("plan", spec)
+    assert outcome.code == 0
+    assert max(map(len, outcome.out.splitlines())) <= 80
+    for word in ("✔", "promised", "≤ 1.00 s", "What if …?", "KV cache", "rests on", "tok/s/user"):
+        assert word in outcome.out
+
+
+def test_json_has_the_plan_and_csv_its_rivals(meshplan: Command, spec: Path) -> None:
+    document = meshplan("plan", spec, "--format", "json").json
+    assert document["kind"] == "serving"
+    assert {"ttft_p99_s", "tpot_p95_s"} <= document["predicted"].keys()
+    assert {"status", "objective", "bound", "gap", "cpu_s", "num_simulated"} <= document["solution"].keys()
+    assert len(document["rank_table"]) == document["config"]["num_devices"]
+    listed = meshplan("plan", spec, "--format", "csv").out.splitlines()
+    assert listed[0].startswith("chosen,label,num_devices")
+    assert len(listed) == len(document["alternatives"]) + 1
+
+
+def test_files_are_written_for_the_engine(meshplan: Command, spec: Path, tmp_path: Path) -> None:
+    outcome = meshplan("plan", spec, "--out", tmp_path / "out")
+    assert outcome.code == 0
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert {"README.md", "launch.sh", "plan.json", "workers.txt"} <= names
+    again = meshplan("plan", spec, "--out", tmp_path / "out")
+    assert again.code == 6
+    assert "--force" in again.err
+
+
+def test_a_plan_is_explained_compared_and_drawn(meshplan: Command, spec: Path, tmp_path: Path) -> None:
+    plan_id = meshplan("plan", spec, "--format", "json").json["plan_id"]
+    other = meshplan("explain", plan_id, "--instead", "tensor_parallel=2")
+    assert other.code == 0
+    assert "pools.mixed.layout.tensor_parallel" in other.out or "the same" in other.out
+    page = tmp_path / "page.html"
+    assert meshplan("explain", plan_id, "--pareto", page).code == 0
+    text = page.read_text()
+    pictures = [f"<svg{part.partition('</svg>')[0]}</svg>" for part in text.split("<svg")[1:]]
+    assert len(pictures) == 2
+    for picture in pictures:
+        ET.fromstring(picture)
+    assert "llama-3.1-8b on 1 × dgx-h100" in meshplan("plans", "list").out
+
+
+def test_one_configuration_is_simulated_as_pinned(meshplan: Command, spec: Path) -> None:
+    spec.write_text(SPEC + "fixed: {tensor_parallel: 2, num_workers: 1}\n")
+    document = meshplan("estimate", spec, "--format", "json").json
+    (pool,) = document["config"]["pools"]
+    assert (pool["layout"]["tensor_parallel"], pool["num_workers"]) == (2, 1)
+    assert document["solution"]["kept"] in (True, False)
+
+
+def test_no_plan_is_an_answer(meshplan: Command, spec: Path) -> None:
+    spec.write_text(SPEC.replace("tpot_p95_s: 0.03", "tpot_p95_s: 0.0005"))
+    outcome = meshplan("plan", spec)
+    assert outcome.code == 3
+    assert "What binds" in outcome.out
+    assert "What would do" in outcome.out
+    document = json.loads(meshplan("plan", spec, "--format", "json").out)
+    assert document["solution"]["status"] == "infeasible"
+
+
+@pytest.mark.parametrize(
+    ("trace", "said"),
+    [
+        ("arrival_s,input_length,output_length\n", "no request"),
+        ("arrival_s,input_length,output_length\n-1,5,5\n", "arrival_s"),
+        ("arrival_s,input_length,output_length\n0,5,0\n", "output_length"),
+        ("arrival_s,input_length\n0,5\n", "output_length"),
+    ],
+)
+def test_bad_traces_are_named(meshplan: Command, spec: Path, trace: str, said: str) -> None:
+    (spec.parent / "t.csv").write_text(trace)
+    spec.write_text(
+        SPEC.replace(
+            "{input_length: 1000, output_length: 100, request_rate_per_s: 10, num_requests: 200}", "{trace: t.csv}"
+        )
+    )
+    outcome = meshplan("plan", spec)
+    assert outcome.code == 2
+    assert said in outcome.err
+
+
+def test_a_trace_that_is_not_there_is_named(meshplan: Command, spec: Path) -> None:
+    spec.write_text(
+        "\n".join(line if "workload" not in line else "workload: {trace: nowhere.csv}" for line in SPEC.splitlines())
+    )
+    outcome = meshplan("plan", spec)
+    assert outcome.code == 2
+    assert "nowhere.csv" in outcome.err
