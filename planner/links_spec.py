@@ -6,7 +6,7 @@ Every bandwidth is one device's share, per direction, unless it says *total*. No
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
@@ -150,6 +150,13 @@ TOPOLOGY_FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
+Lines = Annotated[
+    list[BetweenIslandsSpec],
+    Field(min_length=1, max_length=4096),
+    BeforeValidator(lambda value: [value] if isinstance(value, dict) else value),
+]
+
+
 class LinksSpec(SpecModel):
     """The links of a cluster: the usual ones, and those that differ."""
 
@@ -157,7 +164,7 @@ class LinksSpec(SpecModel):
     inter_node: LinkSpec | None = None
     topology: TopologySpec | None = None
     islands: Annotated[list[IslandSpec], Field(min_length=2, max_length=1024)] | None = None
-    between_islands: BetweenIslandsSpec | list[BetweenIslandsSpec] | None = None
+    between_islands: Lines | None = Field(default=None, description="one for all pairs of islands, or a list")
     degraded: Annotated[list[DegradedSpec], Field(min_length=1, max_length=4096)] | None = None
 
     @model_validator(mode="after")
@@ -176,12 +183,6 @@ class LinksSpec(SpecModel):
     def describes_unevenness(self) -> bool:
         """Whether more than the two usual links is described."""
         return any(value is not None for value in (self.topology, self.islands, self.degraded))
-
-    @property
-    def lines(self) -> list[BetweenIslandsSpec]:
-        """Links between islands as a list."""
-        between: Any = self.between_islands
-        return between if isinstance(between, list) else [] if between is None else [between]
 
 
 class ExcludedDeviceSpec(SpecModel):

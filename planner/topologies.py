@@ -37,7 +37,7 @@ def described_network(spec: ClusterSpec, machine: Machine, problems: list[Proble
     if links is not None and links.topology is not None:
         draft.apply_topology(links.topology)
     if links is not None and links.islands is not None:
-        draft.apply_islands(links.islands, links.lines)
+        draft.apply_islands(links.islands, links.between_islands or [])
     if links is not None:
         draft.degrade(links.degraded or [])
     usable = usable_nodes(spec, machine, draft.num_nodes, problems)

@@ -318,8 +318,18 @@ class TrainingModel:
             return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
 
         outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
+        # ZeRO-3 gathers and scatters in every micro-batch; the copies of smaller groups still meet once a step.
+        copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
         growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
-        return np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, outside) + growth, reduce_s
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
+
+    def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
+        """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
+        if self.workload.phase is Phase.LORA:
+            trained = self.memory.lora_parameters(stage)
+        else:
+            trained = self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
+        return self._replica_reduce_s(trained * self.calibration.recipe.gradient_reduce_bytes)
 
     def _optimizer_s(self, stage: StageClass) -> FloatArray:
         batch = self.candidates
