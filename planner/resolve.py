@@ -381,6 +381,9 @@ def _limits(
     spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
 ) -> TrainingLimits:
     wanted = spec.constraints
+    most = min(machine.num_devices, wanted.max_devices or machine.num_devices)
+    if wanted.min_devices is not None and wanted.min_devices > most:
+        problems.say("constraints.min_devices", f"{wanted.min_devices} wanted, at most {most} may be used")
     usable = machine.device.usable_memory_bytes * (1.0 - wanted.memory_headroom_fraction)
     usable -= wanted.memory_headroom or 0.0
     if usable <= 0:
@@ -397,7 +400,8 @@ def _limits(
         steps.append(wanted.max_run_time / (spec.workload.num_training_tokens / workload.tokens_per_step))
     return TrainingLimits(
         memory_bytes=usable,
-        max_devices=min(machine.num_devices, wanted.max_devices or machine.num_devices),
+        max_devices=most,
+        min_devices=wanted.min_devices or 1,
         host_memory_bytes=wanted.host_memory,
         max_usd_per_hour=wanted.max_usd_per_hour,
         max_usd_per_run=wanted.max_usd_per_run,

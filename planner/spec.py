@@ -133,6 +133,9 @@ class ConstraintsSpec(SpecModel):
     memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
     host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
+    min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="use at least so many, such as all that are rented"
+    )
     max_usd_per_hour: Dollars | None = None
     max_usd_per_run: Dollars | None = None
     max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")

@@ -190,7 +190,7 @@ class DegreeSearch:
         if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
             # Prices are no binary numbers: 3 nodes at 3 × the price of a node must not come out as 2.999….
             most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
-        least = 1.0
+        least = float(limits.min_devices)
         if limits.max_step_s is not None:
             least = max(least, self._work_s / limits.max_step_s)
         if math.isfinite(self.threshold):

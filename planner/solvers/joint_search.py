@@ -6,7 +6,8 @@ no mapping can beat (:class:`~meshplan.planner.estimators.fabric.BestLinks`).
 *Objective.* min over c and π of f(T(c, π), n_c), with the objectives and limits of the degree search.
 
 *Method.* The degree search runs under a few fixed mappings (by number, by links) and under L. The best candidates of
-each are mapped, those with the best L first; the best few are mapped once more with all effort.
+each are mapped, those with the best L first; then degrees are searched under the best mappings found, and mapped in
+their turn, until nothing changes; the best few are mapped once more with all effort.
 
 *Bound.* min of the bounds of the mapped candidates, L of the others that the search under L kept, and the worst L kept
 (all other candidates have a larger one).
@@ -43,6 +44,8 @@ SOLVER_NAME = "enumeration with bounds + rank mapping"
 BOUND_KEEP = 256
 # Candidates that get a mapping of their own, and those that get all effort.
 MAPPED, POLISHED = 32, 3
+# Rounds of degrees under the best mappings and mappings of the best degrees.
+MOST_ROUNDS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +172,7 @@ class _Joint:
         best_links = BestLinks(network=network, domain_size=problem.machine.domain_size)
         self.optimist = _with_fabric(problem, best_links)
         self.placed: dict[TrainingConfig, Placed] = {}
+        self.searched: set[tuple[int, ...]] = set()
         self.deadline_s: float | None = None
         self.search = DegreeSearch(self.optimist, keep=max(keep, BOUND_KEEP))
 
@@ -181,12 +185,14 @@ class _Joint:
         least = {scored.config: scored.objective for scored in self.search.best}
         rest = self.search.best[-1].objective if len(self.search.best) >= self.search.keep else float("inf")
         rest = min(rest, bounding.bound if bounding.bound is not None and bounding.gap else rest)
-        self._map(self._under_fixed_mappings(), QUICK_STEPS)
+        for order in dict.fromkeys((usable_order(self.network), linked_order(self.network))):
+            self._map(self._best_under(order), QUICK_STEPS)
         for scored in self.search.best:
             if self._is_late() or len(self.placed) >= self.mapped or self._beats(scored.objective):
                 break
             self._map([scored.config], QUICK_STEPS)
         self._tell(on_progress, "mapped")
+        self._alternate()
         self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
         ranked = self._ranked()
         if not ranked:
@@ -217,15 +223,22 @@ class _Joint:
             solution=solution, search=self.search, best=tuple(self.search.best), placement=best.placement
         )
 
-    def _under_fixed_mappings(self) -> list[TrainingConfig]:
-        """The best few degrees under each mapping that suggests itself."""
-        chosen: dict[TrainingConfig, None] = {}
-        for order in dict.fromkeys((usable_order(self.network), linked_order(self.network))):
-            if self._is_late():
-                break
-            _, search = search_degrees(_with_fabric(self.problem, _one_order(self.problem, order)), keep=self.keep)
-            chosen |= dict.fromkeys(scored.config for scored in search.best[: max(1, self.mapped // 4)])
-        return list(chosen)
+    def _best_under(self, order: tuple[int, ...]) -> list[TrainingConfig]:
+        """The best few degrees under one mapping."""
+        if order in self.searched or self._is_late():
+            return []
+        self.searched.add(order)
+        _, search = search_degrees(placed_problem(self.problem, order), keep=self.keep)
+        return [scored.config for scored in search.best[: max(1, self.mapped // 4)]]
+
+    def _alternate(self) -> None:
+        """The best degrees under the best mappings, mapped in their turn, until nothing changes."""
+        for _ in range(MOST_ROUNDS):
+            before = [item.scored.objective for item in self._ranked()[:1]]
+            for item in self._ranked()[:POLISHED]:
+                self._map(self._best_under(item.placement.order), QUICK_STEPS)
+            if [item.scored.objective for item in self._ranked()[:1]] == before:
+                return
 
     def _map(self, configs: Iterable[TrainingConfig], steps: int) -> None:
         for config in configs:

@@ -20,8 +20,15 @@ from pathlib import Path
 COMMAND_TIMEOUT_S = 20
 # Jumbo frames: headers then cost 1 % of the shaped rate instead of 5 %.
 MTU = 9000
-BURST = "128kb"
 PORT = 29_611
+
+
+@dataclass(frozen=True)
+class Shaping:
+    """How tc's token buckets are set: bytes that may go at once, and how long a packet may wait."""
+
+    burst: str = "128kb"
+    latency: str = "50ms"
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ def missing_requirement() -> str | None:
     try:
         run("ip", "netns", "add", name)
         run("ip", "-n", name, "link", "add", "trial0", "type", "veth", "peer", "name", "trial1")
-        shape(name, "trial0", 10**8)
+        shape(name, "trial0", 10**8, Shaping())
     except subprocess.CalledProcessError as error:
         return f"network namespaces are not permitted here: {error.stderr.strip()}"
     finally:
@@ -59,8 +66,8 @@ def run(*command: str) -> None:
     subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMMAND_TIMEOUT_S)
 
 
-def shape(namespace: str, device: str, bits_per_s: int) -> None:
-    rate = ["rate", f"{bits_per_s}bit", "burst", BURST, "latency", "50ms"]
+def shape(namespace: str, device: str, bits_per_s: int, shaping: Shaping) -> None:
+    rate = ["rate", f"{bits_per_s}bit", "burst", shaping.burst, "latency", shaping.latency]
     run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", "tbf", *rate)
 
 
@@ -92,9 +99,11 @@ class Network:
 
 
 @contextmanager
-def network(rates_bits_per_s: Sequence[int], cables: Sequence[Cable]) -> Iterator[Network]:
+def network(
+    rates_bits_per_s: Sequence[int], cables: Sequence[Cable], shaping: Shaping | None = None
+) -> Iterator[Network]:
     """Hosts with the given rates on one switch, and the cables; removed again in any case."""
-    prefix = f"mp{os.getpid()}"
+    prefix, shaping = f"mp{os.getpid()}", shaping or Shaping()
     switch = f"{prefix}switch"
     hosts = tuple(f"{prefix}h{number}" for number in range(len(rates_bits_per_s)))
     try:
@@ -102,9 +111,9 @@ def network(rates_bits_per_s: Sequence[int], cables: Sequence[Cable]) -> Iterato
         run("ip", "-n", switch, "link", "add", "bridge", "type", "bridge")
         run("ip", "-n", switch, "link", "set", "bridge", "mtu", str(MTU), "up")
         for number, (host, rate) in enumerate(zip(hosts, rates_bits_per_s, strict=True)):
-            _plug_into_switch(switch, host, number, rate)
+            _plug_into_switch(switch, host, number, rate, shaping)
         for number, cable in enumerate(cables):
-            _lay(hosts, number, cable)
+            _lay(hosts, number, cable, shaping)
         yield Network(namespaces=hosts)
     finally:
         for namespace in (*hosts, switch):
@@ -123,7 +132,7 @@ def shaped_rates(rates_bits_per_s: Sequence[int], cables: Sequence[Cable]) -> Ma
     return rates
 
 
-def _plug_into_switch(switch: str, host: str, number: int, rate: int) -> None:
+def _plug_into_switch(switch: str, host: str, number: int, rate: int, shaping: Shaping) -> None:
     port = f"port{number}"
     run("ip", "netns", "add", host)
     run("ip", "link", "add", "eth0", "netns", host, "type", "veth", "peer", "name", port, "netns", switch)
@@ -131,11 +140,11 @@ def _plug_into_switch(switch: str, host: str, number: int, rate: int) -> None:
     run("ip", "-n", host, "addr", "add", f"{Network.address(number)}/24", "dev", "eth0")
     run("ip", "-n", host, "link", "set", "eth0", "mtu", str(MTU), "up")
     run("ip", "-n", switch, "link", "set", port, "mtu", str(MTU), "master", "bridge", "up")
-    shape(host, "eth0", rate)
-    shape(switch, port, rate)
+    shape(host, "eth0", rate, shaping)
+    shape(switch, port, rate, shaping)
 
 
-def _lay(hosts: Sequence[str], number: int, cable: Cable) -> None:
+def _lay(hosts: Sequence[str], number: int, cable: Cable, shaping: Shaping) -> None:
     device = f"cable{number}"
     ends = (
         (cable.first, cable.second, cable.forward_bits_per_s),
@@ -145,7 +154,7 @@ def _lay(hosts: Sequence[str], number: int, cable: Cable) -> None:
         "netns", hosts[cable.second])  # fmt: skip
     for here, _, rate in ends:
         run("ip", "-n", hosts[here], "link", "set", device, "mtu", str(MTU), "up")
-        shape(hosts[here], device, rate)
+        shape(hosts[here], device, rate, shaping)
     for here, there, _ in ends:
         route = (f"{Network.address(there)}/32", "dev", device, "src", Network.address(here))
         run("ip", "-n", hosts[here], "route", "add", *route)
