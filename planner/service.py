@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
     from meshplan.planner.emit.artifact import Artifact, EmittedPlan
     from meshplan.planner.estimators.simulation import Simulated
+    from meshplan.planner.mapping_pictures import MappingView
     from meshplan.planner.problems.training import TrainingConfig
     from meshplan.planner.resolve import Resolved
     from meshplan.planner.solvers.placement import Placement
@@ -260,6 +261,31 @@ def plan_timeline(plan: Plan, catalog: Catalog) -> tuple[Simulated, str]:
         f"{shown} of {config.num_microbatches} micro-batches"
     )
     return run, title
+
+
+def plan_mapping_view(plan: Plan, catalog: Catalog, *, base: Path = Path()) -> MappingView:
+    """Which rank sits where, on the links as the catalog and the spec have them now.
+
+    Args:
+        plan: of a training question with a mapping, or of a ``rank-mapping`` problem.
+        catalog: where the names of the spec are looked up.
+        base: folder of a stand-alone problem's array files.
+
+    Raises:
+        SpecError: the plan has no mapping.
+    """
+    from meshplan.planner import training_plan
+    from meshplan.planner.mapping_view import stand_alone_view, training_view
+
+    if plan.kind == "rank-mapping" and plan.answer:
+        from meshplan.planner.problems.rank_mapping import RankMappingProblem
+
+        return stand_alone_view(plan, RankMappingProblem.from_document(plan.spec, base))
+    if plan.kind != "training" or not plan.config:
+        message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no mapping to draw"
+        raise SpecError([Problem(path="", message=message)], of="the question")
+    resolved = resolve(plan.spec, catalog, shape=training_plan.shape_from_document(plan.provenance["model"]))
+    return training_view(plan, resolved.problem.machine.network)
 
 
 def emit_plan(

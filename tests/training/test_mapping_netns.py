@@ -3,8 +3,8 @@
 Eight hosts in network namespaces: two islands (their hosts are not numbered in a row), a degraded and an asymmetric
 link. The links are profiled with ``meshplan profile links``; a small transformer is planned with pipeline × data
 parallelism; every plan is emitted for torchrun, launched from the emitted files (torch on the CPU, Gloo), and its
-steps are timed. Run with ``make test-netns``: needs root, ip, tc and torch; takes minutes. The table goes to standard output
-(``pytest -s``) and, with ``MESHPLAN_MAPPING_TABLE=FILE``, into a file.
+steps are timed. Run with ``make test-netns``: needs root, ip, tc and torch; takes minutes. The table goes to standard
+output (``pytest -s``) and, with ``MESHPLAN_MAPPING_TABLE=FILE``, into a file.
 """
 
 from __future__ import annotations
