@@ -26,14 +26,14 @@ def training_view(plan: Plan, network: Network | None) -> MappingView:
     if mapping is None or network is None:
         message = f"plan {plan.plan_id} has no mapping to draw: all links of its cluster are alike"
         raise SpecError([Problem(path="", message=message)], of="the question")
-    nodes, stages = list(mapping["nodes"]), int(plan.config["pipeline_parallel"])
-    columns = -(-len(nodes) // stages)
-    grid = np.full(max(stages * columns, len(nodes)), -1, dtype=np.int64)
-    grid[: len(nodes)] = nodes
-    critical: list[tuple[Link, str]] = [
-        ((row["nodes"][0], row["nodes"][1]), row["what"]) for row in mapping["critical"]
-    ]
-    path = next((row["path"] for row in mapping["critical"] if "path" in row), [])
+    nodes, stages = np.array(mapping["nodes"], dtype=np.int64), int(plan.config["pipeline_parallel"])
+    world = int(plan.config["world_size"])
+    per_node, per_stage = -(-world // len(nodes)), world // stages
+    columns = np.arange(max(1, per_stage // per_node)) * per_node
+    grid = nodes[(np.arange(stages)[:, None] * per_stage + columns) // per_node]
+    rows = mapping["critical"]
+    critical: list[tuple[Link, str]] = [((row["nodes"][0], row["nodes"][1]), row["what"]) for row in rows]
+    path: list[int] = next((row["path"] for row in rows if "path" in row), [])
     notes = [
         f"{mapping['method']}: {format_duration(mapping['objective_s'])} a step, rank order "
         f"{format_duration(mapping['identity_s'])}, random mappings {format_duration(mapping['random_mean_s'])} on "
