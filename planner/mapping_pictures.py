@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -89,7 +90,8 @@ def mapping_text(view: MappingView, *, width: int = 80) -> str:
     hidden = max(0, view.grid.shape[1] - MOST_TERMINAL)
     if hidden or columns < view.grid.shape[0]:
         lines.append(f"… {hidden} more rows, {view.grid.shape[0] - columns} more stages: see the page")
-    lines += ["", *_terminal_matrix(view, width), "", *_critical_words(view), *view.notes]
+    words = [line for text in (*_critical_words(view), *view.notes) for line in textwrap.wrap(text, width)]
+    lines += ["", *_terminal_matrix(view, width), "", *words]
     return "\n".join(lines) + "\n"
 
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.estimators.fabric import ALL_TO_ALL, RING, Group, Orders, group_of, slot_boundaries, slot_links
+from meshplan.planner.estimators.fabric import (
+    ALL_TO_ALL,
+    RING,
+    Group,
+    Orders,
+    group_of,
+    slot_boundaries,
+    slot_links,
+    slowest_pipeline_s,
+)
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.joint_search import placed_problem
@@ -146,7 +155,8 @@ def _slowest_pipeline(model: PlacementModel, view: Orders, order: Any) -> dict[s
     if asked is None:
         raise ValueError("one stage has no pipeline")
     hops = model.hops_s(view)[0]
-    pipeline = int((hops.sum(axis=0) + asked.waits * hops.max(axis=0)).argmax())
+    times = [float(slowest_pipeline_s(hops[:, [column]], np.array(asked.waits))) for column in range(hops.shape[1])]
+    pipeline = int(np.argmax(times))
     boundary = int(hops[:, pipeline].argmax())
     before, after = slot_boundaries(asked.num_stages, asked.stage_devices, model.domain_size)
     nodes = order[[*before[:, pipeline], after[-1, pipeline]]]

@@ -153,7 +153,7 @@ class CommunicationModel:
             sent_bytes: by one device over a boundary, one way [n].
             num_stages: pipeline stages.
             stage_devices: [n].
-            waits: micro-batches that wait for the slowest boundary [n].
+            waits: micro-batches after the first that wait for the slowest stage's exchanges [n].
         """
         fabric = self.fabric
         if fabric is None:

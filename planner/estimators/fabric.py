@@ -8,8 +8,9 @@ s = max(1, ⌊stride/D⌋) apart. All groups of all stages run at once and the s
 - ring: min over all links of all rings of the link's rate in its slower direction, in the order of the ranks;
 - all-to-all over k nodes: the slowest node's NIC (its fastest link), or (k − 1) times its slowest link in the group;
 - a trunk that n of these links cross leaves each of them rate/n;
-- pipeline: max over pipelines of Σ_q h_q + w·max_q h_q, h_q the time of boundary q forth and back, w how many
-  micro-batches wait for the slowest boundary.
+- pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2, h_q the time of boundary q forth and back: the
+  pipeline fills once, then each of w further micro-batches waits for the slowest stage k, which exchanges with the
+  stage before and the one after, an activation one way and a gradient the other way at once.
 
 Assumes: rings in rank order, but either way round (Gloo's ring sends to the rank before, NCCL's trees use both
 directions), full-duplex NICs, one kind of collective at a time.
@@ -60,7 +61,7 @@ class Messages:
         num_stages: P.
         stage_devices: devices of one stage.
         inside_s: of a boundary inside a node, forth and back.
-        waits: micro-batches that wait for the slowest boundary, w.
+        waits: micro-batches after the first that wait for the slowest stage's exchanges, w.
     """
 
     sent_bytes: float
@@ -175,7 +176,7 @@ class Orders:
 
 
 def slowest_pipeline_s(hops_s: FloatArray, waits: FloatArray) -> FloatArray:
-    """Longest of the pipelines: of Σ_q h_q + w·max_q h_q.
+    """Longest of the pipelines: Σ_q h_q + w·max_k (h_{k−1} + h_k)/2.
 
     Args:
         hops_s: […, P − 1, r].
@@ -183,7 +184,10 @@ def slowest_pipeline_s(hops_s: FloatArray, waits: FloatArray) -> FloatArray:
     """
     if hops_s.shape[-2] == 0:
         return np.zeros(hops_s.shape[:-2])
-    return np.asarray((hops_s.sum(axis=-2) + waits[..., None] * hops_s.max(axis=-2)).max(axis=-1))
+    none = np.zeros_like(hops_s[..., :1, :])
+    exchanges = np.concatenate([none, hops_s], axis=-2) + np.concatenate([hops_s, none], axis=-2)
+    cycle = exchanges.max(axis=-2) / 2.0
+    return np.asarray((hops_s.sum(axis=-2) + waits[..., None] * cycle).max(axis=-1))
 
 
 class Fabric:

@@ -347,7 +347,9 @@ class TrainingModel:
     def _neighbour_messages_s(self) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
-        The pipeline fills over every boundary once; then each micro-batch waits at the slowest one.
+        The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
+        looked at more closely (:mod:`~meshplan.planner.estimators.fabric`): stage by stage, both directions at once,
+        and not again for the micro-batch that fills.
         """
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
@@ -357,7 +359,7 @@ class TrainingModel:
         share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
         waits = share * batch.num_microbatches * split.virtual_pipeline_stages
         if self._links.fabric is not None:
-            return self._links.pipeline_s(payload, split.pipeline_parallel, batch.stage_devices, waits)
+            return self._links.pipeline_s(payload, split.pipeline_parallel, batch.stage_devices, waits - share)
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
         return (split.pipeline_parallel - 1) * each + waits * each
 

@@ -14,7 +14,7 @@ of every chain is priced by the estimator.
 
 *Bound.* Every kind of group at the best rate any mapping can give it. With one kind of ring and a pipeline over all
 nodes also the joint bound of :mod:`~meshplan.planner.solvers.rank_mapping_bound`, with ring times φ(1/bandwidth) and
-hops (1 + w/(P − 1))·h, because Σ h + w·max h ≥ (1 + w/(P − 1))·Σ h.
+hops (1 + w/P)·h, because the P stages' exchanges sum to Σ h.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def joint_bound_s(model: PlacementModel) -> float:
     rows[:, 0] = distinct
     ring = model.priced(rows) - base
     one_way = asked.sent_bytes * spacing + latency
-    hops = (1.0 + asked.waits / (stages - 1)) * (one_way + one_way.T)
+    hops = (1.0 + asked.waits / stages) * (one_way + one_way.T)
     ring_s = np.maximum(ring[which.ravel()].reshape(spacing.shape), 0.0)
     np.fill_diagonal(ring_s, 0.0)
     np.fill_diagonal(hops, 0.0)

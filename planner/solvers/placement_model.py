@@ -221,7 +221,7 @@ class Energy:
             hops = self.model.hops_s(view)
             waits = np.full(len(hops), self.model.messages.waits)
             worst = slowest_pipeline_s(hops, waits)
-            mean = (1.0 + self.model.messages.waits / hops.shape[1]) * hops.sum(axis=1).mean(axis=1)
+            mean = (1.0 + self.model.messages.waits / (hops.shape[1] + 1)) * hops.sum(axis=1).mean(axis=1)
             plain, smooth = plain + worst, smooth + (1.0 - MEAN_SHARE) * worst + MEAN_SHARE * mean
         return plain, smooth
 
