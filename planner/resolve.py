@@ -151,9 +151,7 @@ def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Pr
     return None if found else profile
 
 
-def _network(
-    spec: ClusterSpec, machine: Machine, profile: ClusterProfile | None, problems: Problems
-) -> Network | None:
+def _network(spec: ClusterSpec, machine: Machine, profile: ClusterProfile | None, problems: Problems) -> Network | None:
     """The links between nodes where they were measured or differ, or where not all nodes may be used."""
     if profile is None:
         return described_network(spec, machine, problems)
