@@ -43,13 +43,22 @@ def explain(
         Path | None,
         typer.Option(metavar="FILE.html", help="Draw a serving plan's Pareto front as a page.", show_default=False),
     ] = None,
+    picture: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.html",
+            help="Draw the rank mapping: nodes by stage, the links between them, the path that decides.",
+            show_default=False,
+        ),
+    ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Say why PLAN is as it is: its proof, its rivals, what binds it, what its numbers rest on.
 
     With --instead: the best plan that makes the other choice, side by side. Exit code 3 when none fits.
-    With --timeline: the pipeline schedule of a training plan as a picture; with --pareto: the front of a serving plan.
+    With --timeline: the pipeline schedule of a training plan as a picture; with --pareto: the front of a serving plan;
+    with --picture: the rank mapping and its links.
     """
     from meshplan.cli.stored import load_plan
 
@@ -60,6 +69,8 @@ def explain(
         _draw(made, catalog, timeline, form)
     elif pareto is not None:
         _draw_pareto(made, pareto)
+    elif picture is not None:
+        _draw_mapping(made, catalog, picture, form, base=Path(plan).parent if plan.endswith(".json") else Path())
     elif choices:
         _explain_instead(made, choices, catalog, form)
     else:
@@ -130,6 +141,23 @@ def _draw_pareto(made: Plan, path: Path) -> None:
     except OSError as error:
         raise EmitError(f"cannot write the page to {path}: {error}") from error
     show_text(f"written to {path}\n")
+
+
+def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, base: Path) -> None:
+    """Write the mapping's picture, and show it in the terminal."""
+    from meshplan.catalogs.errors import EmitError
+    from meshplan.planner.mapping_pictures import mapping_page, mapping_text
+    from meshplan.planner.service import plan_mapping_view
+
+    view = plan_mapping_view(made, catalog, base=base)
+    try:
+        path.write_text(mapping_page(view), encoding="utf-8")
+    except OSError as error:
+        raise EmitError(f"cannot write the picture to {path}: {error}") from error
+    if form is Format.TABLE:
+        show_text(f"{mapping_text(view, width=terminal_width())}written to {path}\n")
+    else:
+        show_document({"plan_id": made.plan_id, "file": str(path), "mapping": made.mapping}, form)
 
 
 def _explain(made: Plan, form: Format) -> None:

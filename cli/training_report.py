@@ -36,6 +36,7 @@ def training_report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
         sections += [infeasible_section(plan, width), rejected_section(plan, width)]
     else:
         sections += [
+            mapping_section(plan, width),
             top_section(plan, width),
             predicted_section(plan, width),
             memory_section(plan, width),
@@ -102,6 +103,25 @@ def effort_text(solution: Mapping[str, Any]) -> str:
 def headline(plan: Plan, width: int) -> str:
     """The question and how good the answer is."""
     return paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
+
+
+def mapping_section(plan: Plan, width: int) -> str:
+    """Which nodes are used and what the mapping is worth; empty where all links are alike."""
+    mapping = plan.mapping
+    if mapping is None:
+        return ""
+    names = mapping["node_names"]
+    left_out = [
+        f"{what}: {', '.join(names[node] for node in mapping[f'{what}_nodes'])}"
+        for what in ("spare", "excluded")
+        if mapping[f"{what}_nodes"]
+    ]
+    worth = (
+        f"rank mapping by {mapping['method']}: {mapping['gain']:.1%} less than rank order "
+        f"({format_duration(mapping['identity_s'])} a step), random mappings "
+        f"{format_duration(mapping['random_mean_s'])}, gap {percent(mapping['gap'])}"
+    )
+    return paragraph("; ".join([worth, *left_out]), width)
 
 
 def paragraph(text: str, width: int, indent: str = "") -> str:

@@ -14,10 +14,13 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.problems.training import TrainingProblem
 from meshplan.planner.solvers.degree_search import LIMITS, SearchReport, search_degrees
+from meshplan.planner.solvers.joint_search import placed_problem, search_plans
 
 Choices = Mapping[str, int | str | bool]
 # Parts of the step below this share of the chosen step are not worth naming as a reason.
 NAMED_SHARE = 0.005
+# Candidates of an alternative that get a rank mapping of their own, where links differ.
+MAPPED_ALTERNATIVES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +87,18 @@ def instead(problem: TrainingProblem, chosen: Priced | None, choices: Choices, *
     """The best plan with ``choices`` pinned, beside the chosen one."""
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
     pinned = replace(problem, fixed={**problem.fixed, **choices})
-    solution, search = search_degrees(pinned, keep=1)
-    if solution.assignment is None:
-        return Alternative(name=label, choices=choices, priced=None, reason=why_nothing_fits(pinned, search.report))
-    other = price(problem, solution.assignment.config)
+    if problem.machine.fabric is None:
+        solution, search = search_degrees(pinned, keep=1)
+        report, config = search.report, None if solution.assignment is None else solution.assignment.config
+    else:
+        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES)
+        report = found.search.report
+        config = None if found.solution.assignment is None else found.solution.assignment.config
+        if found.placement is not None:
+            problem = placed_problem(problem, found.placement.order)
+    if config is None:
+        return Alternative(name=label, choices=choices, priced=None, reason=why_nothing_fits(pinned, report))
+    other = price(problem, config)
     reason = "" if chosen is None else why_slower(chosen, other)
     return Alternative(name=label, choices=choices, priced=other, reason=reason)
 

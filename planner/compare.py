@@ -15,7 +15,7 @@ from meshplan.catalogs.units import format_duration
 from meshplan.planner.plan import Interval, Plan
 
 if TYPE_CHECKING:
-    from meshplan.planner.spec import SpecModel
+    from meshplan.planner.spec_fields import SpecModel
 
 # Parts of the step whose change is below this share of the reference's step are not worth naming.
 NAMED_SHARE = 0.005

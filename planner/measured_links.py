@@ -1,18 +1,21 @@
 """A machine whose network was measured: the slowest directed link of a cluster profile replaces the vendor's figure.
 
-A collective is as fast as its slowest link, so a homogeneous estimate takes the slowest; which rank should sit where on
-uneven links is the question of ``rank-mapping``.
+A collective is as fast as its slowest link, so where all links are alike the estimate takes the slowest. Where they
+differ, the whole directed matrix becomes the machine's network, and the plan says which rank sits where.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.measured import ClusterProfile
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.network import Network
 
 
 def host_of(endpoint: str) -> str:
@@ -38,28 +41,70 @@ def profile_problems(machine: Machine, profile: ClusterProfile) -> list[Problem]
     return []
 
 
-def with_measured_links(machine: Machine, profile: ClusterProfile) -> Machine:
-    """The machine with the network of the profile.
+def measured_network(machine: Machine, profile: ClusterProfile, usable: tuple[int, ...]) -> Network:
+    """The profile's links between nodes, a device's share of each.
 
     A link between hosts (one endpoint a host) is shared by the host's devices; one between devices is each one's own.
+    Two nodes of several hosts (or of several endpoints) get the slowest of their links, and a pair that a sampled run
+    left out the slowest link of all: cautious both times.
 
     Args:
         machine: from the catalog.
         profile: fits the machine (see :func:`profile_problems`).
+        usable: nodes that may hold ranks.
     """
-    between = [link for link in profile.links if host_of(link.source) != host_of(link.target)]
-    if not between:
-        return machine
-    per_pair: dict[tuple[str, str], float] = {}
-    for link in between:  # several rails add up
-        key = (link.source, link.target)
-        per_pair[key] = per_pair.get(key, 0.0) + link.bandwidth_bytes_per_s.value
+    hosts = host_names(profile)
+    hosts_per_node = machine.domain_size // machine.devices_per_host
+    node_of = {host: number // hosts_per_node for number, host in enumerate(hosts)}
     shared_by = 1 if any("/" in endpoint for endpoint in profile.endpoints) else machine.devices_per_host
+    count = len(hosts) // hosts_per_node
+    rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
+    per_pair: dict[tuple[str, str], float] = {}
+    for link in profile.links:  # several rails add up
+        pair = (link.source, link.target)
+        per_pair[pair] = per_pair.get(pair, 0.0) + link.bandwidth_bytes_per_s.value
+        sender, receiver = node_of[host_of(link.source)], node_of[host_of(link.target)]
+        latencies[sender, receiver] = max(latencies[sender, receiver], link.latency_s.value)
+    for (source, target), rate in per_pair.items():
+        sender, receiver = node_of[host_of(source)], node_of[host_of(target)]
+        rates[sender, receiver] = min(rates[sender, receiver], rate / shared_by)
+    np.fill_diagonal(latencies, 0.0)
+    np.fill_diagonal(rates, np.inf)
+    unmeasured = ~np.isfinite(rates) & ~np.eye(count, dtype=bool)
+    rates[unmeasured], latencies[unmeasured] = rates.min(), latencies.max()
+    left_out = f", {int(unmeasured.sum())} pairs not measured (taken as the slowest)" if unmeasured.any() else ""
+    return Network(
+        names=hosts if hosts_per_node == 1 else tuple(hosts[::hosts_per_node]),
+        bytes_per_s=rates,
+        latency_s=latencies,
+        usable=usable,
+        source=f"profile {profile.name} of {profile.measured_at}{left_out}",
+    )
+
+
+def host_names(profile: ClusterProfile) -> tuple[str, ...]:
+    """Hosts in the order in which they were numbered."""
+    return tuple(dict.fromkeys(host_of(endpoint) for endpoint in profile.endpoints))
+
+
+def with_network(machine: Machine, network: Network, *, spare_nodes: int, measured: bool) -> Machine:
+    """The machine on this network; its usual link is the slowest one between usable nodes.
+
+    Args:
+        machine: with the usual links.
+        network: what replaces them.
+        spare_nodes: of the usable nodes, how many to leave free.
+        measured: the links were measured here.
+    """
+    rates = network.between_usable
+    latency = network.latency_s[np.ix_(network.usable, network.usable)]
     return replace(
         machine,
-        scale_out_bytes_per_s=min(per_pair.values()) / shared_by,
-        scale_out_latency_s=max(link.latency_s.value for link in between),
-        link_level=EvidenceLevel.MEASURED,
+        num_devices=max(1, len(network.usable) - spare_nodes) * machine.domain_size,
+        scale_out_bytes_per_s=float(rates.min()) if rates.size else machine.scale_out_bytes_per_s,
+        scale_out_latency_s=float(latency.max()) if rates.size else machine.scale_out_latency_s,
+        link_level=EvidenceLevel.MEASURED if measured else machine.link_level,
+        network=network,
     )
 
 

@@ -55,6 +55,7 @@ class Plan:
             constraint, the nearest miss and the least change.
         alternatives: well-known other choices, what they would take and why they lost.
         rejected: reason → count and an example, for candidates that are not legal or do not fit.
+        mapping: which rank sits where and what that is worth, where the links differ or not all nodes may be used.
         answer: the decision of a stand-alone problem, in that problem's own format.
     """
 
@@ -72,6 +73,7 @@ class Plan:
     alternatives: tuple[Mapping[str, Any], ...] = ()
     rejected: tuple[Mapping[str, Any], ...] = ()
     answer: Mapping[str, Any] | None = None
+    mapping: Mapping[str, Any] | None = None
 
     @property
     def plan_id(self) -> str:
@@ -112,6 +114,8 @@ class Plan:
         }
         if self.rank_table is not None:
             document["rank_table"] = [list(place) for place in self.rank_table]
+        if self.mapping is not None:
+            document["mapping"] = dict(self.mapping)
         if self.answer is not None:
             document["answer"] = dict(self.answer)
         return document
@@ -135,4 +139,5 @@ class Plan:
             alternatives=tuple(document["alternatives"]),
             rejected=tuple(document["rejected"]),
             answer=document.get("answer"),
+            mapping=document.get("mapping"),
         )

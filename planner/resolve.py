@@ -19,12 +19,14 @@ from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
 from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.recipes import recipe_named
-from meshplan.planner.measured_links import profile_problems, slowest_link, with_measured_links
+from meshplan.planner.measured_links import host_names, measured_network, profile_problems, slowest_link, with_network
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
+from meshplan.planner.problems.network import Network
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec
+from meshplan.planner.topologies import described_network, usable_nodes
 
 if TYPE_CHECKING:
     from meshplan.catalogs.measured import ClusterProfile
@@ -43,12 +45,16 @@ class Resolved:
         cluster: the hardware, hosts in order.
         price: what the money rests on; None where no price is known.
         sources: what → citation, for the plan's provenance.
+        mapping: ``best``, ``identity``, or the nodes in the order of the ranks.
+        hosts: names of the hosts by number, where a profile gives them.
     """
 
     problem: TrainingProblem
     cluster: Cluster
     price: Price | None
     sources: Mapping[str, str]
+    mapping: str | tuple[int, ...] = "best"
+    hosts: tuple[str, ...] = ()
 
 
 class Problems(list[Problem]):
@@ -90,8 +96,10 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     per_device = None if price is None else price.usd_per_hour / cluster.groups[0].node.num_devices
     machine = machine_of(cluster, usd_per_hour_per_device=per_device)
     profile = _profile(spec.cluster, machine, catalog, problems)
-    if profile is not None:
-        machine = with_measured_links(machine, profile)
+    network = _network(spec.cluster, machine, profile, problems)
+    if network is not None:
+        machine = with_network(machine, network, spare_nodes=spec.cluster.spare_nodes, measured=profile is not None)
+    _check_mapping(spec, network, problems)
     workload = TrainingWorkload(
         sequence_length=spec.workload.sequence_length,
         global_batch_size=spec.workload.num_sequences,
@@ -117,7 +125,14 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     sources = _sources(problem, cluster, price)
     if profile is not None:
         sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"
-    return Resolved(problem=problem, cluster=cluster, price=price, sources=sources)
+    return Resolved(
+        problem=problem,
+        cluster=cluster,
+        price=price,
+        sources=sources,
+        mapping=spec.mapping if isinstance(spec.mapping, str) else tuple(spec.mapping),
+        hosts=() if profile is None else host_names(profile),
+    )
 
 
 def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Problems) -> ClusterProfile | None:
@@ -134,6 +149,37 @@ def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Pr
     found = profile_problems(machine, profile)
     problems.extend(found)
     return None if found else profile
+
+
+def _network(spec: ClusterSpec, machine: Machine, profile: ClusterProfile | None, problems: Problems) -> Network | None:
+    """The links between nodes where they were measured or differ, or where not all nodes may be used."""
+    if profile is None:
+        return described_network(spec, machine, problems)
+    if machine.num_devices == machine.domain_size:
+        return None
+    usable = usable_nodes(spec, machine, machine.num_devices // machine.domain_size, problems)
+    return measured_network(machine, profile, usable)
+
+
+def _check_mapping(spec: TrainingSpec, network: Network | None, problems: Problems) -> None:
+    """A mapping that was given: every usable node once, and links that a mapping can matter for."""
+    if not isinstance(spec.mapping, list):
+        return
+    if network is None:
+        problems.say("mapping", "all links of this cluster are alike: give cluster.profile or describe its links")
+        return
+    if problems:
+        return
+    seen: set[int] = set()
+    for node in spec.mapping:
+        if node not in network.usable:
+            why = (
+                "is excluded" if node < network.num_nodes else f"does not exist: there are {network.num_nodes}, from 0"
+            )
+            problems.say("mapping", f"node {node} {why}")
+        elif node in seen:
+            problems.say("mapping", f"node {node} appears twice; a node holds one slot")
+        seen.add(node)
 
 
 def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
@@ -221,7 +267,7 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
 
 def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> NodeType | None:
     """The node type that a spec describes by devices and links; None where it does not, or the device is unknown."""
-    if spec.devices is None or spec.links is None:
+    if spec.devices is None or spec.links is None or spec.links.intra_node is None:
         return None
     try:
         device = catalog.device(spec.devices.type)
@@ -333,6 +379,9 @@ def _limits(
     spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
 ) -> TrainingLimits:
     wanted = spec.constraints
+    most = min(machine.num_devices, wanted.max_devices or machine.num_devices)
+    if wanted.min_devices is not None and wanted.min_devices > most:
+        problems.say("constraints.min_devices", f"{wanted.min_devices} wanted, at most {most} may be used")
     usable = machine.device.usable_memory_bytes * (1.0 - wanted.memory_headroom_fraction)
     usable -= wanted.memory_headroom or 0.0
     if usable <= 0:
@@ -349,7 +398,8 @@ def _limits(
         steps.append(wanted.max_run_time / (spec.workload.num_training_tokens / workload.tokens_per_step))
     return TrainingLimits(
         memory_bytes=usable,
-        max_devices=min(machine.num_devices, wanted.max_devices or machine.num_devices),
+        max_devices=most,
+        min_devices=wanted.min_devices or 1,
         host_memory_bytes=wanted.host_memory,
         max_usd_per_hour=wanted.max_usd_per_hour,
         max_usd_per_run=wanted.max_usd_per_run,

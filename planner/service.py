@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
     from meshplan.planner.emit.artifact import Artifact, EmittedPlan
     from meshplan.planner.estimators.simulation import Simulated
+    from meshplan.planner.mapping_pictures import MappingView
+    from meshplan.planner.problems.training import TrainingConfig
     from meshplan.planner.resolve import Resolved
+    from meshplan.planner.solvers.placement import Placement
 
 DEFAULT_TOP = 5
 # Micro-batches of a timeline, over the number of stages: filling, one steady round, emptying.
@@ -128,25 +131,30 @@ def _plan_training(
     from meshplan.planner.alternatives import alternatives
     from meshplan.planner.estimators.priced import price
     from meshplan.planner.infeasible import explain_infeasible
-    from meshplan.planner.solvers.degree_search import KEEP, search_degrees
+    from meshplan.planner.rank_placement import asked_order, placed
+    from meshplan.planner.solvers.degree_search import KEEP
+    from meshplan.planner.solvers.joint_search import search_plans
 
     resolved = resolve(document, catalog, base)
     problem = resolved.problem
     # Equals that differ in a label only are shown once, so more are kept than shown.
     keep = max(KEEP, 2 * top)
-    solution, search = search_degrees(problem, keep=keep, time_limit_s=time_limit_s, on_progress=on_progress)
+    order = asked_order(problem, resolved.mapping)
+    found = search_plans(problem, seed=seed, keep=keep, order=order, time_limit_s=time_limit_s, on_progress=on_progress)
+    solution, report_of = found.solution, found.search.report
     common: dict[str, Any] = {
         **_identity(document, resolved),
-        "rejected": tuple(training_plan.rejected_rows(search.report)),
+        "rejected": tuple(training_plan.rejected_rows(report_of)),
     }
     report = solution_document(solution, seed)
-    report["num_candidates"] = search.report.considered
+    report["num_candidates"] = report_of.considered
     if solution.assignment is None:
-        return Plan(
-            config={}, predicted={}, solution={**report, **explain_infeasible(problem, search.report)}, **common
-        )
+        return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, report_of)}, **common)
+    common["placement"] = found.placement
+    problem = placed(problem, found.placement)
+    resolved = replace(resolved, problem=problem)
     chosen = price(problem, solution.assignment.config)
-    rows = training_plan.runner_up_rows(search.best, top=top)
+    rows = training_plan.runner_up_rows(found.best, top=top)
     left_s = None if time_limit_s is None else time_limit_s - solution.wall_s
     rows += training_plan.alternative_rows(chosen, alternatives(problem, chosen, time_limit_s=left_s))
     return training_plan.make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
@@ -167,12 +175,22 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
 
         return estimate_serving(document, catalog, base)
     resolved = resolve(document, catalog, base)
-    priced = price(resolved.problem, fixed_config(resolved.problem))
+    common: dict[str, Any] = _identity(document, resolved)
+    config = fixed_config(resolved.problem)
+    resolved, common["placement"] = _placed_config(resolved, config)
+    priced = price(resolved.problem, config)
     fits = priced.safe_bytes <= resolved.problem.limits.memory_bytes
     report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
-    return training_plan.make_training_plan(
-        resolved, priced, solution=report, alternatives=(), rejected=(), **_identity(document, resolved)
-    )
+    return training_plan.make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
+
+
+def _placed_config(resolved: Resolved, config: TrainingConfig) -> tuple[Resolved, Placement | None]:
+    """The mapping that the spec asks for, of one configuration."""
+    from meshplan.planner.rank_placement import asked_order, placed
+    from meshplan.planner.solvers.joint_search import place_config
+
+    placement = place_config(resolved.problem, config, order=asked_order(resolved.problem, resolved.mapping))
+    return replace(resolved, problem=placed(resolved.problem, placement)), placement
 
 
 def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:
@@ -200,18 +218,21 @@ def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog
     shape = training_plan.shape_from_document(plan.provenance["model"])
     spec = {**plan.spec, "fixed": {**plan.spec.get("fixed", {}), **choices}}
     resolved = resolve(spec, catalog, shape=shape)
+    config = training_plan.config_from_document(plan.config)
+    common: dict[str, Any] = _identity(spec, resolved)
+    resolved, _ = _placed_config(resolved, config)
     free = replace(resolved.problem, fixed=dict(plan.spec.get("fixed", {})))
-    chosen = price(free, training_plan.config_from_document(plan.config))
-    other = instead(free, chosen, choices)
+    other = instead(free, price(free, config), choices)
     if other.priced is None:
         return None, other.reason
+    resolved, common["placement"] = _placed_config(resolved, other.priced.config)
     made = training_plan.make_training_plan(
         resolved,
         other.priced,
         solution={"status": "feasible", "solver": "pinned choices"},
         alternatives=(),
         rejected=(),
-        **_identity(spec, resolved),
+        **common,
     )
     return made, other.reason
 
@@ -240,6 +261,31 @@ def plan_timeline(plan: Plan, catalog: Catalog) -> tuple[Simulated, str]:
         f"{shown} of {config.num_microbatches} micro-batches"
     )
     return run, title
+
+
+def plan_mapping_view(plan: Plan, catalog: Catalog, *, base: Path = Path()) -> MappingView:
+    """Which rank sits where, on the links as the catalog and the spec have them now.
+
+    Args:
+        plan: of a training question with a mapping, or of a ``rank-mapping`` problem.
+        catalog: where the names of the spec are looked up.
+        base: folder of a stand-alone problem's array files.
+
+    Raises:
+        SpecError: the plan has no mapping.
+    """
+    from meshplan.planner import training_plan
+    from meshplan.planner.mapping_view import stand_alone_view, training_view
+
+    if plan.kind == "rank-mapping" and plan.answer:
+        from meshplan.planner.problems.rank_mapping import RankMappingProblem
+
+        return stand_alone_view(plan, RankMappingProblem.from_document(plan.spec, base))
+    if plan.kind != "training" or not plan.config:
+        message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no mapping to draw"
+        raise SpecError([Problem(path="", message=message)], of="the question")
+    resolved = resolve(plan.spec, catalog, shape=training_plan.shape_from_document(plan.provenance["model"]))
+    return training_view(plan, resolved.problem.machine.network)
 
 
 def emit_plan(
@@ -285,7 +331,13 @@ def emit_plan(
     shape = shape_from_document(plan.provenance["model"])
     device, devices_per_host = _hardware(plan.spec, catalog)
     request = TrainingRequest(
-        plan=plan, shape=shape, device=device, devices_per_host=devices_per_host, script=script, image=image
+        plan=plan,
+        shape=shape,
+        device=device,
+        devices_per_host=devices_per_host,
+        hosts=tuple((plan.mapping or {}).get("hosts", ())),
+        script=script,
+        image=image,
     )
     emitted = emit(target, request, framework=framework)
     return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))

@@ -17,7 +17,8 @@ from meshplan.planner.problems.serving import (
     ServingObjective,
     Speculation,
 )
-from meshplan.planner.spec import ClusterSpec, Count, Dollars, PriceSpec, SpecModel, read_spec
+from meshplan.planner.spec import ClusterSpec, PriceSpec, read_spec
+from meshplan.planner.spec_fields import Count, Dollars, SpecModel
 
 MAX_TOKENS = 16_777_216
 MAX_CONCURRENCY = 1_000_000

@@ -7,86 +7,20 @@ what ``meshplan catalog schema`` prints for editors.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar, get_args
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import Field, ValidationError, model_validator
 
-from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
-from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, format_bandwidth, format_duration, parse_quantity
+from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.planner.links_spec import ExcludeSpec, LinksSpec
 from meshplan.planner.problems.training import Phase, TrainingObjective
+from meshplan.planner.spec_fields import MAX_DEVICES, Bytes, Count, Dollars, Seconds, SpecModel
 
-MAX_DEVICES = 1_000_000
 MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
-# Beyond these no link, price or run exists; they keep sums and products finite.
-LINK_BYTES_PER_S = (1e3, 1e15)
-MAX_LATENCY_S = 60.0
-MAX_USD = 1e12
 MAX_TRAINING_TOKENS = 1e18
 PRECISIONS = ("bf16", "fp16", "fp8")
-
-
-def _quantity(dimension: Dimension) -> Any:
-    def read(value: object) -> float:
-        try:
-            return parse_quantity(value, dimension)
-        except UnitError as error:
-            raise ValueError(str(error)) from error
-
-    return BeforeValidator(read)
-
-
-def _quantity_schema(dimension: Dimension) -> WithJsonSchema:
-    """Editors see the text form: a number and one of the dimension's units."""
-    units = "|".join(re.escape(unit) for unit in sorted(UNITS[dimension]))
-    pattern = rf"^\s*\+?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?\s*({units})\s*$"
-    return WithJsonSchema({"type": "string", "pattern": pattern, "examples": [EXAMPLES[dimension]]})
-
-
-def _positive(value: float) -> float:
-    if not value > 0:
-        raise ValueError("must be above 0")
-    return value
-
-
-def _bandwidth(value: float) -> float:
-    low, high = LINK_BYTES_PER_S
-    if not low <= value <= high:
-        raise ValueError(f"must be within {format_bandwidth(low)} and {format_bandwidth(high)}")
-    return value
-
-
-def _latency(value: float) -> float:
-    if value > MAX_LATENCY_S:
-        raise ValueError(f"must be at most {format_duration(MAX_LATENCY_S)}")
-    return value
-
-
-Bytes = Annotated[float, _quantity(Dimension.BYTES), AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
-BytesPerS = Annotated[
-    float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_bandwidth), _quantity_schema(Dimension.BYTES_PER_S)
-]
-Latency = Annotated[float, _quantity(Dimension.S), AfterValidator(_latency), _quantity_schema(Dimension.S)]
-Seconds = Annotated[float, _quantity(Dimension.S), AfterValidator(_positive), _quantity_schema(Dimension.S)]
-Count = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
-Dollars = Annotated[float, Field(gt=0, le=MAX_USD, allow_inf_nan=False)]
-
-
-class SpecModel(BaseModel):
-    """Unknown keys are refused, values do not change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class NodesSpec(SpecModel):
@@ -104,20 +38,6 @@ class DevicesSpec(SpecModel):
     nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="hosts")]
 
 
-class LinkSpec(SpecModel):
-    """One kind of link, per device and direction."""
-
-    bandwidth: BytesPerS = Field(description="such as '450 GB/s' or '400 Gb/s'")
-    latency: Latency = Field(description="such as '5 us'")
-
-
-class LinksSpec(SpecModel):
-    """The links of a cluster described in place."""
-
-    intra_node: LinkSpec
-    inter_node: LinkSpec | None = None
-
-
 class ClusterSpec(SpecModel):
     """What there is to plan on: catalog nodes, or devices and links in place."""
 
@@ -127,6 +47,10 @@ class ClusterSpec(SpecModel):
     profile: str | None = Field(
         default=None, min_length=1, description="measured links of this cluster: the NAME of meshplan profile links"
     )
+    exclude: ExcludeSpec | None = Field(default=None, description="nodes and devices that must not be used")
+    spare_nodes: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES)] = Field(
+        default=0, description="nodes to leave free; the rank mapping says which"
+    )
     host_memory: Bytes | None = Field(default=None, description="of one host, such as '2 TiB'")
     usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
 
@@ -134,14 +58,19 @@ class ClusterSpec(SpecModel):
     def _one_form(self) -> ClusterSpec:
         if (self.nodes is None) == (self.devices is None):
             raise ValueError("give either 'nodes' (catalog node types) or 'devices' with 'links', not both")
-        if self.devices is not None and self.links is None:
-            raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
-        if self.devices is None and self.links is not None:
-            raise ValueError("'links' goes with 'devices'; catalog node types bring their own links")
-        if self.devices is not None and self.links is not None:
-            several = self.devices.nodes > 1
-            if several and self.links.inter_node is None:
+        links = self.links
+        if self.devices is not None:
+            if links is None or links.intra_node is None:
+                raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
+            if self.devices.nodes > 1 and links.inter_node is None:
                 raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
+        elif links is not None and (links.intra_node is not None or links.inter_node is not None):
+            raise ValueError(
+                "a plain link (intra_node, inter_node) goes with 'devices'; catalog node types bring their own links "
+                "(islands, degraded links and topologies may be described for both)"
+            )
+        if self.profile is not None and links is not None and links.describes_unevenness:
+            raise ValueError("give either 'profile' (measured links) or islands, degraded links and a topology")
         return self
 
 
@@ -204,6 +133,9 @@ class ConstraintsSpec(SpecModel):
     memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
     host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
+    min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="use at least so many, such as all that are rented"
+    )
     max_usd_per_hour: Dollars | None = None
     max_usd_per_run: Dollars | None = None
     max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")
@@ -244,6 +176,10 @@ class TrainingSpec(SpecModel):
     objective: TrainingObjective = TrainingObjective.THROUGHPUT
     constraints: ConstraintsSpec = ConstraintsSpec()
     fixed: FixedSpec = FixedSpec()
+    mapping: Literal["best", "identity"] | list[Annotated[int, Field(strict=True, ge=0)]] = Field(
+        default="best",
+        description="which rank on which node where links differ: the best found, rank order, or the nodes in order",
+    )
 
     @model_validator(mode="after")
     def _tokens_where_needed(self) -> TrainingSpec:
@@ -320,7 +256,7 @@ def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:
             continue
         inner = _sections(at.model_fields[part].annotation)
         at = inner[0] if inner else at
-    return list(at.model_fields)
+    return [field.alias or name for name, field in at.model_fields.items()]
 
 
 def _sections(annotation: Any) -> list[type[SpecModel]]:

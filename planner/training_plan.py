@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from typing import Any
+
+import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
@@ -15,9 +18,12 @@ from meshplan.planner.estimators.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.priced import Priced, StageBytes
 from meshplan.planner.plan import Interval, Plan
+from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+from meshplan.planner.rank_placement import mapping_document, rank_table
 from meshplan.planner.resolve import Resolved
 from meshplan.planner.solvers.degree_search import ScoredConfig, SearchReport
+from meshplan.planner.solvers.placement import Placement
 
 SECONDS_PER_HOUR = 3600.0
 # Added to the interval of a schedule that no measured run has confirmed. Assumed: the bubble of such a schedule, a
@@ -159,12 +165,6 @@ def _not_validated(config: TrainingConfig) -> dict[str, list[str]]:
     return {"not_validated": [f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}"]}
 
 
-def rank_table(resolved: Resolved, config: TrainingConfig) -> tuple[tuple[int, int], ...]:
-    """(host, device on the host) of each rank, ranks filling hosts in order (tensor fastest, pipeline slowest)."""
-    per_host = resolved.problem.machine.devices_per_host
-    return tuple(divmod(rank, per_host) for rank in range(config.world_size))
-
-
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
     """The best candidates, the chosen one first; equals that differ in a label only stand once."""
     rows: list[dict[str, Any]] = []
@@ -229,12 +229,24 @@ def catalog_content(resolved: Resolved) -> dict[str, Any]:
     problem = resolved.problem
     return {
         "cluster": plain(resolved.cluster),
-        "network": [problem.machine.scale_out_bytes_per_s, problem.machine.scale_out_latency_s],
+        "network": network_content(problem.machine),
         "model": plain(problem.shape),
         "price": plain(resolved.price),
         "calibration": problem.calibration.to_document(),
         "rules": {"name": problem.rules.name, "version": problem.rules.version},
     }
+
+
+def network_content(machine: Machine) -> list[Any]:
+    """The usual link and, where links differ, a digest of all of them."""
+    usual: list[Any] = [machine.scale_out_bytes_per_s, machine.scale_out_latency_s]
+    network = machine.network
+    if network is None:
+        return usual
+    parts = [network.bytes_per_s, network.latency_s, np.array(network.usable)]
+    for trunk in network.trunks:
+        parts += [trunk.senders, trunk.receivers, np.array(trunk.bytes_per_s)]
+    return [*usual, hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()]
 
 
 def plain(value: Any) -> Any:
@@ -278,8 +290,10 @@ def make_training_plan(
     spec: Mapping[str, Any],
     spec_digest: str,
     catalog_digest: str,
+    placement: Placement | None = None,
 ) -> Plan:
-    """Put the parts of a training plan together."""
+    """Put the parts of a training plan together; ``resolved`` prices under the placement, where there is one."""
+    order = None if placement is None else placement.order
     return Plan(
         kind=kind,
         spec=spec,
@@ -288,7 +302,10 @@ def make_training_plan(
         config=config_document(priced.config),
         predicted=predicted(resolved, priced),
         solution=solution,
-        rank_table=rank_table(resolved, priced.config),
+        rank_table=rank_table(resolved.problem.machine, priced.config, order),
+        mapping=None
+        if placement is None
+        else mapping_document(resolved.problem, priced.config, placement, resolved.hosts),
         memory=memory_table(resolved.problem, priced),
         breakdown=breakdown(resolved.problem, priced),
         provenance={"meshplan": version("meshplan"), **provenance(resolved, priced)},

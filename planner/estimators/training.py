@@ -119,7 +119,9 @@ class TrainingModel:
 
     @property
     def _links(self) -> CommunicationModel:
-        return CommunicationModel(machine=self.machine, calibration=self.calibration)
+        return CommunicationModel(
+            machine=self.machine, calibration=self.calibration, world_size=self.candidates.world_size
+        )
 
     @property
     def forward_share(self) -> FloatArray:
@@ -197,9 +199,7 @@ class TrainingModel:
                 self.shape.latent.qk_nope_head_dim + self.shape.latent.qk_rope_head_dim + self.shape.latent.v_head_dim
             )
         step = activation_bytes(self.workload) * self._compute.tokens * width / batch.tensor_parallel
-        ring = (batch.context_parallel - 1) * links.neighbour_s(
-            step, batch.tensor_parallel * (batch.context_parallel - 1)
-        )
+        ring = (batch.context_parallel - 1) * links.ring_step_s(step, batch.context_parallel, batch.tensor_parallel)
         hidden = self.calibration.time.context_parallel_overlap * attention.total_s
         return np.where(batch.context_parallel > 1, np.maximum(3.0 * ring - hidden, UNHIDDEN_SHARE * ring), 0.0)
 
@@ -318,8 +318,18 @@ class TrainingModel:
             return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
 
         outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
+        # ZeRO-3 gathers and scatters in every micro-batch; the copies of smaller groups still meet once a step.
+        copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
         growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
-        return np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, outside) + growth, reduce_s
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
+
+    def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
+        """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
+        if self.workload.phase is Phase.LORA:
+            trained = self.memory.lora_parameters(stage)
+        else:
+            trained = self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
+        return self._replica_reduce_s(trained * self.calibration.recipe.gradient_reduce_bytes)
 
     def _optimizer_s(self, stage: StageClass) -> FloatArray:
         batch = self.candidates
@@ -335,18 +345,23 @@ class TrainingModel:
         return owned * ADAM_BYTES_PER_PARAMETER / rate
 
     def _neighbour_messages_s(self) -> FloatArray:
-        """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split)."""
+        """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
+
+        The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
+        looked at more closely (:mod:`~meshplan.planner.estimators.fabric`): stage by stage, both directions at once,
+        and not again for the micro-batch that fills.
+        """
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
             return np.zeros(len(batch))
         elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
         payload = activation_bytes(self.workload) * elements
+        share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
+        waits = share * batch.num_microbatches * split.virtual_pipeline_stages
+        if self._links.fabric is not None:
+            return self._links.pipeline_s(payload, split.pipeline_parallel, batch.stage_devices, waits - share)
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
-        fill = (split.pipeline_parallel - 1) * each
-        passes = batch.num_microbatches * split.virtual_pipeline_stages * each
-        if SCHEDULES[split.schedule].hides_neighbour_messages:
-            return fill + UNHIDDEN_SHARE * passes
-        return fill + passes
+        return (split.pipeline_parallel - 1) * each + waits * each
 
     def chunk_s(self, chunk: StageClass) -> FloatArray:
         """Forward + backward of one micro-batch on some layers with their ends, [n]."""

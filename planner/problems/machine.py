@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from meshplan.catalogs.hardware import Cluster, Device, EvidenceLevel, NodeType
+from meshplan.planner.problems.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,9 @@ class Machine:
         link_level: how well the bandwidths are known.
         host_memory_bytes: of one host; None where unknown.
         usd_per_hour_per_device: None where no price is known.
+        network: the links between nodes where they differ or not all nodes may be used; None: all links are alike.
+        fabric: what groups of ranks get from the network under a mapping (:mod:`~meshplan.planner.estimators.fabric`);
+            None: what ``scale_out_bytes_per_s`` says.
     """
 
     device: Device
@@ -36,6 +41,8 @@ class Machine:
     link_level: EvidenceLevel = EvidenceLevel.DATASHEET
     host_memory_bytes: int | None = None
     usd_per_hour_per_device: float | None = None
+    network: Network | None = None
+    fabric: Any = None
 
 
 def machine_of(cluster: Cluster, *, usd_per_hour_per_device: float | None = None) -> Machine:

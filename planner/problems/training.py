@@ -126,6 +126,7 @@ class TrainingLimits:
     Args:
         memory_bytes: device memory that the safe bound of every rank must fit in.
         max_devices: most devices in use.
+        min_devices: fewest devices in use.
         host_memory_bytes: of one host; the states of its ranks must fit in it, because a distributed checkpoint
             stages them there.
         max_usd_per_hour: of the devices in use.
@@ -139,6 +140,7 @@ class TrainingLimits:
     max_usd_per_hour: float | None = None
     max_usd_per_run: float | None = None
     max_step_s: float | None = None
+    min_devices: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,7 +156,8 @@ class DegreeSearch:
 
     # --- objective and limits -------------------------------------------------------------------------------------
 
-    def _objective(self, step_s: FloatArray, devices: FloatArray) -> FloatArray:
+    def objective(self, step_s: FloatArray, devices: FloatArray) -> FloatArray:
+        """f(T, n), smaller is better."""
         kind = self.problem.objective
         if kind is TrainingObjective.THROUGHPUT:
             return step_s
@@ -175,7 +176,7 @@ class DegreeSearch:
 
     def bound(self, devices: FloatArray) -> FloatArray:
         """F can be no better than this with that many devices."""
-        return self._objective(self._work_s / devices, devices)
+        return self.objective(self._work_s / devices, devices)
 
     @property
     def threshold(self) -> float:
@@ -189,7 +190,7 @@ class DegreeSearch:
         if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
             # Prices are no binary numbers: 3 nodes at 3 × the price of a node must not come out as 2.999….
             most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
-        least = 1.0
+        least = float(limits.min_devices)
         if limits.max_step_s is not None:
             least = max(least, self._work_s / limits.max_step_s)
         if math.isfinite(self.threshold):
@@ -302,7 +303,7 @@ class DegreeSearch:
         )
         work = np.where(batch.recompute == Recompute.FULL, self._work_again_s, self._work_s)
         devices = batch.world_size
-        least = self._objective(work / devices * (1.0 + left * (p - 1) / m), devices)
+        least = self.objective(work / devices * (1.0 + left * (p - 1) / m), devices)
         return least <= self.threshold * (1.0 + TIE_RELATIVE)
 
     def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
@@ -319,7 +320,7 @@ class DegreeSearch:
         return fits
 
     def _keep_best(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
-        objective = self._objective(step_s, batch.world_size)
+        objective = self.objective(step_s, batch.world_size)
         limit = self.threshold * (1.0 + TIE_RELATIVE)
         rows = np.flatnonzero(objective <= limit)
         rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]
@@ -332,10 +333,10 @@ class DegreeSearch:
                     safe_bytes=float(safe[row]),
                 )
             )
-        self.best.sort(key=self._order)
+        self.best.sort(key=self.order)
         del self.best[self.keep :]
 
-    def _order(self, scored: ScoredConfig) -> tuple[tuple[float, ...], tuple[int, ...]]:
+    def order(self, scored: ScoredConfig) -> tuple[tuple[float, ...], tuple[int, ...]]:
         """Best first, equals by simplicity. Devices + T/(1 + T) in one number has too few digits for a long T."""
         values: tuple[float, ...] = (scored.objective,)
         if self.problem.objective is TrainingObjective.NUM_DEVICES:

@@ -194,13 +194,14 @@ def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[st
     """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states.
 
     Groups are as large as data parallelism, or fit in a scale-up domain: a size in between uses the same links as the
-    whole and keeps more memory.
+    whole and keeps more memory. Where links differ, it may use better ones.
     """
     stages = _choices(problem, "zero_stage", ZERO_STAGES)
     shards = {}
+    uneven = problem.machine.fabric is not None
     pinned = "data_parallel_shard" in problem.fixed
     for d in np.unique(rows["data_parallel"]):
-        sizes = [size for size in divisors(int(d)) if size <= problem.machine.domain_size or size == d]
+        sizes = [size for size in divisors(int(d)) if uneven or size <= problem.machine.domain_size or size == d]
         groups = _choices(problem, "data_parallel_shard", divisors(int(d)) if pinned else sizes)
         pairs = [(0, 1)] if 0 in stages and problem.fixed.get("data_parallel_shard", 1) == 1 else []
         sharded = [s for s in groups if s > 1 or int(d) == 1]

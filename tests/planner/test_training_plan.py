@@ -15,6 +15,7 @@ from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.plan import Plan, canonical_json
+from meshplan.planner.rank_placement import rank_table
 from meshplan.planner.service import estimate_plan, make_plan, resolve
 from meshplan.planner.solvers.degree_search import search_degrees
 from meshplan.planner.training_plan import (
@@ -25,7 +26,6 @@ from meshplan.planner.training_plan import (
     plain,
     predicted,
     provenance,
-    rank_table,
     rejected_rows,
     runner_up_rows,
     shape_from_document,
@@ -72,7 +72,7 @@ def test_the_rank_table_fills_hosts_in_order(plan: Plan) -> None:
 def test_the_rank_table_of_part_of_a_host(catalog: Catalog) -> None:
     resolved = resolve(SPEC, catalog)
     config = configured(resolved.problem, tensor_parallel=2, data_parallel=2)
-    assert rank_table(resolved, config) == ((0, 0), (0, 1), (0, 2), (0, 3))
+    assert rank_table(resolved.problem.machine, config, None) == ((0, 0), (0, 1), (0, 2), (0, 3))
 
 
 def test_every_interval_contains_its_value(plan: Plan) -> None:

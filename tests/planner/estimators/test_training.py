@@ -225,3 +225,10 @@ def test_a_pipeline_of_equal_stages_has_the_textbook_bubble() -> None:
         bubble, textbook = parts["pipeline bubble"] / busy, (stages - 1) / (chunks * 32)
         assert 0.85 * textbook < bubble < 1.01 * textbook
         assert refereed_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-3)
+
+
+def test_copies_of_sharded_states_meet_over_the_network() -> None:
+    problem = problem_of(num_devices=32, global_batch_size=32)
+    slow = replace(problem, machine=replace(problem.machine, scale_out_bytes_per_s=1e7))
+    inside = configured(problem, data_parallel=32, data_parallel_shard=8, zero_stage=3)
+    assert price(slow, inside).step_s > 10 * price(problem, inside).step_s

@@ -1,0 +1,378 @@
+"""What a group of ranks gets from uneven links: rates of rings, all-to-alls and pipeline hops under a rank mapping.
+
+Ranks fill *slots* of D devices in order (tensor, context, expert and data parallelism fastest, pipeline slowest); a
+mapping sets slot i on node ``order[i]``. The groups of one kind (``size`` members ``stride`` ranks apart) become rings
+over slots: with inside = clip(⌊D/stride⌋, 1, size) members on a node, k = ⌈size/inside⌉ slots that lie
+s = max(1, ⌊stride/D⌋) apart. All groups of all stages run at once and the slowest decides:
+
+- ring: min over all links of all rings of the link's rate in its slower direction, in the order of the ranks;
+- all-to-all over k nodes: the slowest node's NIC (its fastest link), or (k − 1) times its slowest link in the group;
+- a trunk that n of these links cross leaves each of them rate/n;
+- pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2, h_q the time of boundary q forth and back: the
+  pipeline fills once, then each of w further micro-batches waits for the slowest stage k, which exchanges with the
+  stage before and the one after, an activation one way and a gradient the other way at once.
+
+Assumes: rings in rank order, but either way round (Gloo's ring sends to the rank before, NCCL's trees use both
+directions), full-duplex NICs, one kind of collective at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+
+import numpy as np
+
+from meshplan.planner.estimators.candidates import FloatArray, IntArray
+from meshplan.planner.problems.network import Bools, Floats, Ints, Network, strongly_connected
+
+_BITS = 20
+_MASK = (1 << _BITS) - 1
+RING, ALL_TO_ALL = "ring", "all-to-all"
+# Links between slots, as two arrays of slot numbers: senders and receivers.
+SlotLinks = tuple[Ints, Ints]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """Groups of ranks of one kind, in slots.
+
+    Args:
+        kind: :data:`RING` or :data:`ALL_TO_ALL`.
+        nodes: slots of one group, k.
+        step: distance of its slots, s.
+        slots: slots in use.
+    """
+
+    kind: str
+    nodes: int
+    step: int
+    slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messages:
+    """Stage-to-stage messages of one configuration.
+
+    Args:
+        sent_bytes: by one device over a boundary, one way.
+        num_stages: P.
+        stage_devices: devices of one stage.
+        inside_s: of a boundary inside a node, forth and back.
+        waits: micro-batches after the first that wait for the slowest stage's exchanges, w.
+    """
+
+    sent_bytes: float
+    num_stages: int
+    stage_devices: int
+    inside_s: float
+    waits: float
+
+
+def group_of(kind: str, *, size: int, stride: int, world_size: int, domain_size: int) -> Group | None:
+    """The group in slots; None where it lies inside one node."""
+    inside = min(max(domain_size // max(stride, 1), 1), size)
+    nodes = -(-size // inside)
+    if nodes <= 1:
+        return None
+    return Group(kind=kind, nodes=nodes, step=max(1, stride // domain_size), slots=-(-world_size // domain_size))
+
+
+@lru_cache(maxsize=4096)
+def slot_links(group: Group) -> SlotLinks:
+    """Every directed link that the groups of one kind use, over all stages."""
+    block = group.nodes * group.step
+    starts = [
+        base + offset
+        for base in range(0, group.slots, block)
+        for offset in range(group.step)
+        if base + offset + (group.nodes - 1) * group.step < group.slots
+    ]
+    members = np.array(starts, dtype=np.int64)[:, None] + group.step * np.arange(group.nodes, dtype=np.int64)
+    if group.kind == RING:
+        return members.ravel(), np.roll(members, -1, axis=1).ravel()
+    near, far = np.nonzero(~np.eye(group.nodes, dtype=bool))
+    return members[:, near].ravel(), members[:, far].ravel()
+
+
+@lru_cache(maxsize=1024)
+def slot_boundaries(num_stages: int, stage_devices: int, domain_size: int) -> SlotLinks:
+    """[P − 1, r] slots on both sides of each stage boundary, for the r pipelines that differ in their slots."""
+    step = math.gcd(stage_devices, domain_size)
+    offset = np.arange(0, stage_devices, step, dtype=np.int64)
+    if stage_devices % domain_size == 0:
+        offset = np.arange(0, stage_devices, domain_size, dtype=np.int64)
+    first = np.arange(num_stages - 1, dtype=np.int64)[:, None] * stage_devices + offset
+    return first // domain_size, (first + stage_devices) // domain_size
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Orders:
+    """Rank mappings side by side on one network.
+
+    Args:
+        network: the links.
+        orders: [k, slots] node of each slot.
+        domain_size: devices of a node, D.
+    """
+
+    network: Network
+    orders: Ints
+    domain_size: int
+
+    def seconds_per_byte(self, group: Group) -> Floats:
+        """[k] of the slowest link of any such group, per byte that a device sends in all."""
+        senders, receivers = slot_links(group)
+        if not len(senders):
+            return np.zeros(len(self.orders))
+        sources, targets = self.orders[:, senders], self.orders[:, receivers]
+        network = self.network
+        spacing = network.ring_s_per_byte if group.kind == RING else network.seconds_per_byte
+        links = spacing[sources, targets]
+        shares = group.nodes - 1 if group.kind == ALL_TO_ALL else 1
+        worst = links.max(axis=1) / shares
+        if group.kind == ALL_TO_ALL:
+            worst = np.maximum(worst, network.nic_s_per_byte[sources].max(axis=1))
+        return np.maximum(worst, self._trunks_s_per_byte(sources, targets).max(axis=1, initial=0.0) / shares)
+
+    def latency_s(self, group: Group) -> Floats:
+        """[k] slowest link's latency."""
+        senders, receivers = slot_links(group)
+        return np.asarray(
+            self.network.latency_s[self.orders[:, senders], self.orders[:, receivers]].max(axis=1, initial=0.0)
+        )
+
+    def _trunks_s_per_byte(self, sources: Ints, targets: Ints) -> Floats:
+        """[k, trunks] seconds per byte of a link that crosses the trunk with all others that do, either way round."""
+        columns = [
+            np.maximum(
+                (trunk.senders[sources] & trunk.receivers[targets]).sum(axis=1),
+                (trunk.senders[targets] & trunk.receivers[sources]).sum(axis=1),
+            )
+            / trunk.bytes_per_s
+            for trunk in self.network.trunks
+        ]
+        return np.stack(columns, axis=1) if columns else np.zeros((len(self.orders), 0))
+
+    def hops_s(self, asked: Messages) -> Floats:
+        """[k, P − 1, r] time of each stage boundary of each pipeline, forth and back."""
+        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size)
+        first, second = self.orders[:, before], self.orders[:, after]
+        there = self._boundary_s_per_byte(first, second)
+        back = self._boundary_s_per_byte(second, first)
+        latency = self.network.latency_s[first, second] + self.network.latency_s[second, first]
+        return np.where(before == after, asked.inside_s, asked.sent_bytes * (there + back) + latency)
+
+    def _boundary_s_per_byte(self, first: Ints, second: Ints) -> Floats:
+        """[k, P − 1, r]: the pipelines cross a boundary together, and share the trunks on it."""
+        spacing = self.network.seconds_per_byte[first, second]
+        for trunk in self.network.trunks:
+            crosses = trunk.senders[first] & trunk.receivers[second] & (first != second)
+            shared = crosses.sum(axis=2, keepdims=True) / trunk.bytes_per_s
+            spacing = np.where(crosses, np.maximum(spacing, shared), spacing)
+        return np.asarray(spacing)
+
+
+def slowest_pipeline_s(hops_s: FloatArray, waits: FloatArray) -> FloatArray:
+    """Longest of the pipelines: Σ_q h_q + w·max_k (h_{k−1} + h_k)/2.
+
+    Args:
+        hops_s: […, P − 1, r].
+        waits: […] w.
+    """
+    if hops_s.shape[-2] == 0:
+        return np.zeros(hops_s.shape[:-2])
+    none = np.zeros_like(hops_s[..., :1, :])
+    exchanges = np.concatenate([none, hops_s], axis=-2) + np.concatenate([hops_s, none], axis=-2)
+    cycle = exchanges.max(axis=-2) / 2.0
+    return np.asarray((hops_s.sum(axis=-2) + waits[..., None] * cycle).max(axis=-1))
+
+
+class Fabric:
+    """What the training estimator asks of uneven links; rows are candidates.
+
+    :class:`OneOrder` has one mapping for all rows, :class:`GivenRates` what many mappings come to, a row each, and
+    :class:`BestLinks` rates that no mapping can beat.
+    """
+
+    domain_size: int
+
+    def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray | float:
+        """Of one group, for the rows that have it."""
+        raise NotImplementedError
+
+    def latency_s(self, group: Group, rows: IntArray) -> FloatArray | float:
+        """Of one hop of one group, for the rows that have it."""
+        raise NotImplementedError
+
+    def pipeline_s(
+        self,
+        rows: IntArray,
+        asked: Messages,
+    ) -> FloatArray | float:
+        """Slowest pipeline's messages, for rows that are alike but for their mapping."""
+        raise NotImplementedError
+
+    def rates(self, kind: str, size: IntArray, stride: IntArray, world_size: IntArray) -> tuple[FloatArray, FloatArray]:
+        """[n] network rate of one device and latency of each row's group; ∞ and 0 for groups inside a node."""
+        spacing, latency = np.zeros(len(size)), np.zeros(len(size))
+        # Degrees are below 2^20 (the spec's limit on devices), so three of them are one whole number.
+        keys = (size.astype(np.int64) << _BITS | stride.astype(np.int64)) << _BITS | world_size.astype(np.int64)
+        distinct, which = np.unique(keys, return_inverse=True)
+        for index, key in enumerate(distinct.tolist()):
+            group = group_of(
+                kind,
+                size=key >> 2 * _BITS,
+                stride=key >> _BITS & _MASK,
+                world_size=key & _MASK,
+                domain_size=self.domain_size,
+            )
+            if group is not None:
+                rows = np.flatnonzero(which == index) if len(distinct) > 1 else np.arange(len(size))
+                spacing[rows], latency[rows] = self.seconds_per_byte(group, rows), self.latency_s(group, rows)
+        with np.errstate(divide="ignore"):
+            return 1.0 / spacing, latency
+
+
+@dataclass(kw_only=True, eq=False)
+class OneOrder(Fabric):
+    """One mapping for all rows: slot i lies on ``order[i]``.
+
+    Args:
+        network: the links.
+        order: node of each slot, at least as many as any row uses.
+        domain_size: devices of a node.
+    """
+
+    network: Network
+    order: tuple[int, ...]
+    domain_size: int
+    _known: dict[Group, tuple[float, float]] = field(default_factory=dict)
+
+    @cached_property
+    def _orders(self) -> Orders:
+        orders = np.array([self.order], dtype=np.int64)
+        return Orders(network=self.network, orders=orders, domain_size=self.domain_size)
+
+    def _of(self, group: Group) -> tuple[float, float]:
+        if group not in self._known:
+            spacing, latency = self._orders.seconds_per_byte(group), self._orders.latency_s(group)
+            self._known[group] = (float(spacing[0]), float(latency[0]))
+        return self._known[group]
+
+    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
+        """As :class:`Fabric` says."""
+        return self._of(group)[0]
+
+    def latency_s(self, group: Group, rows: IntArray) -> float:
+        """As :class:`Fabric` says."""
+        return self._of(group)[1]
+
+    def pipeline_s(
+        self,
+        rows: IntArray,
+        asked: Messages,
+    ) -> float:
+        """As :class:`Fabric` says."""
+        hops = self._orders.hops_s(asked)
+        return float(slowest_pipeline_s(hops, np.array([asked.waits]))[0])
+
+
+@dataclass(kw_only=True, eq=False)
+class GivenRates(Fabric):
+    """Rates given for each row, to see how a step depends on them; the rows are one candidate, repeated.
+
+    Args:
+        spacing: group → seconds per byte [n].
+        latency: group → s [n].
+        messages_s: slowest pipeline's messages [n].
+        domain_size: devices of a node.
+    """
+
+    spacing: Mapping[Group, Floats]
+    latency: Mapping[Group, Floats]
+    messages_s: Floats
+    domain_size: int
+
+    def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray:
+        """As :class:`Fabric` says."""
+        return self.spacing[group][rows]
+
+    def latency_s(self, group: Group, rows: IntArray) -> FloatArray:
+        """As :class:`Fabric` says."""
+        return self.latency[group][rows]
+
+    def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray:
+        """As :class:`Fabric` says."""
+        return np.asarray(self.messages_s[rows])
+
+
+@dataclass(kw_only=True, eq=False)
+class BestLinks(Fabric):
+    """Rates that no mapping beats.
+
+    Groups of k nodes that run at a rate lie in strongly connected parts of the links of that rate or better, so all of
+    them together need Σ ⌊part/k⌋·k ≥ slots. A hop takes at least the cheapest pair of links.
+
+    Args:
+        network: the links.
+        domain_size: devices of a node.
+    """
+
+    network: Network
+    domain_size: int
+    _known: dict[Group, float] = field(default_factory=dict)
+
+    @cached_property
+    def _usable(self) -> Floats:
+        usable = np.array(self.network.usable)
+        return np.asarray(self.network.bytes_per_s[np.ix_(usable, usable)])
+
+    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
+        """As :class:`Fabric` says."""
+        if group not in self._known:
+            self._known[group] = self._least(group)
+        return self._known[group]
+
+    def _least(self, group: Group) -> float:
+        links = np.minimum(self._usable, self._usable.T) if group.kind == RING else self._usable
+        rates = np.unique(links[np.isfinite(links)])
+        needed = len(slot_links(group)[0])
+        needed = needed if group.kind == RING else needed // (group.nodes - 1)
+        shares = 1 if group.kind == RING else group.nodes - 1
+        low, high = 0, len(rates) - 1  # the largest rate at which the groups still fit in the parts
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self._room(links >= rates[middle], group.nodes) >= needed:
+                low = middle
+            else:
+                high = middle - 1
+        nic = float(rates[-1])  # all-to-all: no NIC is faster than the fastest link
+        return 1.0 / float(rates[low]) if shares == 1 else max(1.0 / (shares * float(rates[low])), 1.0 / nic)
+
+    @staticmethod
+    def _room(links: Bools, nodes: int) -> int:
+        parts = np.bincount(strongly_connected(links))
+        return int((parts // nodes * nodes).sum())
+
+    def latency_s(self, group: Group, rows: IntArray) -> float:
+        """As :class:`Fabric` says."""
+        latency = self.network.latency_s[np.ix_(self.network.usable, self.network.usable)]
+        return float((latency + np.diag(np.full(len(latency), np.inf))).min())
+
+    def pipeline_s(
+        self,
+        rows: IntArray,
+        asked: Messages,
+    ) -> float:
+        """As :class:`Fabric` says."""
+        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size)
+        usable = np.array(self.network.usable)
+        latency = self.network.latency_s[np.ix_(usable, usable)]
+        there = asked.sent_bytes / self._usable + latency
+        both = there + there.T + np.diag(np.full(len(usable), np.inf))
+        hop = float(both.min()) if len(usable) > 1 else asked.inside_s
+        hops = np.where(before == after, asked.inside_s, hop)
+        return float(slowest_pipeline_s(hops[None], np.array([asked.waits]))[0])

@@ -1,0 +1,174 @@
+"""Rates of groups of ranks on uneven links, against a plain walk over every rank."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from core_cases import DENSE, MOE, SMALL_SHAPES, configured, problem_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.estimators.fabric import (
+    ALL_TO_ALL,
+    RING,
+    BestLinks,
+    Messages,
+    OneOrder,
+    Orders,
+    group_of,
+    slowest_pipeline_s,
+)
+from meshplan.planner.estimators.priced import price
+from meshplan.planner.problems.network import Network, Trunk
+
+DOMAIN = 4
+
+
+def network_of(rates: np.ndarray, *, latency: float = 0.0, trunks: tuple[Trunk, ...] = ()) -> Network:
+    rates = rates.astype(float)
+    np.fill_diagonal(rates, np.inf)
+    latencies = np.full(rates.shape, latency)
+    np.fill_diagonal(latencies, 0.0)
+    return Network(
+        names=tuple(f"n{i}" for i in range(len(rates))),
+        bytes_per_s=rates,
+        latency_s=latencies,
+        usable=tuple(range(len(rates))),
+        trunks=trunks,
+    )
+
+
+def random_network(nodes: int, seed: int) -> Network:
+    return network_of(np.random.default_rng(seed).uniform(1e9, 1e11, (nodes, nodes)))
+
+
+def walked_ring_rate(network: Network, order: list[int], size: int, stride: int, world: int) -> float | None:
+    """Slowest link between consecutive members of any group, rank by rank; either way round."""
+    worst = None
+    for first in range(0, world, size * stride):
+        for offset in range(stride):
+            ranks = [first + offset + stride * member for member in range(size)]
+            nodes = list(dict.fromkeys(order[rank // DOMAIN] for rank in ranks))
+            for a, b in zip(nodes, nodes[1:] + nodes[:1], strict=True):
+                if a != b:
+                    rate = min(network.bytes_per_s[a, b], network.bytes_per_s[b, a])
+                    worst = rate if worst is None else min(worst, rate)
+    return worst
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    size=st.sampled_from([1, 2, 4, 8, 16]),
+    stride=st.sampled_from([1, 2, 4, 8]),
+    groups=st.integers(1, 3),
+    seed=st.integers(0, 100),
+)
+def test_rings_are_those_of_a_walk_over_all_ranks(size: int, stride: int, groups: int, seed: int) -> None:
+    world = size * stride * groups
+    world += -world % DOMAIN
+    if world % (size * stride):
+        return  # the groups do not fill whole nodes
+    nodes = world // DOMAIN + 1  # one spare
+    network = random_network(nodes, seed)
+    order = np.random.default_rng(seed).permutation(nodes).tolist()
+    expected = walked_ring_rate(network, order, size, stride, world)
+    group = group_of(RING, size=size, stride=stride, world_size=world, domain_size=DOMAIN)
+    if expected is None:
+        assert group is None
+        return
+    assert group is not None
+    view = Orders(network=network, orders=np.array([order]), domain_size=DOMAIN)
+    assert 1.0 / view.seconds_per_byte(group)[0] == pytest.approx(expected)
+
+
+def test_an_all_to_all_waits_for_the_worst_pair_or_the_nic() -> None:
+    rates = np.full((4, 4), 10e9)
+    network = network_of(rates)
+    group = group_of(ALL_TO_ALL, size=16, stride=1, world_size=16, domain_size=DOMAIN)
+    assert group is not None
+    view = Orders(network=network, orders=np.arange(4)[None], domain_size=DOMAIN)
+    assert 1.0 / view.seconds_per_byte(group)[0] == pytest.approx(10e9)  # the NIC: three peers share it
+    rates[1, 2] = 1e9
+    view = Orders(network=network_of(rates), orders=np.arange(4)[None], domain_size=DOMAIN)
+    assert 1.0 / view.seconds_per_byte(group)[0] == pytest.approx(3e9)  # a third of the bytes over the slow link
+
+
+def test_links_that_cross_a_trunk_share_it() -> None:
+    site = np.array([True, True, False, False])
+    trunk = Trunk(name="line", senders=site, receivers=~site, bytes_per_s=6e9)
+    network = network_of(np.full((4, 4), 10e9), trunks=(trunk,))
+    group = group_of(RING, size=4, stride=4, world_size=16, domain_size=DOMAIN)
+    pairs = group_of(RING, size=2, stride=4, world_size=16, domain_size=DOMAIN)
+    assert group is not None
+    assert pairs is not None
+    orders = np.array([[0, 1, 2, 3], [0, 2, 1, 3]])
+    view = Orders(network=network, orders=orders, domain_size=DOMAIN)
+    assert 1.0 / view.seconds_per_byte(group) == pytest.approx([6e9, 3e9])  # the line once, then twice each way
+    assert 1.0 / view.seconds_per_byte(pairs) == pytest.approx([10e9, 3e9])
+
+
+def test_the_slowest_pipeline_is_the_one_of_a_loop() -> None:
+    network = random_network(6, 3)
+    order = [4, 2, 0, 5, 1, 3]
+    asked = Messages(sent_bytes=1e6, num_stages=3, stage_devices=2 * DOMAIN, inside_s=0.0, waits=8.0)
+    view = Orders(network=network, orders=np.array([order]), domain_size=DOMAIN)
+    times = []
+    for pipeline in range(2):
+        nodes = [order[2 * stage + pipeline] for stage in range(3)]
+        hops = [1e6 / network.bytes_per_s[a, b] + 1e6 / network.bytes_per_s[b, a] for a, b in itertools.pairwise(nodes)]
+        times.append(sum(hops) + 8.0 * (hops[0] + hops[1]) / 2)
+    assert slowest_pipeline_s(view.hops_s(asked), np.array([8.0]))[0] == pytest.approx(max(times))
+
+
+@pytest.mark.parametrize("shape", SMALL_SHAPES, ids=lambda shape: shape.slug)
+def test_even_links_cost_what_one_figure_for_all_costs(shape: ModelShape) -> None:
+    problem = problem_of(shape, num_devices=32, global_batch_size=32)
+    machine = problem.machine
+    nodes = machine.num_devices // machine.domain_size
+    network = network_of(np.full((nodes, nodes), machine.scale_out_bytes_per_s), latency=machine.scale_out_latency_s)
+    fabric = OneOrder(network=network, order=(3, 1, 0, 2), domain_size=machine.domain_size)
+    uneven = replace(problem, machine=replace(machine, network=network, fabric=fabric))
+    for choices in (
+        {"data_parallel": 32},
+        {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 4, "zero_stage": 3, "data_parallel_shard": 4},
+        {"tensor_parallel": 4, "context_parallel": 4, "data_parallel": 2, "zero_stage": 1, "data_parallel_shard": 2},
+        {"pipeline_parallel": 4, "data_parallel": 8, "zero_stage": 2, "data_parallel_shard": 4},
+    ):
+        config = configured(problem, **choices)
+        if shape.moe is not None:
+            config = replace(config, expert_parallel=8)
+        same, other = price(problem, config), price(uneven, config)
+        # One figure for all counts the first micro-batch's messages twice; else nothing differs.
+        stages, batches = config.pipeline_parallel, config.num_microbatches
+        again = same.breakdown_s["stage-to-stage messages"] / (stages - 1 + batches) if stages > 1 else 0.0
+        assert other.step_s == pytest.approx(same.step_s - again, rel=1e-12)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 1000), which=st.integers(0, 3))
+def test_no_mapping_beats_the_best_links(seed: int, which: int) -> None:
+    shape = MOE if which == 3 else DENSE
+    problem = problem_of(shape, num_devices=32, global_batch_size=32)
+    choices = (
+        {"data_parallel": 32, "zero_stage": 3, "data_parallel_shard": 32},
+        {"pipeline_parallel": 2, "data_parallel": 16},
+        {"tensor_parallel": 8, "pipeline_parallel": 4},
+        {"data_parallel": 32},
+    )[which]
+    config = configured(problem, **choices)
+    if shape is MOE:
+        config = replace(config, expert_parallel=8)
+    network = random_network(4, seed)
+    size = problem.machine.domain_size
+
+    def step_s(fabric: object) -> float:
+        machine = replace(problem.machine, network=network, fabric=fabric)
+        return price(replace(problem, machine=machine), config).step_s
+
+    least = step_s(BestLinks(network=network, domain_size=size))
+    for order in itertools.permutations(range(4)):
+        assert step_s(OneOrder(network=network, order=order, domain_size=size)) >= least * (1.0 - 1e-12)
