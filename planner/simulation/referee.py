@@ -70,6 +70,7 @@ class Referee:
         role: see :class:`Role`.
         coming: requests still to arrive.
         backlog: requests of a closed loop that wait for a completion.
+        think_s: from a completion of a closed loop to the request that it starts.
         now: start of the next iteration.
         steps: decode iterations so far.
         waiting: requests that have arrived.
@@ -85,6 +86,7 @@ class Referee:
     role: Role
     coming: deque[Refereed]
     backlog: deque[Refereed]
+    think_s: float = 0.0
     now: float = 0.0
     steps: int = 0
     waiting: list[Refereed] = field(default_factory=list)
@@ -218,8 +220,9 @@ class Referee:
         request.finish_s = self.now
         if self.backlog:
             following = self.backlog.popleft()
-            following.arrival_s = self.now
+            following.arrival_s = self.now + self.think_s
             self.coming.append(following)
+            self.coming = deque(sorted(self.coming, key=lambda coming: coming.arrival_s))
 
 
 def referee_run(
@@ -259,7 +262,14 @@ def referee_run(
     in_flight = len(served) if requests.concurrency is None else min(requests.concurrency, len(served))
     coming = deque(served.popleft() for _ in range(in_flight))
     referee = Referee(
-        cost=cost, limits=limits, blocks=blocks, block=kv_block_tokens, role=role, coming=coming, backlog=served
+        cost=cost,
+        limits=limits,
+        blocks=blocks,
+        block=kv_block_tokens,
+        role=role,
+        coming=coming,
+        backlog=served,
+        think_s=requests.think_s,
     )
     referee.run()
     return everyone, referee.num_preemptions

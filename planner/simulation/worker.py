@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
@@ -96,11 +97,11 @@ class Worker(DecodeBatch):
         self.num_preemptions = 0
 
     def submit(self, request: int, arrival_s: float) -> None:
-        """Queue a request; arrivals come in order of time."""
-        self.queue.append(request)
-        self.queue_s.append(arrival_s)
-        if self.next_arrival == math.inf:
-            self.next_arrival = arrival_s
+        """Queue a request; it arrives no earlier than the last iteration began."""
+        place = bisect_right(self.queue_s, arrival_s, lo=self.position)
+        self.queue.insert(place, request)
+        self.queue_s.insert(place, arrival_s)
+        self.next_arrival = self.queue_s[self.position]
         if self.prefixes is not None:
             self.ledger.found_tokens[request] = self.prefixes.find(request)
         self.wake_s = self.clock if not self.is_idle else max(self.clock, self.next_arrival)

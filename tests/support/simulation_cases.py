@@ -48,6 +48,8 @@ def random_requests(
     longest_output: int = 60,
     rate_per_s: float = 20.0,
     concurrency: int | None = None,
+    ramp_s: float = 0.0,
+    think_s: float = 0.0,
     num_priorities: int = 1,
     cached: bool = False,
 ) -> Requests:
@@ -55,10 +57,11 @@ def random_requests(
     rng = np.random.default_rng(seed)
     inputs = rng.integers(1, longest_input + 1, num)
     return Requests(
-        arrival_s=np.zeros(num) if concurrency else np.cumsum(rng.exponential(1.0 / rate_per_s, num)),
+        arrival_s=np.arange(num) * ramp_s if concurrency else np.cumsum(rng.exponential(1.0 / rate_per_s, num)),
         input_length=inputs,
         output_length=rng.integers(shortest_output, longest_output + 1, num),
         concurrency=concurrency,
+        think_s=think_s,
         cached_tokens=rng.integers(0, inputs + 1) if cached else None,
         priority=rng.integers(0, num_priorities, num) if num_priorities > 1 else None,
     )
