@@ -22,6 +22,8 @@ def linear_cost(
     token_s: float = 2e-5,
     context_s: float = 5e-8,
     pair_s: float = 1e-9,
+    least_s: float = 0.0,
+    admission_steps: float = 0.0,
 ) -> StepCost:
     """Every table a straight line: roughly a 70B model on eight devices."""
     return StepCost(
@@ -34,6 +36,8 @@ def linear_cost(
         decode_context_s=[context_s * (1.0 + 1.0 / (n + 1)) for n in range(most_seqs + 1)],
         prefill_fixed_s=1e-4,
         prefill_pair_s=pair_s,
+        prefill_least_s=least_s,
+        admission_steps=admission_steps,
         tokens_per_step=tokens_per_step,
         verified_tokens=verified_tokens,
     )
