@@ -33,6 +33,10 @@ class EngineRecipe:
         whole_prompts: the budget grows to hold one prompt and a token of every running request.
         exclusive_prefill: prefill runs between decode iterations, not with them.
         memory_fraction: of device memory that the engine takes.
+        memory_fraction_of: ``total``: weights, activations and KV cache together; ``static``: weights and KV cache;
+            ``free``: KV cache, of what weights and activations leave.
+        reserves_output: a request is admitted only with room for its whole answer, so that none is ever thrown out.
+        quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and nothing else is said.
         calibrated_as: entry whose constants it shares.
         source: citation.
     """
@@ -48,6 +52,9 @@ class EngineRecipe:
     in_source: tuple[str, ...] = ()
     whole_prompts: bool = False
     exclusive_prefill: bool = False
+    memory_fraction_of: str = "total"
+    reserves_output: bool = False
+    quantized_kv_cache: str = "bf16"
     calibrated_as: str = ""
 
     @property

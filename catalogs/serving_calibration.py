@@ -21,6 +21,8 @@ class ServingConstants:
         prefill_factor: the same where thousands do (compute-bound), attention over prompts included.
         host_step_s: time of an iteration in which the device waits for the scheduler, s.
         host_s_per_seq: growth of that time with each running request (sampling, detokenisation), s.
+        launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
+            from a graph, so they last no less than this times the layers.
         first_token_steps: decode iterations that pass between the end of a prefill and the client's first token
             (streaming interval, pipelined scheduling).
         first_token_offset_s: fixed time of a request outside the engine (tokeniser, HTTP), s.
@@ -30,6 +32,7 @@ class ServingConstants:
     prefill_factor: float = 1.0
     host_step_s: float = 1e-3
     host_s_per_seq: float = 10e-6
+    launch_s_per_layer: float = 0.3e-3
     first_token_steps: float = 2.0
     first_token_offset_s: float = 20e-3
 

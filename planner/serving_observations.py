@@ -15,9 +15,10 @@ from meshplan.catalogs.engine_recipes import EngineRecipe, engine_observed_as
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.observed_model import shape_from_observation
+from meshplan.planner.estimators.serving.memory import worker_memory
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.quantization import KV_CACHE_BYTES, SCHEMES, Quantization, checkpoint_formats
+from meshplan.planner.problems.quantization import BYTES_16_BIT, KV_CACHE_BYTES, SCHEMES, Quantization, checkpoint_formats
 from meshplan.planner.problems.serving import (
     Arrival,
     EngineLimits,
@@ -36,6 +37,10 @@ if TYPE_CHECKING:
 # public harness behind the silicon rows: --random-range-ratio 0.8, --num-prompts 10 × concurrency).
 PROMPTS_PER_CONCURRENCY = 10
 LENGTH_RATIO = 0.8
+# The vendor's own runs send fixed lengths. Requests that started together would stay together; their times to the first
+# token do not depend on the length of answers and grow little with the concurrency, which start times as far apart as
+# these explain: by engine, for the whole source.
+VENDOR_RAMP_S = {"vLLM": 0.05, "TensorRT-LLM": 0.1}
 _VARIED_MARK = "vary between 0.8 and 1.0"
 _VENDOR_MARK = "vendor internal"
 
@@ -106,7 +111,7 @@ def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mappi
     shape = shape_from_observation(model.values)
     machine = reader.machine(hardware)
     workload = _workload(row, asked, traces)
-    quantization, filled = _quantization(row, asked, shape)
+    quantization, filled = _quantization(row, asked, shape, recipe)
     pools = _pools(degrees, shape, workload, recipe, quantization, machine, disaggregated=disaggregated)
     name = row.get("id")
     if not isinstance(name, str):
@@ -140,13 +145,16 @@ def _workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Reque
     if arrival is Arrival.CLOSED_LOOP:
         concurrency = asked.whole("concurrency")
         caveats = " ".join(str(item) for item in row.get("caveats", ()))
-        varied = _VARIED_MARK in caveats or _VENDOR_MARK in caveats
+        varied = _VARIED_MARK in caveats
+        is_vendors = _VENDOR_MARK in caveats
+        engine = str(Section(row, "framework").values.get("name"))
         return ServingWorkload(
             arrival=arrival,
             input_length=lengths[0],
             output_length=lengths[1],
             length_ratio=LENGTH_RATIO if varied else 1.0,
             concurrency=concurrency,
+            ramp_s=VENDOR_RAMP_S.get(engine, 0.0) if is_vendors else 0.0,
             num_requests=PROMPTS_PER_CONCURRENCY * concurrency,
         )
     if arrival is Arrival.STATIC_BATCH:
@@ -201,7 +209,9 @@ def _rate(asked: Section) -> float:
 # --- formats ------------------------------------------------------------------------------------------------------
 
 
-def _quantization(row: Mapping[str, Any], asked: Section, shape: ModelShape) -> tuple[Quantization, tuple[str, ...]]:
+def _quantization(
+    row: Mapping[str, Any], asked: Section, shape: ModelShape, recipe: EngineRecipe
+) -> tuple[Quantization, tuple[str, ...]]:
     """Formats of a row; DeepSeek's fp8 is the published one in blocks."""
     precision = row.get("precision")
     if precision not in SCHEMES and precision != "fp32":
@@ -213,7 +223,8 @@ def _quantization(row: Mapping[str, Any], asked: Section, shape: ModelShape) -> 
         if name not in SCHEMES:
             raise UnsupportedError(f"weights in {shown(name)} are not modelled")
     filled = () if stated.states("kv_cache") else ("kv_cache",)
-    kv_cache = stated.text("kv_cache", "bf16")
+    is_quantized = SCHEMES[experts].activation_bytes < BYTES_16_BIT
+    kv_cache = stated.text("kv_cache", recipe.quantized_kv_cache if is_quantized else "bf16")
     if kv_cache not in KV_CACHE_BYTES:
         raise UnsupportedError(f"a KV cache in {shown(kv_cache)} is not modelled")
     if "gpt-oss" in shape.slug:  # "nvfp4" of such rows is the published MXFP4
@@ -249,17 +260,17 @@ def _pools(
         seqs = seqs if seqs and role is Role.DECODE else max(recipe.max_num_seqs, in_flight)
         if workload.arrival is not Arrival.ALL_AT_ONCE:
             seqs = min(seqs, max(in_flight, 1))
+        limits = EngineLimits(
+            max_num_seqs=seqs,
+            max_batched_tokens=recipe.token_budget(workload.input_length, min(seqs, in_flight)),
+            chunked_prefill=not recipe.exclusive_prefill,
+        )
         pools.append(
             Pool(
                 role=role,
                 layout=layout,
                 num_workers=workers,
-                limits=EngineLimits(
-                    max_num_seqs=seqs,
-                    max_batched_tokens=recipe.token_budget(workload.input_length, min(seqs, in_flight)),
-                    chunked_prefill=not recipe.exclusive_prefill,
-                    memory_fraction=recipe.memory_fraction,
-                ),
+                limits=_in_memory(limits, role, layout, shape, workload, recipe, quantization, machine),
                 quantization=quantization,
                 node_type=machine.device.slug,
             )
@@ -268,6 +279,34 @@ def _pools(
     if total > machine.num_devices:
         raise UnsupportedError(f"its degrees need {total} devices, it names {machine.num_devices}")
     return tuple(pools)
+
+
+def _in_memory(
+    limits: EngineLimits,
+    role: Role,
+    layout: Layout,
+    shape: ModelShape,
+    workload: ServingWorkload,
+    recipe: EngineRecipe,
+    quantization: Quantization,
+    machine: Machine,
+) -> EngineLimits:
+    """The limits with the engine's share of memory and, where it reserves whole answers, the requests that fit."""
+    held = workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
+    whole = replace(limits, memory_fraction=1.0)
+    memory = worker_memory(shape, machine.device, layout, whole, quantization, context=held)
+    share, taken = recipe.memory_fraction, memory.weights_bytes + memory.workspace_bytes
+    if recipe.memory_fraction_of == "free":
+        share += (1.0 - share) * min(taken / memory.budget_bytes, 1.0)
+    elif recipe.memory_fraction_of == "static":
+        share += memory.workspace_bytes / memory.budget_bytes
+    limits = replace(limits, memory_fraction=min(share, 1.0))
+    if not recipe.reserves_output:
+        return limits
+    memory = worker_memory(shape, machine.device, layout, limits, quantization, context=held)
+    lanes = layout.attention_data_parallel
+    room = max(int(memory.kv_capacity_tokens / lanes / max(held, 1.0)), 1) * lanes
+    return replace(limits, max_num_seqs=max(min(limits.max_num_seqs, room), 1))
 
 
 def _layout(section: Section, shape: ModelShape) -> Layout:

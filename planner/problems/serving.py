@@ -199,10 +199,11 @@ class Requests:
     """The requests of a run, in order of arrival.
 
     Args:
-        arrival_s: [n] seconds from the start, non-decreasing; all 0 in a closed loop, where only order counts.
+        arrival_s: [n] seconds from the start, non-decreasing; in a closed loop only those of the first requests count.
         input_length: [n] prompt tokens, ≥ 1.
         output_length: [n] generated tokens, ≥ 1; the first comes out of prefill.
         concurrency: requests in flight of a closed loop; None for open arrivals.
+        think_s: from a completion to the request that it starts, in a closed loop.
         cached_tokens: [n] prompt tokens whose KV a worker may hold already; None for none.
         prefix: [n] identity of the shared prefix, for routing; −1 without one. None for none.
         priority: [n] smaller goes first; None where all are equal.
@@ -212,6 +213,7 @@ class Requests:
     input_length: NDArray[np.int64]
     output_length: NDArray[np.int64]
     concurrency: int | None = None
+    think_s: float = 0.0
     cached_tokens: NDArray[np.int64] | None = None
     prefix: NDArray[np.int64] | None = None
     priority: NDArray[np.int64] | None = None
@@ -231,6 +233,9 @@ class ServingWorkload:
         length_ratio: lengths are uniform between this share of nominal and nominal; 1 for fixed lengths.
         request_rate_per_s: of open arrivals; None otherwise.
         concurrency: requests in flight of a closed loop, or the size of a static batch; None otherwise.
+        ramp_s: from one first request of a closed loop to the next.
+        think_s: from a completion in a closed loop to the request that it starts; above 0 that request misses the
+            iteration that follows.
         burstiness: coefficient of variation of the gaps between arrivals, of GAMMA.
         num_requests: to simulate; None lets the simulator choose.
         prefix_hit_rate: share of prompt tokens found in the prefix cache.
@@ -243,6 +248,8 @@ class ServingWorkload:
     length_ratio: float = 1.0
     request_rate_per_s: float | None = None
     concurrency: int | None = None
+    ramp_s: float = 0.0
+    think_s: float = 0.0
     burstiness: float = 1.0
     num_requests: int | None = None
     prefix_hit_rate: float = 0.0

@@ -221,7 +221,7 @@ class _Cluster:
             return
         following = next(self.following, None)
         if following is not None:
-            heapq.heappush(self.events, (now, ARRIVES, following, 0))
+            heapq.heappush(self.events, (now + self.requests.think_s, ARRIVES, following, 0))
 
     def _transfer(self, request: int, now: float, number: int) -> None:
         link = self.system.link

@@ -1,15 +1,13 @@
 """A whole configuration served: its pools become workers, its workload requests, and what clients see is judged.
 
-Clients see more than the engine: the first token comes ``first_token_steps`` decode iterations and a fixed offset after
-the end of its prefill (:class:`~meshplan.catalogs.serving_calibration.ServingConstants`).
+Clients see more than the engine: tokeniser and network take a fixed time of every request
+(:class:`~meshplan.catalogs.serving_calibration.ServingConstants`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from meshplan.catalogs.engine_recipes import EngineRecipe
 from meshplan.catalogs.model_shapes import ModelShape
@@ -274,10 +272,6 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
 
 
 def seen_by_clients(run: ServingRun, constants: ServingConstants) -> ServingRun:
-    """The run with the delays between engine and client: the first token never comes after the last."""
-    gaps = np.maximum(run.output_length - 1, 1)
-    per_token = np.subtract(run.finish_s, run.first_token_s, where=run.is_served, out=np.zeros(len(run))) / gaps
+    """The run with what passes between client and engine, once for each request."""
     offset = constants.first_token_offset_s
-    finish = run.finish_s + offset
-    first = np.minimum(run.first_token_s + offset + constants.first_token_steps * per_token, finish)
-    return replace(run, first_token_s=first, finish_s=finish)
+    return replace(run, first_token_s=run.first_token_s + offset, finish_s=run.finish_s + offset)

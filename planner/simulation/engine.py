@@ -31,7 +31,7 @@ def simulate(
     """Serve the requests with one worker, exact to an iteration (:mod:`meshplan.planner.simulation.worker`).
 
     A request that its KV cache can never hold is rejected and counted; it takes no time. In a closed loop the next
-    request starts at the instant of a completion.
+    request starts ``think_s`` after a completion.
 
     Args:
         requests: in order of arrival.
@@ -65,7 +65,7 @@ def simulate(
     def start_next(_: int, at_s: float) -> None:
         request = next(following, None)
         if request is not None:
-            submit(request, at_s)
+            submit(request, at_s + requests.think_s)
 
     on_leave: Leave | None = None if requests.concurrency is None else start_next
     worker = Worker(

@@ -14,7 +14,8 @@ from meshplan.planner.problems.serving import EngineLimits, Requests
 class Ledger:
     """Columns over the requests; times are infinite until they are known.
 
-    ``rank`` orders them by priority and then by arrival, ``by_rank`` is its inverse. ``generated`` counts the tokens
+    ``rank`` orders them by priority and then by number, ``by_rank`` is its inverse; ``may_pass`` says that one who
+    arrives later may have a smaller rank. ``generated`` counts the tokens
     out at the last time that the request was not decoding, ``target`` the tokens that every decoding request of its
     worker will have given when it is done; ``anchor`` and ``offset`` are its context and its KV tokens, less what
     all decoding requests of its worker had given when it joined; ``found_tokens`` are the cached ones that its worker
@@ -30,7 +31,8 @@ class Ledger:
         self.cached_tokens: list[int] = [0] * num if cached is None else cached.tolist()
         self.found_tokens = [0] * num
         self.prefix: list[int] | None = None if requests.prefix is None else requests.prefix.tolist()
-        self.has_priorities = requests.priority is not None
+        starts_apart = requests.concurrency is not None and bool(np.any(requests.arrival_s))
+        self.may_pass = requests.priority is not None or starts_apart
         order = np.arange(num) if requests.priority is None else np.argsort(requests.priority, kind="stable")
         self.by_rank: list[int] = order.tolist()
         self.rank: list[int] = np.argsort(order).tolist()

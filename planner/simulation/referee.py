@@ -29,6 +29,7 @@ class Refereed:
         kv: tokens of KV cache held.
         context: tokens attended, by the expected number of tokens a step.
         has_kv: it came with its KV cache.
+        due: the iteration that can hold it.
         finish_s: time of the last; infinite if it was rejected.
         token_s: when its tokens came, one entry an iteration that gave some.
     """
@@ -44,6 +45,7 @@ class Refereed:
     kv: int = 0
     context: float = 0.0
     has_kv: bool = False
+    due: int = 0
     finish_s: float = math.inf
     token_s: list[float] = field(default_factory=list)
 
@@ -70,9 +72,13 @@ class Referee:
         role: see :class:`Role`.
         coming: requests still to arrive.
         backlog: requests of a closed loop that wait for a completion.
+        think_s: from a completion of a closed loop to the request that it starts.
         now: start of the next iteration.
         steps: decode iterations so far.
-        waiting: requests that have arrived.
+        iterations: so far, of any kind.
+        arrived: requests so far.
+        lagging: requests that have arrived, but that the next iteration cannot hold yet.
+        waiting: requests that it can hold.
         prefilling: requests in prefill, in order of admission.
         decoding: requests that decode.
         num_preemptions: so far.
@@ -85,8 +91,12 @@ class Referee:
     role: Role
     coming: deque[Refereed]
     backlog: deque[Refereed]
+    think_s: float = 0.0
     now: float = 0.0
     steps: int = 0
+    iterations: int = 0
+    arrived: int = 0
+    lagging: list[Refereed] = field(default_factory=list)
     waiting: list[Refereed] = field(default_factory=list)
     prefilling: list[Refereed] = field(default_factory=list)
     decoding: list[Refereed] = field(default_factory=list)
@@ -94,7 +104,7 @@ class Referee:
 
     def run(self) -> None:
         """Iterate until nobody is left."""
-        while self.coming or self.waiting or self.prefilling or self.decoding:
+        while self.coming or self.lagging or self.waiting or self.prefilling or self.decoding:
             self.iterate()
 
     @property
@@ -110,13 +120,21 @@ class Referee:
 
     def iterate(self) -> None:
         """One iteration."""
-        if not (self.waiting or self.prefilling or self.decoding):
+        if not (self.lagging or self.waiting or self.prefilling or self.decoding):
             self.now = max(self.now, self.coming[0].arrival_s)
+        lag = 0.0 if self.role is Role.DECODE else self.cost.admission_steps
         while self.coming and self.coming[0].arrival_s <= self.now:
             request = self.coming.popleft()
-            self.waiting.append(request)
+            request.due = self.iterations + int(lag * (self.arrived + 1)) - int(lag * self.arrived)
+            self.arrived += 1
+            self.lagging.append(request)
             if request.has_kv:
                 request.token_s.append(request.arrival_s)
+        is_empty = not (self.waiting or self.prefilling or self.decoding)
+        let_in = [request for request in self.lagging if is_empty or request.due <= self.iterations]
+        self.waiting += let_in
+        self.lagging = [request for request in self.lagging if request not in let_in]
+        self.iterations += 1
         self.waiting.sort(key=lambda request: request.key)
         while self.decoding and self.held() > self.blocks:
             self.preempt()
@@ -218,8 +236,9 @@ class Referee:
         request.finish_s = self.now
         if self.backlog:
             following = self.backlog.popleft()
-            following.arrival_s = self.now
+            following.arrival_s = self.now + self.think_s
             self.coming.append(following)
+            self.coming = deque(sorted(self.coming, key=lambda coming: coming.arrival_s))
 
 
 def referee_run(
@@ -259,7 +278,14 @@ def referee_run(
     in_flight = len(served) if requests.concurrency is None else min(requests.concurrency, len(served))
     coming = deque(served.popleft() for _ in range(in_flight))
     referee = Referee(
-        cost=cost, limits=limits, blocks=blocks, block=kv_block_tokens, role=role, coming=coming, backlog=served
+        cost=cost,
+        limits=limits,
+        blocks=blocks,
+        block=kv_block_tokens,
+        role=role,
+        coming=coming,
+        backlog=served,
+        think_s=requests.think_s,
     )
     referee.run()
     return everyone, referee.num_preemptions

@@ -2,8 +2,9 @@
 
 The rules (:mod:`meshplan.planner.simulation.referee` plays the same ones iteration by iteration):
 
-1. Iterations follow each other; what arrives during one waits for its end. Order is by priority, then by arrival, and
-   nobody passes a request that does not fit.
+1. Iterations follow each other; what arrives during one waits for its end, and for admission_steps more, on average:
+   ⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival, none if nothing runs. Order is by priority, then by arrival, and nobody
+   passes a request that does not fit.
 2. Every decoding request takes part in each iteration and gains ⌊s(D + 1)⌋ − ⌊sD⌋ tokens in the worker's D-th, with
    s = tokens_per_step: one, or the expected value of speculation.
 3. KV cache is held in blocks. A request with g tokens out holds input + g − 1; before an iteration the youngest
@@ -24,6 +25,7 @@ from __future__ import annotations
 import heapq
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
@@ -86,6 +88,10 @@ class Worker(DecodeBatch):
         self.position = 0
         self.next_arrival = math.inf
         self.ready: list[int] = []
+        # Arrived, but no iteration that is being prepared can hold them yet: the iteration that can, and the rank.
+        self.lag = 0.0 if role is Role.DECODE else cost.admission_steps
+        self.lagging: list[tuple[int, int]] = []
+        self.num_iterations = 0
         self.prefilling: list[list[int]] = []
         self.arrived_with_kv: list[int] = []
         # Stretches: a list is quick to append to, an array is small.
@@ -96,11 +102,11 @@ class Worker(DecodeBatch):
         self.num_preemptions = 0
 
     def submit(self, request: int, arrival_s: float) -> None:
-        """Queue a request; arrivals come in order of time."""
-        self.queue.append(request)
-        self.queue_s.append(arrival_s)
-        if self.next_arrival == math.inf:
-            self.next_arrival = arrival_s
+        """Queue a request; it arrives no earlier than the last iteration began."""
+        place = bisect_right(self.queue_s, arrival_s, lo=self.position)
+        self.queue.insert(place, request)
+        self.queue_s.insert(place, arrival_s)
+        self.next_arrival = self.queue_s[self.position]
         if self.prefixes is not None:
             self.ledger.found_tokens[request] = self.prefixes.find(request)
         self.wake_s = self.clock if not self.is_idle else max(self.clock, self.next_arrival)
@@ -108,7 +114,7 @@ class Worker(DecodeBatch):
     @property
     def is_idle(self) -> bool:
         """Nothing runs and nothing has arrived."""
-        return not (self.num_decoding or self.prefilling or self.ready)
+        return not (self.num_decoding or self.prefilling or self.ready or self.lagging)
 
     def run(self, until_s: float = math.inf, *, lazily: bool = False) -> None:
         """Start every iteration that begins before ``until_s``; ``wake_s`` is then when there is more to do.
@@ -119,7 +125,9 @@ class Worker(DecodeBatch):
         while True:
             if self.next_arrival <= self.clock:
                 self._accept()
-            if not (self.num_decoding or self.prefilling or self.ready):
+            if self.lagging:
+                self._release()
+            if self.is_idle:
                 self.wake_s = self.next_arrival
                 if self.next_arrival >= until_s:
                     return
@@ -142,10 +150,20 @@ class Worker(DecodeBatch):
     def _accept(self) -> None:
         queue, queue_s, position, clock, rank = self.queue, self.queue_s, self.position, self.clock, self.ledger.rank
         while position < len(queue) and queue_s[position] <= clock:
-            heapq.heappush(self.ready, rank[queue[position]])
+            if self.lag:
+                lag = int(self.lag * (position + 1)) - int(self.lag * position)
+                heapq.heappush(self.lagging, (self.num_iterations + lag, rank[queue[position]]))
+            else:
+                heapq.heappush(self.ready, rank[queue[position]])
             position += 1
         self.position = position
         self.next_arrival = queue_s[position] if position < len(queue) else math.inf
+
+    def _release(self) -> None:
+        """Let in whom the next iteration can hold; everyone where there is no other."""
+        is_empty = not (self.num_decoding or self.prefilling or self.ready)
+        while self.lagging and (is_empty or self.lagging[0][0] <= self.num_iterations):
+            heapq.heappush(self.ready, heapq.heappop(self.lagging)[1])
 
     def _make_room(self) -> None:
         """Throw out the youngest until the next iteration's tokens fit; one request alone always fits."""
@@ -262,6 +280,7 @@ class Worker(DecodeBatch):
         start = self.clock
         seconds = self.cost.step_s(n, self.context if n else 0, num_prompts, tokens, pairs)
         end = self.clock = start + seconds
+        self.num_iterations += 1
         kv_tokens = self.context - self.num_decoding + self.prompt_blocks * self.block
         steps = 1 if n else 0
         gaps = self.num_decoding - len(self.arrived_with_kv)
@@ -318,13 +337,15 @@ class Worker(DecodeBatch):
             steps = 1
         if context + n * (steps * speed + self.block) > self.room:
             steps = self.steps_that_fit(steps)
+        if self.lagging:
+            steps = min(steps, self.lagging[0][0] - self.num_iterations)
         slope = self.cost.decode_context_s[n]
         first = self.decode_s[n] + slope * context
         half = slope * n * speed / 2
         end = start + steps * (first + half * (steps - 1))
         arrival = self.next_arrival
         full = self.num_decoding + len(self.prefilling) >= self.seats
-        if full or (self.ready and not self.ledger.has_priorities):
+        if not self.lag and (full or (self.ready and not self.ledger.may_pass)):
             arrival = math.inf
         if end > until_s and lazily and until_s <= arrival:
             self.wake_s = end
@@ -342,6 +363,7 @@ class Worker(DecodeBatch):
                 self.gap_count.extend(group[1] for group in pauses)
             pauses.clear()
         self.clock = end
+        self.num_iterations += steps
         self._grow(steps)
         self._finish()
         return True

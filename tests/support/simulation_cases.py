@@ -22,6 +22,8 @@ def linear_cost(
     token_s: float = 2e-5,
     context_s: float = 5e-8,
     pair_s: float = 1e-9,
+    least_s: float = 0.0,
+    admission_steps: float = 0.0,
 ) -> StepCost:
     """Every table a straight line: roughly a 70B model on eight devices."""
     return StepCost(
@@ -34,6 +36,8 @@ def linear_cost(
         decode_context_s=[context_s * (1.0 + 1.0 / (n + 1)) for n in range(most_seqs + 1)],
         prefill_fixed_s=1e-4,
         prefill_pair_s=pair_s,
+        prefill_least_s=least_s,
+        admission_steps=admission_steps,
         tokens_per_step=tokens_per_step,
         verified_tokens=verified_tokens,
     )
@@ -48,6 +52,8 @@ def random_requests(
     longest_output: int = 60,
     rate_per_s: float = 20.0,
     concurrency: int | None = None,
+    ramp_s: float = 0.0,
+    think_s: float = 0.0,
     num_priorities: int = 1,
     cached: bool = False,
 ) -> Requests:
@@ -55,10 +61,11 @@ def random_requests(
     rng = np.random.default_rng(seed)
     inputs = rng.integers(1, longest_input + 1, num)
     return Requests(
-        arrival_s=np.zeros(num) if concurrency else np.cumsum(rng.exponential(1.0 / rate_per_s, num)),
+        arrival_s=np.arange(num) * ramp_s if concurrency else np.cumsum(rng.exponential(1.0 / rate_per_s, num)),
         input_length=inputs,
         output_length=rng.integers(shortest_output, longest_output + 1, num),
         concurrency=concurrency,
+        think_s=think_s,
         cached_tokens=rng.integers(0, inputs + 1) if cached else None,
         priority=rng.integers(0, num_priorities, num) if num_priorities > 1 else None,
     )

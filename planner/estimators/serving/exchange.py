@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.collective_curves import collective_curve
+from meshplan.catalogs.collective_curves import CollectiveCurve, collective_curve
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.planner.estimators.serving.operators import measured_as
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import BYTES_16_BIT
 
@@ -36,9 +37,13 @@ class Exchange:
 
     Args:
         machine: links and domain size.
+        engine: whose all-reduce kernels are priced; NCCL's where they were not measured.
+        custom_all_reduce: False prices NCCL's.
     """
 
     machine: Machine
+    engine: str = ""
+    custom_all_reduce: bool = True
 
     @property
     def scale_up_bytes_per_s(self) -> float:
@@ -52,7 +57,7 @@ class Exchange:
 
     def level(self, group: int) -> EvidenceLevel:
         """How well an all-reduce over ``group`` neighbours is known."""
-        curve = collective_curve(self.machine.device.slug, "all_reduce", group)
+        curve = self._all_reduce_curve(group)
         inside = group <= self.machine.domain_size and curve is not None
         return EvidenceLevel.FITTED if inside else self.machine.link_level
 
@@ -69,10 +74,16 @@ class Exchange:
         hops = 2.0 * np.ceil(np.log2(domains)) * self.machine.scale_out_latency_s
         return local + across + hops + COLLECTIVE_S
 
+    def _all_reduce_curve(self, group: int) -> CollectiveCurve | None:
+        """The engine's own kernel where it was measured, else NCCL's."""
+        slug = measured_as(self.machine.device)
+        own = collective_curve(slug, "all_reduce", group, self.engine) if self.custom_all_reduce else None
+        return own or collective_curve(slug, "all_reduce", group)
+
     def _inside_s(self, size_bytes: FloatArray, group: int) -> FloatArray:
         if group <= 1:
             return np.zeros_like(size_bytes)
-        curve = collective_curve(self.machine.device.slug, "all_reduce", group)
+        curve = self._all_reduce_curve(group)
         if curve is not None:
             return curve.time_s(size_bytes)
         ring = 2.0 * (group - 1) / group * size_bytes / self.scale_up_bytes_per_s

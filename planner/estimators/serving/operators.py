@@ -1,23 +1,29 @@
 """Times of single operators of inference on one device: measured surfaces where there are, rooflines elsewhere.
 
-Every method takes arrays that broadcast and returns seconds. What a device has no measurements for is priced by a
-roofline whose efficiencies are the medians over the devices that have them; the evidence level says which it was.
+Every method takes arrays that broadcast and returns seconds. A device that was not measured itself takes the surfaces
+of one with the same chip, rescaled to its own memory bandwidth; what has none at all is priced by a roofline whose
+efficiencies are the medians over the devices that have them. The evidence level says which it was.
 
 - Matrix product m×k by k×n: :mod:`meshplan.catalogs.gemm_surfaces`; else t₀ + ((2·m·n·k/R)⁴ + (bytes/B)⁴)^¼.
-- Decode attention reads the whole KV cache of its requests once; prefill attention multiplies attended pairs.
-- Routed experts of one MoE layer: the weights of the distinct experts hit, E·(1 − (1 − k/E)^T) under even routing, are
-  read once; their products run at the rate of a grouped GEMM.
+- Attention: :mod:`meshplan.catalogs.attention_surfaces` and :mod:`~meshplan.catalogs.latent_surfaces`; else decode reads
+  the whole KV cache of its requests once, prefill multiplies attended pairs.
+- Routed experts of one MoE layer: :mod:`meshplan.catalogs.expert_surfaces`; else the weights of the distinct experts
+  hit, E·(1 − (1 − k/E)^T) under even routing, are read once; their products run at the rate of a grouped GEMM.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.catalogs.attention_surfaces import attention_surface
+from meshplan.catalogs.expert_surfaces import FRAMEWORKS, expert_surface
 from meshplan.catalogs.gemm_surfaces import gemm_surface
 from meshplan.catalogs.hardware import Device, EvidenceLevel
+from meshplan.catalogs.latent_surfaces import latent_attention_surface
 from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES
 from meshplan.planner.problems.serving import Role
 
@@ -25,6 +31,9 @@ FloatArray = NDArray[np.float64]
 
 # Launch and tail of a kernel inside a replayed graph: median t₀ of the 16-bit GEMM surfaces (2.1 to 4.9 µs).
 KERNEL_S = 2.5e-6
+# The same of a quantised product with the kernel that quantises its input. The surfaces of fp8 and nvfp4 were timed
+# with unfused quantisation (t₀ 10 to 15 µs on Hopper and Blackwell); engines fuse it into the norm before.
+QUANTIZED_KERNEL_S = 5e-6
 # Shares of the datasheet's rates that large products attain, medians over the shipped surfaces' devices.
 GEMM_RATE_SHARE = 0.76
 MEMORY_SHARE = 0.8
@@ -38,12 +47,44 @@ _PEAK_CHAIN = {
     "fp8": ("fp8", "bf16", "fp16"),
     "int8": ("int8", "bf16", "fp16"),
 }
+# Device → one with the same chip whose kernels were measured, and that one's memory bandwidth (devices.yaml).
+_SAME_CHIP = {
+    "a100-sxm-40gb": ("a100-sxm-80gb", 2039e9),
+    "a100-pcie-80gb": ("a100-sxm-80gb", 2039e9),
+    "a800-sxm-80gb": ("a100-sxm-80gb", 2039e9),
+    "h100-sxm-96gb": ("h100-sxm-80gb", 3350e9),
+    "h100-pcie-80gb": ("h100-sxm-80gb", 3350e9),
+    "h100-nvl-94gb": ("h100-sxm-80gb", 3350e9),
+    "gh200": ("h200-sxm-141gb", 4800e9),
+}
+_KV_DTYPE = {2.0: "bf16", 1.0: "fp8"}
+# Scheme → names of its fused kernels, the first that was measured on a device is taken.
+_EXPERT_KERNELS = {
+    "bf16": ("bfloat16",),
+    "fp16": ("bfloat16",),
+    "fp8": ("fp8", "fp8_block"),
+    "fp8_block": ("fp8_block", "fp8"),
+    "mxfp8": ("fp8", "fp8_block"),
+    "nvfp4": ("nvfp4",),
+    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
+    "w4a16": ("int4_wo",),
+}
+GATED = 3
+# Tokens of a batch up to which engines run their kernels for decode, and from which those for prefill.
+FEW_TOKENS, MANY_TOKENS = 256.0, 2048.0
+# Load of experts under real routing: a power law of this exponent on the fullest device; the mildest that was measured.
+ROUTING_SKEW = 1.01
 
 
 def peak_flops_per_s(device: Device, dtype: str) -> float:
     """Dense peak for a dtype, or for what the device runs instead, FLOP/s."""
     chain = _PEAK_CHAIN.get(dtype, ("bf16", "fp16", "fp32"))
     return next(device.peak_flops_per_s[name] for name in chain if name in device.peak_flops_per_s)
+
+
+def measured_as(device: Device) -> str:
+    """Slug of the device whose measured times stand for this one's."""
+    return _SAME_CHIP.get(device.slug, (device.slug, 0.0))[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +99,35 @@ class Operators:
     device: Device
     engine: str
 
+    def _rescaled(self, seconds: FloatArray, flops: FloatArray | float, moved_bytes: FloatArray | float) -> FloatArray:
+        """Seconds of the measured device on this one, by what bounds them."""
+        if self.device.slug not in _SAME_CHIP:
+            return seconds
+        compute = flops / peak_flops_per_s(self.device, "bf16")
+        own = moved_bytes / self.device.memory_bandwidth_bytes_per_s
+        measured = moved_bytes / _SAME_CHIP[self.device.slug][1]
+        return np.asarray(seconds * ((compute**4 + own**4) / (compute**4 + measured**4)) ** 0.25)
+
     # --- matrix products --------------------------------------------------------------------------------------------
 
     def gemm_level(self, scheme: str) -> EvidenceLevel:
         """How well a scheme's matrix products are known."""
-        measured = gemm_surface(self.device.slug, SCHEMES[scheme].kernel)
+        measured = gemm_surface(measured_as(self.device), SCHEMES[scheme].kernel)
         return EvidenceLevel.DATASHEET if measured is None else EvidenceLevel.FITTED
 
     def gemm_s(self, scheme: str, m: FloatArray, n: float, k: float) -> FloatArray:
-        """m×k by k×n with weights in ``scheme``."""
-        surface = gemm_surface(self.device.slug, SCHEMES[scheme].kernel)
-        if surface is not None:
-            return np.maximum.accumulate(surface.time_s(m, n, k))
-        return self._roofline_s(scheme, flops=2.0 * m * n * k, weights=n * k, activations=m * k, outputs=m * n)
+        """m×k by k×n with weights in ``scheme``; ``m`` rises."""
+        kind = SCHEMES[scheme]
+        surface = gemm_surface(measured_as(self.device), kind.kernel)
+        if surface is None:
+            return self._roofline_s(scheme, flops=2.0 * m * n * k, weights=n * k, activations=m * k, outputs=m * n)
+        seconds = surface.time_s(m, n, k)
+        moved = kind.weight_bytes * n * k + BYTES_16_BIT * m * (n + k)
+        if kind.activation_bytes < BYTES_16_BIT:
+            unfused = max(surface.base[3] - QUANTIZED_KERNEL_S, 0.0)
+            least = KERNEL_S + moved / self.device.memory_bandwidth_bytes_per_s
+            seconds = np.maximum(seconds - unfused, np.minimum(seconds, least))
+        return np.maximum.accumulate(self._rescaled(seconds, 2.0 * m * n * k, moved))
 
     def _roofline_s(
         self,
@@ -94,12 +151,35 @@ class Operators:
     # --- attention --------------------------------------------------------------------------------------------------
 
     def decode_attention_s(
-        self, num_seqs: FloatArray, context: FloatArray, *, heads: int, kv_heads: int, head_dim: int, kv_bytes: float
+        self,
+        num_seqs: FloatArray,
+        context: FloatArray,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        kv_bytes: float,
+        window: int | None = None,
     ) -> FloatArray:
         """One layer's attention of ``num_seqs`` single tokens over ``context`` tokens each."""
-        cache = num_seqs * context * kv_heads * 2.0 * head_dim * kv_bytes
-        flops = 4.0 * num_seqs * context * heads * head_dim
-        return self._attention_s(flops, cache)
+        seen = context if window is None else np.minimum(context, window)
+        cache = num_seqs * seen * kv_heads * 2.0 * head_dim * kv_bytes
+        flops = 4.0 * num_seqs * seen * heads * head_dim
+        surface = attention_surface(measured_as(self.device), "decode", self.engine) or attention_surface(
+            measured_as(self.device), "decode"
+        )
+        if surface is None:
+            return self._attention_s(flops, cache)
+        seconds = surface.time_s(
+            batch=num_seqs,
+            context=context,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            window=window or 0,
+            kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8"),
+        )
+        return self._rescaled(seconds, flops, cache)
 
     def latent_decode_attention_s(
         self, num_seqs: FloatArray, context: FloatArray, *, heads: int, width: int, rank: int, kv_bytes: float
@@ -107,11 +187,51 @@ class Operators:
         """The same over a latent cache of ``width`` elements a token, of which ``rank`` are the values."""
         cache = num_seqs * context * width * kv_bytes
         flops = 2.0 * num_seqs * context * heads * (width + rank)
-        return self._attention_s(flops, cache)
+        surface = latent_attention_surface(measured_as(self.device), "decode", self.engine) or latent_attention_surface(
+            measured_as(self.device), "decode"
+        )
+        if surface is None:
+            return self._attention_s(flops, cache)
+        seconds = surface.time_s(
+            batch=num_seqs, context=context, num_heads=heads, kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8")
+        )
+        return self._rescaled(seconds, flops, cache)
 
-    def prefill_attention_s(self, pairs: FloatArray, *, heads: int, query_dim: int, value_dim: int) -> FloatArray:
-        """One layer's attention over ``pairs`` attended (query, key) pairs."""
+    def prefill_attention_s(
+        self, prompt: FloatArray, *, heads: int, kv_heads: int, head_dim: int, window: int | None, pairs: FloatArray
+    ) -> FloatArray:
+        """One layer's causal attention of a whole prompt with ``pairs`` attended (query, key) pairs."""
+        flops = 4.0 * pairs * heads * head_dim
+        surface = attention_surface(measured_as(self.device), "prefill", self.engine) or attention_surface(
+            measured_as(self.device), "prefill"
+        )
+        if surface is None:
+            return self._prefill_roofline_s(flops)
+        seconds = surface.time_s(
+            batch=1.0,
+            context=0.0,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            new_tokens=prompt,
+            window=window or 0,
+        )
+        return self._rescaled(seconds, flops, BYTES_16_BIT * 4.0 * prompt * heads * head_dim)
+
+    def latent_prefill_attention_s(
+        self, prompt: FloatArray, *, heads: int, query_dim: int, value_dim: int, pairs: FloatArray
+    ) -> FloatArray:
+        """The same with keys and values expanded from the latent cache."""
         flops = 2.0 * pairs * heads * (query_dim + value_dim)
+        surface = latent_attention_surface(measured_as(self.device), "prefill", self.engine) or latent_attention_surface(
+            measured_as(self.device), "prefill"
+        )
+        if surface is None:
+            return self._prefill_roofline_s(flops)
+        seconds = surface.time_s(batch=1.0, context=0.0, num_heads=heads, new_tokens=prompt)
+        return self._rescaled(seconds, flops, BYTES_16_BIT * 2.0 * prompt * heads * (query_dim + value_dim))
+
+    def _prefill_roofline_s(self, flops: FloatArray) -> FloatArray:
         return KERNEL_S + flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
 
     def _attention_s(self, flops: FloatArray, cache_bytes: FloatArray) -> FloatArray:
@@ -126,6 +246,22 @@ class Operators:
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
+    def _expert_kernels_s(self, scheme: str, tokens: FloatArray, **sizes: Any) -> FloatArray | None:
+        """Fused experts: the fastest kernel measured on the device for few tokens, the engine's own for many.
+
+        Engines pick special kernels for decode batches, which the tables of one engine often miss; None without any.
+        """
+        for kernel in _EXPERT_KERNELS.get(scheme, ()):
+            fastest = expert_surface(measured_as(self.device), kernel)
+            if fastest is None:
+                continue
+            few = fastest.time_s(tokens, **sizes)
+            own = expert_surface(measured_as(self.device), kernel, self.engine) if self.engine in FRAMEWORKS else None
+            many = few if own is None else own.time_s(tokens, **sizes)
+            share = np.clip(np.log(np.maximum(tokens, 1.0) / FEW_TOKENS) / np.log(MANY_TOKENS / FEW_TOKENS), 0.0, 1.0)
+            return np.maximum.accumulate(few ** (1.0 - share) * many**share)
+        return None
+
     def experts_s(
         self,
         scheme: str,
@@ -139,6 +275,22 @@ class Operators:
         local_experts: float,
     ) -> FloatArray:
         """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``."""
+        groups = max(round(num_experts / local_experts), 1)
+        seconds = self._expert_kernels_s(
+            scheme,
+            tokens,
+            hidden_size=hidden,
+            expert_size=max(round(width), 1),
+            top_k=top_k,
+            num_experts=num_experts,
+            expert_parallel=groups,
+            gated=matrices == GATED,
+            skew=ROUTING_SKEW if groups > 1 else 0.0,
+        )
+        if seconds is not None:
+            hit = distinct_experts(tokens, top_k=top_k, num_experts=num_experts) / groups
+            moved = SCHEMES[scheme].weight_bytes * hit * matrices * hidden * width
+            return self._rescaled(seconds, 2.0 * tokens * top_k / groups * matrices * hidden * width, moved)
         hit = local_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens)
         visits = tokens * top_k * local_experts / num_experts
         grouped = self._roofline_s(

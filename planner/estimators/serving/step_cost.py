@@ -8,7 +8,7 @@ p tokens are prefilled, with P attended (query, key) pairs. The worker's devices
         + decode_fixed[n] + decode_context[n]·C              where n > 0
         + prefill_fixed + prefill_pair·P/min(q, w)           where p > 0
 
-with v tokens verified per decoding request (1 without speculation), of which it gains ``tokens_per_step``. The terms
+and no less than prefill_least where p > 0, with v tokens verified per decoding request (1 without speculation), of which it gains ``tokens_per_step``. The terms
 in n alone are one table, so that K iterations of an unchanged decode batch, over which C grows by n·tokens_per_step
 each, sum in closed form::
 
@@ -35,6 +35,8 @@ class StepCost:
         decode_context_s: by n: growth per token of KV cache that the whole worker reads.
         prefill_fixed_s: attention of an iteration with prefill, apart from its pairs.
         prefill_pair_s: per attended pair of one lane.
+        prefill_least_s: least duration of an iteration with prompt tokens: its kernels are launched one by one.
+        admission_steps: iterations that start before one can hold a request that has arrived: engines prepare them ahead.
         tokens_per_step: tokens that a decoding request gains in one iteration: 1, or more with speculation.
         verified_tokens: v, tokens of a decoding request in one iteration: 1, or drafted + 1.
     """
@@ -48,6 +50,8 @@ class StepCost:
     decode_context_s: Sequence[float]
     prefill_fixed_s: float
     prefill_pair_s: float
+    prefill_least_s: float = 0.0
+    admission_steps: float = 0.0
     tokens_per_step: float = 1.0
     verified_tokens: int = 1
 
@@ -89,4 +93,4 @@ class StepCost:
         seconds += self.prefill_fixed_s + self.prefill_pair_s * pairs / spread
         if num_seqs:
             seconds += self.decode_fixed_s[num_seqs] + self.decode_context_s[num_seqs] * context
-        return seconds
+        return max(seconds, self.prefill_least_s)

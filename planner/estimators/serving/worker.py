@@ -25,6 +25,7 @@ from meshplan.catalogs.serving_calibration import ServingConstants
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.operators import Operators
 from meshplan.planner.estimators.serving.step_cost import StepCost
+from meshplan.planner.estimators.serving.table import Table, token_knots
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES, Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout, Role, Speculation
@@ -35,8 +36,6 @@ FloatArray = NDArray[np.float64]
 # residual: 4; rotary embedding and cache write: their own width).
 ATTENTION_KERNELS, MLP_KERNELS = 3.0, 2.0
 NORM_ELEMENTS = 4.0
-# Host time to launch one layer kernel by kernel (about 15 launches of 4 µs); replayed graphs need none.
-EAGER_LAYER_S = 60e-6
 # Tokens of an iteration at which work turns from memory-bound to compute-bound: ridge points of A100 to B200 in 8 and
 # 16 bits lie between 150 and 600 tokens.
 MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
@@ -55,6 +54,35 @@ class ContextRange:
     prompt: float
     least: float
     most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTimes:
+    """Device seconds of one traversal of all stages, at knots.
+
+    Args:
+        knots: [K] tokens of one lane.
+        dense_s: [K] weights, norms, tensor-parallel collectives.
+        together: [G] tokens of all lanes of a stage.
+        experts_s: [G] routed experts and their exchange.
+        seqs: [N] requests of one lane.
+        head_s: [N] LM head and sampling.
+        decode_fixed_s: [N] decode attention at no context.
+        decode_context_s: [N] its growth per cached token of the lane.
+        prefill_pair_s: prefill attention per attended pair.
+        prefill_fixed_s: the rest of it.
+    """
+
+    knots: FloatArray
+    dense_s: FloatArray
+    together: FloatArray
+    experts_s: FloatArray
+    seqs: FloatArray
+    head_s: FloatArray
+    decode_fixed_s: FloatArray
+    decode_context_s: FloatArray
+    prefill_pair_s: float
+    prefill_fixed_s: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +121,7 @@ class Worker:
     @cached_property
     def exchange(self) -> Exchange:
         """Collective times of the machine."""
-        return Exchange(machine=self.machine)
+        return Exchange(machine=self.machine, engine=self.engine)
 
     @property
     def lanes(self) -> int:
@@ -215,30 +243,39 @@ class Worker:
         for window, count in self._windows().items():
             total = total + count * self.operators.decode_attention_s(
                 sequences,
-                held if window is None else np.minimum(held, window),
+                held,
                 heads=shape.num_attention_heads // t,
                 kv_heads=-(-shape.num_key_value_heads // t),
                 head_dim=shape.head_dim,
                 kv_bytes=self.quantization.kv_bytes,
+                window=window,
             )
         return total
 
     def prefill_attention_s(self, prompt: FloatArray) -> FloatArray:
         """All layers' attention of whole prompts of ``prompt`` tokens, one prompt at a time."""
-        shape, t = self.shape, self.layout.tensor_parallel
-        query_dim = value_dim = shape.head_dim
+        shape, t, held = self.shape, self.layout.tensor_parallel, self.layout.context_parallel
+        heads = shape.num_attention_heads // t
         if shape.latent is not None:
-            query_dim = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
-            value_dim = shape.latent.v_head_dim
+            one = self.operators.latent_prefill_attention_s(
+                prompt,
+                heads=heads,
+                query_dim=shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim,
+                value_dim=shape.latent.v_head_dim,
+                pairs=attended_pairs(prompt, None),
+            )
+            return shape.num_hidden_layers * one / held
         total = np.zeros_like(prompt)
         for window, count in self._windows().items():
             total = total + count * self.operators.prefill_attention_s(
-                attended_pairs(prompt, window) / self.layout.context_parallel,
-                heads=shape.num_attention_heads // t,
-                query_dim=query_dim,
-                value_dim=value_dim,
+                prompt,
+                heads=heads,
+                kv_heads=-(-shape.num_key_value_heads // t),
+                head_dim=shape.head_dim,
+                window=window,
+                pairs=attended_pairs(prompt, window),
             )
-        return total
+        return total / held
 
     def _windows(self) -> Mapping[int | None, int]:
         shape = self.shape
@@ -247,70 +284,94 @@ class Worker:
     # --- tables -------------------------------------------------------------------------------------------------------
 
     def scale(self, tokens: FloatArray) -> FloatArray:
-        """Calibrated factor on device time: decode's at few tokens, prefill's at many, log-linear between."""
-        span = np.log(COMPUTE_BOUND_TOKENS / MEMORY_BOUND_TOKENS)
-        share = np.clip(np.log(np.maximum(tokens, 1.0) / MEMORY_BOUND_TOKENS) / span, 0.0, 1.0)
-        decode, prefill = self.constants.decode_factor, self.constants.prefill_factor
-        return np.asarray(decode ** (1.0 - share) * prefill**share)
+        """Calibrated factor on device time at ``tokens`` of a lane; see :func:`scale`."""
+        return scale(self.constants, tokens)
 
-    def step_cost(self) -> StepCost:
-        """The tables; see :class:`StepCost`."""
-        lanes, constants = self.lanes, self.constants
-        seqs = self.limits.max_num_seqs
+    @cached_property
+    def device_times(self) -> DeviceTimes:
+        """What the kernels and links say, before any constant is applied."""
         verified = 1 if self.speculation is None else self.speculation.num_draft_tokens + 1
-        lane_seqs = -(-seqs // lanes)
+        lane_seqs = -(-self.limits.max_num_seqs // self.lanes)
         most = self.limits.max_batched_tokens + lane_seqs * verified
         knots = token_knots(most)
-        host = constants.host_step_s
-        if not self.limits.cuda_graphs:
-            host += EAGER_LAYER_S * self.shape.num_hidden_layers
-        device = np.asarray(sum(self.dense_parts_s(knots).values()))
-        dense = table(knots, host + self.scale(knots) * device, most)
-        stage_lanes = self.layout.attention_data_parallel
-        together_most = most * stage_lanes
-        together = token_knots(together_most)
+        together = token_knots(most * self.layout.attention_data_parallel)
         routed = self.shape.num_moe_layers * (self.routed_s(together) + self.expert_exchange_s(together))
-        experts = table(together, self.scale(together / stage_lanes) * routed, together_most)
-        rows = np.arange(1.0, lane_seqs + 2)
-        outputs = [0.0, *(self.head_s(rows) + constants.host_s_per_seq * rows).tolist()]
-        fixed, slope = self._decode_tables(seqs, verified)
+        seqs = token_knots(lane_seqs + 1)
+        fixed, slope = self._decode_line(seqs)
         pair_s, prefill_fixed_s = self._prefill_line()
+        return DeviceTimes(
+            knots=knots,
+            dense_s=np.asarray(sum(self.dense_parts_s(knots).values())),
+            together=together,
+            experts_s=np.broadcast_to(routed, together.shape),
+            seqs=seqs,
+            head_s=self.head_s(seqs),
+            decode_fixed_s=fixed,
+            decode_context_s=slope,
+            prefill_pair_s=pair_s,
+            prefill_fixed_s=prefill_fixed_s,
+        )
+
+    def step_cost(self, constants: ServingConstants | None = None) -> StepCost:
+        """The tables; see :class:`StepCost`.
+
+        Args:
+            constants: other than the worker's own, for fits: kernels are priced once.
+        """
+        use, times, lanes = constants or self.constants, self.device_times, self.lanes
+        launch = use.launch_s_per_layer * self.shape.num_hidden_layers
+        host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
+        stage_lanes = self.layout.attention_data_parallel
+        seqs, prefill = self.limits.max_num_seqs, use.prefill_factor
+        fixed, slope = (
+            self._by_request(times.seqs, use.decode_factor * values)
+            for values in (times.decode_fixed_s, times.decode_context_s / lanes)
+        )
         cost = StepCost(
             lanes=lanes,
             pipeline_parallel=self.layout.pipeline_parallel,
-            dense_s=dense,
-            experts_s=experts,
-            outputs_s=outputs,
+            dense_s=Table(times.knots, host + scale(use, times.knots) * times.dense_s, int(times.knots[-1])),
+            experts_s=Table(
+                times.together, scale(use, times.together / stage_lanes) * times.experts_s, int(times.together[-1])
+            ),
+            outputs_s=Table(times.seqs, times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
             decode_fixed_s=fixed,
             decode_context_s=slope,
-            prefill_fixed_s=prefill_fixed_s,
-            prefill_pair_s=pair_s,
+            prefill_fixed_s=prefill * times.prefill_fixed_s,
+            prefill_pair_s=prefill * times.prefill_pair_s,
+            prefill_least_s=use.host_step_s + launch,
+            admission_steps=use.first_token_steps,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
-            verified_tokens=verified,
+            verified_tokens=1 if self.speculation is None else self.speculation.num_draft_tokens + 1,
         )
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
-    def _decode_tables(self, seqs: int, verified: int) -> tuple[list[float], list[float]]:
-        """Attention of n decodes: its value at no context and its growth per cached token of the worker."""
-        lane = np.arange(1.0, -(-seqs // self.lanes) + 1)
+    def _by_request(self, lane_seqs: FloatArray, values: FloatArray) -> list[float]:
+        """Values at a lane's requests as a list by the worker's, 0 first."""
+        counts = np.arange(1, self.limits.max_num_seqs + 1)
+        return [0.0, *np.interp(-(-counts // self.lanes), lane_seqs, values).tolist()]
+
+    def _decode_line(self, lane: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Attention of a lane's n decodes: its value at no context and its growth per cached token of the lane."""
         least = np.full_like(lane, max(self.contexts.least, 1.0))
         most = np.maximum(np.full_like(lane, self.contexts.most), least + 1.0)
-        low, high = self.decode_attention_s(lane, least), self.decode_attention_s(lane, most)
+        low, high = (np.maximum.accumulate(self.decode_attention_s(lane, held)) for held in (least, most))
         per_token = np.maximum((high - low) / ((most - least) * lane), 0.0)
-        at_none = np.maximum(low - per_token * lane * least, 0.0)
-        factor = self.constants.decode_factor
-        of = [-(-n // self.lanes) - 1 for n in range(1, seqs + 1)]
-        fixed = (factor * at_none)[of].tolist()
-        slope = (factor * per_token / self.lanes)[of].tolist()
-        return [0.0, *fixed], [0.0, *slope]
+        return np.maximum(low - per_token * lane * least, 0.0), per_token
 
     def _prefill_line(self) -> tuple[float, float]:
         """Prefill attention per attended pair, and what is left at none."""
         prompt = np.array([max(self.contexts.prompt / 2.0, 1.0), max(self.contexts.prompt, 2.0)])
         seconds, pairs = self.prefill_attention_s(prompt), attended_pairs(prompt, None)
         slope = max(float((seconds[1] - seconds[0]) / (pairs[1] - pairs[0])), 0.0)
-        factor = self.constants.prefill_factor
-        return factor * slope, factor * max(float(seconds[1] - slope * pairs[1]), 0.0)
+        return slope, max(float(seconds[1] - slope * pairs[1]), 0.0)
+
+
+def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:
+    """Calibrated factor on device time: decode's at few tokens, prefill's at many, log-linear between."""
+    span = np.log(COMPUTE_BOUND_TOKENS / MEMORY_BOUND_TOKENS)
+    share = np.clip(np.log(np.maximum(tokens, 1.0) / MEMORY_BOUND_TOKENS) / span, 0.0, 1.0)
+    return np.asarray(constants.decode_factor ** (1.0 - share) * constants.prefill_factor**share)
 
 
 def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
@@ -331,16 +392,3 @@ def attended_pairs(prompt: FloatArray, window: int | None) -> FloatArray:
         return whole
     beyond = np.maximum(prompt - window, 0.0)
     return whole - beyond * (beyond + 1.0) / 2.0
-
-
-def token_knots(most: int) -> FloatArray:
-    """Token counts at which tables are priced: eight an octave, whole numbers, up to ``most``."""
-    octaves = np.arange(0.0, np.log2(max(most, 2)) + 0.125, 0.125)
-    return np.unique(np.minimum(np.round(2.0**octaves), most)).astype(np.float64)
-
-
-def table(knots: FloatArray, seconds: FloatArray, most: int) -> list[float]:
-    """Seconds by whole number of tokens from 0 (nothing: 0) to ``most``, linear between the knots."""
-    values = np.interp(np.arange(most + 1, dtype=np.float64), knots, seconds)
-    values[0] = 0.0
-    return values.tolist()

@@ -47,6 +47,9 @@ def refereed_gap_sums(everyone: list[Refereed]) -> tuple[float, float, float]:
     num=st.integers(1, 60),
     rate=st.sampled_from([0.5, 5.0, 20.0, 200.0]),
     concurrency=st.sampled_from([None, None, 1, 3, 20]),
+    ramp_s=st.sampled_from([0.0, 0.0, 0.013, 0.2]),
+    think_s=st.sampled_from([0.0, 0.0, 1e-3, 0.11]),
+    lag=st.sampled_from([0.0, 0.0, 1.0, 0.37, 2.6]),
     seats=st.sampled_from([1, 2, 5, 64]),
     budget=st.sampled_from([1, 7, 64, 300, 4096]),
     blocks=st.sampled_from([8, 17, 30, 90, 10_000]),
@@ -63,6 +66,9 @@ def test_worker_agrees_with_the_referee(
     num: int,
     rate: float,
     concurrency: int | None,
+    ramp_s: float,
+    think_s: float,
+    lag: float,
     seats: int,
     budget: int,
     blocks: int,
@@ -80,6 +86,8 @@ def test_worker_agrees_with_the_referee(
         shortest_output=2 if role is Role.DECODE else 1,
         rate_per_s=rate,
         concurrency=concurrency,
+        ramp_s=ramp_s,
+        think_s=think_s,
         num_priorities=num_priorities,
         cached=caches,
     )
@@ -92,6 +100,8 @@ def test_worker_agrees_with_the_referee(
         fixed_s=float(random.uniform(1e-3, 2e-2)),
         token_s=float(random.uniform(1e-6, 1e-4)),
         context_s=float(random.choice([0.0, random.uniform(1e-9, 1e-5)])),
+        least_s=float(random.choice([0.0, 1e-2])),
+        admission_steps=lag,
     )
     limits = EngineLimits(max_num_seqs=seats, max_batched_tokens=budget, chunked_prefill=chunked, prefix_caching=caches)
     run = simulate(requests, cost, limits, kv_capacity_tokens=blocks * block, kv_block_tokens=block, role=role)

@@ -1,0 +1,68 @@
+"""Seconds by a whole number, priced at few knots and read at any: lists where reads are many, interpolation beyond."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+# Entries kept as a list: decode batches, which simulations read most. Prompt chunks beyond are interpolated when read.
+LISTED = 1024
+
+
+class Table(Sequence[float]):
+    """Seconds for 0 (nothing: 0), 1, … most, linear between the knots.
+
+    Args:
+        knots: rising whole numbers from 1 to most.
+        seconds: at the knots; made not to fall.
+        most: last entry.
+    """
+
+    __slots__ = ("_head", "_knots", "_most", "_seconds")
+
+    def __init__(self, knots: FloatArray, seconds: FloatArray, most: int) -> None:
+        rising = np.maximum.accumulate(seconds)
+        values = np.interp(np.arange(min(most, LISTED) + 1, dtype=np.float64), knots, rising)
+        values[0] = 0.0
+        self._head: list[float] = values.tolist()
+        self._knots: list[float] = knots.tolist()
+        self._seconds: list[float] = rising.tolist()
+        self._most = most
+
+    def __len__(self) -> int:
+        return self._most + 1
+
+    @overload
+    def __getitem__(self, index: int) -> float: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[float]: ...
+
+    def __getitem__(self, index: int | slice) -> float | list[float]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        if -1 < index < len(self._head):
+            return self._head[index]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index <= self._most:
+            raise IndexError(index)
+        if index < len(self._head):
+            return self._head[index]
+        knots, seconds = self._knots, self._seconds
+        above = bisect_right(knots, index)
+        if above == len(knots):
+            return seconds[-1]
+        share = (index - knots[above - 1]) / (knots[above] - knots[above - 1])
+        return seconds[above - 1] + share * (seconds[above] - seconds[above - 1])
+
+
+def token_knots(most: int) -> FloatArray:
+    """Token counts at which tables are priced: eight an octave, whole numbers, up to ``most``."""
+    octaves = np.arange(0.0, np.log2(max(most, 2)) + 0.125, 0.125)
+    return np.unique(np.minimum(np.round(2.0**octaves), most)).astype(np.float64)
