@@ -64,6 +64,8 @@ class EngineRules:
         uneven_layers: stages may differ by a layer.
         prefix_caching_on_decode: decode workers keep a prefix cache under prefill/decode disaggregation.
         pipeline_on_decode: what stages a decode worker may have: ``one``, ``any``, or ``one_or_prefill``.
+        whole_context_on_transfer: pools that hand their cache over split tokens over the whole attention group or not
+            at all: tensor_parallel or context_parallel is 1.
         speculation_with_stages: speculative decoding runs with several pipeline stages.
         notes: traps that no rule expresses.
     """
@@ -81,6 +83,7 @@ class EngineRules:
     scheme_rules: Mapping[str, tuple[LegalityRule, ...]] = field(default_factory=dict)
     uneven_layers: bool = True
     prefix_caching_on_decode: bool = True
+    whole_context_on_transfer: bool = False
     speculation_with_stages: bool = False
     notes: tuple[str, ...] = ()
 
@@ -138,6 +141,12 @@ class EngineRules:
             wrong.append(f"decode: pipeline_parallel must be {' or '.join(map(str, sorted(allowed)))}, not {own}")
         if prefill.layout.context_parallel not in {1, decode.layout.context_parallel}:
             wrong.append("prefill: context_parallel must be 1 or that of decode")
+        wrong += [
+            f"{pool.role.value}: tensor_parallel or context_parallel must be 1 where the cache is handed over "
+            f"({self.name} {self.version}: NIXL transfer parallel size)"
+            for pool in (prefill, decode)
+            if self.whole_context_on_transfer and min(pool.layout.tensor_parallel, pool.layout.context_parallel) > 1
+        ]
         if prefill.quantization.kv_cache != decode.quantization.kv_cache:
             wrong.append("prefill and decode must keep the KV cache in one dtype: blocks are copied as they are")
         if decode.limits.prefix_caching and not self.prefix_caching_on_decode:
@@ -253,6 +262,7 @@ VLLM = EngineRules(
     limits_source=f"{_VLLM}: engine/arg_utils.py, get_batch_defaults; config/cache.py",
     block_size=16,
     pipeline_on_decode="one",
+    whole_context_on_transfer=True,
     notes=(
         "max_num_seqs and max_batched_tokens are counted by attention-data rank; the emitter divides the former.",
         "Decode context parallelism reuses the tensor-parallel ranks: --tensor-parallel-size is tensor × context.",

@@ -139,6 +139,8 @@ def test_pairs() -> None:
     assert not SGLANG.broken(LLAMA_70B, pair(layout(4, 2), layout(4, 2), "sglang"))
     (text,) = SGLANG.broken(LLAMA_70B, pair(layout(4, 2), layout(2, 4), "sglang"))
     assert text == "decode: pipeline_parallel must be 1 or 2, not 4"
+    (text,) = VLLM.broken(LLAMA_70B, pair(layout(8), layout(8, context_parallel=2), "vllm"))
+    assert text.startswith("decode: tensor_parallel or context_parallel must be 1 where the cache is handed over")
     guessing = pair(layout(8, 2), layout(8), "vllm", speculation=Speculation(num_draft_tokens=2, acceptance=0.7))
     assert VLLM.broken(LLAMA_70B, guessing) == ("prefill: speculation needs pipeline_parallel = 1",)
 

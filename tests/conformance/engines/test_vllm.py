@@ -1,0 +1,177 @@
+"""vLLM's own parser and engine configuration over the words that we emit. On demand: ``make test-launchers``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL, QWEN3_4B
+from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_request
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit import vllm as emitter
+from meshplan.planner.emit.serving_job import PoolProgram
+from meshplan.planner.emit.serving_request import ServingRequest
+from meshplan.planner.problems.engines import VLLM
+from meshplan.planner.problems.quantization import Quantization
+from meshplan.planner.problems.serving import Role, Speculation
+
+sys.path.insert(0, str(Path(__file__).parent))
+from engine_words import words_of
+
+pytestmark = pytest.mark.launchers
+
+NUM_RANDOM_PLANS = 500
+SHAPES = (LLAMA_70B, MIXTRAL, DEEPSEEK_V3, QWEN3_4B)
+
+
+def check(vllm, program: PoolProgram, request: ServingRequest) -> None:
+    """Every node's command is accepted, and means the plan's degrees and devices."""
+    of, limits = program.pool.layout, program.pool.limits
+    for node_rank in {0, program.num_nodes - 1}:
+        words = words_of(program, node_rank)
+        assert {word for word in words if word.startswith("--")} <= vllm.option_strings
+        config = vllm.config(words[2:])
+        parallel = config.parallel_config
+        assert parallel.world_size * parallel.data_parallel_size == of.num_devices
+        assert parallel.tensor_parallel_size == of.tensor_parallel * of.context_parallel
+        assert parallel.decode_context_parallel_size == of.context_parallel
+        assert parallel.pipeline_parallel_size == of.pipeline_parallel
+        assert parallel.data_parallel_size == of.attention_data_parallel
+        assert parallel.enable_expert_parallel == (of.expert_parallel > 1)
+        assert parallel.nnodes == program.num_nodes
+        assert config.scheduler_config.max_num_seqs * of.attention_data_parallel == limits.max_num_seqs
+        assert config.scheduler_config.max_num_batched_tokens == limits.max_batched_tokens
+        assert config.cache_config.gpu_memory_utilization == limits.memory_fraction
+        assert config.cache_config.enable_prefix_caching == limits.prefix_caching
+        assert config.model_config.enforce_eager != limits.cuda_graphs
+        assert (config.kv_transfer_config is not None) == (program.pool.role is not Role.MIXED)
+        speculation = request.config.speculation
+        said = None if speculation is None else speculation.num_draft_tokens
+        assert (config.speculative_config and config.speculative_config.num_speculative_tokens) == said
+
+
+def test_version_is_the_one_that_the_files_name() -> None:
+    assert importlib.metadata.version("vllm") == emitter.VERIFIED.version
+
+
+@pytest.mark.parametrize(
+    ("shape", "of"),
+    [
+        (LLAMA_70B, layout(8)),
+        (LLAMA_70B, layout(8, context=2)),
+        (LLAMA_70B, layout(8, 2)),
+        (MIXTRAL, layout(2, data=4, expert=8)),
+        (DEEPSEEK_V3, layout(1, context=8, expert=8)),
+        (DEEPSEEK_V3, layout(1, data=16, expert=16)),
+        (QWEN3_4B, layout(1)),
+    ],
+    ids=lambda value: getattr(value, "slug", ""),
+)
+def test_usual_plans_are_accepted(vllm, checkpoints, shape, of) -> None:
+    request = serving_request(shape, aggregated("vllm", of), model_path=checkpoints[shape.slug])
+    for program in emitter.job(request).programs:
+        check(vllm, program, request)
+
+
+def test_random_plans_are_accepted_with_their_number_of_devices(vllm, checkpoints) -> None:
+    draw = random.Random(9)
+    accepted: Counter[str] = Counter()
+    while accepted.total() < NUM_RANDOM_PLANS:
+        shape = draw.choice(SHAPES)
+        config = random_config(draw, VLLM, shape)
+        longest = draw.choice((None, 8192, 32768))
+        request = serving_request(
+            shape, config, model_path=checkpoints[shape.slug], max_sequence_length=longest, quantized_checkpoint=False
+        )
+        try:
+            job = emitter.job(request)
+        except CannotExpressError:
+            continue
+        for program in job.programs:
+            check(vllm, program, request)
+        accepted[shape.slug] += 1
+    assert len(accepted) == len(SHAPES)  # every model among them
+
+
+def accepted_words(checkpoints, *, of=None, shape=LLAMA_70B) -> list[str]:
+    config = disaggregated("vllm", pool(of or layout(8), Role.PREFILL), pool(layout(8), Role.DECODE))
+    request = serving_request(shape, config, model_path=checkpoints[shape.slug])
+    return words_of(emitter.job(request).programs[0])[2:]
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        ("--tensor-parallel-size", "5"),
+        ("--tensor-parallel-size", "0"),
+        ("--pipeline-parallel-size", "two"),
+        ("--max-num-batched-tokens", "8"),
+        ("--gpu-memory-utilization", "1.7"),
+        ("--kv-cache-dtype", "fp7"),
+        ("--dtype", "bfloat17"),
+        ("--kv-transfer-config", '{"kv_connector":"NixlConnector"}'),
+        ("--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_giver"}'),
+        ("--kv-transfer-config", "NixlConnector"),
+    ],
+)
+def test_mutations_are_refused(vllm, checkpoints, flag: str, value: str) -> None:
+    words = accepted_words(checkpoints)
+    assert vllm.refusal(words) is None
+    words[words.index(flag) + 1] = value
+    assert vllm.refusal(words) is not None
+
+
+@pytest.mark.parametrize(
+    "further",
+    [
+        ("--tensor-parallel-sizes", "8"),
+        ("--data-parallel-size", "0"),
+        ("--decode-context-parallel-size", "3"),
+        ("--decode-context-parallel-size", "8"),  # 8 KV heads are not copied over 8 ranks
+        ("--quantization", "fp9"),
+        ("--nnodes", "3"),
+        ("--enable-eplb",),
+        ("--speculative-config", '{"method":"mtp","num_speculative_tokens":2}'),  # Llama has no prediction layers
+    ],
+)
+def test_wrong_additions_are_refused(vllm, checkpoints, further: tuple[str, ...]) -> None:
+    assert vllm.refusal([*accepted_words(checkpoints), *further]) is not None
+
+
+def test_holes_of_the_parser_are_closed_by_our_rules(vllm, checkpoints) -> None:
+    """The parser takes more stages than layers; the emitter does not. If this fails, a hole is closed upstream."""
+    words = [checkpoints["mixtral-8x7b"], "--pipeline-parallel-size", "64", "--nnodes", "8", "--max-model-len", "4096"]
+    assert vllm.refusal(words) is None
+    with pytest.raises(CannotExpressError, match="must not exceed the layers"):
+        emitter.job(serving_request(MIXTRAL, aggregated("vllm", layout(1, 64))))
+    abbreviated = [checkpoints["mixtral-8x7b"], "--tensor-parallel-si", "8"]
+    assert vllm.refusal(abbreviated) is None
+    assert "--tensor-parallel-si" not in vllm.option_strings
+
+
+@pytest.mark.parametrize("scheme", VLLM.online)
+def test_formats_made_from_16_bits_have_names_that_vllm_knows(vllm, checkpoints, scheme: str) -> None:
+    formats = Quantization.uniform(scheme, kv_cache="fp8")
+    request = serving_request(
+        LLAMA_70B, aggregated("vllm", layout(8), quantization=formats), model_path=checkpoints[LLAMA_70B.slug]
+    )
+    config = vllm.config(words_of(emitter.job(request).programs[0])[2:])
+    assert config.quant_config is not None
+    assert config.cache_config.cache_dtype == "fp8"
+
+
+def test_drafts(vllm, checkpoints) -> None:
+    guesses = Speculation(num_draft_tokens=3, acceptance=0.7)
+    request = serving_request(
+        LLAMA_70B,
+        aggregated("vllm", layout(8), speculation=guesses),
+        model_path=checkpoints[LLAMA_70B.slug],
+        draft_model=checkpoints[LLAMA_70B.slug],
+    )
+    for program in emitter.job(request).programs:
+        check(vllm, program, request)
