@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: plan test lint types unit bench test-launchers test-netns clean help
+.PHONY: plan test lint types unit bench test-launchers test-engines test-netns clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -59,8 +59,23 @@ $(LAUNCHERS_STAMP): $(MEGATRON)/requirements.txt $(MEGATRON)/framework.txt $(CON
 	$(LAUNCHERS_VENV)/bin/pip install --quiet --no-deps --editable .
 	touch $@
 
-test-launchers: $(LAUNCHERS_STAMP)  ## target frameworks' own parsers over the emitted files
-	$(LAUNCHERS_VENV)/bin/pytest -m launchers -n 2 --dist loadfile tests/conformance
+# The serving engines want another transformers: an environment of their own, without CUDA (336 MB are vLLM's wheel).
+ENGINES_VENV ?= .venv-engines
+ENGINES_STAMP := $(ENGINES_VENV)/.installed
+ENGINES := $(CONFORMANCE)/engines
+
+$(ENGINES_STAMP): $(ENGINES)/requirements.txt $(ENGINES)/engines.txt pyproject.toml
+	$(LAUNCHERS_PYTHON) -m venv $(ENGINES_VENV)
+	$(ENGINES_VENV)/bin/pip install --quiet --requirement $(ENGINES)/requirements.txt
+	$(ENGINES_VENV)/bin/pip install --quiet --no-deps --requirement $(ENGINES)/engines.txt
+	$(ENGINES_VENV)/bin/pip install --quiet --no-deps --editable .
+	touch $@
+
+test-launchers: $(LAUNCHERS_STAMP) test-engines  ## target frameworks' own parsers over the emitted files
+	$(LAUNCHERS_VENV)/bin/pytest -m launchers -n 2 --dist loadfile --ignore $(ENGINES) $(CONFORMANCE)
+
+test-engines: $(ENGINES_STAMP)  ## parsers of the serving engines and their routers alone
+	$(ENGINES_VENV)/bin/pytest -m launchers -n 2 --dist loadfile $(ENGINES)
 
 # Torch is not needed to develop, so it has an environment of its own; 2.13.0 is the version that CI has.
 TORCH_VENV ?= .venv-torch
@@ -75,4 +90,4 @@ test-netns: $(TORCH_STAMP)  ## link profiler over network namespaces, device pro
 	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
 
 clean:  ## remove what the other commands made
-	rm -rf $(VENV) $(LAUNCHERS_VENV) $(TORCH_VENV) build plans
+	rm -rf $(VENV) $(LAUNCHERS_VENV) $(ENGINES_VENV) $(TORCH_VENV) build plans

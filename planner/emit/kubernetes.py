@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit import torchrun
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.registry import Feature
@@ -50,9 +51,13 @@ _Dumper.add_representer(str, _text)
 def documents(launch: torchrun.Launch, path: PurePosixPath, objects: Sequence[dict[str, Any]]) -> Artifact:
     """One YAML file with ``objects``."""
     lines = stamp(launch.job.request.plan, launch.job.verified)
-    head = commented((*lines, f"schema: {SCHEMA}"))
+    return yaml_file(path, (*lines, f"schema: {SCHEMA}"), objects)
+
+
+def yaml_file(path: PurePosixPath, head: Sequence[str], objects: Sequence[dict[str, Any]]) -> Artifact:
+    """One YAML file with ``objects``, under the comment lines ``head``."""
     body = yaml.dump_all(objects, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=False, explicit_start=True)
-    return Artifact(path=path, content=head + body)
+    return Artifact(path=path, content=commented(head) + body)
 
 
 def yaml_text(document: dict[str, Any]) -> str:
@@ -127,9 +132,13 @@ def devices_per_pod(launch: torchrun.Launch) -> int:
 
 def resources(launch: torchrun.Launch) -> dict[str, Any]:
     """Devices of one pod."""
-    device = launch.job.request.device
+    return device_limits(launch.job.request.device, devices_per_pod(launch))
+
+
+def device_limits(device: Device | None, count: int) -> dict[str, Any]:
+    """``count`` devices of a type; NVIDIA's where the type is unknown."""
     name = _RESOURCES.get(device.vendor if device is not None else "nvidia", "nvidia.com/gpu")
-    return {"limits": {name: str(devices_per_pod(launch))}}
+    return {"limits": {name: str(count)}}
 
 
 def command(node_rank: str) -> list[str]:

@@ -126,6 +126,41 @@ TARGETS = (
         summary="trtllm-serve servers with their leader, as scripts",
         serves=True,
     ),
+    Target(
+        name="lws",
+        module="meshplan.planner.emit.lws",
+        summary="Kubernetes LeaderWorkerSets (v1) around an engine",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="kserve",
+        module="meshplan.planner.emit.kserve",
+        summary="KServe LLMInferenceService (v1alpha2) around vLLM",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="dynamo",
+        module="meshplan.planner.emit.dynamo",
+        summary="DynamoGraphDeployment (v1beta1) around vLLM or SGLang",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="ray",
+        module="meshplan.planner.emit.ray_serve",
+        summary="Ray Serve LLM configuration around vLLM",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="skypilot-serve",
+        module="meshplan.planner.emit.skypilot_serve",
+        summary="SkyPilot task around an engine's scripts",
+        wraps=True,
+        serves=True,
+    ),
 )
 
 

@@ -6,6 +6,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit import kubernetes, readme, torchrun
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, ParserVerified, commented, stamp
 from meshplan.planner.emit.job import Job
@@ -80,11 +81,19 @@ def _task(launch: torchrun.Launch) -> dict[str, Any]:
 
 
 def _accelerator(launch: torchrun.Launch) -> str:
-    device = launch.job.request.device
+    return accelerator_name(launch.job.request.device, TARGET)
+
+
+def accelerator_name(device: Device | None, target: str) -> str:
+    """SkyPilot's name of a device.
+
+    Raises:
+        CannotExpressError: it has none.
+    """
     name = None if device is None else _ACCELERATORS.get(device.slug)
     if name is None:
         asked = "an unknown device" if device is None else device.name
-        raise CannotExpressError(TARGET, asked, f"a plan on one of {', '.join(_ACCELERATORS)}")
+        raise CannotExpressError(target, asked, f"a plan on one of {', '.join(_ACCELERATORS)}")
     return name
 
 
