@@ -14,7 +14,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.engines import EngineRules
+from meshplan.planner.problems.engines import PUBLISHED_SCHEMES, EngineRules
 from meshplan.planner.problems.serving import Pool, Role
 
 
@@ -192,6 +192,13 @@ def one_scheme(rules: EngineRules, request: ServingRequest, pool: Pool) -> str |
     if request.shape.moe is not None:
         used.add(formats.experts)
     narrow = sorted(used - {"bf16", "fp16"})
+    published = None if request.quantized_checkpoint is not None else PUBLISHED_SCHEMES.get(request.shape.family)
+    if published is not None and published not in used:
+        raise CannotExpressError(
+            rules.name,
+            f"{formats.label} from the published checkpoint, which holds {published}",
+            f"a plan in {published}, or a checkpoint in 16 bits (quantized_checkpoint: false) or in the plan's formats",
+        )
     if not narrow or all(request.is_quantized(scheme) for scheme in narrow):
         return None
     if len(used) > 1 or narrow[0] not in rules.online:

@@ -30,7 +30,7 @@ def serving_overview(job: ServingJob, *, num_hosts: int, start: str = "", notes:
 
 {start or _how_to_start(job, num_hosts)}
 
-Checkpoint: `{plain(request.model)}`. Router: {config.router.value}.
+Checkpoint: `{plain(request.model)}`, {_holds(job)}. Router: {config.router.value}.
 
 {pools}
 
@@ -39,6 +39,16 @@ Checkpoint: `{plain(request.model)}`. Router: {config.router.value}.
 {listed_notes}
 """
     return Artifact(path=README_FILE, content=content)
+
+
+def _holds(job: ServingJob) -> str:
+    """What the checkpoint has to hold."""
+    request = job.request
+    schemes = {scheme for pool in request.config.pools for scheme in (pool.quantization.mlp, pool.quantization.experts)}
+    narrow = sorted(schemes - {"bf16", "fp16"})
+    if narrow and all(request.is_quantized(scheme) for scheme in narrow):
+        return f"which has to hold weights in {', '.join(narrow)}"
+    return "in 16 bits" if not narrow else f"in 16 bits: the engine makes {', '.join(narrow)} of it"
 
 
 def _pool_text(pool: Pool) -> str:

@@ -73,7 +73,9 @@ def test_version_is_the_one_that_the_files_name() -> None:
     ids=lambda value: getattr(value, "slug", ""),
 )
 def test_usual_plans_are_accepted(vllm, checkpoints, shape, of) -> None:
-    request = serving_request(shape, aggregated("vllm", of), model_path=checkpoints[shape.slug])
+    request = serving_request(
+        shape, aggregated("vllm", of), model_path=checkpoints[shape.slug], quantized_checkpoint=False
+    )
     for program in emitter.job(request).programs:
         check(vllm, program, request)
 

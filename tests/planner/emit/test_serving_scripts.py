@@ -238,6 +238,7 @@ def test_what_cannot_be_said_is_refused() -> None:
     awq = Quantization.uniform("w4a16")
     refused(LLAMA_70B, aggregated("vllm", layout(8), quantization=awq), "w4a16 from a 16-bit checkpoint")
     refused(LLAMA_70B, aggregated("trtllm", layout(8), quantization=Quantization.uniform("fp8")), "16-bit checkpoint")
+    refused(DEEPSEEK_V3, aggregated("vllm", layout(8, expert=8)), "published checkpoint, which holds fp8_block")
     guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
     for engine in engine_names():
         refused(LLAMA_70B, aggregated(engine, layout(8), speculation=guesses), "speculation without a draft")
