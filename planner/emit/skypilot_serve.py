@@ -14,6 +14,7 @@ from meshplan.planner.emit.serving_readme import serving_overview
 
 TARGET = "skypilot-serve"
 FILE = PurePosixPath("task.yaml")
+VERIFIED = skypilot.VERIFIED
 _RUN = """\
 export MESHPLAN_HOSTS="$(tr '\\n' ' ' <<< "$SKYPILOT_NODE_IPS")"
 {router}exec bash ./{launch} "$SKYPILOT_NODE_RANK"
@@ -55,7 +56,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
         "SkyPilot takes the cheapest cloud that has the accelerators; it knows nothing of the plan's network.",
     )
     start = f"Start with `sky launch {FILE}` in this folder: all of it is copied to every host."
-    head = (*stamp(request.plan, job.verified), f"schema: {skypilot.VERIFIED}")
+    head = (*stamp(request.plan, job.verified), f"schema: {VERIFIED}")
     return EmittedPlan(
         target=TARGET,
         artifacts=(
@@ -63,7 +64,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
             kubernetes.yaml_file(FILE, head, [task]),
             *serving_script.scripts(launch),
         ),
-        parser_verified=skypilot.VERIFIED,
+        parser_verified=VERIFIED,
         notes=(*job.notes, *notes),
     )
 

@@ -25,12 +25,13 @@ from serving_cases import (
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit import serving_script, sglang, trtllm, vllm
-from meshplan.planner.emit.registry import emit, emit_serving, engine_names, support_matrix
+from meshplan.planner.emit.registry import emit, emit_serving, engine_names
 from meshplan.planner.emit.serving_request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.problems.engines import ENGINES
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import EngineLimits, Role, Router, Speculation
+from meshplan.planner.service import support_matrix
 
 # Notes its words and its place, then waits to be ended as a server does.
 SERVER = f"""#!{sys.executable}
