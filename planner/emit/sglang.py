@@ -70,8 +70,6 @@ def _experts(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
 
 def _tokens(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
     limits, ranks = pool.limits, pool.layout.attention_data_parallel
-    if not limits.chunked_prefill:
-        return {"--chunked-prefill-size": "-1", "--max-prefill-tokens": str(limits.max_batched_tokens)}
     return {
         "--chunked-prefill-size": str(limits.max_batched_tokens * ranks),
         "--max-prefill-tokens": str(limits.max_batched_tokens),
@@ -175,7 +173,7 @@ TERMS = (
     ServingTerm(
         name="max_batched_tokens",
         words=_tokens,
-        said_by="--chunked-prefill-size (× attention_data_parallel; −1: whole prompts), --max-prefill-tokens",
+        said_by="--chunked-prefill-size (× attention_data_parallel), --max-prefill-tokens",
         verified_by=_PARSER,
     ),
     ServingTerm(name="chunked_prefill", words=_mixed, said_by="--enable-mixed-chunk", verified_by=_PARSER),

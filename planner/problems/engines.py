@@ -285,6 +285,7 @@ def _sglang_tier(memory_mib: int, tokens: int) -> LimitTier:
     limits = EngineLimits(
         max_num_seqs=2048,
         max_batched_tokens=tokens,
+        chunked_prefill=False,  # chunks run between decode iterations unless --enable-mixed-chunk is given
         memory_fraction=round(1.0 - reserved_mib / memory_mib, 3),
         prefix_caching=True,
     )
@@ -335,14 +336,22 @@ TRTLLM = EngineRules(
     version="1.2.1",
     rules=(
         *_COMMON,
-        layouts.heads_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (read, not run)"),
-        layouts.kv_heads_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (read, not run)"),
-        layouts.experts_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (read, not run)"),
-        layouts.expert_width_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (read, not run)"),
+        layouts.heads_rule(
+            f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (not read: from the family's documented behaviour)"
+        ),
+        layouts.kv_heads_rule(
+            f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (not read: from the family's documented behaviour)"
+        ),
+        layouts.experts_rule(
+            f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (not read: from the family's documented behaviour)"
+        ),
+        layouts.expert_width_rule(
+            f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (not read: from the family's documented behaviour)"
+        ),
         layouts.mlp_rule(
             layouts.stage_unless_data_parallel,
             "the devices of a stage (unless attention is data parallel)",
-            f"{_TRTLLM}: tensorrt_llm/_torch/models/modeling_deepseekv3.py (read, not run)",
+            f"{_TRTLLM}: tensorrt_llm/_torch/models/modeling_deepseekv3.py (not read: from the family's documented behaviour)",
         ),
         rule(
             "no_context_parallel",

@@ -70,8 +70,8 @@ class EngineLimits:
         max_num_seqs: most requests running in one worker (all of its attention-data ranks together).
         max_batched_tokens: token budget of one iteration of one attention-data rank: prefill is cut into chunks so
             that it fits (Sarathi-Serve, arXiv:2403.02310).
-        chunked_prefill: prompts may be cut and share an iteration with decodes; otherwise a prompt is prefilled
-            whole, before decodes go on.
+        chunked_prefill: prompts may be cut and share an iteration with decodes; otherwise prompts are prefilled
+            between decode iterations, whole unless one is longer than the budget.
         memory_fraction: share of device memory that weights, activations and KV cache may take.
         prefix_caching: cached prefixes are not prefilled again.
         cuda_graphs: iterations are replayed, not launched kernel by kernel.

@@ -16,8 +16,8 @@ from meshplan.planner.problems.serving import EngineLimits, Pool, ServingWorkloa
 def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> EngineLimits:
     """The limits as the engine's scheduler applies them.
 
-    Engines that prefill between decode iterations count as unchunked; those that never cut a prompt get a budget that
-    holds one beside every running request.
+    Engines that prefill between decode iterations count as unchunked; those that never cut a prompt, but mix it with
+    decodes all the same, get a budget that holds one beside every running request.
     """
     lanes = pool.layout.attention_data_parallel
     longest = workload.input_length if workload.trace is None else float(workload.trace.input_length.max())
@@ -25,7 +25,8 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
     budget = pool.limits.max_batched_tokens
     if recipe.whole_prompts:
         budget = max(budget, int(longest) + each)
-    return replace(pool.limits, max_batched_tokens=budget, chunked_prefill=not recipe.exclusive_prefill)
+    shares = recipe.whole_prompts or pool.limits.chunked_prefill
+    return replace(pool.limits, max_batched_tokens=budget, chunked_prefill=shares and not recipe.exclusive_prefill)
 
 
 def pool_worker(
