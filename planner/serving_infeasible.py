@@ -117,13 +117,14 @@ def _with(promises: tuple[Objective, ...], old: Objective, new: Objective) -> tu
 
 def _nearest(report: ServingReport) -> Mapping[str, Any] | None:
     """The simulated deployment whose worst promise is broken by the smallest factor."""
-    if not report.simulated:
+    missed = [simulated for simulated in report.simulated if simulated.judged.broken]
+    if not missed:
         return None
 
     def excess(simulated: Simulated) -> float:
         return max(value / promise.limit_s for promise, value in simulated.judged.broken)
 
-    nearest = min(report.simulated, key=excess)
+    nearest = min(missed, key=excess)
     promise, value = max(nearest.judged.broken, key=lambda item: item[1] / item[0].limit_s)
     return {
         "label": config_label(nearest.candidate.config),

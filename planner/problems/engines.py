@@ -336,22 +336,14 @@ TRTLLM = EngineRules(
     version="1.2.1",
     rules=(
         *_COMMON,
-        layouts.heads_rule(
-            f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (not read: from the family's documented behaviour)"
-        ),
-        layouts.kv_heads_rule(
-            f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (not read: from the family's documented behaviour)"
-        ),
-        layouts.experts_rule(
-            f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (not read: from the family's documented behaviour)"
-        ),
-        layouts.expert_width_rule(
-            f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (not read: from the family's documented behaviour)"
-        ),
+        layouts.heads_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (not read)"),
+        layouts.kv_heads_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/attention.py (not read)"),
+        layouts.experts_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (not read)"),
+        layouts.expert_width_rule(f"{_TRTLLM}: tensorrt_llm/_torch/modules/fused_moe/interface.py (not read)"),
         layouts.mlp_rule(
             layouts.stage_unless_data_parallel,
             "the devices of a stage (unless attention is data parallel)",
-            f"{_TRTLLM}: tensorrt_llm/_torch/models/modeling_deepseekv3.py (not read: from the family's documented behaviour)",
+            f"{_TRTLLM}: tensorrt_llm/_torch/models/modeling_deepseekv3.py (not read)",
         ),
         rule(
             "no_context_parallel",

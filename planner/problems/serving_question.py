@@ -12,6 +12,7 @@ from meshplan.planner.problems.engines import EngineRules
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import (
+    Arrival,
     Objective,
     Role,
     ServingLimits,
@@ -74,7 +75,7 @@ class ServingProblem:
     def has_free_load(self) -> bool:
         """Neither rate nor concurrency is given: the plan says how much it can take."""
         load = (self.workload.request_rate_per_s, self.workload.concurrency, self.workload.trace)
-        return all(part is None for part in load)
+        return self.workload.arrival is not Arrival.ALL_AT_ONCE and all(part is None for part in load)
 
     def limit_s(self, metric: str) -> float:
         """The tightest promise on a latency, at any percentile; infinite without one."""

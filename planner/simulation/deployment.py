@@ -172,6 +172,9 @@ def _share(config: ServingConfig, workload: ServingWorkload) -> tuple[ServingCon
         workload,
         request_rate_per_s=None if rate is None else rate / copies,
         concurrency=None if concurrency is None else max(round(concurrency / copies), 1),
+        num_requests=max(round((workload.num_requests or 1) / copies), 1)
+        if workload.arrival is Arrival.ALL_AT_ONCE
+        else workload.num_requests,
     )
     return replace(config, pools=(replace(config.pools[0], num_workers=MOST_SIMULATED_WORKERS),)), part, copies
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -178,21 +179,25 @@ def aggregated(problem: ServingProblem, worker: PricedWorker) -> list[Candidate]
         needed = math.ceil(workload.request_rate_per_s / capacity) if capacity else most + 1
         for count in _counts(needed, most, pinned):
             each = workload.request_rate_per_s / count
-            index = int(np.searchsorted(np.maximum.accumulate(steady.rate_per_s), each))
-            index = min(index, len(steady.num_seqs) - 1)
+            index = _at_least(np.maximum.accumulate(steady.rate_per_s), each)
             candidates.append(_candidate(problem, worker, count, index, rate=workload.request_rate_per_s))
     elif workload.concurrency is not None:
         for count in _counts(1, min(most, workload.concurrency), pinned):
             running = -(-workload.concurrency // count)
-            index = min(running, len(steady.num_seqs)) - 1
+            index = _at_least(steady.num_seqs, running)
             if worker.feasible[index]:
-                candidates.append(_candidate(problem, worker, count, index))
+                candidates.append(_candidate(problem, worker, count, index, running=running))
     else:
         allowed = np.where(worker.feasible, steady.rate_per_s, -1.0)
         count = pinned or most  # no device stays idle that another copy could use
         if 1 <= count <= most:
             candidates.append(_candidate(problem, worker, count, int(np.argmax(allowed))))
     return candidates
+
+
+def _at_least(rising: NDArray[Any], wanted: float) -> int:
+    """Position of the first value that is at least ``wanted``; the last where none is."""
+    return min(int(np.searchsorted(rising, wanted)), len(rising) - 1)
 
 
 def rechunked(problem: ServingProblem, candidate: Candidate) -> list[Candidate]:
@@ -224,10 +229,16 @@ def _counts(least: int, most: int, pinned: int | None) -> list[int]:
 
 
 def _candidate(
-    problem: ServingProblem, worker: PricedWorker, count: int, index: int, *, rate: float | None = None
+    problem: ServingProblem,
+    worker: PricedWorker,
+    count: int,
+    index: int,
+    *,
+    rate: float | None = None,
+    running: int | None = None,
 ) -> Candidate:
     steady = worker.steady
-    running = int(steady.num_seqs[index])
+    running = running or int(steady.num_seqs[index])
     # A closed loop is capped at what runs; open arrivals may pile up to what the cache holds.
     cap = None if rate is not None else running
     config = ServingConfig(
@@ -315,8 +326,7 @@ def _pair(
     steady = decode.steady
     rate = min(first * supply, second * decode.best_rate_per_s)
     rate = min(rate, problem.workload.request_rate_per_s or rate)
-    index = int(np.searchsorted(np.maximum.accumulate(steady.rate_per_s), rate / second))
-    index = min(index, len(steady.num_seqs) - 1)
+    index = _at_least(np.maximum.accumulate(steady.rate_per_s), rate / second)
     tpot = float(steady.tpot_s[index])
     moved = kv_bytes_per_token(problem.shape, prefill.placed.quantization) * problem.workload.input_length
     transfer = Exchange(machine=prefill.placed.machine).transfer_s(

@@ -85,6 +85,7 @@ def _point(worker: PricedWorker, at: int, per_user: float, per_device: float) ->
 def useful_batch(worker: PricedWorker) -> int:
     """Requests running beyond which one more brings less than :data:`BATCH_GAIN_SHARE` of the first one's rate."""
     rates = np.maximum.accumulate(worker.steady.rate_per_s)
-    gains = np.diff(rates, prepend=0.0)
-    worth = np.flatnonzero(gains >= BATCH_GAIN_SHARE * rates[0])
+    counts = worker.steady.num_seqs
+    gains = np.diff(rates, prepend=0.0) / np.diff(counts, prepend=0)
+    worth = np.flatnonzero(gains >= BATCH_GAIN_SHARE * rates[0] / counts[0])
     return int(worker.steady.num_seqs[worth[-1]]) if len(worth) else int(worker.steady.num_seqs[0])

@@ -21,14 +21,16 @@ from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.serving import Role
 
 FloatArray = NDArray[np.float64]
+# Running requests below which every number is priced, and numbers at which the cost of a chunk is.
+ALL_BELOW, MOST_SAMPLED = 32, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyState:
-    """One worker by running requests n = 1 … N.
+    """One worker by running requests; every number up to 32, then sixteen an octave: N numbers.
 
     Args:
-        num_seqs: [N] n.
+        num_seqs: [N] n, rising.
         tpot_s: [N] mean time per output token.
         prefill_s: [N] what one prompt adds to the worker's time (its own time to the first token, unloaded, at n = 1).
         rate_per_s: [N] requests finished.
@@ -89,15 +91,18 @@ def steady_state(
         budget: new tokens of one iteration.
         most: N, most requests that run at once.
     """
-    counts = np.arange(1, max(most, 1) + 1)
+    counts = running_counts(most)
     context = counts * (prompt + output / 2.0)
-    decode = np.array([cost.decode_s(int(n)) for n in counts]) + np.asarray(cost.decode_context_s)[counts] * context
+    decode = np.array(
+        [cost.decode_s(int(n)) + cost.decode_context_s[int(n)] * c for n, c in zip(counts, context, strict=True)]
+    )
     decode = decode / cost.tokens_per_step
     added = np.zeros_like(decode)
     if role is not Role.DECODE:
         chunks = prompt_chunks(prompt, cached, budget)
-        added = np.array([sum(_added_s(cost, int(n), *chunk) for chunk in chunks) for n in _sampled(counts)])
-        added = np.interp(counts, _sampled(counts), added)
+        sampled = counts[_some(len(counts))]
+        sums = np.array([sum(_added_s(cost, int(n), *chunk) for chunk in chunks) for n in sampled])
+        added = np.interp(counts, sampled, sums)
     steps = max(output - 1.0, 0.0)
     if role is Role.PREFILL or steps == 0.0:
         each = np.maximum(added, 1e-12)
@@ -115,6 +120,13 @@ def _added_s(cost: StepCost, num_seqs: int, new: int, pairs: float) -> float:
     return (mixed - cost.step_s(num_seqs, 0.0, 0, 0, 0.0)) / spread
 
 
-def _sampled(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Some of the counts: the addition of a chunk hardly depends on n."""
-    return np.unique(np.concatenate([counts[:2], counts[:: max(len(counts) // 16, 1)], counts[-1:]]))
+def running_counts(most: int) -> NDArray[np.int64]:
+    """Numbers of running requests that are priced: all of the first, then sixteen an octave, up to ``most``."""
+    octaves = np.arange(np.log2(ALL_BELOW), np.log2(max(most, ALL_BELOW)) + 1 / 16, 1 / 16)
+    counts = np.concatenate([np.arange(1, ALL_BELOW), np.round(2.0**octaves)])
+    return np.unique(np.minimum(counts, max(most, 1))).astype(np.int64)
+
+
+def _some(length: int) -> NDArray[np.int64]:
+    """A few positions among ``length``: the addition of a chunk hardly depends on n."""
+    return np.unique(np.linspace(0, length - 1, min(length, MOST_SAMPLED)).round().astype(np.int64))

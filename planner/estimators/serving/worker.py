@@ -377,8 +377,9 @@ def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:
 def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
     """The same tables with the draft model's steps added to every decode iteration."""
     share = speculation.num_draft_tokens * speculation.draft_cost
-    fixed = [0.0, *(cost.decode_fixed_s[n] + share * cost.decode_s(n) for n in range(1, cost.max_num_seqs + 1))]
-    return replace(cost, decode_fixed_s=fixed)
+    knots = token_knots(cost.max_num_seqs)
+    fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
+    return replace(cost, decode_fixed_s=Table(knots, fixed, cost.max_num_seqs))
 
 
 def attended_pairs(prompt: FloatArray, window: int | None) -> FloatArray:
