@@ -30,6 +30,7 @@ def serving_files(plan: Plan, target: str, catalog: Catalog, *, image: str = "",
             for pool in plan.config["pools"]
         },
         model_path=model_path,
+        draft_model=str((plan.spec.get("speculation") or {}).get("draft_model") or ""),
         max_sequence_length=length,
         memory={
             Role(row["role"]): WorkerMemory(

@@ -108,6 +108,10 @@ class SpeculationSpec(SpecModel):
         default=0.0, description="time of one draft step over one decode iteration of the model"
     )
 
+    draft_model: str | None = Field(
+        default=None, min_length=1, description="checkpoint of the draft, for the launcher files"
+    )
+
     @property
     def value(self) -> Speculation:
         """As the estimator takes it."""
