@@ -22,7 +22,7 @@ def wrap(job: Job) -> EmittedPlan:
         CannotExpressError: ranks of a host are not consecutive, the hosts are named, or the files are too large.
         EmitError: no rank table.
     """
-    refuse_named_hosts(job.request.hosts, target=TARGET)
+    refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
     launch = torchrun.launch_of(job)
     objects = [kubernetes.config_map(launch, TARGET), _service(launch), _job(launch)]
     notes = (*kubernetes.notes(launch), kubernetes.SCHEDULER_NOTE)

@@ -9,9 +9,10 @@ devices in any order. Anything else needs one task a rank (Slurm with an arbitra
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 
@@ -122,12 +123,24 @@ def _refuse_scattered(runs: Sequence[tuple[int, int, list[int]]], target: str) -
         seen[host] = first_rank + len(devices) - 1
 
 
-def refuse_named_hosts(hosts: Sequence[str], *, target: str) -> None:
-    """Stop where hosts have names and the target cannot send a rank to one of them.
+def refuse_named_hosts(hosts: Sequence[str], mapping: Mapping[str, Any] | None, *, target: str) -> None:
+    """Stop where ranks belong to certain hosts and the target cannot send a rank to one of them.
+
+    Args:
+        hosts: host names; empty for none.
+        mapping: the plan's rank mapping, if it has one.
+        target: emit target, for messages.
 
     Raises:
-        CannotExpressError: they have.
+        CannotExpressError: the hosts have names, or the mapping is not simply the first ones in order.
     """
+    nodes = [] if mapping is None else list(mapping["nodes"])
+    if nodes != list(range(len(nodes))):
+        raise CannotExpressError(
+            target,
+            f"a rank mapping: the first ranks belong on node {nodes[0]}, and this target takes any host",
+            "the target slurm, jobset or torchrun, or the same question with 'mapping: identity' and no excluded nodes",
+        )
     if hosts:
         raise CannotExpressError(
             target, f"ranks pinned to named hosts ({hosts[0]} …)", "the target jobset or slurm, or a plan without names"

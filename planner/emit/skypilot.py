@@ -45,7 +45,7 @@ def wrap(job: Job) -> EmittedPlan:
         CannotExpressError: ranks of a host are not consecutive, hosts are named, or SkyPilot has no such accelerator.
         EmitError: no rank table.
     """
-    refuse_named_hosts(job.request.hosts, target=TARGET)
+    refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
     launch = torchrun.launch_of(job)
     head = commented((*stamp(job.request.plan, job.verified), f"schema: {VERIFIED}"))
     task = Artifact(path=FILE, content=head + kubernetes.yaml_text(_task(launch)))

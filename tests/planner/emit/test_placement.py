@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.planner.emit.placement import host_placements
+from meshplan.planner.emit.placement import host_placements, refuse_named_hosts
 
 
 @st.composite
@@ -57,3 +57,11 @@ def test_device_used_twice() -> None:
 def test_too_few_names() -> None:
     with pytest.raises(EmitError, match="uses host 2, but only 2 host names"):
         host_placements(((0, 0), (1, 0), (2, 0)), ("a", "b"), target="megatron")
+
+
+@pytest.mark.parametrize("nodes", [[1, 0], [0, 2]])
+def test_a_target_that_takes_any_host_refuses_a_mapping(nodes: list[int]) -> None:
+    refuse_named_hosts((), None, target="trainjob")
+    refuse_named_hosts((), {"nodes": [0, 1, 2]}, target="trainjob")
+    with pytest.raises(CannotExpressError, match="a rank mapping: the first ranks belong on node"):
+        refuse_named_hosts((), {"nodes": nodes}, target="trainjob")
