@@ -86,7 +86,7 @@ $(TORCH_STAMP): pyproject.toml
 	$(TORCH_VENV)/bin/pip install --quiet torch==2.13.0 --editable '.[dev]'
 	touch $@
 
-test-netns: $(TORCH_STAMP)  ## link profiler over network namespaces, device profiler on torch (root, ip, tc)
+test-netns: $(TORCH_STAMP)  ## profiler and a training run over network namespaces, device profiler on torch (root, ip, tc)
 	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
 
 clean:  ## remove what the other commands made

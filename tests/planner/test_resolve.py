@@ -138,3 +138,8 @@ def test_limits_are_the_tighter_of_two(catalog: Catalog) -> None:
     steps = 1e9 / (8192 * 64)
     assert limits.max_step_s == pytest.approx(min(100.0, 3600.0 / steps))
     assert limits.max_devices == 8
+
+
+def test_more_devices_wanted_than_there_are_is_named(catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=r"constraints\.min_devices: 17 wanted, at most 16 may be used"):
+        resolved(catalog, constraints={"min_devices": 17})

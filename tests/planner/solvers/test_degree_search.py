@@ -271,3 +271,14 @@ def test_a_limit_is_never_better(problem: TrainingProblem, limit: str, amount: f
     scale = {"host_memory_bytes": 20e9, "max_usd_per_hour": 20.0, "max_usd_per_run": 30.0, "max_step_s": 0.1}[limit]
     limited = replace(problem, limits=replace(problem.limits, **{limit: amount * scale}))
     assert value(limited) >= value(problem)
+
+
+@pytest.mark.parametrize("least", [1, 5, 8])
+def test_the_fewest_devices_are_a_limit(least: int) -> None:
+    problem = problem_of(objective=TrainingObjective.USD_PER_RUN, limits={"min_devices": least})
+    everything, _ = search_degrees(problem_of(objective=TrainingObjective.USD_PER_RUN), keep=10_000)
+    solution, search = search_degrees(problem, keep=10_000)
+    assert solution.assignment is not None
+    assert everything.assignment is not None
+    assert min(scored.config.world_size for scored in search.best) >= least
+    assert (solution.objective == everything.objective) == (everything.assignment.config.world_size >= least)
