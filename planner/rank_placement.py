@@ -155,15 +155,15 @@ def _slowest_pipeline(model: PlacementModel, view: Orders, order: Any) -> dict[s
     if asked is None:
         raise ValueError("one stage has no pipeline")
     hops = model.hops_s(view)[0]
-    times = [float(slowest_pipeline_s(hops[:, [column]], np.array(asked.waits))) for column in range(hops.shape[1])]
+    times = [float(slowest_pipeline_s(hops[None, :, [column]], asked)[0]) for column in range(hops.shape[1])]
     pipeline = int(np.argmax(times))
     boundary = int(hops[:, pipeline].argmax())
-    before, after = slot_boundaries(asked.num_stages, asked.stage_devices, model.domain_size)
+    before, after = slot_boundaries(asked.num_stages, asked.stage_devices, model.domain_size, wraps=asked.wraps)
     nodes = order[[*before[:, pipeline], after[-1, pipeline]]]
     return {
         "what": PIPELINE,
         "nodes": [int(order[before[boundary, pipeline]]), int(order[after[boundary, pipeline]])],
-        "boundary": [boundary, boundary + 1],
+        "boundary": [boundary, (boundary + 1) % asked.num_stages],
         "seconds_per_micro_batch": float(hops[boundary, pipeline]),
         "path": [int(node) for node in nodes],
     }

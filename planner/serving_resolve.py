@@ -228,7 +228,9 @@ def _check(
     unpowered = [name for name, machine in machines.items() if machine.device.tdp_w is None]
     needs_power = spec.objective is ServingObjective.ENERGY or spec.constraints.max_power_w is not None
     if needs_power and unpowered:
-        problems.say("cluster", f"no source gives the board power of {', '.join(unpowered)}, which energy is counted by")
+        problems.say(
+            "cluster", f"no source gives the board power of {', '.join(unpowered)}, which energy is counted by"
+        )
     wants_price = spec.objective is ServingObjective.USD_PER_MILLION_TOKENS
     if (wants_price or spec.constraints.max_usd_per_hour is not None) and not prices:
         names = ", ".join(machines)

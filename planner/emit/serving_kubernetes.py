@@ -36,7 +36,7 @@ def refuse_places(job: ServingJob, target: str) -> None:
     Raises:
         CannotExpressError: it does.
     """
-    refuse_named_hosts(job.request.hosts, target=target)
+    refuse_named_hosts(job.request.hosts, None, target=target)
     if job.request.plan.rank_table is not None:
         raise CannotExpressError(
             target, "a rank table that names devices", f"target {job.target}, or a plan without one"

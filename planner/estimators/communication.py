@@ -145,7 +145,7 @@ class CommunicationModel:
         return sent_bytes / rate + latency
 
     def pipeline_s(
-        self, sent_bytes: FloatArray, num_stages: int, stage_devices: IntArray, waits: FloatArray
+        self, sent_bytes: FloatArray, num_stages: int, stage_devices: IntArray, waits: FloatArray, *, wraps: bool
     ) -> FloatArray:
         """Messages of the slowest pipeline over uneven links, [n]; see :meth:`Fabric.pipeline_s`.
 
@@ -154,6 +154,7 @@ class CommunicationModel:
             num_stages: pipeline stages.
             stage_devices: [n].
             waits: micro-batches after the first that wait for the slowest stage's exchanges [n].
+            wraps: the last stage sends to the first one.
         """
         fabric = self.fabric
         if fabric is None:
@@ -165,7 +166,12 @@ class CommunicationModel:
         for index, (sent, devices, inside_s, wait) in enumerate(distinct.tolist()):
             rows = np.flatnonzero(which.ravel() == index)
             asked = Messages(
-                sent_bytes=sent, num_stages=num_stages, stage_devices=int(devices), inside_s=inside_s, waits=wait
+                sent_bytes=sent,
+                num_stages=num_stages,
+                stage_devices=int(devices),
+                inside_s=inside_s,
+                waits=wait,
+                wraps=wraps,
             )
             seconds[rows] = fabric.pipeline_s(rows, asked)
         return seconds

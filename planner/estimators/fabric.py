@@ -10,7 +10,8 @@ s = max(1, ⌊stride/D⌋) apart. All groups of all stages run at once and the s
 - a trunk that n of these links cross leaves each of them rate/n;
 - pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2, h_q the time of boundary q forth and back: the
   pipeline fills once, then each of w further micro-batches waits for the slowest stage k, which exchanges with the
-  stage before and the one after, an activation one way and a gradient the other way at once.
+  stage before and the one after, an activation one way and a gradient the other way at once. Where a stage holds
+  several chunks in a row, its neighbours stand in a circle: the last stage sends to the first.
 
 Assumes: rings in rank order, but either way round (Gloo's ring sends to the rank before, NCCL's trees use both
 directions), full-duplex NICs, one kind of collective at a time.
@@ -62,6 +63,7 @@ class Messages:
         stage_devices: devices of one stage.
         inside_s: of a boundary inside a node, forth and back.
         waits: micro-batches after the first that wait for the slowest stage's exchanges, w.
+        wraps: the last stage sends to the first one (several chunks a stage).
     """
 
     sent_bytes: float
@@ -69,6 +71,7 @@ class Messages:
     stage_devices: int
     inside_s: float
     waits: float
+    wraps: bool = False
 
 
 def group_of(kind: str, *, size: int, stride: int, world_size: int, domain_size: int) -> Group | None:
@@ -98,14 +101,18 @@ def slot_links(group: Group) -> SlotLinks:
 
 
 @lru_cache(maxsize=1024)
-def slot_boundaries(num_stages: int, stage_devices: int, domain_size: int) -> SlotLinks:
-    """[P − 1, r] slots on both sides of each stage boundary, for the r pipelines that differ in their slots."""
+def slot_boundaries(num_stages: int, stage_devices: int, domain_size: int, *, wraps: bool = False) -> SlotLinks:
+    """[P − 1, r] slots on both sides of each stage boundary, for the r pipelines that differ in their slots.
+
+    With ``wraps`` [P, r]: from the last stage to the first, too.
+    """
     step = math.gcd(stage_devices, domain_size)
     offset = np.arange(0, stage_devices, step, dtype=np.int64)
     if stage_devices % domain_size == 0:
         offset = np.arange(0, stage_devices, domain_size, dtype=np.int64)
-    first = np.arange(num_stages - 1, dtype=np.int64)[:, None] * stage_devices + offset
-    return first // domain_size, (first + stage_devices) // domain_size
+    stages = np.arange(num_stages if wraps else num_stages - 1, dtype=np.int64)[:, None]
+    following = (stages + 1) % num_stages
+    return (stages * stage_devices + offset) // domain_size, (following * stage_devices + offset) // domain_size
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -157,8 +164,8 @@ class Orders:
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.orders), 0))
 
     def hops_s(self, asked: Messages) -> Floats:
-        """[k, P − 1, r] time of each stage boundary of each pipeline, forth and back."""
-        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size)
+        """[k, P − 1 (P with wraps), r] time of each stage boundary of each pipeline, forth and back."""
+        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
         first, second = self.orders[:, before], self.orders[:, after]
         there = self._boundary_s_per_byte(first, second)
         back = self._boundary_s_per_byte(second, first)
@@ -175,19 +182,22 @@ class Orders:
         return np.asarray(spacing)
 
 
-def slowest_pipeline_s(hops_s: FloatArray, waits: FloatArray) -> FloatArray:
+def slowest_pipeline_s(hops_s: FloatArray, asked: Messages) -> FloatArray:
     """Longest of the pipelines: Σ_q h_q + w·max_k (h_{k−1} + h_k)/2.
 
     Args:
-        hops_s: […, P − 1, r].
-        waits: […] w.
+        hops_s: [k, P − 1 (P with wraps), r], see :meth:`Orders.hops_s`.
+        asked: what is sent.
     """
     if hops_s.shape[-2] == 0:
         return np.zeros(hops_s.shape[:-2])
-    none = np.zeros_like(hops_s[..., :1, :])
-    exchanges = np.concatenate([none, hops_s], axis=-2) + np.concatenate([hops_s, none], axis=-2)
-    cycle = exchanges.max(axis=-2) / 2.0
-    return np.asarray((hops_s.sum(axis=-2) + waits[..., None] * cycle).max(axis=-1))
+    if asked.wraps:
+        exchanges = hops_s + np.roll(hops_s, 1, axis=-2)
+    else:
+        none = np.zeros_like(hops_s[..., :1, :])
+        exchanges = np.concatenate([none, hops_s], axis=-2) + np.concatenate([hops_s, none], axis=-2)
+    fill = hops_s[..., : asked.num_stages - 1, :].sum(axis=-2)
+    return np.asarray((fill + asked.waits * exchanges.max(axis=-2) / 2.0).max(axis=-1))
 
 
 class Fabric:
@@ -277,7 +287,7 @@ class OneOrder(Fabric):
     ) -> float:
         """As :class:`Fabric` says."""
         hops = self._orders.hops_s(asked)
-        return float(slowest_pipeline_s(hops, np.array([asked.waits]))[0])
+        return float(slowest_pipeline_s(hops, asked)[0])
 
 
 @dataclass(kw_only=True, eq=False)
@@ -368,11 +378,11 @@ class BestLinks(Fabric):
         asked: Messages,
     ) -> float:
         """As :class:`Fabric` says."""
-        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size)
+        before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
         usable = np.array(self.network.usable)
         latency = self.network.latency_s[np.ix_(usable, usable)]
         there = asked.sent_bytes / self._usable + latency
         both = there + there.T + np.diag(np.full(len(usable), np.inf))
         hop = float(both.min()) if len(usable) > 1 else asked.inside_s
         hops = np.where(before == after, asked.inside_s, hop)
-        return float(slowest_pipeline_s(hops[None], np.array([asked.waits]))[0])
+        return float(slowest_pipeline_s(hops[None], asked)[0])

@@ -37,6 +37,7 @@ from meshplan.planner.estimators.compute import (
 )
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
+from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
@@ -359,7 +360,10 @@ class TrainingModel:
         share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
         waits = share * batch.num_microbatches * split.virtual_pipeline_stages
         if self._links.fabric is not None:
-            return self._links.pipeline_s(payload, split.pipeline_parallel, batch.stage_devices, waits - share)
+            stages = split.pipeline_parallel
+            places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
+            wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
+            return self._links.pipeline_s(payload, stages, batch.stage_devices, waits - share, wraps=wraps)
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
         return (split.pipeline_parallel - 1) * each + waits * each
 

@@ -133,7 +133,7 @@ class PlacementModel:
         if asked is None:
             return np.zeros(len(orders.orders))
         hops = self.hops_s(orders)
-        return np.asarray(slowest_pipeline_s(hops, np.full(len(hops), asked.waits)))
+        return np.asarray(slowest_pipeline_s(hops, asked))
 
     def hops_s(self, orders: Orders) -> Floats:
         """[k, P − 1, r] stage boundaries of each pipeline; see :meth:`Orders.hops_s`."""
@@ -219,8 +219,7 @@ class Energy:
             smooth = smooth + np.interp((1.0 - MEAN_SHARE) * worst + MEAN_SHARE * mean, self.grid, table)
         if self.model.messages is not None:
             hops = self.model.hops_s(view)
-            waits = np.full(len(hops), self.model.messages.waits)
-            worst = slowest_pipeline_s(hops, waits)
+            worst = slowest_pipeline_s(hops, self.model.messages)
             mean = (1.0 + self.model.messages.waits / (hops.shape[1] + 1)) * hops.sum(axis=1).mean(axis=1)
             plain, smooth = plain + worst, smooth + (1.0 - MEAN_SHARE) * worst + MEAN_SHARE * mean
         return plain, smooth

@@ -23,6 +23,7 @@ from meshplan.planner.estimators.fabric import (
     slowest_pipeline_s,
 )
 from meshplan.planner.estimators.priced import price
+from meshplan.planner.estimators.training import UNHIDDEN_SHARE
 from meshplan.planner.problems.network import Network, Trunk
 
 DOMAIN = 4
@@ -121,7 +122,18 @@ def test_the_slowest_pipeline_is_the_one_of_a_loop() -> None:
         nodes = [order[2 * stage + pipeline] for stage in range(3)]
         hops = [1e6 / network.bytes_per_s[a, b] + 1e6 / network.bytes_per_s[b, a] for a, b in itertools.pairwise(nodes)]
         times.append(sum(hops) + 8.0 * (hops[0] + hops[1]) / 2)
-    assert slowest_pipeline_s(view.hops_s(asked), np.array([8.0]))[0] == pytest.approx(max(times))
+    assert slowest_pipeline_s(view.hops_s(asked), asked)[0] == pytest.approx(max(times))
+
+
+def test_chunks_in_a_circle_pay_for_the_way_back_to_the_first_stage() -> None:
+    rates = np.full((3, 3), 50e9)
+    rates[0, 2] = rates[2, 0] = 1e9  # only the way back from the last stage
+    asked = Messages(sent_bytes=1e6, num_stages=3, stage_devices=DOMAIN, inside_s=0.0, waits=8.0)
+    view = Orders(network=network_of(rates), orders=np.array([[0, 1, 2]]), domain_size=DOMAIN)
+    fast, slow = 2 * 1e6 / 50e9, 2 * 1e6 / 1e9
+    assert slowest_pipeline_s(view.hops_s(asked), asked)[0] == pytest.approx(2 * fast + 8 * fast)
+    circle = replace(asked, wraps=True)
+    assert slowest_pipeline_s(view.hops_s(circle), circle)[0] == pytest.approx(2 * fast + 8 * (fast + slow) / 2)
 
 
 @pytest.mark.parametrize("shape", SMALL_SHAPES, ids=lambda shape: shape.slug)
@@ -137,6 +149,7 @@ def test_even_links_cost_what_one_figure_for_all_costs(shape: ModelShape) -> Non
         {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 4, "zero_stage": 3, "data_parallel_shard": 4},
         {"tensor_parallel": 4, "context_parallel": 4, "data_parallel": 2, "zero_stage": 1, "data_parallel_shard": 2},
         {"pipeline_parallel": 4, "data_parallel": 8, "zero_stage": 2, "data_parallel_shard": 4},
+        {"pipeline_parallel": 2, "virtual_pipeline_stages": 2, "data_parallel": 16},
     ):
         config = configured(problem, **choices)
         if shape.moe is not None:
@@ -144,7 +157,9 @@ def test_even_links_cost_what_one_figure_for_all_costs(shape: ModelShape) -> Non
         same, other = price(problem, config), price(uneven, config)
         # One figure for all counts the first micro-batch's messages twice; else nothing differs.
         stages, batches = config.pipeline_parallel, config.num_microbatches
-        again = same.breakdown_s["stage-to-stage messages"] / (stages - 1 + batches) if stages > 1 else 0.0
+        share = UNHIDDEN_SHARE if config.virtual_pipeline_stages > 1 else 1.0
+        passes = share * batches * config.virtual_pipeline_stages
+        again = same.breakdown_s["stage-to-stage messages"] * share / (stages - 1 + passes)
         assert other.step_s == pytest.approx(same.step_s - again, rel=1e-12)
 
 
