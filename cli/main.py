@@ -43,7 +43,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "explain": Subcommand(module="meshplan.cli.explain", help="Why this plan, and what another choice would cost."),
     "emit": Subcommand(module="meshplan.cli.emit", help="Write the launcher files of a plan."),
     "import": Subcommand(
-        module="meshplan.cli.import_", help="Read what you run today into a spec, and ask what would be better."
+        module="meshplan.cli.import_", help="What you run today as a spec, and what would be better."
     ),
     "experts": Subcommand(
         module="meshplan.cli.experts", help="Place experts by recorded routing: copies, devices, advice."
