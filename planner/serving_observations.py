@@ -264,6 +264,7 @@ def _pools(
             max_num_seqs=seqs,
             max_batched_tokens=recipe.token_budget(workload.input_length, min(seqs, in_flight)),
             chunked_prefill=not recipe.exclusive_prefill,
+            cuda_graphs=recipe.cuda_graphs,
         )
         pools.append(
             Pool(
