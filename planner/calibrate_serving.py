@@ -127,8 +127,15 @@ class Row:
         self.log_measured = np.array([np.log(run.measured[name]) for name in self.metrics])
         self.noise = np.array([noise[name] for name in self.metrics])
         pool = run.config.pools[-1]
-        self.curve = (self.group, self.key, pool.layout, pool.quantization, run.workload.input_length,
-                      run.workload.output_length, run.config.num_devices)
+        self.curve = (
+            self.group,
+            self.key,
+            pool.layout,
+            pool.quantization,
+            run.workload.input_length,
+            run.workload.output_length,
+            run.config.num_devices,
+        )
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Ln f at θ; NaN where the run does not fit the device."""
@@ -136,7 +143,7 @@ class Row:
         return np.array([np.log(values[name]) if name in values else np.nan for name in self.metrics])
 
     def linear(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """ln f [M] and its derivatives [M, constants] at θ."""
+        """Ln f [M] and its derivatives [M, constants] at θ."""
         here = self.log_predicted(theta)
         slope = np.zeros((len(here), len(theta)))
         for j, name in enumerate(FITTED):
@@ -188,7 +195,7 @@ def solve(linear: Linear, keep: NDArray[np.bool_], prior: FloatArray) -> Callabl
         keep: [n] which count.
         prior: μ's.
     """
-    chosen = np.flatnonzero(keep)
+    chosen = [int(place) for place in np.flatnonzero(keep)]
     parts = sorted({part for i in chosen for part in parts_of(linear.key[i])} | {("", "")})
     place = {part: i for i, part in enumerate(parts)}
     size = len(SPREAD)
@@ -374,12 +381,13 @@ def refined(rows: Sequence[Row], start: ServingConstants) -> ServingConstants:
     spread = REFINE_SHARE * SPREAD
     for _ in range(OWN_ITERATIONS):
         linear = linearised(rows, lambda _, at=theta: at)  # type: ignore[misc]
-        move = theta
+        move: FloatArray = theta
         for _ in range(REWEIGHTINGS):
             residual = np.abs(linear.target - linear.slope @ move) / linear.scale
             use = 1.0 / np.maximum(1.0, residual / HUBER) / linear.scale**2
             normal = (linear.slope * use[:, None]).T @ linear.slope + np.diag(1.0 / spread**2)
-            move = np.linalg.solve(normal, (linear.slope * use[:, None]).T @ linear.target + prior / spread**2)
+            weighed = (linear.slope * use[:, None]).T @ linear.target + prior / spread**2
+            move = np.asarray(np.linalg.solve(normal, weighed), dtype=np.float64)
         theta = theta + np.clip(move - theta, -MAX_MOVE, MAX_MOVE)
     return constants_of(theta)
 
