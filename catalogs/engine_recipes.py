@@ -35,6 +35,7 @@ class EngineRecipe:
         memory_fraction: of device memory that the engine takes.
         memory_fraction_of: ``total``: weights, activations and KV cache together; ``static``: weights and KV cache;
             ``free``: KV cache, of what weights and activations leave.
+        cuda_graphs: decode iterations are replayed from a graph, not launched kernel by kernel.
         reserves_output: a request is admitted only with room for its whole answer, so that none is ever thrown out.
         quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and nothing else is said.
         calibrated_as: entry whose constants it shares.
@@ -53,6 +54,7 @@ class EngineRecipe:
     whole_prompts: bool = False
     exclusive_prefill: bool = False
     memory_fraction_of: str = "total"
+    cuda_graphs: bool = True
     reserves_output: bool = False
     quantized_kv_cache: str = "bf16"
     calibrated_as: str = ""

@@ -62,7 +62,10 @@ def seed_document(folder: Path = SEED_FOLDER) -> dict[str, Any]:
         "links": _entries(folder / "links.yaml", "links"),
         "node_types": _entries(folder / "nodes.yaml", "node_types"),
         "models": _models(folder / "models.yaml"),
-        "calibrations": _calibrations(folder / "calibrations.yaml"),
+        "calibrations": [
+            *_calibrations(folder / "calibrations.yaml", "framework"),
+            *_calibrations(folder / "serving_calibrations.yaml", "engine"),
+        ],
     }
     content = _load(folder / "efficiency.yaml")
     for slug in (*content["gemm_curves"], *content["same_silicon"]):
@@ -209,11 +212,11 @@ def _models(path: Path) -> dict[str, Any]:
     }
 
 
-def _calibrations(path: Path) -> list[dict[str, Any]]:
+def _calibrations(path: Path, name: str) -> list[dict[str, Any]]:
     content = _load(path)
     return [
         {
-            "framework": entry["framework"],
+            "framework": entry[name],
             "architecture": entry["architecture"],
             "document": {**entry, "source": content["source"], "date": str(content["date"])},
             "source": content["source"],

@@ -23,8 +23,8 @@ class ServingConstants:
         host_s_per_seq: growth of that time with each running request (sampling, detokenisation), s.
         launch_s_per_layer: time to launch one layer kernel by kernel, s: iterations with prompt tokens are not replayed
             from a graph, so they last no less than this times the layers.
-        first_token_steps: decode iterations that pass between the end of a prefill and the client's first token
-            (streaming interval, pipelined scheduling).
+        first_token_steps: iterations that pass before one can hold a request that has arrived (engines prepare them
+            ahead, and stream what they gave at intervals).
         first_token_offset_s: fixed time of a request outside the engine (tokeniser, HTTP), s.
     """
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -53,21 +53,42 @@ def calibrate(
             "--from-scratch", help="Fit all sets anew from the literature's constants; default: refine the catalog's."
         ),
     ] = False,
+    traces: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Traces that serving runs replayed, named TYPE.csv[.gz].", show_default=False),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the errors; do not store the constants.")] = False,
     export: Annotated[
-        Path | None, typer.Option(metavar="FILE.yaml", help="Also write the constants.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE.yaml",
+            help="Also write the constants; those of serving to serving_FILE.yaml.",
+            show_default=False,
+        ),
     ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Fit the named constants (efficiencies, overlaps, host overheads, memory) and print the error on held-out runs."""
+    """Fit the named constants (efficiencies, overlaps, host overheads, memory) and print the error on held-out runs.
+
+    Training runs and serving runs may be in the same files; one measured serving run is enough to refine its engine's
+    constants.
+    """
+    from meshplan.cli.calibrate_serving import calibrate_serving_runs, serving_runs
     from meshplan.cli.render import show_document, show_rows
     from meshplan.planner.calibrate import calibrate as fit_all
     from meshplan.planner.calibrate import refine
+    from meshplan.planner.observations import read_rows
     from meshplan.planner.resolve import calibration_for
 
     catalog = open_catalog(db)
-    runs, source = _runs(observations, catalog)
+    rows = [row for path in observations for row in read_rows(path)]
+    served = serving_runs(rows, catalog, traces)
+    if served.runs:
+        calibrate_serving_runs(served, catalog, form, from_scratch=from_scratch, dry_run=dry_run, export=export)
+    if all(row.get("task") == "serving" for row in rows) and served.runs:
+        return
+    runs, source = _runs(rows, catalog)
     if from_scratch:
         result = fit_all(runs, source=source)
     else:
@@ -91,17 +112,17 @@ def calibrate(
         sys.stderr.write(f"stored {len(result.calibrations)} sets of constants in the catalog\n")
 
 
-def _runs(observations: Sequence[Path], catalog: Catalog) -> tuple[list[ObservedRun], str]:
+def _runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog) -> tuple[list[ObservedRun], str]:
     """The training runs that can be priced, and what to call them."""
     from meshplan.catalogs.calibration import Calibration
     from meshplan.catalogs.errors import Problem, SpecError
     from meshplan.planner.observation_fields import UnsupportedError
-    from meshplan.planner.observations import ObservationReader, read_rows
+    from meshplan.planner.observations import ObservationReader
 
     reader = ObservationReader(catalog)
     placeholder = Calibration(framework="any", architecture="any")
     runs, titles, refused = [], set(), 0
-    for row in (row for path in observations for row in read_rows(path)):
+    for row in rows:
         if row.get("task") != "training":
             continue
         try:
@@ -110,7 +131,7 @@ def _runs(observations: Sequence[Path], catalog: Catalog) -> tuple[list[Observed
         except UnsupportedError:
             refused += 1
     if not runs:
-        raise SpecError([Problem(path="", message="no training run in these files that can be priced")])
+        raise SpecError([Problem(path="", message="no run in these files that can be priced")])
     if refused:
         sys.stderr.write(f"note: {refused} runs cannot be priced; see meshplan validate\n")
     return runs, f"{len(runs)} runs: {'; '.join(sorted(titles))}"

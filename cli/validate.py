@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,14 +15,27 @@ from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
-    from meshplan.planner.validate import Validation
+    from meshplan.planner.problems.serving import Requests
+    from meshplan.planner.validation import Validation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 DEFAULT_WORST = 10
 NAMED_PARTS = 3
 PLOTTED_METRIC = "iteration_s"
-_SHOWN_METRICS = ("iteration_s", "tokens_per_s_per_device", "peak_memory_bytes")
+# What a row's largest error is taken from: the first that it has.
+_JUDGED_METRICS = ("iteration_s", "tpot_s", "latency_s", "output_tokens_per_s")
+_SHOWN_METRICS = (
+    "iteration_s",
+    "tokens_per_s_per_device",
+    "peak_memory_bytes",
+    "ttft_s",
+    "tpot_s",
+    "latency_s",
+    "output_tokens_per_s",
+)
+_SHOWN_LABELS = ("framework=", "strategy=", "source=", "load=", "engine=")
+TRACE_SUFFIXES = (".csv.gz", ".csv")
 
 
 def _percent(value: float) -> str:
@@ -43,9 +58,10 @@ _SUMMARY = (
 )
 _WORST = (
     Column(key="id", title="Run"),
+    Column(key="metric", title="Metric"),
     Column(key="error", title="Error", right=True, text=_signed),
-    Column(key="measured", title="Measured s", right=True, text=lambda value: f"{value:.4g}"),
-    Column(key="predicted", title="Predicted s", right=True, text=lambda value: f"{value:.4g}"),
+    Column(key="measured", title="Measured", right=True, text=lambda value: f"{value:.4g}"),
+    Column(key="predicted", title="Predicted", right=True, text=lambda value: f"{value:.4g}"),
     Column(key="parts", title="Largest parts of the prediction"),
 )
 
@@ -55,7 +71,11 @@ def validate(
     observations: Annotated[
         list[Path], typer.Argument(metavar="OBSERVATIONS...", help="Measured runs, one JSON object a line.")
     ],
-    worst: Annotated[int, typer.Option(help="Rows with the largest error of the step time to show.")] = DEFAULT_WORST,
+    worst: Annotated[int, typer.Option(help="Rows with the largest error to show.")] = DEFAULT_WORST,
+    traces: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Traces that serving runs replayed, named TYPE.csv[.gz].", show_default=False),
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write a scatter plot of the step time.", show_default=False)
     ] = None,
@@ -69,14 +89,41 @@ def validate(
     """
     from meshplan.planner.observations import read_rows
     from meshplan.planner.resolve import calibration_for
+    from meshplan.planner.serving_resolve import serving_calibration
     from meshplan.planner.validate import validate_rows
 
     rows = [row for path in observations for row in read_rows(path)]
     catalog = open_catalog(db)
-    result = validate_rows(rows, catalog, lambda framework, device: calibration_for(catalog, framework, device))
+    result = validate_rows(
+        rows,
+        catalog,
+        lambda framework, device: calibration_for(catalog, framework, device),
+        lambda engine, device: serving_calibration(catalog, engine, device),
+        traces=read_traces(rows, traces),
+    )
     if plot is not None:
         _plot(result, plot)
     _show(result, form, worst)
+
+
+def read_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[str, Requests]:
+    """The traces that rows name, by their type; those whose file is not in the folder are left out.
+
+    A file is TYPE.csv, or any that has the type in its name.
+    """
+    from meshplan.planner.serving_trace import read_trace
+
+    if folder is None:
+        return {}
+    workloads = [row.get("workload") for row in rows]
+    wanted = {str(w["trace_type"]) for w in workloads if isinstance(w, dict) and w.get("trace_type")}
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)) if folder.is_dir() else []
+    found = {}
+    for kind in sorted(wanted):
+        matching = [path for path in files if kind in path.name]
+        if matching:
+            found[kind] = read_trace(matching[0])
+    return found
 
 
 def _show(result: Validation, form: Format, worst: int) -> None:
@@ -97,19 +144,21 @@ def _show(result: Validation, form: Format, worst: int) -> None:
         return
     shown = [row for row in summary if row["group"] == "all" or _is_shown(row)]
     show_rows(shown, _SUMMARY, form, title=_headline(result))
-    show_rows(_worst_rows(result, worst), _WORST, form, title="\nLargest errors of the step time")
-    refused = [row for row in result.rows if row.status != "ok"]
-    if refused:
-        columns = (Column(key="id", title="Not answered"), Column(key="reason", title="Reason"))
-        show_rows([{"id": row.id, "reason": row.reason} for row in refused[:worst]], columns, form, title="")
+    show_rows(_worst_rows(result, worst), _WORST, form, title="\nLargest errors")
+    for status, title in (("excluded", "Not judged"), ("unsupported", "Not answered"), ("infeasible", "Do not fit")):
+        reasons = Counter(row.reason for row in result.rows if row.status == status)
+        if reasons:
+            columns = (Column(key="rows", title=title, right=True), Column(key="reason", title="Reason"))
+            shown_reasons = [{"rows": count, "reason": reason} for reason, count in reasons.most_common(worst)]
+            show_rows(shown_reasons, columns, form, title="")
 
 
 def _is_shown(row: dict[str, Any]) -> bool:
-    return row["metric"] in _SHOWN_METRICS and row["group"].startswith(("framework=", "strategy="))
+    return row["metric"] in _SHOWN_METRICS and row["group"].startswith(_SHOWN_LABELS)
 
 
 def _headline(result: Validation) -> str:
-    answered = sum(row.status == "ok" for row in result.rows)
+    answered = sum(row.status in ("ok", "excluded") for row in result.rows)
     text = f"{answered} of {len(result.rows)} observations answered ({result.coverage:.1%})"
     if result.ranking is not None:
         ranking = result.ranking
@@ -121,17 +170,22 @@ def _headline(result: Validation) -> str:
 
 
 def _worst_rows(result: Validation, count: int) -> list[dict[str, Any]]:
-    judged = [row for row in result.rows if PLOTTED_METRIC in row.error]
-    judged.sort(key=lambda row: -abs(row.error[PLOTTED_METRIC]))
+    judged = []
+    for row in result.rows:
+        metric = next((name for name in _JUDGED_METRICS if name in row.error), None)
+        if row.status == "ok" and metric is not None:
+            judged.append((metric, row))
+    judged.sort(key=lambda item: -abs(item[1].error[item[0]]))
     found = []
-    for row in judged[:count]:
+    for metric, row in judged[:count]:
         parts = sorted(row.breakdown_s.items(), key=lambda item: -item[1])[:NAMED_PARTS]
-        total = row.predicted[PLOTTED_METRIC].value
+        total = row.predicted[metric].value
         found.append(
             {
                 "id": row.id,
-                "error": row.error[PLOTTED_METRIC],
-                "measured": row.measured[PLOTTED_METRIC],
+                "metric": metric,
+                "error": row.error[metric],
+                "measured": row.measured[metric],
                 "predicted": total,
                 "parts": ", ".join(f"{name} {seconds / total:.0%}" for name, seconds in parts),
             }

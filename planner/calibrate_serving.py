@@ -36,9 +36,9 @@ FloatArray = NDArray[np.float64]
 FITTED: Mapping[str, float] = {
     "decode_factor": 0.15,
     "prefill_factor": 0.3,
-    "host_step_s": 0.7,
-    "host_s_per_seq": 0.7,
-    "launch_s_per_layer": 0.7,
+    "host_step_s": 0.8,
+    "host_s_per_seq": 0.8,
+    "launch_s_per_layer": 0.8,
     "first_token_steps": 1.0,
     "first_token_offset_s": 1.0,
 }
@@ -53,6 +53,7 @@ OWN_NOISE = {"ttft_s": 0.05, "tpot_s": 0.02, "latency_s": 0.02, "output_tokens_p
 HUBER = 1.5  # in units of NOISE
 STEP = 0.1  # by which constants are moved for derivatives, in the logarithm
 ITERATIONS, OWN_ITERATIONS = 3, 2
+MOST_OF_CURVE = 3
 REWEIGHTINGS = 12
 MAX_MOVE = 1.0
 LEAST = 1e-9
@@ -126,8 +127,15 @@ class Row:
         self.log_measured = np.array([np.log(run.measured[name]) for name in self.metrics])
         self.noise = np.array([noise[name] for name in self.metrics])
         pool = run.config.pools[-1]
-        self.curve = (self.group, self.key, pool.layout, pool.quantization, run.workload.input_length,
-                      run.workload.output_length, run.config.num_devices)
+        self.curve = (
+            self.group,
+            self.key,
+            pool.layout,
+            pool.quantization,
+            run.workload.input_length,
+            run.workload.output_length,
+            run.config.num_devices,
+        )
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Ln f at θ; NaN where the run does not fit the device."""
@@ -135,10 +143,14 @@ class Row:
         return np.array([np.log(values[name]) if name in values else np.nan for name in self.metrics])
 
     def linear(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """ln f [M] and its derivatives [M, constants] at θ."""
+        """Ln f [M] and its derivatives [M, constants] at θ."""
         here = self.log_predicted(theta)
         slope = np.zeros((len(here), len(theta)))
-        for j in range(len(theta)):
+        for j, name in enumerate(FITTED):
+            if name == "first_token_offset_s":  # it is added to what the engine takes
+                added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])
+                slope[:, j] = np.where(added, np.exp(theta[j] - here), 0.0)
+                continue
             moved = theta.copy()
             moved[j] += STEP
             slope[:, j] = (self.log_predicted(moved) - here) / STEP
@@ -183,7 +195,7 @@ def solve(linear: Linear, keep: NDArray[np.bool_], prior: FloatArray) -> Callabl
         keep: [n] which count.
         prior: μ's.
     """
-    chosen = np.flatnonzero(keep)
+    chosen = [int(place) for place in np.flatnonzero(keep)]
     parts = sorted({part for i in chosen for part in parts_of(linear.key[i])} | {("", "")})
     place = {part: i for i, part in enumerate(parts)}
     size = len(SPREAD)
@@ -219,8 +231,22 @@ def _share(part: Part) -> float:
     return GENERATION_SHARE if not engine else REST_SHARE
 
 
+def few_of_each_curve(rows: Sequence[Row]) -> list[Row]:
+    """At most :data:`MOST_OF_CURVE` rows of each curve, spread over its load: a fit learns little from the others."""
+    curves: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        curves[row.curve].append(row)
+    chosen = []
+    for members in curves.values():
+        members.sort(key=lambda row: row.prepared.run.workload.concurrency or 0)
+        places = np.unique(np.linspace(0, len(members) - 1, min(len(members), MOST_OF_CURVE)).round().astype(int))
+        chosen += [members[place] for place in places]
+    return chosen
+
+
 def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> Linear:
     """Every row at its key's θ; rows that do not fit their device are left out."""
+    rows = few_of_each_curve(rows)
     curves = Counter(row.curve for row in rows)
     targets, slopes, scales, weights, keys, groups = [], [], [], [], [], []
     for row in rows:
@@ -355,12 +381,13 @@ def refined(rows: Sequence[Row], start: ServingConstants) -> ServingConstants:
     spread = REFINE_SHARE * SPREAD
     for _ in range(OWN_ITERATIONS):
         linear = linearised(rows, lambda _, at=theta: at)  # type: ignore[misc]
-        move = theta
+        move: FloatArray = theta
         for _ in range(REWEIGHTINGS):
             residual = np.abs(linear.target - linear.slope @ move) / linear.scale
             use = 1.0 / np.maximum(1.0, residual / HUBER) / linear.scale**2
             normal = (linear.slope * use[:, None]).T @ linear.slope + np.diag(1.0 / spread**2)
-            move = np.linalg.solve(normal, (linear.slope * use[:, None]).T @ linear.target + prior / spread**2)
+            weighed = (linear.slope * use[:, None]).T @ linear.target + prior / spread**2
+            move = np.asarray(np.linalg.solve(normal, weighed), dtype=np.float64)
         theta = theta + np.clip(move - theta, -MAX_MOVE, MAX_MOVE)
     return constants_of(theta)
 

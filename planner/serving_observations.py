@@ -18,7 +18,13 @@ from meshplan.catalogs.observed_model import shape_from_observation
 from meshplan.planner.estimators.serving.memory import worker_memory
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.quantization import BYTES_16_BIT, KV_CACHE_BYTES, SCHEMES, Quantization, checkpoint_formats
+from meshplan.planner.problems.quantization import (
+    BYTES_16_BIT,
+    KV_CACHE_BYTES,
+    SCHEMES,
+    Quantization,
+    checkpoint_formats,
+)
 from meshplan.planner.problems.serving import (
     Arrival,
     EngineLimits,
@@ -42,6 +48,7 @@ LENGTH_RATIO = 0.8
 # these explain: by engine, for the whole source.
 VENDOR_RAMP_S = {"vLLM": 0.05, "TensorRT-LLM": 0.1}
 _VARIED_MARK = "vary between 0.8 and 1.0"
+_NCCL_MARK = "custom all-reduce disabled"
 _VENDOR_MARK = "vendor internal"
 
 
@@ -113,6 +120,8 @@ def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mappi
     workload = _workload(row, asked, traces)
     quantization, filled = _quantization(row, asked, shape, recipe)
     pools = _pools(degrees, shape, workload, recipe, quantization, machine, disaggregated=disaggregated)
+    if _NCCL_MARK in " ".join(str(item) for item in row.get("caveats", ())):
+        pools = tuple(replace(pool, limits=replace(pool.limits, custom_all_reduce=False)) for pool in pools)
     name = row.get("id")
     if not isinstance(name, str):
         raise UnsupportedError(f"id must be a text, is {shown(name)}")
@@ -264,6 +273,7 @@ def _pools(
             max_num_seqs=seqs,
             max_batched_tokens=recipe.token_budget(workload.input_length, min(seqs, in_flight)),
             chunked_prefill=not recipe.exclusive_prefill,
+            cuda_graphs=recipe.cuda_graphs,
         )
         pools.append(
             Pool(

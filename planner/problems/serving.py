@@ -75,6 +75,7 @@ class EngineLimits:
         memory_fraction: share of device memory that weights, activations and KV cache may take.
         prefix_caching: cached prefixes are not prefilled again.
         cuda_graphs: iterations are replayed, not launched kernel by kernel.
+        custom_all_reduce: the engine's own all-reduce kernels inside a node, not NCCL's.
     """
 
     max_num_seqs: int = 256
@@ -83,6 +84,7 @@ class EngineLimits:
     memory_fraction: float = 0.9
     prefix_caching: bool = False
     cuda_graphs: bool = True
+    custom_all_reduce: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

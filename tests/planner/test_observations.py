@@ -19,7 +19,8 @@ from meshplan.catalogs.repository import Catalog
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, read_rows
 from meshplan.planner.problems.training import Phase
-from meshplan.planner.validate import ValidatedRow, validate_rows, validate_run
+from meshplan.planner.validate import validate_rows, validate_run
+from meshplan.planner.validation import ValidatedRow
 
 CONSTANTS = Calibration(framework="any", architecture="any")
 ROW: dict[str, Any] = {

@@ -16,14 +16,8 @@ from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun
 from meshplan.planner.plan import Interval
 from meshplan.planner.problems.training import TrainingProblem
-from meshplan.planner.validate import (
-    METRICS,
-    ValidatedRow,
-    rank_quality,
-    spearman,
-    summarise,
-    validate_run,
-)
+from meshplan.planner.validate import METRICS, validate_run
+from meshplan.planner.validation import ValidatedRow, rank_quality, spearman, summarise
 
 RATE = "tokens_per_s_per_device"
 

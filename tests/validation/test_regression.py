@@ -15,7 +15,9 @@ import pytest
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.observations import read_rows
 from meshplan.planner.resolve import calibration_for
-from meshplan.planner.validate import MetricSummary, Validation, validate_rows
+from meshplan.planner.serving_resolve import serving_calibration
+from meshplan.planner.validate import validate_rows
+from meshplan.planner.validation import MetricSummary, Validation
 
 OBSERVATIONS = Path(__file__).parent / "observations.jsonl"
 # A little above what was seen (README.md).
@@ -32,6 +34,7 @@ def validation(tmp_path_factory: pytest.TempPathFactory) -> Validation:
         read_rows(OBSERVATIONS),
         catalog,
         lambda framework, architecture: calibration_for(catalog, framework, architecture),
+        lambda engine, architecture: serving_calibration(catalog, engine, architecture),
     )
 
 

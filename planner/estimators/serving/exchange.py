@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.collective_curves import CollectiveCurve, collective_curve
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.planner.estimators.serving.operators import measured_as
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import BYTES_16_BIT
 
@@ -27,6 +26,11 @@ FloatArray = NDArray[np.float64]
 SCALE_UP_SHARE = 0.75
 # 46–49 of 50 GB/s per 400 Gb/s NIC (devices.json, inter_node_facts).
 NETWORK_SHARE = 0.9
+# Device → one with the same links whose collectives were measured.
+_SAME_LINKS = {"a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb": "h100-sxm-80gb"}
+# Collectives over PCIe were measured on this device and link; the L40S host of the source is implausibly slow (20 ms
+# for 16 MB over 8 devices), so other PCIe boxes take these, too, stretched by the rate of their links.
+PCIE_DEVICE, PCIE_BYTES_PER_S = "rtx-pro-6000", 63e9
 # Kernel launch and synchronisation of a collective beside the link's latency.
 COLLECTIVE_S = 8e-6
 
@@ -74,9 +78,18 @@ class Exchange:
         hops = 2.0 * np.ceil(np.log2(domains)) * self.machine.scale_out_latency_s
         return local + across + hops + COLLECTIVE_S
 
+    @property
+    def _stretch(self) -> float:
+        """Bytes over PCIe as the measured PCIe boxes would see them: their link's rate over this one's."""
+        rate = self.machine.scale_up_bytes_per_s
+        is_pcie = 0.0 < rate <= PCIE_BYTES_PER_S and self.machine.device.slug != PCIE_DEVICE
+        return PCIE_BYTES_PER_S / rate if is_pcie else 1.0
+
     def _all_reduce_curve(self, group: int) -> CollectiveCurve | None:
         """The engine's own kernel where it was measured, else NCCL's."""
-        slug = measured_as(self.machine.device)
+        slug = _SAME_LINKS.get(self.machine.device.slug, self.machine.device.slug)
+        if self._stretch != 1.0:
+            slug = PCIE_DEVICE
         own = collective_curve(slug, "all_reduce", group, self.engine) if self.custom_all_reduce else None
         return own or collective_curve(slug, "all_reduce", group)
 
@@ -85,7 +98,7 @@ class Exchange:
             return np.zeros_like(size_bytes)
         curve = self._all_reduce_curve(group)
         if curve is not None:
-            return curve.time_s(size_bytes)
+            return curve.time_s(size_bytes * self._stretch)
         ring = 2.0 * (group - 1) / group * size_bytes / self.scale_up_bytes_per_s
         return COLLECTIVE_S + 2.0 * np.ceil(np.log2(group)) * self.machine.scale_up_latency_s + ring
 

@@ -5,8 +5,8 @@ of one with the same chip, rescaled to its own memory bandwidth; what has none a
 efficiencies are the medians over the devices that have them. The evidence level says which it was.
 
 - Matrix product m×k by k×n: :mod:`meshplan.catalogs.gemm_surfaces`; else t₀ + ((2·m·n·k/R)⁴ + (bytes/B)⁴)^¼.
-- Attention: :mod:`meshplan.catalogs.attention_surfaces` and :mod:`~meshplan.catalogs.latent_surfaces`; else decode reads
-  the whole KV cache of its requests once, prefill multiplies attended pairs.
+- Attention: :mod:`meshplan.catalogs.attention_surfaces` and :mod:`~meshplan.catalogs.latent_surfaces`; else decode
+  reads the whole KV cache of its requests once, prefill multiplies attended pairs.
 - Routed experts of one MoE layer: :mod:`meshplan.catalogs.expert_surfaces`; else the weights of the distinct experts
   hit, E·(1 − (1 − k/E)^T) under even routing, are read once; their products run at the rate of a grouped GEMM.
 """
@@ -223,9 +223,9 @@ class Operators:
     ) -> FloatArray:
         """The same with keys and values expanded from the latent cache."""
         flops = 2.0 * pairs * heads * (query_dim + value_dim)
-        surface = latent_attention_surface(measured_as(self.device), "prefill", self.engine) or latent_attention_surface(
-            measured_as(self.device), "prefill"
-        )
+        surface = latent_attention_surface(
+            measured_as(self.device), "prefill", self.engine
+        ) or latent_attention_surface(measured_as(self.device), "prefill")
         if surface is None:
             return self._prefill_roofline_s(flops)
         seconds = surface.time_s(batch=1.0, context=0.0, num_heads=heads, new_tokens=prompt)

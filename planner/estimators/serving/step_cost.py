@@ -8,9 +8,9 @@ p tokens are prefilled, with P attended (query, key) pairs. The worker's devices
         + decode_fixed[n] + decode_context[n]·C              where n > 0
         + prefill_fixed + prefill_pair·P/min(q, w)           where p > 0
 
-and no less than prefill_least where p > 0, with v tokens verified per decoding request (1 without speculation), of which it gains ``tokens_per_step``. The terms
-in n alone are one table, so that K iterations of an unchanged decode batch, over which C grows by n·tokens_per_step
-each, sum in closed form::
+and no less than prefill_least where p > 0, with v tokens verified per decoding request (1 without speculation), of
+which it gains ``tokens_per_step``. The terms in n alone are one table, so that K iterations of an unchanged decode
+batch, over which C grows by n·tokens_per_step each, sum in closed form::
 
     Σ = K·(decode[n] + decode_context[n]·C) + decode_context[n]·n·tokens_per_step·K·(K − 1)/2
 """
@@ -36,7 +36,7 @@ class StepCost:
         prefill_fixed_s: attention of an iteration with prefill, apart from its pairs.
         prefill_pair_s: per attended pair of one lane.
         prefill_least_s: least duration of an iteration with prompt tokens: its kernels are launched one by one.
-        admission_steps: iterations that start before one can hold a request that has arrived: engines prepare them ahead.
+        admission_steps: iterations that start before one can hold an arrived request: engines prepare them ahead.
         tokens_per_step: tokens that a decoding request gains in one iteration: 1, or more with speculation.
         verified_tokens: v, tokens of a decoding request in one iteration: 1, or drafted + 1.
     """

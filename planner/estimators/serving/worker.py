@@ -121,7 +121,7 @@ class Worker:
     @cached_property
     def exchange(self) -> Exchange:
         """Collective times of the machine."""
-        return Exchange(machine=self.machine, engine=self.engine)
+        return Exchange(machine=self.machine, engine=self.engine, custom_all_reduce=self.limits.custom_all_reduce)
 
     @property
     def lanes(self) -> int:
@@ -322,7 +322,7 @@ class Worker:
         launch = use.launch_s_per_layer * self.shape.num_hidden_layers
         host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
         stage_lanes = self.layout.attention_data_parallel
-        seqs, prefill = self.limits.max_num_seqs, use.prefill_factor
+        prefill = use.prefill_factor
         fixed, slope = (
             self._by_request(times.seqs, use.decode_factor * values)
             for values in (times.decode_fixed_s, times.decode_context_s / lanes)

@@ -1,0 +1,154 @@
+"""The serving half of ``meshplan calibrate``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.cli.render import Column, Format
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.repository import Catalog
+    from meshplan.planner.calibrate_serving import Calibrated, HeldOut
+    from meshplan.planner.serving_prediction import PreparedRun
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
+
+
+ERRORS = (
+    Column(key="set", title="Serving constants of"),
+    Column(key="metric", title="Metric"),
+    Column(key="runs", title="runs", right=True),
+    Column(key="median", title="median", right=True, text=_percent),
+    Column(key="mean", title="mean", right=True, text=_percent),
+    Column(key="p90", title="p90", right=True, text=_percent),
+    Column(key="signed", title="signed", right=True, text=lambda value: f"{value:+.1%}"),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedRuns:
+    """Serving runs that can be simulated.
+
+    Args:
+        runs: them.
+        source: what to call them.
+    """
+
+    runs: Sequence[PreparedRun]
+    source: str
+
+
+def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> ServedRuns:
+    """The serving runs among observations, without those that are not to be judged by."""
+    from meshplan.cli.validate import read_traces
+    from meshplan.planner.observation_fields import UnsupportedError
+    from meshplan.planner.observations import ObservationReader
+    from meshplan.planner.serving_exclusions import exclusions
+    from meshplan.planner.serving_observations import served_run
+    from meshplan.planner.serving_prediction import PreparedRun
+
+    reader, excluded, replayed = ObservationReader(catalog), exclusions(rows), read_traces(rows, traces)
+    runs, titles, refused = [], set(), 0
+    for row in rows:
+        if row.get("task") != "serving" or row.get("id") in excluded:
+            continue
+        try:
+            run = served_run(row, reader, replayed)
+        except UnsupportedError:
+            refused += 1
+            continue
+        if not run.config.is_disaggregated:
+            runs.append(PreparedRun(run))
+            titles.add(str(row.get("source", {}).get("title", "unnamed runs")))
+    if refused:
+        sys.stderr.write(f"note: {refused} serving runs cannot be simulated; see meshplan validate\n")
+    return ServedRuns(runs=runs, source=f"{len(runs)} serving runs: {'; '.join(sorted(titles))}")
+
+
+def calibrate_serving_runs(
+    served: ServedRuns, catalog: Catalog, form: Format, *, from_scratch: bool, dry_run: bool, export: Path | None
+) -> None:
+    """Fit, store, export and show the constants of serving engines."""
+    from meshplan.cli.render import show_document, show_rows
+    from meshplan.planner.calibrate_serving import calibrate_serving, refine_serving
+    from meshplan.planner.serving_resolve import serving_calibration
+
+    def say(text: str) -> None:
+        sys.stderr.write(f"{text}\n")
+
+    if from_scratch:
+        result = calibrate_serving(served.runs, source=served.source, say=say)
+    else:
+        result = refine_serving(served.runs, lambda *key: serving_calibration(catalog, *key), source=served.source)
+    if export is not None:
+        _export(result, export.with_name(f"serving_{export.name}"), served.source)
+    if not dry_run:
+        for item in result.calibrations:
+            catalog.put_calibration(
+                item.engine, item.architecture, item.to_document(), source=item.source, date=item.date
+            )
+    errors = error_rows(result)
+    if form in (Format.JSON, Format.YAML):
+        constants = [item.to_document() for item in result.calibrations]
+        show_document({"held_out": errors, "calibrations": constants}, form)
+        return
+    show_rows(errors, ERRORS, form, title="|error| on held-out serving runs")
+    if not dry_run:
+        sys.stderr.write(f"stored {len(result.calibrations)} sets of serving constants in the catalog\n")
+
+
+def error_rows(result: Calibrated) -> list[dict[str, Any]]:
+    """Held-out errors: over all, by source and by set of constants, one row a metric."""
+    sets: dict[tuple[str, str], list[HeldOut]] = {}
+    for item in result.held_out:
+        names = ("all", f"source {item.group.split('|', maxsplit=1)[0]}", f"{item.key[0]} on {item.key[1]}")
+        for name in names:
+            sets.setdefault((name, item.metric), []).append(item)
+    order = {"all": 0, "source": 1}
+    keys = sorted(sets, key=lambda key: (order.get(key[0].split(" ", maxsplit=1)[0], 2), key))
+    return [_error_row(name, metric, sets[name, metric]) for name, metric in keys]
+
+
+def _error_row(name: str, metric: str, items: Sequence[HeldOut]) -> dict[str, Any]:
+    import numpy as np
+
+    errors = np.array([item.error for item in items])
+    return {
+        "set": name,
+        "metric": metric,
+        "runs": len(errors),
+        "median": float(np.median(np.abs(errors))),
+        "mean": float(np.mean(np.abs(errors))),
+        "p90": float(np.quantile(np.abs(errors), 0.9)),
+        "signed": float(np.median(errors)),
+    }
+
+
+def _export(result: Calibrated, path: Path, source: str) -> None:
+    import yaml
+
+    from meshplan.catalogs.errors import EmitError
+
+    dropped = ("source", "date")
+    content = {
+        "source": source,
+        "date": result.calibrations[0].date,
+        "calibrations": [
+            {key: value for key, value in item.to_document().items() if key not in dropped}
+            for item in result.calibrations
+        ],
+    }
+    header = (
+        "# Constants of serving engines, fitted per engine and hardware generation: see planner/calibrate_serving.py.\n"
+        "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
+    )
+    try:
+        path.write_text(header + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
+    except OSError as error:
+        raise EmitError(f"cannot write {path}: {error}") from error

@@ -1,0 +1,93 @@
+"""One measured serving run against what a simulation of it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.serving_calibration import ServingCalibration
+from meshplan.planner.observation_fields import UnsupportedError
+from meshplan.planner.plan import Interval
+from meshplan.planner.problems.serving import Arrival, Requests
+from meshplan.planner.serving_observations import ServedRun, served_run
+from meshplan.planner.serving_prediction import PreparedRun
+from meshplan.planner.validation import ValidatedRow
+
+if TYPE_CHECKING:
+    from meshplan.planner.observations import ObservationReader
+
+ServingCalibrationOf = Callable[[str, str], ServingCalibration]
+
+
+def validate_served(
+    row: Mapping[str, Any],
+    reader: ObservationReader,
+    calibrate: ServingCalibrationOf,
+    traces: Mapping[str, Requests],
+    *,
+    excluded: str = "",
+) -> ValidatedRow:
+    """Simulate one run and hold it against its measurement.
+
+    Args:
+        row: the observation.
+        reader: looks its machine up.
+        calibrate: (engine's constants, generation) → which constants it is simulated with.
+        traces: recorded requests by the ``trace_type`` of runs that replayed them.
+        excluded: why it is not to be judged by; empty where it is.
+
+    Raises:
+        UnsupportedError: the estimator cannot answer it; with the reason.
+    """
+    run = served_run(row, reader, traces)
+    prepared = PreparedRun(run)
+    calibration = calibrate(*prepared.key)
+    values = prepared.predicted(calibration.constants)
+    if not values:
+        raise UnsupportedError("not every request fits: weights and KV cache exceed the memory that the engine takes")
+    measured = {name: float(value) for name, value in {**run.derived, **run.measured}.items() if name in values}
+    return ValidatedRow(
+        id=run.id,
+        group=run.group,
+        question=_question(run),
+        labels=_labels(run),
+        status="excluded" if excluded else "ok",
+        reason=excluded,
+        predicted={name: _interval(calibration, name, value) for name, value in values.items()},
+        measured=measured,
+        error={name: values[name] / measured[name] - 1.0 for name in measured},
+        filled=run.filled,
+        breakdown_s={},
+    )
+
+
+def _interval(calibration: ServingCalibration, metric: str, value: float) -> Interval:
+    kind = metric.split("_", maxsplit=1)[0]
+    factor = math.exp(calibration.error_p90[kind if kind in calibration.error_p90 else "throughput"])
+    return Interval(value=value, low=value / factor, high=value * factor)
+
+
+def _question(run: ServedRun) -> str:
+    workload = run.workload
+    load = workload.concurrency or workload.request_rate_per_s or workload.num_requests
+    return (
+        f"{run.recipe.name}: {run.shape.name} on {run.machine.device.slug}, {workload.arrival.value} {load}, "
+        f"{workload.input_length:g} in {workload.output_length:g} out"
+    )
+
+
+def _labels(run: ServedRun) -> dict[str, str]:
+    if run.config.is_disaggregated:
+        kind = "disaggregated"
+    elif run.workload.arrival is Arrival.CLOSED_LOOP:
+        kind = "aggregated"
+    else:
+        kind = run.workload.arrival.value
+    return {
+        "engine": f"{run.recipe.constants_name} on {run.architecture}",
+        "source": run.group.split("|", maxsplit=1)[0],
+        "load": kind,
+        "device": run.machine.device.slug,
+        "model": run.shape.name,
+    }
