@@ -42,9 +42,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "estimate": Subcommand(module="meshplan.cli.estimate", help="Price one pinned configuration."),
     "explain": Subcommand(module="meshplan.cli.explain", help="Why this plan, and what another choice would cost."),
     "emit": Subcommand(module="meshplan.cli.emit", help="Write the launcher files of a plan."),
-    "import": Subcommand(
-        module="meshplan.cli.import_", help="What you run today as a spec, and what would be better."
-    ),
+    "import": Subcommand(module="meshplan.cli.import_", help="What you run today as a spec, and what would be better."),
     "experts": Subcommand(
         module="meshplan.cli.experts", help="Place experts by recorded routing: copies, devices, advice."
     ),
