@@ -170,7 +170,11 @@ def test_a_larger_cost_is_never_faster(question: Question, name: str, factor: fl
 @settings(deadline=None)
 @given(question=questions())
 def test_twice_the_batch_takes_longer_but_not_more_than_twice_as_long(question: Question) -> None:
-    """The same plan with twice the micro-batches: bubble, optimizer and overhead are paid once."""
+    """The same plan with twice the micro-batches: bubble, optimizer and overhead are paid once.
+
+    With several stages the second half may fill gaps that the first one left: a stage that waits for the later ones
+    works on the next micro-batch meanwhile. Then no more than "not faster" is sure.
+    """
     problem, config = question
     batch = 2 * config.global_batch_size
     larger = replace(problem, workload=replace(problem.workload, global_batch_size=batch))
@@ -178,9 +182,10 @@ def test_twice_the_batch_takes_longer_but_not_more_than_twice_as_long(question: 
     once = step_s(problem, config)
     busy = price(problem, config).breakdown_s
     outside = busy["pipeline bubble"] + busy["optimizer step"] + busy["step overhead"]
-    assert 2 * once - outside - busy["data-parallel communication"] - busy["stage-to-stage messages"] <= (
-        step_s(larger, twice) * ROUNDING
-    )
+    least = once
+    if config.pipeline_parallel == 1:
+        least = 2 * once - outside - busy["data-parallel communication"] - busy["stage-to-stage messages"]
+    assert least <= step_s(larger, twice) * ROUNDING
     assert step_s(larger, twice) <= 2 * once * ROUNDING
 
 
