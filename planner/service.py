@@ -76,6 +76,13 @@ def make_plan(
         return plan_serving(
             document, catalog, base, seed=seed, top=top, time_limit_s=time_limit_s, on_progress=on_progress
         )
+    if kind == "gpu-allocation":
+        from meshplan.planner.allocation_spec import is_market_question
+
+        if is_market_question(document):
+            from meshplan.planner.allocation_service import plan_allocation
+
+            return plan_allocation(document, catalog, base, seed=seed, on_progress=on_progress)
     return _plan_stand_alone(kind, document, base, seed, time_limit_s, on_progress)
 
 
