@@ -157,7 +157,9 @@ def proof_section(answer: Mapping[str, Any], width: int) -> str:
         Column(key="lower_limit", title="95 % limit", right=True, derive=lambda row: _share(row, "lower_limit")),
     )
     first = answer["replays"][0]
-    title = f"Replay of {first['num_requests']:,} requests, burstiness {first['burstiness']:g}"
+    title = (
+        f"Replay of {first['num_requests']:,} requests in {first['num_runs']} runs, burstiness {first['burstiness']:g}"
+    )
     text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
     notes = [replay["note"] for replay in answer["replays"] if replay["note"]]
     return text + "".join(paragraph(f"Not replayed: {note}", width) for note in notes)

@@ -13,6 +13,7 @@ from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation
 from meshplan.planner.problems.serving import ServingConfig
 from meshplan.planner.serving_config import serving_config_document
 from meshplan.planner.solvers.gpu_allocation_fleet import bucket_prices, usd_per_hour
+from meshplan.planner.solvers.gpu_allocation_schedule import solve_schedule
 
 # Shares below this are rounding of the linear program.
 _LEAST_SHARE = 1e-6
@@ -45,6 +46,59 @@ def answer_document(searched: Searched) -> dict[str, Any]:
         "replays": [replay_document(compiled, one) for one in searched.replays],
         "alternatives": found,
         "notes": notes(searched, found),
+        **({} if compiled.question.spec.schedule is None else {"schedule": schedule_document(searched)}),
+    }
+
+
+def schedule_document(searched: Searched) -> dict[str, Any]:
+    """The fleet of every hour. The head-room is the peak hour's, which was replayed; the other hours' fleets were not.
+
+    Returns:
+        ``usd``, ``bound_usd``, ``gap``, ``switching_usd``, ``num_switches``, ``constant_usd`` (the peak's fleet
+        throughout), ``cpu_s``, ``fleets`` (units and routing weights by service and bucket) and ``hours`` (rows of
+        hour, rate_factor, usd_per_hour, fleet, units).
+    """
+    compiled, spec = searched.compiled, searched.compiled.question.spec
+    if spec.schedule is None:
+        return {}
+    factors = spec.schedule.hourly_rate_factor
+    peak = max(factors)
+    problem = compiled.problem
+    solution = solve_schedule(
+        problem,
+        [factor / peak for factor in factors],
+        start_usd=spec.switching.start_usd,
+        stop_usd=spec.switching.stop_usd,
+    )
+    found = solution.assignment
+    if found is None:
+        return {}
+    units = [
+        {offer.name: count for offer, count in zip(problem.offers, fleet.units[0], strict=True) if count}
+        for fleet in found.fleets
+    ]
+    return {
+        "usd": solution.objective,
+        "bound_usd": solution.bound,
+        "gap": solution.gap,
+        "switching_usd": found.switching_usd,
+        "num_switches": found.num_switches,
+        "constant_usd": found.constant_usd,
+        "solver": solution.solver,
+        "fleets": [
+            {"units": units[k], "services": services_document(compiled, fleet, priced=False)}
+            for k, fleet in enumerate(found.fleets)
+        ],
+        "hours": [
+            {
+                "hour": hour,
+                "rate_factor": factor,
+                "usd_per_hour": usd_per_hour(problem, found.fleets[k].units[0]),
+                "fleet": k,
+                "units": units[k],
+            }
+            for hour, (factor, k) in enumerate(zip(factors, found.fleet_of, strict=True))
+        ],
     }
 
 
@@ -100,10 +154,11 @@ def _power(compiled: Compiled, allocation: FleetAllocation, stage: int) -> float
     return total
 
 
-def services_document(compiled: Compiled, allocation: FleetAllocation) -> list[dict[str, Any]]:
+def services_document(compiled: Compiled, allocation: FleetAllocation, *, priced: bool = True) -> list[dict[str, Any]]:
     """Each service's buckets: what arrives, where it goes, what it costs, in every scenario."""
     problem = compiled.problem
-    prices = [bucket_prices(problem, s) for s in range(len(problem.scenarios))]
+    unknown: list[float | None] = [None] * len(problem.buckets)
+    prices = [bucket_prices(problem, s) if priced else unknown for s in range(len(problem.scenarios))]
     documents, first = [], 0
     for service in compiled.question.services:
         buckets = []
@@ -156,6 +211,7 @@ def replay_document(compiled: Compiled, one: Replay) -> dict[str, Any]:
     return {
         "scenario": compiled.problem.scenarios[one.scenario].name,
         "num_requests": one.num_requests,
+        "num_runs": one.num_runs,
         "num_rejected": one.num_rejected,
         "burstiness": one.burstiness,
         "is_kept": one.is_kept,

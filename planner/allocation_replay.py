@@ -3,8 +3,9 @@
 Requests of every bucket arrive in one stream (gaps of a Gamma distribution with the workload's burstiness, or the
 trace's own), a router sends each to a kind by the plan's weights, and each kind serves its part with the replicas that
 carry load (spares stand idle). Attained is the share of a service's requests that keep a promise's limit; a promise at
-the 99th percentile is kept where the lower end of that share's 95 % interval is at least 0.99. The interval is the
-wider of Wilson's, as if requests were independent, and that of the means of consecutive batches, since they are not.
+the 99th percentile is kept where the lower end of that share's 95 % interval is at least 0.99. Requests of one run miss
+a promise together (a burst fills the queue for minutes), so there are :data:`NUM_RUNS` independent runs, and the
+interval is the wider of Student's over the means of the runs and of Wilson's, as if all requests were independent.
 """
 
 from __future__ import annotations
@@ -24,15 +25,16 @@ from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests
 from meshplan.planner.simulation.arrivals import scaled
 from meshplan.planner.simulation.deployment import serve, site_of
 from meshplan.planner.simulation.metrics import (
-    CONFIDENCE_Z,
-    NUM_BATCHES,
     QUANTILES,
     attained,
-    confidence_interval,
     samples_of,
     wilson_lower,
 )
 
+# Independent runs, and Student's t of their number less one at 97.5 %.
+NUM_RUNS, STUDENT_T = 20, 2.093
+# Runs after which a plan that is far from its promises is given up.
+NUM_SCREENED = 3
 Bools = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 
@@ -55,6 +57,13 @@ class Kept:
     lower: float
     is_kept: bool
 
+    @property
+    def falls_short(self) -> bool:
+        """Missed even without the interval: more runs would not help."""
+        if self.promise.percentile == "mean":
+            return self.attained > self.promise.limit_s
+        return self.attained < QUANTILES[self.promise.percentile]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
@@ -63,7 +72,8 @@ class Replay:
     Args:
         scenario: its index.
         kept: every promise.
-        num_requests: replayed, all services.
+        num_requests: replayed, all services and runs.
+        num_runs: independent runs.
         num_rejected: that fit no replica.
         by_kind: kind → share of its requests that keep every promise; only kinds that were sent some.
         burstiness: of the arrivals, largest over the services.
@@ -73,6 +83,7 @@ class Replay:
     scenario: int
     kept: tuple[Kept, ...]
     num_requests: int
+    num_runs: int
     num_rejected: int
     by_kind: Mapping[int, float]
     burstiness: float
@@ -93,9 +104,9 @@ def replay(
     scenario: int,
     num_requests: int,
     burstiness: float | None = None,
-    seed: int = 0,
+    seeds: Sequence[int],
 ) -> Replay:
-    """Serve one scenario's traffic with the plan.
+    """Serve one scenario's traffic with the plan, once for each seed.
 
     Args:
         question: services and machines.
@@ -103,9 +114,9 @@ def replay(
         offerings: its kinds, with what runs.
         allocation: the plan.
         scenario: whose rates and routing.
-        num_requests: of each service.
+        num_requests: of each service in each run.
         burstiness: of the arrivals; None for each workload's own.
-        seed: of lengths, arrivals and routing.
+        seeds: of lengths, arrivals and routing; a run each.
     """
     kept: list[Kept] = []
     by_kind: dict[int, float] = {}
@@ -118,21 +129,24 @@ def replay(
         if not rates.sum() > 0.0:
             continue
         spread = service.burstiness if burstiness is None else burstiness
-        requests, bucket = sample(service, rates, num_requests, spread, seed + index)
         shares = np.array(allocation.routing[scenario])[:, span]
-        run = _Run(question, problem, offerings, allocation, service, scenario)
+        run = _Runs(problem, offerings, allocation, service, scenario)
         try:
-            run.serve(requests, bucket, shares, seed)
+            for seed in seeds:
+                requests, bucket = sample(service, rates, num_requests, spread, (seed, index))
+                run.serve(requests, bucket, shares, seed)
+                total += len(requests)
         except SpecError as error:
             notes.append(f"{service.name}: {error.problems[0].message}")
             continue
         kept += [run.kept(index, promise) for promise in service.promises]
         by_kind |= run.by_kind
-        total, rejected = total + len(requests), rejected + run.num_rejected
+        rejected += run.num_rejected
     return Replay(
         scenario=scenario,
         kept=tuple(kept),
         num_requests=total,
+        num_runs=len(seeds),
         num_rejected=rejected,
         by_kind=by_kind,
         burstiness=max([burstiness or 1.0] if burstiness else [one.burstiness for one in question.services]),
@@ -141,7 +155,7 @@ def replay(
 
 
 def sample(
-    service: Service, rates: NDArray[np.float64], num: int, burstiness: float, seed: int
+    service: Service, rates: NDArray[np.float64], num: int, burstiness: float, seed: tuple[int, int]
 ) -> tuple[Requests, Ints]:
     """Requests of a service and the bucket of each, ``num`` of them, at the rates of a scenario.
 
@@ -180,26 +194,30 @@ def _tiled(service: Service, trace: Requests, rate: float, num: int) -> tuple[Re
     return scaled(requests, rate), np.tile(bucket, times)
 
 
-class _Run:
-    """One service in one scenario."""
+class _Runs:
+    """One service in one scenario, run by run."""
 
     def __init__(
         self,
-        question: AllocationQuestion,
         problem: FleetProblem,
         offerings: Sequence[Offering],
         allocation: FleetAllocation,
         service: Service,
         scenario: int,
     ) -> None:
-        self.question, self.problem, self.offerings = question, problem, offerings
+        self.problem, self.offerings = problem, offerings
         self.service = service
         counts = allocation.replicas[problem.stage_of(scenario)]
         self.usable = [max(count - problem.min_spare_replicas, 0) for count in counts]
-        self.within: dict[Objective, Bools] = {}
-        self.latency: dict[Objective, NDArray[np.float64]] = {}
-        self.by_kind: dict[int, float] = {}
+        self.within: dict[Objective, list[Bools]] = {promise: [] for promise in service.promises}
+        self.latency: dict[Objective, list[NDArray[np.float64]]] = {promise: [] for promise in service.promises}
+        self.of_kind: dict[int, list[Bools]] = {}
         self.num_rejected = 0
+
+    @property
+    def by_kind(self) -> dict[int, float]:
+        """Kind → share of its requests that keep every promise."""
+        return {g: float(np.concatenate(runs).mean()) for g, runs in self.of_kind.items()}
 
     def serve(self, requests: Requests, bucket: Ints, shares: NDArray[np.float64], seed: int) -> None:
         """Route and serve everything.
@@ -215,8 +233,8 @@ class _Run:
         routed = (rng.random(len(requests)) > weights).sum(axis=0)
         num = len(requests)
         for promise in self.service.promises:
-            self.within[promise] = np.zeros(num, dtype=bool)
-            self.latency[promise] = np.full(num, np.nan)
+            self.within[promise].append(np.zeros(num, dtype=bool))
+            self.latency[promise].append(np.full(num, np.nan))
         for g in np.unique(routed).tolist():
             self._serve_kind(g, requests, np.flatnonzero(routed == g), self._pools(g, shares))
 
@@ -254,36 +272,43 @@ class _Run:
         everything = np.ones(len(part), dtype=bool)
         for promise in self.service.promises:
             within = attained(run, [promise])
-            self.within[promise][chosen] = within
+            self.within[promise][-1][chosen] = within
             everything &= within
             metric = "tpot" if promise.metric == "itl" else promise.metric
             counted = run.is_served & (run.output_length > 1) if metric == "tpot" else run.is_served
-            self.latency[promise][chosen[counted]] = samples_of(run, metric)
-        self.by_kind[g] = float(everything.mean())
+            self.latency[promise][-1][chosen[counted]] = samples_of(run, metric)
+        self.of_kind.setdefault(g, []).append(everything)
 
     def kept(self, index: int, promise: Objective) -> Kept:
         """A promise held against what was served."""
         if promise.percentile == "mean":
-            latencies = self.latency[promise][~np.isnan(self.latency[promise])]
-            upper = confidence_interval(latencies, "mean")[1]
-            mean = float(latencies.mean()) if len(latencies) else 0.0
+            runs = [run[~np.isnan(run)] for run in self.latency[promise]]
+            means = np.array([run.mean() if len(run) else 0.0 for run in runs])
+            mean = float(means.mean())
+            upper = mean + _half_width(means)
             return Kept(service=index, promise=promise, attained=mean, lower=upper, is_kept=upper <= promise.limit_s)
         within = self.within[promise]
-        lower = lower_limit(within)
+        lower, share = lower_limit(within), float(np.concatenate(within).mean())
         return Kept(
             service=index,
             promise=promise,
-            attained=float(within.mean()),
+            attained=share,
             lower=lower,
             is_kept=lower >= QUANTILES[promise.percentile],
         )
 
 
-def lower_limit(within: Bools) -> float:
-    """Lower end of the 95 % interval of a share of requests in order of arrival."""
-    batches = [float(batch.mean()) for batch in np.array_split(within, NUM_BATCHES)]
-    spread = CONFIDENCE_Z * float(np.std(batches, ddof=1)) / math.sqrt(NUM_BATCHES)
-    return min(wilson_lower(int(np.count_nonzero(within)), len(within)), max(float(within.mean()) - spread, 0.0))
+def lower_limit(within: Sequence[Bools]) -> float:
+    """Lower end of the 95 % interval of a share of requests, from independent runs."""
+    everything = np.concatenate(within)
+    means = np.array([run.mean() for run in within])
+    wilson = wilson_lower(int(np.count_nonzero(everything)), len(everything))
+    return min(wilson, max(float(means.mean()) - _half_width(means), 0.0))
+
+
+def _half_width(means: NDArray[np.float64]) -> float:
+    """Of Student's interval of the mean of independent runs."""
+    return STUDENT_T * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
 
 
 def with_headroom(problem: FleetProblem, more: Mapping[int, float]) -> FleetProblem:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.allocation_capacity import FloatArray, Offering, Replica, capacities, offerings, replicas
 from meshplan.planner.allocation_question import AllocationQuestion
-from meshplan.planner.allocation_replay import Replay, replay, with_headroom
+from meshplan.planner.allocation_replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.simulation.metrics import QUANTILES
@@ -145,8 +145,8 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
         if solution.assignment is None or not compiled.question.spec.replay.enabled:
             done = Searched(compiled=current, solution=solution, replays=(), num_rounds=rounds - 1, first_cost=first)
             return best if best is not None and solution.assignment is None else done
-        # Other requests every time: the ones that passed are none that the head-room was chosen by.
-        replays = _replays(current, solution.assignment, seed + rounds - 1)
+        # Other requests every time: those that pass are not the ones that the head-room was chosen by.
+        replays = _replays(current, solution.assignment, (seed * MAX_ROUNDS + rounds) * NUM_RUNS)
         best = Searched(compiled=current, solution=solution, replays=replays, num_rounds=rounds, first_cost=first)
         if on_progress is not None:
             on_progress(Progress(incumbent=solution.objective, bound=first, note=f"replay {rounds}"))
@@ -160,20 +160,32 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
     return best
 
 
-def _replays(compiled: Compiled, allocation: FleetAllocation, seed: int) -> tuple[Replay, ...]:
-    spec = compiled.question.spec
-    return tuple(
-        replay(
-            compiled.question,
-            compiled.problem,
-            compiled.offerings,
-            allocation,
-            scenario=s,
-            num_requests=spec.replay.num_requests,
-            burstiness=spec.replay.burstiness,
-            seed=seed,
-        )
+def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tuple[Replay, ...]:
+    """A few runs of every scenario; all of them where those leave hope."""
+    screened = tuple(
+        replay_scenario(compiled, allocation, s, range(first, first + NUM_SCREENED))
         for s in range(len(compiled.problem.scenarios))
+    )
+    if any(kept.falls_short for one in screened for kept in one.kept):
+        return screened
+    return tuple(
+        replay_scenario(compiled, allocation, s, range(first, first + NUM_RUNS))
+        for s in range(len(compiled.problem.scenarios))
+    )
+
+
+def replay_scenario(compiled: Compiled, allocation: FleetAllocation, scenario: int, seeds: Sequence[int]) -> Replay:
+    """One scenario's traffic as the spec wants it replayed."""
+    spec = compiled.question.spec.replay
+    return replay(
+        compiled.question,
+        compiled.problem,
+        compiled.offerings,
+        allocation,
+        scenario=scenario,
+        num_requests=spec.num_requests,
+        burstiness=spec.burstiness,
+        seeds=seeds,
     )
 
 

@@ -184,7 +184,9 @@ class ScheduleSpec(SpecModel):
 class ReplaySpec(SpecModel):
     """How the plan is proven by simulation."""
 
-    num_requests: Annotated[int, Field(strict=True, ge=500, le=1_000_000)] = 6000
+    num_requests: Annotated[int, Field(strict=True, ge=500, le=1_000_000)] = Field(
+        default=5000, description="of each service in each of the runs"
+    )
     burstiness: Annotated[float, Field(ge=1, le=100)] | None = Field(
         default=None, description="of the replayed arrivals; default: the workload's"
     )

@@ -138,7 +138,9 @@ def routed(
     """
     routing, utilization = [], []
     for s in range(len(problem.scenarios)):
-        shares = _route(problem, s, replicas[problem.stage_of(s)])
+        shares, peak = route(problem, s, replicas[problem.stage_of(s)])
+        if peak > 1.0 + _FITS * max(len(problem.buckets), 1):
+            raise SolverError(f"the routing over the chosen fleet needs {peak:.6f} times its capacity")
         load = loads(problem, s)
         busy = np.where(shares > 0, shares * np.where(np.isfinite(load), load, 0.0), 0.0).sum(axis=1)
         usable = np.array([_usable(problem, count) for count in replicas[problem.stage_of(s)]], dtype=float)
@@ -152,8 +154,13 @@ def _usable(problem: FleetProblem, count: int) -> int:
     return max(count - problem.min_spare_replicas, 0)
 
 
-def _route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> FloatArray:
-    """[kinds, buckets] shares that minimise the peak of load over u · usable replicas (a linear program)."""
+def route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> tuple[FloatArray, float]:
+    """Shares that minimise the peak over the kinds of load / (u · usable replicas): a linear program.
+
+    Returns:
+        [kinds, buckets] shares, and the peak: above 1 the replicas do not carry the scenario; ∞ where a bucket has
+        nowhere to go.
+    """
     program, load = Program(), loads(problem, scenario)
     peak = program.column(0.0, math.inf, cost=1.0)
     columns: dict[tuple[int, int], int] = {}
@@ -167,14 +174,14 @@ def _route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> Flo
         if row:
             program.row({peak: size, **row}, low=0.0)
     shares = np.zeros(load.shape)
-    if not columns:
-        return shares
+    if not any(problem.scenarios[scenario].request_rate_per_s):
+        return shares, 0.0
     solved = solve_relaxed(program)
-    if not solved.values or solved.objective > 1.0 + _FITS * max(len(problem.buckets), 1):
-        raise SolverError(f"the routing over the chosen fleet needs {solved.objective:.6f} times its capacity")
+    if not solved.values:
+        return shares, math.inf
     for (g, b), column in columns.items():
         shares[g, b] = max(solved.values[column], 0.0)
-    return shares
+    return shares, solved.objective
 
 
 def bucket_prices(problem: FleetProblem, scenario: int = 0) -> list[float | None]:
