@@ -87,6 +87,8 @@ def next_commands(plan: Plan, db: str | None, emitted: bool) -> list[str]:
         if not emitted:
             commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
         commands.append(f"meshplan plans record {plan.plan_id}{where} measured.json")
+    elif allocation_report.is_market_plan(plan):
+        commands.append(f"meshplan emit {plan.plan_id}{where} --out fleet")
     elif plan.kind == "serving":
         tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
         commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={max(tensor // 2, 1)}"]

@@ -249,8 +249,6 @@ def config_document(searched: Searched) -> dict[str, Any]:
         for pool, (g, _) in zip(document["pools"], used, strict=True):
             pool["kind"] = problem.kinds[g].name
             pool["offer"] = problem.offers[problem.kinds[g].offer].name
-        services.append(
-            {"name": service.name, "model": service.problem.shape.slug, "checkpoint": service.model_path, **document}
-        )
+        services.append({"name": service.name, "model": service.problem.shape.slug, **document})
     units = {offer.name: count for offer, count in zip(problem.offers, allocation.units[0], strict=True) if count}
     return {"services": services, "units": units}

@@ -46,9 +46,14 @@ def explain_allocation(compiled: Compiled) -> dict[str, Any]:
 
 
 def _beyond(compiled: Compiled) -> list[int]:
-    """Buckets with traffic that no kind (or no pair of prefill and decode kinds) serves within the promises."""
+    """Buckets with traffic that no kind (or no pair of prefill and decode kinds) serves within the promises.
+
+    Where the router cannot tell buckets apart, a kind has to serve all of them.
+    """
     problem = compiled.problem
     table = np.array(problem.max_request_rate_per_s).reshape(len(problem.kinds), len(problem.buckets)) > 0.0
+    for group in problem.tied:
+        table[:, group] = table[:, group].all(axis=1, keepdims=True)
     by_role = {
         role: table[[g for g, kind in enumerate(problem.kinds) if kind.role is role]].any(axis=0) for role in Role
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class Service:
         buckets: requests by size.
         burstiness: coefficient of variation of the gaps between arrivals.
         trace: recorded requests; None for a histogram.
-        model_path: where the checkpoint is published.
+        tied: groups of its buckets that the router cannot tell apart.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Service:
     buckets: tuple[SizedBucket, ...]
     burstiness: float
     trace: Requests | None
-    model_path: str
+    tied: tuple[tuple[int, ...], ...] = ()
 
     @property
     def promises(self) -> tuple[Objective, ...]:
@@ -136,6 +136,21 @@ def cut_trace(trace: Requests, workload: AllocationWorkloadSpec) -> tuple[SizedB
                 )
             )
     return tuple(buckets)
+
+
+def indistinct(buckets: Sequence[SizedBucket]) -> tuple[tuple[int, ...], ...]:
+    """Groups of buckets that a router cannot tell apart by the prompt: those whose ranges of prompts meet."""
+    order = sorted(range(len(buckets)), key=lambda b: buckets[b].range.input_tokens)
+    groups: list[list[int]] = []
+    most = -1
+    for b in order:
+        low, high = buckets[b].range.input_tokens
+        if groups and low <= most:
+            groups[-1].append(b)
+        else:
+            groups.append([b])
+        most = max(most, high)
+    return tuple(tuple(sorted(group)) for group in groups)
 
 
 def _cut(lengths: NDArray[np.int64], edges: list[int] | None) -> NDArray[np.int64]:

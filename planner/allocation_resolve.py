@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import SpecError, UnknownEntryError
 from meshplan.catalogs.hardware import NodeType, Price
-from meshplan.planner.allocation_question import AllocationQuestion, Service, SizedBucket, cut_trace, histogram
+from meshplan.planner.allocation_question import (
+    AllocationQuestion,
+    Service,
+    SizedBucket,
+    cut_trace,
+    histogram,
+    indistinct,
+)
 from meshplan.planner.allocation_spec import AllocationSpec, OfferSpec, ServiceSpec
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, Offer
 from meshplan.planner.problems.serving import Requests
@@ -192,7 +199,7 @@ def _service(
         buckets=buckets,
         burstiness=service.workload.burstiness,
         trace=trace,
-        model_path=service.model,
+        tied=indistinct(buckets) if service.workload.router_knows == "input_length" else (),
     )
     return made, resolved
 

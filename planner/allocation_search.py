@@ -93,6 +93,7 @@ def assemble(
         start_usd=spec.switching.start_usd if spec.schedule is None else 0.0,
         stop_usd=spec.switching.stop_usd if spec.schedule is None else 0.0,
         switch_hours=spec.switching.hours,
+        tied=_tied(question),
     )
     return Compiled(
         question=question,
@@ -101,6 +102,16 @@ def assemble(
         problem=problem,
         rejected=rejected or Counter(),
     )
+
+
+def _tied(question: AllocationQuestion) -> tuple[tuple[int, ...], ...]:
+    """Groups of all services, in the numbers of the question's buckets."""
+    groups: list[tuple[int, ...]] = []
+    first = 0
+    for service in question.services:
+        groups += [tuple(first + b for b in group) for group in service.tied]
+        first += len(service.buckets)
+    return tuple(groups)
 
 
 def _table(table: FloatArray) -> list[list[float]]:

@@ -60,6 +60,10 @@ class AllocationWorkloadSpec(SpecModel):
         default=1.0, description="coefficient of variation of the gaps between arrivals; 1 is Poisson"
     )
     prefix_hit_rate: Share = Field(default=0.0, description="share of prompt tokens found in the prefix cache")
+    router_knows: Literal["lengths", "input_length"] = Field(
+        default="lengths",
+        description="what requests are routed by: prompt and (predicted) answer, or the prompt alone",
+    )
 
     @model_validator(mode="after")
     def _one_form(self) -> AllocationWorkloadSpec:

@@ -128,6 +128,8 @@ class FleetProblem:
         start_usd: of a unit that does not run today.
         stop_usd: of a unit that runs today and is given back.
         switch_hours: hours over which the cost of switching is spread.
+        tied: groups of buckets that the router cannot tell apart (it sees a prompt, not the answer to come): they are
+            sent in the same shares. Buckets in no group are routed by themselves.
     """
 
     name: str
@@ -145,6 +147,13 @@ class FleetProblem:
     start_usd: float = 0.0
     stop_usd: float = 0.0
     switch_hours: float = 1.0
+    tied: tuple[tuple[int, ...], ...] = ()
+
+    @property
+    def routed_together(self) -> tuple[tuple[int, ...], ...]:
+        """Every bucket in exactly one group."""
+        grouped = {b for group in self.tied for b in group}
+        return (*self.tied, *((b,) for b in range(len(self.buckets)) if b not in grouped))
 
     def fill(self, kind: int) -> float:
         """Share of its capacity to which a replica of a kind may be filled."""
@@ -210,7 +219,7 @@ def as_plain(problem: FleetProblem) -> GpuAllocationProblem | None:
     A replica then costs the units that it fills, and kinds meet nowhere but in the routing.
     """
     extras = (problem.max_power_w, problem.max_usd_per_hour)
-    if len(problem.scenarios) > 1 or any(extra is not None for extra in extras):
+    if len(problem.scenarios) > 1 or problem.tied or any(extra is not None for extra in extras):
         return None
     if problem.objective is not FleetObjective.COST or any(kind.role is not Role.MIXED for kind in problem.kinds):
         return None

@@ -22,6 +22,7 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetObjective, FleetProblem, as_plain
 from meshplan.planner.solvers import gpu_allocation
 from meshplan.planner.solvers.gpu_allocation_fleet_program import (
+    arriving,
     fleet_program,
     loads,
     share_columns,
@@ -165,12 +166,15 @@ def route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> tupl
     peak = program.column(0.0, math.inf, cost=1.0)
     columns: dict[tuple[int, int], int] = {}
     room = np.array([problem.fill(g) * _usable(problem, count) for g, count in enumerate(replicas)])
-    for b, rate in enumerate(problem.scenarios[scenario].request_rate_per_s):
-        if rate > 0.0:
-            found, _ = share_columns(problem, program, np.isfinite(load[:, b]) & (room > 0.0), most=math.inf)
-            columns.update({(g, b): column for g, column in found.items()})
+    for group in arriving(problem, scenario):
+        serves: npt.NDArray[np.bool_] = np.isfinite(load[:, group]).all(axis=1) & (room > 0.0)
+        found, _ = share_columns(problem, program, serves, most=math.inf)
+        columns.update({(g, b): column for g, column in found.items() for b in group})
     for g, size in enumerate(room.tolist()):
-        row = {columns[g, b]: -float(load[g, b]) for b in range(len(problem.buckets)) if (g, b) in columns}
+        row: dict[int, float] = {}
+        for b in range(len(problem.buckets)):
+            if (g, b) in columns:
+                row[columns[g, b]] = row.get(columns[g, b], 0.0) - float(load[g, b])
         if row:
             program.row({peak: size, **row}, low=0.0)
     shares = np.zeros(load.shape)
@@ -185,12 +189,16 @@ def route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> tupl
 
 
 def bucket_prices(problem: FleetProblem, scenario: int = 0) -> list[float | None]:
-    """What a million more requests of each bucket cost in the linear relaxation, USD; None without traffic."""
+    """What a million more requests of each bucket cost in the linear relaxation, USD; None without traffic.
+
+    Buckets that are routed together have the price of their mix.
+    """
     built = fleet_program(problem)
     solved = solve_relaxed(built.program)
     prices: list[float | None] = [None] * len(problem.buckets)
+    together = {b: group for group in problem.routed_together for b in group}
     for (s, b), row in built.served.items():
         if s == scenario and solved.duals:
-            rate = problem.scenarios[s].request_rate_per_s[b]
+            rate = sum(problem.scenarios[s].request_rate_per_s[k] for k in together[b])
             prices[b] = solved.duals[row] / rate / 3600.0 * 1e6
     return prices

@@ -159,10 +159,11 @@ def _traffic(
     served: dict[tuple[int, int], int],
 ) -> None:
     load = loads(problem, scenario)
-    for b, rate in enumerate(problem.scenarios[scenario].request_rate_per_s):
-        if rate > 0.0:
-            columns, served[scenario, b] = share_columns(problem, program, np.isfinite(load[:, b]), most=1.0)
-            shares.update({(scenario, g, b): column for g, column in columns.items()})
+    for group in arriving(problem, scenario):
+        serves: npt.NDArray[np.bool_] = np.all(np.isfinite(load[:, group]), axis=1)
+        columns, row_of_group = share_columns(problem, program, serves, most=1.0)
+        served.update({(scenario, b): row_of_group for b in group})
+        shares.update({(scenario, g, b): column for g, column in columns.items() for b in group})
     for g in range(len(problem.kinds)):
         fill = problem.fill(g)
         row = {replicas[g]: fill}
@@ -170,8 +171,16 @@ def _traffic(
             row[in_use[g]] = -fill * problem.min_spare_replicas
         for b in range(len(problem.buckets)):
             if (scenario, g, b) in shares:
-                row[shares[scenario, g, b]] = -float(load[g, b])
+                column = shares[scenario, g, b]
+                row[column] = row.get(column, 0.0) - float(load[g, b])
         program.row(row, low=0.0)
+
+
+def arriving(problem: FleetProblem, scenario: int) -> list[list[int]]:
+    """Buckets with traffic, by what is routed together."""
+    rates = problem.scenarios[scenario].request_rate_per_s
+    groups = [[b for b in group if rates[b] > 0.0] for group in problem.routed_together]
+    return [group for group in groups if group]
 
 
 def share_columns(

@@ -143,6 +143,23 @@ def test_tensor_parallel_groups_are_kinds_where_promises_need_them(catalog: Cata
 # --- more than one service, scenario or role --------------------------------------------------------------------------
 
 
+def test_a_router_that_sees_prompts_only_pays_for_it(catalog: Catalog) -> None:
+    buckets = [
+        {"input_tokens": [16, 512], "output_tokens": [8, 64], "request_rate_per_s": 20.0},
+        {"input_tokens": [16, 512], "output_tokens": [65, 2000], "request_rate_per_s": 4.0},
+        {"input_tokens": [513, 9000], "output_tokens": [8, 500], "request_rate_per_s": 2.0},
+    ]
+    costs = []
+    for knows in ("lengths", "input_length"):
+        made = make_plan(spec(workload={"buckets": buckets, "router_knows": knows}), catalog)
+        assert made.answer is not None
+        assert made.solution["kept"]
+        costs.append(solve_fleet(compiled(spec(workload=made.spec["workload"]), catalog).problem).objective or 0.0)
+    first, second, _ = (one["scenarios"][0]["weights"] for one in made.answer["services"][0]["buckets"])
+    assert first == second
+    assert costs[0] <= costs[1] + 1e-9
+
+
 def test_two_models_share_a_fleet(catalog: Catalog) -> None:
     first = {"name": "small", **{key: SPEC[key] for key in ("model", "workload", "slo")}}
     second = {**copy.deepcopy(first), "name": "other", "model": "mistral-7b"}

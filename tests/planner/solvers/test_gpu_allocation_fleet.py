@@ -84,7 +84,13 @@ RATE = st.sampled_from([0.0, 0.2, 1.0, 3.0, 7.5])
 
 @st.composite
 def fleets(
-    draw: st.DrawFn, *, capped: bool = True, scenarios: int = 2, split: bool = False, whole: bool = False
+    draw: st.DrawFn,
+    *,
+    capped: bool = True,
+    scenarios: int = 2,
+    split: bool = False,
+    whole: bool = False,
+    tied: bool = False,
 ) -> FleetProblem:
     num_offers, num_buckets = draw(st.integers(1, 3)), draw(st.integers(1, 3))
     cap = st.one_of(st.none(), st.integers(0, 4)) if capped else st.none()
@@ -126,11 +132,12 @@ def fleets(
         max_utilization=draw(st.sampled_from([1.0, 0.85])),
         min_spare_replicas=draw(st.integers(0, 1)),
         policy=draw(st.sampled_from(list(ScenarioPolicy))),
+        tied=draw(st.sampled_from([(), ((0, num_buckets - 1),)])) if tied and num_buckets > 1 else (),
     )
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
-@given(problem=fleets())
+@given(problem=fleets(tied=True))
 def test_scip_and_cbc_agree(problem: FleetProblem) -> None:
     assert cost_of(problem) == pytest.approx(cost_of(problem, "cbc"), rel=1e-6)
 
@@ -239,6 +246,18 @@ def test_prefill_and_decode_apart_never_cost_more(problem: FleetProblem) -> None
         max_request_rate_per_s=tuple(problem.max_request_rate_per_s[g] for g in mixed),
     )
     assert cost_of(problem) <= cost_of(only) + 1e-6
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(problem=fleets(scenarios=1, tied=True))
+def test_a_router_that_sees_less_never_costs_less(problem: FleetProblem) -> None:
+    solution = solve_fleet(problem)
+    if solution.assignment is not None and problem.tied:
+        first, last = problem.tied[0]
+        rates = problem.scenarios[0].request_rate_per_s
+        for row in solution.assignment.routing[0]:
+            assert row[first] == row[last] or not (rates[first] and rates[last])
+    assert cost_of(replace(problem, tied=())) <= cost_of(problem) + 1e-6
 
 
 # --- what each part means ---------------------------------------------------------------------------------------------
