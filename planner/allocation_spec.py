@@ -18,7 +18,8 @@ from meshplan.planner.problems.quantization import KV_CACHE_BYTES
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.serving_spec import MAX_RATE_PER_S, SCHEME_NAMES, Latency, Tokens, known_promises, promises_of
 from meshplan.planner.solvers.serving_candidates import MAX_UTILIZATION
-from meshplan.planner.spec import MAX_USD, Count, Dollars, SpecModel, read_spec
+from meshplan.planner.spec import read_spec
+from meshplan.planner.spec_fields import MAX_USD, Count, Dollars, SpecModel
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|currency")

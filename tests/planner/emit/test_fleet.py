@@ -23,14 +23,15 @@ SPEC: dict[str, Any] = {
     "model": "llama-3.1-8b",
     "market": {
         "offers": [
-            {"type": "aws-g6e-xlarge", "terms": ["on-demand", "spot"], "interruption_headroom": 0.2, "max_nodes": 4},
+            {"type": "aws-g6e-xlarge", "terms": ["spot"], "interruption_headroom": 0.2, "max_nodes": 2},
+            {"type": "aws-g6e-xlarge"},
             {"type": "dgx-h100"},
         ]
     },
     "workload": {
         "buckets": [
             {"input_tokens": [16, 256], "output_tokens": [8, 128], "request_rate_per_s": 30.0},
-            {"input_tokens": [257, 8000], "output_tokens": [8, 512], "request_rate_per_s": 9.0},
+            {"input_tokens": [257, 8000], "output_tokens": [8, 512], "request_rate_per_s": 5.0},
         ],
     },
     "slo": {"ttft_p99_s": 2.0, "tpot_p99_s": 0.08},
