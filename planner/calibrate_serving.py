@@ -126,8 +126,15 @@ class Row:
         self.log_measured = np.array([np.log(run.measured[name]) for name in self.metrics])
         self.noise = np.array([noise[name] for name in self.metrics])
         pool = run.config.pools[-1]
-        self.curve = (self.group, self.key, pool.layout, pool.quantization, run.workload.input_length,
-                      run.workload.output_length, run.config.num_devices)
+        self.curve = (
+            self.group,
+            self.key,
+            pool.layout,
+            pool.quantization,
+            run.workload.input_length,
+            run.workload.output_length,
+            run.config.num_devices,
+        )
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Ln f at θ; NaN where the run does not fit the device."""

@@ -40,10 +40,15 @@ def curve_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
     """What rows share that differ in their concurrency or lengths only: one server, as it was started."""
     section = _section(row)
     server = next((part.strip() for part in section.split(";") if "config_id" in part), "")
-    workload = {
-        key: value for key, value in _part(row, "workload").items() if key in ("quantization", "disaggregated")
-    }
-    parts = [row.get("group"), server, row.get("precision"), _part(row, "framework"), _part(row, "parallelism"), workload]
+    workload = {key: value for key, value in _part(row, "workload").items() if key in ("quantization", "disaggregated")}
+    parts = [
+        row.get("group"),
+        server,
+        row.get("precision"),
+        _part(row, "framework"),
+        _part(row, "parallelism"),
+        workload,
+    ]
     return tuple(repr(part) for part in parts)
 
 

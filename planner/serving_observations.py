@@ -18,7 +18,13 @@ from meshplan.catalogs.observed_model import shape_from_observation
 from meshplan.planner.estimators.serving.memory import worker_memory
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.quantization import BYTES_16_BIT, KV_CACHE_BYTES, SCHEMES, Quantization, checkpoint_formats
+from meshplan.planner.problems.quantization import (
+    BYTES_16_BIT,
+    KV_CACHE_BYTES,
+    SCHEMES,
+    Quantization,
+    checkpoint_formats,
+)
 from meshplan.planner.problems.serving import (
     Arrival,
     EngineLimits,

@@ -126,9 +126,7 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
     if spec.cluster.profile is not None:
         problems.say("cluster.profile", "measured links move training plans only, so far; leave it out")
     if spec.cluster.exclude is not None or spec.cluster.spare_nodes:
-        problems.say(
-            "cluster", "excluded and spare nodes belong to training plans: give the nodes that are left"
-        )
+        problems.say("cluster", "excluded and spare nodes belong to training plans: give the nodes that are left")
     if spec.cluster.links is not None and spec.cluster.links.describes_unevenness:
         problems.say("cluster.links", "uneven links move training plans only, so far; give intra_node and inter_node")
     if spec.cluster.nodes is not None:

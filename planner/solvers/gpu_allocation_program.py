@@ -60,12 +60,14 @@ class Solved:
         objective: of the values; infinite where there is no solution.
         bound: no solution is cheaper; infinite where it is proven that there is none.
         duals: [rows] of a program without whole columns; empty otherwise.
+        num_iterations: of the simplex method, all boxes together: the work, the same on every run. Of SCIP only.
     """
 
     values: tuple[float, ...]
     objective: float
     bound: float
     duals: tuple[float, ...] = ()
+    num_iterations: int = 0
 
 
 def solve_program(program: Program, backend: str = "scip", *, max_nodes: int | None = None) -> Solved:
@@ -138,14 +140,20 @@ def _with_scip(program: Program, max_nodes: int | None) -> Solved:
         return Solved(values=(), objective=math.inf, bound=math.inf)
     if status not in (solver.OPTIMAL, solver.FEASIBLE):
         if max_nodes is not None and status == solver.NOT_SOLVED:
-            return Solved(values=(), objective=math.inf, bound=float(solver.Objective().BestBound()))
+            bound = float(solver.Objective().BestBound())
+            return Solved(values=(), objective=math.inf, bound=bound, num_iterations=solver.iterations())
         raise SolverError(f"SCIP stopped with status {status} before a proof")
     objective, bound = float(solver.Objective().Value()), float(solver.Objective().BestBound())
     if status == solver.FEASIBLE and max_nodes is None:
         raise SolverError(f"SCIP stopped at {objective:g} with the bound {bound:g} before a proof")
     if objective - bound <= _MET * max(abs(objective), 1.0):
         bound = objective
-    return Solved(values=tuple(column.solution_value() for column in columns), objective=objective, bound=bound)
+    return Solved(
+        values=tuple(column.solution_value() for column in columns),
+        objective=objective,
+        bound=bound,
+        num_iterations=solver.iterations(),
+    )
 
 
 def _with_cbc(program: Program) -> Solved:

@@ -223,9 +223,9 @@ class Operators:
     ) -> FloatArray:
         """The same with keys and values expanded from the latent cache."""
         flops = 2.0 * pairs * heads * (query_dim + value_dim)
-        surface = latent_attention_surface(measured_as(self.device), "prefill", self.engine) or latent_attention_surface(
-            measured_as(self.device), "prefill"
-        )
+        surface = latent_attention_surface(
+            measured_as(self.device), "prefill", self.engine
+        ) or latent_attention_surface(measured_as(self.device), "prefill")
         if surface is None:
             return self._prefill_roofline_s(flops)
         seconds = surface.time_s(batch=1.0, context=0.0, num_heads=heads, new_tokens=prompt)
