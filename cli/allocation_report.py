@@ -8,7 +8,6 @@ from typing import Any
 from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.quantities import bar, percent
 from meshplan.cli.render import Column, Format, Row, rendered_rows
-from meshplan.cli.serving_report import infeasible_section
 from meshplan.cli.training_report import TICK, effort_text, paragraph, rejected_section
 from meshplan.planner.plan import Plan
 
@@ -64,7 +63,10 @@ def headline(plan: Plan, width: int) -> str:
         known = f"feasible: {solution['objective']:.6g}, at most {percent(solution['gap'])} above the least"
     else:
         known = f"optimal under the estimate: {solution['objective']:.6g} is the least"
-    if solution.get("kept") is not None:
+    replays = (plan.answer or {}).get("replays", ())
+    if any(replay["note"] for replay in replays):
+        known += "; not all of it was replayed"
+    elif solution.get("kept") is not None:
         known += "; every promise is kept in replay" if solution["kept"] else "; A PROMISE IS BROKEN IN REPLAY"
     return paragraph(text, width) + paragraph(f"{known}; {effort_text(solution)}", width)
 
@@ -74,6 +76,15 @@ def top_rows(plan: Plan) -> Sequence[Row]:
     if plan.answer is None:
         return []
     return [unit for fleet in plan.answer["fleets"] for unit in fleet["units"]]
+
+
+def infeasible_section(plan: Plan, width: int) -> str:
+    """What binds, and the changes of which each alone would do."""
+    solution = plan.solution
+    lines = [f"What binds: {solution['binding_constraint']}"]
+    changes = [f"  - {change['change']}" for change in solution["least_change"]]
+    lines += ["What would do, each alone:", *changes] if changes else ["What would do: none of the changes tried"]
+    return "".join(paragraph(line, width, indent="    ") for line in lines)
 
 
 # --- fleet ------------------------------------------------------------------------------------------------------------

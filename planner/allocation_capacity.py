@@ -150,6 +150,11 @@ def _curves(
     mean = _sized(service, bucket.input_length, bucket.output_length)
     longest = _sized(service, bucket.range.input_tokens[1], bucket.range.output_tokens[1])
     places = list(placed_workers(longest, role, rejected))
+    if role is not Role.MIXED:
+        linked = [place for place in places if place.machine.scale_out_bytes_per_s > 0.0]
+        if len(linked) < len(places):
+            rejected["no network that KV caches could go over from prefill to decode"] += len(places) - len(linked)
+        places = linked
     fit = {(place.node_type, place.layout, place.quantization): place for place in _worth_it(places, most_devices)}
     found = []
     for place in placed_workers(mean, role, Counter()):
@@ -246,6 +251,7 @@ def offerings(
                 name=f"{offer.name} {found[r].name}",
                 offer=o,
                 num_devices=found[r].layout.num_devices,
+                service=found[r].service,
                 role=found[r].role,
             )
             kept.append(Offering(kind=kind, replica=found[r]))

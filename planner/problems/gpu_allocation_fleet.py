@@ -81,13 +81,17 @@ class ReplicaKind:
         name: unique in the problem.
         offer: index of its offer.
         num_devices: that one replica takes.
-        role: MIXED serves whole requests; PREFILL and DECODE serve a request together.
+        service: whose requests it serves; kinds of one service only are paired.
+        role: MIXED serves whole requests; PREFILL and DECODE serve a request together. A service has at most one kind
+            in use of each, on offers of one provider and region: engines pair one prefill with one decode pool, over
+            a network.
         headroom: share of its capacity that the plan leaves free beyond the utilisation ceiling.
     """
 
     name: str
     offer: int
     num_devices: int = 1
+    service: int = 0
     role: Role = Role.MIXED
     headroom: float = 0.0
 

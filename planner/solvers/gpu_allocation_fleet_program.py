@@ -14,6 +14,7 @@ Objective     min Σ_t π_t Σ_o c_o · N_to + (start · a_to + stop · z_to) / 
 Constraints   Σ_{g mixed, prefill} x_sgb = 1;  Σ_{g prefill} x_sgb = Σ_{g decode} x_sgb       for each s, b
               Σ_b load_sgb · x_sgb ≤ u_g · (n_t(s)g − spare · y_t(s)g)
               Σ_{g on o} d_g · n_tg ≤ D_o · N_to;  N_to ≤ max_count_o;  n_tg ≤ most_g · y_tg
+              prefill and decode kinds: at most one of each role and service in use, of one provider and region
               N_to equal in all t for reserved offers;  Σ_o power_o · N_to ≤ max_power_w;  Σ_o c_o · N_to ≤ budget
               N_to − present_o ≤ a_to;  present_o − N_to ≤ z_to
 """
@@ -22,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +96,7 @@ def fleet_program(problem: FleetProblem) -> FleetProgram:
         for o, offer in enumerate(problem.offers):
             laid = {counts[g]: -float(kind.num_devices) for g, kind in enumerate(problem.kinds) if kind.offer == o}
             program.row({units[stage][o]: float(offer.num_devices), **laid}, low=0.0)
+        _pairs(problem, program, counts, most)
         replicas.append(tuple(counts))
         in_use.append(flags)
     _limits(problem, program, units)
@@ -147,6 +150,23 @@ def _limits(problem: FleetProblem, program: Program, units: list[tuple[int, ...]
         for o, offer in enumerate(problem.offers):
             if offer.is_fixed:
                 program.row({units[0][o]: 1.0, stage[o]: -1.0}, low=0.0, high=0.0)
+
+
+def _pairs(problem: FleetProblem, program: Program, counts: list[int], most: list[int]) -> None:
+    """At most one prefill and one decode kind of a service in use, side by side."""
+    apart = [g for g, kind in enumerate(problem.kinds) if kind.role is not Role.MIXED]
+    chosen = {g: program.column(0, 1, whole=True) for g in apart}
+    for g, flag in chosen.items():
+        program.row({flag: float(most[g]), counts[g]: -1.0}, low=0.0)
+    for service in {problem.kinds[g].service for g in apart}:
+        mine = [g for g in apart if problem.kinds[g].service == service]
+        prefill, decode = ([g for g in mine if problem.kinds[g].role is role] for role in (Role.PREFILL, Role.DECODE))
+        for alike in (prefill, decode):
+            program.row({chosen[g]: 1.0 for g in alike}, high=1.0)
+        for first, second in product(prefill, decode):
+            offers = [problem.offers[problem.kinds[g].offer] for g in (first, second)]
+            if len({(offer.provider, offer.region) for offer in offers}) > 1:
+                program.row({chosen[first]: 1.0, chosen[second]: 1.0}, high=1.0)
 
 
 def _traffic(

@@ -49,6 +49,10 @@ def cost_of(problem: FleetProblem, backend: str = "scip") -> float:
 def check(problem: FleetProblem, found: FleetAllocation) -> None:
     """Every constraint again, with plain loops."""
     for t, (units, replicas) in enumerate(zip(found.units, found.replicas, strict=True)):
+        apart = [(k, problem.offers[k.offer]) for n, k in zip(replicas, problem.kinds, strict=True) if n]
+        apart = [(kind, offer) for kind, offer in apart if kind.role is not Role.MIXED]
+        assert len({(kind.service, kind.role) for kind, _ in apart}) == len(apart)
+        assert len({(kind.service, offer.region) for kind, offer in apart}) <= len({k.service for k, _ in apart})
         for o, offer in enumerate(problem.offers):
             assert 0 <= units[o] <= (math.inf if offer.max_count is None else offer.max_count)
             assert not offer.is_fixed or units[o] == found.units[0][o]
@@ -104,6 +108,7 @@ def fleets(
             interruption_headroom=draw(st.sampled_from([0.0, 0.2])),
             power_w=draw(st.sampled_from([100.0, 400.0])),
             present=draw(st.integers(0, 2)) if capped is False else 0,
+            region=draw(st.sampled_from(["east", "west"])) if split else None,
         )
         for i in range(num_offers)
     )
