@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshplan.cli import serving_report
+from meshplan.cli import allocation_report, serving_report
 from meshplan.cli.answer_report import answer_report, answer_rows
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.training_report import TOP_COLUMNS, paragraph, top_rows, training_report
@@ -44,6 +44,8 @@ def _views(
         return training_report, top_rows, TOP_COLUMNS
     if plan.kind == "serving":
         return serving_report.serving_report, serving_report.top_rows, serving_report.TOP_COLUMNS
+    if allocation_report.is_market_plan(plan):
+        return allocation_report.allocation_report, allocation_report.top_rows, allocation_report.UNIT_COLUMNS
     return answer_report, answer_rows, _ANSWER_COLUMNS
 
 
@@ -85,6 +87,8 @@ def next_commands(plan: Plan, db: str | None, emitted: bool) -> list[str]:
         if not emitted:
             commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
         commands.append(f"meshplan plans record {plan.plan_id}{where} measured.json")
+    elif allocation_report.is_market_plan(plan):
+        commands.append(f"meshplan emit {plan.plan_id}{where} --out fleet")
     elif plan.kind == "serving":
         tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
         commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={max(tensor // 2, 1)}"]

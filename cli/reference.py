@@ -28,6 +28,7 @@ class SpecKind(StrEnum):
 
     TRAINING = "training"
     SERVING = "serving"
+    ALLOCATION = "gpu-allocation"
 
 
 def schema(
@@ -35,10 +36,17 @@ def schema(
     form: FormatOption = Format.JSON,
 ) -> None:
     """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
+    from meshplan.planner.allocation_spec import AllocationSpec
     from meshplan.planner.serving_spec import ServingSpec
     from meshplan.planner.spec import TrainingSpec, spec_schema
+    from meshplan.planner.spec_fields import SpecModel
 
-    show_document(spec_schema(ServingSpec if kind is SpecKind.SERVING else TrainingSpec), form)
+    models: dict[SpecKind, type[SpecModel]] = {
+        SpecKind.TRAINING: TrainingSpec,
+        SpecKind.SERVING: ServingSpec,
+        SpecKind.ALLOCATION: AllocationSpec,
+    }
+    show_document(spec_schema(models[kind]), form)
 
 
 def support(form: FormatOption = Format.TABLE) -> None:

@@ -76,6 +76,13 @@ def make_plan(
         return plan_serving(
             document, catalog, base, seed=seed, top=top, time_limit_s=time_limit_s, on_progress=on_progress
         )
+    if kind == "gpu-allocation":
+        from meshplan.planner.allocation_spec import is_market_question
+
+        if is_market_question(document):
+            from meshplan.planner.allocation_service import plan_allocation
+
+            return plan_allocation(document, catalog, base, seed=seed, on_progress=on_progress)
     return _plan_stand_alone(kind, document, base, seed, time_limit_s, on_progress)
 
 
@@ -320,6 +327,11 @@ def emit_plan(
 
         emitted = serving_files(plan, target, catalog, image=image, model_path=model_path)
         return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
+    if plan.kind == "gpu-allocation":
+        from meshplan.planner.allocation_launch import allocation_files
+
+        emitted = allocation_files(plan, target, catalog, image=image, model_path=model_path)
+        return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
     from meshplan.planner.emit.artifact import TrainingRequest
     from meshplan.planner.emit.registry import emit, is_orchestrator
     from meshplan.planner.training_plan import shape_from_document
@@ -356,6 +368,8 @@ def plan_target(plan: Plan) -> str | None:
     """The emit target that the plan was made for; None for kinds that nothing launches."""
     if plan.kind == "serving":
         return str(plan.config["engine"]) if plan.config else None
+    if plan.kind == "gpu-allocation" and plan.config:
+        return str(plan.config["services"][0]["engine"])
     if plan.kind != "training":
         return None
     from meshplan.planner.spec import ConstraintsSpec

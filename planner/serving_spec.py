@@ -34,7 +34,12 @@ SCHEME_NAMES = tuple(SCHEMES)
 _OBJECTIVE_KEY = re.compile(rf"({'|'.join(LATENCIES)})_({'|'.join(PERCENTILES)})_s")
 
 
-def _known_promises(slo: dict[str, float]) -> dict[str, float]:
+def known_promises(slo: dict[str, float]) -> dict[str, float]:
+    """The promises as given, where every key is one.
+
+    Raises:
+        ValueError: with the unknown keys.
+    """
     unknown = [key for key in slo if not _OBJECTIVE_KEY.fullmatch(key)]
     if unknown:
         raise ValueError(
@@ -42,6 +47,12 @@ def _known_promises(slo: dict[str, float]) -> dict[str, float]:
             f"not {', '.join(unknown)}"
         )
     return slo
+
+
+def promises_of(slo: Mapping[str, float]) -> tuple[Objective, ...]:
+    """Promises from keys such as ``ttft_p99_s`` and their limits, s; other keys are left out."""
+    matches = [(_OBJECTIVE_KEY.fullmatch(key), limit) for key, limit in slo.items()]
+    return tuple(Objective(metric=match[1], percentile=match[2], limit_s=limit) for match, limit in matches if match)
 
 
 class ServingWorkloadSpec(SpecModel):
@@ -165,7 +176,7 @@ class ServingSpec(SpecModel):
     model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
     cluster: ClusterSpec
     workload: ServingWorkloadSpec
-    slo: Annotated[dict[str, Latency], AfterValidator(_known_promises)] = Field(
+    slo: Annotated[dict[str, Latency], AfterValidator(known_promises)] = Field(
         default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
     )
     objective: ServingObjective = ServingObjective.THROUGHPUT_PER_DEVICE
@@ -180,12 +191,7 @@ class ServingSpec(SpecModel):
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """The promises on latency."""
-        found = []
-        for key, limit in self.slo.items():
-            match = _OBJECTIVE_KEY.fullmatch(key)
-            if match is not None:
-                found.append(Objective(metric=match[1], percentile=match[2], limit_s=limit))
-        return tuple(found)
+        return promises_of(self.slo)
 
 
 def read_serving_spec(document: Mapping[str, Any]) -> ServingSpec:

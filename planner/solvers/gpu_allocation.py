@@ -17,6 +17,8 @@ whole counts by branch and bound (``gpu_allocation_search``); the number of buck
 
 Bound         for all prices w ≥ 0 of a busy replica: Σ_g u_g · w_g · m_g ≥ Σ_b min_g w_g · load_gb. At w_g = c_g / u_g
               this is the closed bound Σ_b min_g c_g · load_gb / u_g; branching sharpens it until it meets the fleet.
+              Wide problems leave a gap there; integer programs over the fleet and the inequalities met so far raise the
+              bound further (``gpu_allocation_cuts``; SCIP, to its tolerance of 1e-6).
 Status        ``optimal`` where bound and cost agree to 1e-9 (relative). Loads may overrun a capacity by 1e-7 replicas a
               replica, which is how exactly sums of shares can be told apart.
 """
@@ -44,7 +46,7 @@ __all__ = ["answer", "solve"]
 SOLVER = "branch and bound over fleets, column generation over loads (GLOP)"
 # Estimated work after which an answer with a gap beats a later proof; a count, so that every run stops at the same box.
 # Narrow problems (few entries of the load matrix) are nearly always proven long before.
-DEFAULT_WORK_NARROW_S, DEFAULT_WORK_WIDE_S = 5.0, 0.9
+DEFAULT_WORK_NARROW_S, DEFAULT_WORK_WIDE_S = 5.0, 1.4
 # How far from the lowest peak the final routing may be: it is for comfort, the fleet is settled.
 _ROUTING_TOLERANCE = 1e-4
 

@@ -342,7 +342,9 @@ def balance(
             break
     shares = np.zeros(load.shape)
     shares[active] = columns.routing()
-    all_prices = np.zeros(num_types)
+    # A type without capacity gets the least price at which it would take no bucket: the proof holds for fleets with it.
+    worth = (best_prices[:, None] * load[active]).min(axis=0)
+    all_prices = np.where(np.isfinite(load), worth / load, 0.0).max(axis=1)
     all_prices[active] = best_prices
     used = np.where(shares > 0, shares * np.where(np.isfinite(load), load, 0.0), 0.0).sum(axis=1)[active]
     return Balance(

@@ -25,6 +25,7 @@ from decimal import Decimal
 
 import numpy as np
 
+from meshplan.planner.solvers.gpu_allocation_cuts import sharpen
 from meshplan.planner.solvers.gpu_allocation_exchange import CutPool, improve
 from meshplan.planner.solvers.gpu_allocation_instance import Instance
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, LoadPolytope
@@ -40,6 +41,8 @@ _NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
 _PRICE_DECIMALS = 6
 # Relative distance within which the bound of a whole box counts as met by the best fleet.
 _MET = 1e-8
+# Share of a wide problem's budget for branch and bound; integer programs over its cuts get the rest.
+_SEARCH_SHARE = 0.45
 # Types searched apart: at most this share of all, with this share of the budget.
 _FEW_TYPES, _FEW_TYPES_WORK = 0.5, 0.4
 
@@ -74,6 +77,13 @@ class Budget:
 
     work_s: float
     deadline_s: float
+
+    def part(self, share: float) -> Budget:
+        """The first part of the budget."""
+        deadline = self.deadline_s
+        if math.isfinite(deadline):
+            deadline = time.monotonic() + share * (deadline - time.monotonic())
+        return Budget(work_s=share * self.work_s, deadline_s=deadline)
 
     def spent(self, work_s: float) -> bool:
         """Whether to stop."""
@@ -117,6 +127,16 @@ class FleetSearch:
         self._nodes = 0
         self._least_whole = math.inf
         self._prices = start
+
+    def sharpened(self, fleet: Fleet, budget: Budget) -> Fleet:
+        """The fleet that integer programs over the cuts make of what the search has found, within the whole budget."""
+        if fleet.usable is None or fleet.bound >= fleet.cost:
+            return fleet
+        spent = self._relaxation.work_s + self._exchange_work_s
+        left = min(budget.work_s - spent, budget.deadline_s - time.monotonic())
+        found = sharpen(self._instance, fleet.usable, fleet.cost, fleet.bound, self._cuts, work_s=left)
+        self._accept(found.usable)
+        return Fleet(usable=found.usable, cost=found.cost, bound=found.bound, nodes=self._nodes, prices=fleet.prices)
 
     def run(self) -> Fleet:
         """Search until the bound meets the best fleet or the budget is spent."""
@@ -283,9 +303,11 @@ def cheapest_fleet(instance: Instance, budget: Budget, on_progress: OnProgress |
     if not instance.load.shape[1]:
         nothing = np.zeros_like(instance.price)
         return Fleet(usable=nothing, cost=0.0, bound=0.0, nodes=0, prices=nothing)
-    fleet = FleetSearch(instance, budget, on_progress).run()
+    first = budget if instance.narrow else budget.part(_SEARCH_SHARE)
+    search = FleetSearch(instance, first, on_progress)
+    fleet = search.run()
     if fleet.usable is not None:
-        return fleet
+        return fleet if instance.narrow else search.sharpened(fleet, budget)
     # No whole fleet came up on the way: everything that can be had decides.
     everything = balance(instance.load, instance.utilization * instance.most)
     if everything is None or everything.bound > 1.0 + WHOLE:

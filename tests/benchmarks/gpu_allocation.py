@@ -1,7 +1,8 @@
 """How fast and how good the GPU allocation solver is; prints figures, asserts nothing.
 
 python tests/benchmarks/gpu_allocation.py FOLDER [--answers DIR]   every instance of a folder, against reference.csv
-python tests/benchmarks/gpu_allocation.py --large [--write DIR]    generated: 32 types × 40² buckets
+python tests/benchmarks/gpu_allocation.py --large [--seeds N] [--write DIR]    generated: 32 types × 40² buckets
+python tests/benchmarks/gpu_allocation.py FOLDER --year            each instance over 8,760 hours with switching costs
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
+from meshplan.planner.problems.gpu_allocation_fleet import lifted
 from meshplan.planner.solvers.gpu_allocation import answer, solve
+from meshplan.planner.solvers.gpu_allocation_schedule import solve_schedule
 
 # Name, USD/h, peak FLOP/s (16 bit), bytes/s, bytes of memory: round datasheet figures, to give realistic ratios.
 FAMILIES = (
@@ -100,18 +103,39 @@ def run(document: dict[str, Any], base: Path, reference: float | None, answers: 
     return solution.cpu_s
 
 
+def year(document: dict[str, Any], base: Path, hours: int = 8760) -> float:
+    """Schedule one instance over a year of daily and weekly waves with noise and growth; its processor seconds."""
+    problem = GpuAllocationProblem.from_document(document, base)
+    hour, rng = np.arange(hours), np.random.default_rng(0)
+    traffic = 0.55 + 0.35 * np.sin(2 * np.pi * (hour % 24 - 9) / 24) + 0.1 * np.sin(2 * np.pi * hour / 168)
+    traffic *= np.exp(0.08 * rng.standard_normal(hours)) * (1 + 0.3 * hour / hours)
+    solution = solve_schedule(lifted(problem), (traffic / traffic.max()).tolist(), start_usd=0.5, stop_usd=0.1)
+    line = f"{problem.name:42s} {solution.status.value:10s} cpu {solution.cpu_s:8.2f} s"
+    if solution.assignment is not None and solution.objective is not None and solution.gap is not None:
+        line += f"  {solution.objective:12.0f} USD  gap {solution.gap:.2%}  {solution.assignment.num_switches} changes"
+        line += f"  the peak's fleet throughout {solution.assignment.constant_usd:12.0f} USD"
+    print(line, flush=True)
+    return solution.cpu_s
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", help="instances, with reference.csv if there is one")
     parser.add_argument("--answers", type=Path, help="write the answers here")
     parser.add_argument("--large", action="store_true", help="generated instances, 32 types × 40² buckets")
+    parser.add_argument("--seeds", type=int, default=1, help="draws of each generated instance")
+    parser.add_argument("--year", action="store_true", help="schedule the folder's instances over a year")
     parser.add_argument("--write", type=Path, help="write the generated instances here")
     options = parser.parse_args()
     documents: list[tuple[dict[str, Any], Path]] = []
     references: dict[str, float] = {}
     if options.large:
-        cases = [(usd, noise) for noise in (0.0, 0.1) for usd in (50.0, 200.0, 1000.0, 5000.0)]
-        documents = [(generate(usd_per_hour=usd, noise=noise), Path()) for usd, noise in cases]
+        cases = [(usd, noise) for noise in (0.0, 0.1) for usd in (30.0, 50.0, 100.0, 200.0, 1000.0, 5000.0)]
+        documents = [
+            (generate(usd_per_hour=usd, noise=noise, seed=seed), Path())
+            for seed in range(options.seeds)
+            for usd, noise in cases
+        ]
         for document, _ in documents if options.write else []:
             (options.write / f"{document['name']}.json").write_text(json.dumps(document))
     elif options.folder:
@@ -121,7 +145,10 @@ def main() -> None:
         references = {row["name"]: float(row["reference_objective"]) for row in rows if row["reference_objective"]}
     else:
         parser.error("give a folder, or --large")
-    times = [run(document, base, references.get(document["name"]), options.answers) for document, base in documents]
+    if options.year:
+        times = [year(document, base) for document, base in documents]
+    else:
+        times = [run(document, base, references.get(document["name"]), options.answers) for document, base in documents]
     print(
         f"{len(times)} instances, cpu_s median {np.median(times):.4f}, p95 {np.percentile(times, 95):.4f}, "
         f"max {max(times):.4f}"

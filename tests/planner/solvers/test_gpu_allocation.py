@@ -146,6 +146,40 @@ def test_the_published_example_costs_4_68_usd_per_hour_and_says_why() -> None:
     assert document["notes"] == ["2.66 USD/h (36.2%) below the best single type, A100-80GB at 7.34 USD/h"]
 
 
+@pytest.mark.parametrize("parts", [2, 7, 40])
+def test_the_published_example_costs_the_same_however_finely_its_buckets_are_cut(parts: int) -> None:
+    toy = load("toy")
+    cut = replace(
+        toy,
+        buckets=tuple(bucket for bucket in toy.buckets for _ in range(parts)),
+        request_rate_per_s=tuple(rate / parts for rate in toy.request_rate_per_s for _ in range(parts)),
+        max_request_rate_per_s=tuple(
+            tuple(most for most in row for _ in range(parts)) for row in toy.max_request_rate_per_s
+        ),
+    )
+    assert cost_of(cut) == pytest.approx(4.68)
+
+
+@settings(max_examples=20, deadline=None, derandomize=True)
+@given(factors=st.lists(st.floats(0.5, 2.0), min_size=14, max_size=14))
+def test_perturbed_variants_of_the_published_example_agree_with_cbc(factors: list[float]) -> None:
+    toy = load("toy")
+    rates, rows = factors[:4], (factors[4:8], factors[8:12])
+    perturbed = replace(
+        toy,
+        gpu_types=tuple(
+            replace(one, usd_per_hour=round(factor * one.usd_per_hour, 2))
+            for one, factor in zip(toy.gpu_types, factors[12:], strict=True)
+        ),
+        request_rate_per_s=tuple(f * rate for f, rate in zip(rates, toy.request_rate_per_s, strict=True)),
+        max_request_rate_per_s=tuple(
+            tuple(f * most for f, most in zip(row, mosts, strict=True))
+            for row, mosts in zip(rows, toy.max_request_rate_per_s, strict=True)
+        ),
+    )
+    assert cost_of(perturbed) == pytest.approx(prove(perturbed, "cbc").cost)
+
+
 @settings(max_examples=120, deadline=None, derandomize=True)
 @given(problem=problems())
 def test_agrees_with_scip(problem: GpuAllocationProblem) -> None:

@@ -1,0 +1,234 @@
+"""An allocation from models and workloads as a person reads it: fleet, replicas, routing, proof, alternatives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshplan.catalogs.units import format_duration, format_usd
+from meshplan.cli.quantities import bar, percent
+from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.training_report import TICK, effort_text, paragraph, rejected_section
+from meshplan.planner.plan import Plan
+
+# Rows of the routing table that are shown; --format json has all.
+MOST_BUCKETS = 30
+# Hours of a schedule that are drawn.
+MOST_HOURS = 48
+
+UNIT_COLUMNS = (
+    Column(key="offer", title="rent"),
+    Column(key="count", title="units", right=True, wrap=False),
+    Column(key="num_devices", title="dev. each", right=True, wrap=False),
+    Column(key="usd_per_hour_each", title="USD/h each", right=True, text=format_usd, wrap=False),
+    Column(key="usd_per_hour", title="USD/h", right=True, text=format_usd, wrap=False),
+    Column(key="at_its_cap", title="cap", text=lambda at: "reached" if at else " ", wrap=False),
+)
+
+
+def is_market_plan(plan: Plan) -> bool:
+    """Whether this report is for it: capacities were estimated, not given."""
+    return plan.kind == "gpu-allocation" and "market" in plan.spec
+
+
+def allocation_report(plan: Plan, *, width: int) -> str:
+    """The whole answer; an infeasible one says what binds and what would lift it."""
+    sections = [headline(plan, width)]
+    if plan.answer is None:
+        sections += [infeasible_section(plan, width), rejected_section(plan, width)]
+    else:
+        for fleet in plan.answer["fleets"]:
+            sections += [fleet_section(fleet, width)]
+        sections += [
+            routing_section(plan.answer, width),
+            proof_section(plan.answer, width),
+            alternatives_section(plan.answer, width),
+            schedule_section(plan.answer, width),
+        ]
+    return "\n".join(section for section in sections if section)
+
+
+def headline(plan: Plan, width: int) -> str:
+    """The question and how good the answer is."""
+    spec, solution = plan.spec, plan.solution
+    services = spec.get("services") or [spec]
+    asked = "; ".join(
+        f"{one.get('model')} within {', '.join(f'{key} ≤ {limit:g}' for key, limit in one.get('slo', {}).items())}"
+        for one in services
+    )
+    text = f"{asked}, on {len(spec['market']['offers'])} node types"
+    if solution["status"] == "infeasible":
+        known = "infeasible: no fleet keeps every promise"
+    elif solution["gap"]:
+        known = f"feasible: {solution['objective']:.6g}, at most {percent(solution['gap'])} above the least"
+    else:
+        known = f"optimal under the estimate: {solution['objective']:.6g} is the least"
+    replays = (plan.answer or {}).get("replays", ())
+    if any(replay["note"] for replay in replays):
+        known += "; not all of it was replayed"
+    elif solution.get("kept") is not None:
+        known += "; every promise is kept in replay" if solution["kept"] else "; A PROMISE IS BROKEN IN REPLAY"
+    return paragraph(text, width) + paragraph(f"{known}; {effort_text(solution)}", width)
+
+
+def top_rows(plan: Plan) -> Sequence[Row]:
+    """The units to rent: the table of the machine-readable forms."""
+    if plan.answer is None:
+        return []
+    return [unit for fleet in plan.answer["fleets"] for unit in fleet["units"]]
+
+
+def infeasible_section(plan: Plan, width: int) -> str:
+    """What binds, and the changes of which each alone would do."""
+    solution = plan.solution
+    lines = [f"What binds: {solution['binding_constraint']}"]
+    changes = [f"  - {change['change']}" for change in solution["least_change"]]
+    lines += ["What would do, each alone:", *changes] if changes else ["What would do: none of the changes tried"]
+    return "".join(paragraph(line, width, indent="    ") for line in lines)
+
+
+# --- fleet ------------------------------------------------------------------------------------------------------------
+
+
+def fleet_section(fleet: Mapping[str, Any], width: int) -> str:
+    """What to rent and what runs on it."""
+    named = ", ".join(name for name in fleet["scenarios"] if name)
+    title = f"Fleet at {fleet['usd_per_hour']:,.2f} USD/h" + (f" ({named})" if named else "")
+    text = rendered_rows(fleet["units"], UNIT_COLUMNS, Format.TABLE, title=title, width=width)
+    rows = [
+        {**row, "full": max(row["utilization"], default=0.0), "spares": row["spare"] or None}
+        for row in fleet["replicas"]
+    ]
+    columns = (
+        Column(key="kind", title="replicas"),
+        Column(key="count", title="count", right=True, wrap=False),
+        Column(key="spares", title="spare", right=True, wrap=False, optional=True),
+        Column(key="num_devices", title="dev.", right=True, wrap=False),
+        Column(key="full", title="filled to", right=True, text=percent, wrap=False),
+        Column(key="ceiling", title="ceiling", right=True, text=percent, wrap=False),
+    )
+    return f"{text}\n{rendered_rows(rows, columns, Format.TABLE, width=width)}"
+
+
+# --- routing ----------------------------------------------------------------------------------------------------------
+
+
+def routing_section(answer: Mapping[str, Any], width: int) -> str:
+    """Where each bucket goes, in the first scenario."""
+    several = len(answer["services"]) > 1
+    rows = [
+        {
+            "service": service["name"],
+            "input": _range(bucket["input_tokens"]),
+            "output": _range(bucket["output_tokens"]),
+            "rate": bucket["scenarios"][0]["request_rate_per_s"],
+            "goes": ", ".join(f"{percent(share)} {kind}" for kind, share in bucket["scenarios"][0]["weights"].items()),
+            "usd": bucket["scenarios"][0]["usd_per_million_requests"],
+        }
+        for service in answer["services"]
+        for bucket in service["buckets"]
+    ]
+    columns = (
+        *((Column(key="service", title="service"),) if several else ()),
+        Column(key="input", title="input", right=True, wrap=False),
+        Column(key="output", title="output", right=True, wrap=False),
+        Column(key="rate", title="req/s", right=True, text=lambda rate: f"{rate:.3g}", wrap=False),
+        Column(key="usd", title="$/M req.", right=True, text=lambda usd: f"{usd:,.2f}", wrap=False),
+        Column(key="goes", title="goes to"),
+    )
+    shown = rows[:MOST_BUCKETS]
+    title = "Routing" if len(shown) == len(rows) else f"Routing ({len(shown)} of {len(rows)} buckets)"
+    return rendered_rows(shown, columns, Format.TABLE, title=title, width=width)
+
+
+def _range(ends: Sequence[int]) -> str:
+    return f"{ends[0]}–{ends[1]}"
+
+
+# --- proof ------------------------------------------------------------------------------------------------------------
+
+
+def proof_section(answer: Mapping[str, Any], width: int) -> str:
+    """What the simulator saw."""
+    rows = [
+        {**promise, "scenario": replay["scenario"] or None}
+        for replay in answer["replays"]
+        for promise in replay["promises"]
+    ]
+    if not rows:
+        return paragraph("Not replayed.", width)
+    several = len({row["service"] for row in rows}) > 1
+    columns = (
+        Column(key="is_kept", title="", text=lambda kept: TICK if kept else "✗", wrap=False),
+        Column(key="scenario", title="scenario", optional=True),
+        *((Column(key="service", title="service"),) if several else ()),
+        Column(key="promise", title="promise", wrap=False),
+        Column(key="limit_s", title="limit", right=True, text=format_duration, wrap=False),
+        Column(key="attained", title="attained", right=True, derive=lambda row: _share(row, "attained"), wrap=False),
+        Column(key="lower_limit", title="95 % limit", right=True, derive=lambda row: _share(row, "lower_limit")),
+    )
+    first = answer["replays"][0]
+    title = (
+        f"Replay of {first['num_requests']:,} requests in {first['num_runs']} runs, burstiness {first['burstiness']:g}"
+    )
+    text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
+    notes = [replay["note"] for replay in answer["replays"] if replay["note"]]
+    return text + "".join(paragraph(f"Not replayed: {note}", width) for note in notes)
+
+
+def _share(row: Row, key: str) -> str:
+    """A share with enough digits to tell 99.0 from 99.9 %; of a mean its seconds."""
+    return format_duration(row[key]) if "_mean_" in row["promise"] else f"{100.0 * row[key]:.2f} %"
+
+
+# --- alternatives -----------------------------------------------------------------------------------------------------
+
+
+def alternatives_section(answer: Mapping[str, Any], width: int) -> str:
+    """What else it would cost, and cost against promises as bars."""
+    found = answer["alternatives"]
+    rows = [{"slo": f"× {row['slo_factor']:g}", **row} for row in found["pareto"]]
+    most = max((row["objective"] for row in rows if row["objective"] is not None), default=0.0)
+    columns = (
+        Column(key="slo", title="promises", right=True, wrap=False),
+        Column(key="objective", title=answer["objective"], right=True, text=lambda cost: f"{cost:,.2f}", wrap=False),
+        Column(
+            key="objective",
+            title="",
+            derive=lambda row: bar(row["objective"] / most) if most and row["objective"] is not None else "no plan",
+            wrap=False,
+        ),
+    )
+    text = rendered_rows(rows, columns, Format.TABLE, title="Cost against promises (not replayed)", width=width)
+    return text + "".join(paragraph(f"- {note}", width) for note in answer["notes"])
+
+
+# --- schedule ---------------------------------------------------------------------------------------------------------
+
+
+def schedule_section(answer: Mapping[str, Any], width: int) -> str:
+    """The fleet over the hours, as bars, and what switching saves."""
+    schedule = answer.get("schedule")
+    if not schedule:
+        return ""
+    hours = schedule["hours"][:MOST_HOURS]
+    most = max(row["usd_per_hour"] for row in schedule["hours"])
+    rows = [
+        {**row, "units": ", ".join(f"{count} {name}" for name, count in row["units"].items()) or "nothing"}
+        for row in hours
+    ]
+    columns = (
+        Column(key="hour", title="hour", right=True, wrap=False),
+        Column(key="rate_factor", title="traffic", right=True, text=lambda rate: f"× {rate:.3g}", wrap=False),
+        Column(key="usd_per_hour", title="USD/h", right=True, text=format_usd, wrap=False),
+        Column(key="usd_per_hour", title="", derive=lambda row: bar(row["usd_per_hour"] / most, 12), wrap=False),
+        Column(key="units", title="fleet"),
+    )
+    title = f"Schedule ({len(rows)} of {len(schedule['hours'])} hours)"
+    text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
+    said = (
+        f"{schedule['usd']:,.2f} USD over {len(schedule['hours'])} hours, {schedule['switching_usd']:,.2f} of it for "
+        f"{schedule['num_switches']} changes; at most {percent(schedule['gap'])} above the least; the fleet of the "
+        f"peak throughout would cost {schedule['constant_usd']:,.2f} USD."
+    )
+    return text + paragraph(said, width)
