@@ -128,7 +128,7 @@ def test_well_known_device(catalog: Catalog) -> None:
 
 
 def _broken(tmp_path: Path, replacement: tuple[str, str]) -> Path:
-    for name in (*SEED_FILES, "calibrations.yaml", "efficiency.yaml", "models.yaml"):
+    for name in (*SEED_FILES, "calibrations.yaml", "serving_calibrations.yaml", "efficiency.yaml", "models.yaml"):
         text = (SEED_FOLDER / name).read_text(encoding="utf-8")
         (tmp_path / name).write_text(text.replace(*replacement), encoding="utf-8")
     return tmp_path

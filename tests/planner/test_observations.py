@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.serving_calibration import ServingCalibration
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, read_rows
 from meshplan.planner.problems.training import Phase
@@ -23,6 +24,7 @@ from meshplan.planner.validate import validate_rows, validate_run
 from meshplan.planner.validation import ValidatedRow
 
 CONSTANTS = Calibration(framework="any", architecture="any")
+SERVING = ServingCalibration(engine="any-engine", architecture="any")
 ROW: dict[str, Any] = {
     "id": "run-1",
     "task": "training",
@@ -187,7 +189,7 @@ def answered_or_refused(row: dict[str, Any], reader: ObservationReader) -> None:
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
 def test_every_key_takes_every_kind_of_junk(path: tuple[str, ...], catalog: Catalog) -> None:
     rows = [changed((path, value)) for value in JUNK]
-    for result in validate_rows(rows, catalog, lambda *_: CONSTANTS).rows:
+    for result in validate_rows(rows, catalog, lambda *_: CONSTANTS, lambda *_: SERVING).rows:
         finite(result)
 
 
@@ -222,8 +224,8 @@ def test_no_object_raises(reader: ObservationReader, row: dict[str, Any]) -> Non
 
 
 def test_other_tasks_are_refused_by_name(catalog: Catalog) -> None:
-    (row,) = validate_rows([{**ROW, "task": "serving"}], catalog, lambda *_: CONSTANTS).rows
-    assert (row.status, "serving" in row.reason) == ("unsupported", True)
+    (row,) = validate_rows([{**ROW, "task": "tuning"}], catalog, lambda *_: CONSTANTS, lambda *_: SERVING).rows
+    assert (row.status, "tuning" in row.reason) == ("unsupported", True)
 
 
 @pytest.mark.parametrize(
