@@ -233,6 +233,7 @@ def server(
         ),
         router=config.router,
         link=_kv_link(site, config) if config.is_disaggregated else None,
+        first_token_from_decode=True,
     )
     constants = site.constants[config.pools[-1].node_type]
     return lambda requests: seen_by_clients(simulate_system(requests, system), constants)

@@ -122,7 +122,7 @@ class Referee:
         """One iteration."""
         if not (self.lagging or self.waiting or self.prefilling or self.decoding):
             self.now = max(self.now, self.coming[0].arrival_s)
-        lag = 0.0 if self.role is Role.DECODE else self.cost.admission_steps
+        lag = self.cost.admission_steps
         while self.coming and self.coming[0].arrival_s <= self.now:
             request = self.coming.popleft()
             request.due = self.iterations + int(lag * (self.arrived + 1)) - int(lag * self.arrived)

@@ -89,7 +89,7 @@ class Worker(DecodeBatch):
         self.next_arrival = math.inf
         self.ready: list[int] = []
         # Arrived, but no iteration that is being prepared can hold them yet: the iteration that can, and the rank.
-        self.lag = 0.0 if role is Role.DECODE else cost.admission_steps
+        self.lag = cost.admission_steps
         self.lagging: list[tuple[int, int]] = []
         self.num_iterations = 0
         self.prefilling: list[list[int]] = []
