@@ -39,8 +39,9 @@ def schema(
     from meshplan.planner.allocation_spec import AllocationSpec
     from meshplan.planner.serving_spec import ServingSpec
     from meshplan.planner.spec import TrainingSpec, spec_schema
+    from meshplan.planner.spec_fields import SpecModel
 
-    models = {
+    models: dict[SpecKind, type[SpecModel]] = {
         SpecKind.TRAINING: TrainingSpec,
         SpecKind.SERVING: ServingSpec,
         SpecKind.ALLOCATION: AllocationSpec,
