@@ -43,7 +43,7 @@ class GemmSurface:
         knots: grid positions in m, n and k.
         corrections: log(measured/base), [m, n, k].
         num_samples: products that it was fitted to.
-        median_error: |predicted/measured − 1| on a random fifth that a fit had not seen.
+        median_error: |predicted/measured − 1| of products that a fit had not seen, each random fifth in turn.
         p90_error: 90th percentile of the same.
         source: citation.
     """
