@@ -109,7 +109,7 @@ class Operators:
     engine: str
 
     def _own(self, name: str) -> float:
-        """Measured over predicted time of a class of operators on the user's own device; 1 where nothing was measured."""
+        """Measured over predicted time of a class of operators on this device; 1 where nothing was measured."""
         return scale_of(self.device.operator_scales, name)
 
     def _level(self, name: str, *, is_fitted: bool) -> EvidenceLevel:
