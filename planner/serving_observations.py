@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from meshplan.catalogs.engine_recipes import EngineRecipe, engine_observed_as
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.model_shapes import ModelShape
@@ -192,20 +195,31 @@ def _workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Reque
 
 
 def _replayed(asked: Section, arrival: Arrival, trace: Requests | None) -> ServingWorkload:
-    """A row that replayed a recorded trace: the trace itself where it is at hand, else the trace's mean lengths."""
+    """A row that replayed a recorded trace, its lengths stretched to the means that the row says were served."""
     rate = _rate(asked)
     if trace is None:
         raise UnsupportedError(f"the trace {shown(asked.text('trace_type'))} is not at hand (--traces DIR)")
     recorded = (len(trace) - 1) / float(trace.arrival_s[-1] - trace.arrival_s[0])
-    scaled = replace(trace, arrival_s=(trace.arrival_s - trace.arrival_s[0]) * recorded / rate)
+    served = replace(
+        trace,
+        arrival_s=(trace.arrival_s - trace.arrival_s[0]) * recorded / rate,
+        input_length=_stretched(trace.input_length, asked.values.get("input_length_mean")),
+        output_length=_stretched(trace.output_length, asked.values.get("output_length_mean")),
+    )
     return ServingWorkload(
         arrival=Arrival.TRACE,
-        input_length=float(trace.input_length.mean()),
-        output_length=float(trace.output_length.mean()),
+        input_length=float(served.input_length.mean()),
+        output_length=float(served.output_length.mean()),
         request_rate_per_s=rate,
-        num_requests=len(trace),
-        trace=scaled if arrival is not Arrival.TRACE else trace,
+        num_requests=len(served),
+        trace=served if arrival is not Arrival.TRACE else trace,
     )
+
+
+def _stretched(lengths: NDArray[np.int64], mean: Any) -> NDArray[np.int64]:
+    if isinstance(mean, bool) or not isinstance(mean, int | float) or not mean > 0:
+        return lengths
+    return np.maximum(np.rint(lengths * (mean / lengths.mean())), 1).astype(np.int64)
 
 
 def _rate(asked: Section) -> float:
