@@ -110,9 +110,9 @@ Times = dict[Row, float]
 Kernel = tuple[str, str, float, float, float]
 
 
-def expert_samples(folder: Path) -> Iterator[tuple[str, str, str, ExpertSamples]]:
+def expert_samples(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[tuple[str, str, str, ExpertSamples]]:
     """(device, framework, quantization, samples) for all that were measured often enough."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for framework in FRAMEWORKS:
             samples = _read(folder, system, framework)
             for quantization in ELEMENT_BYTES:
