@@ -135,7 +135,9 @@ def unsplit(times: Times) -> bool:
         if last > first:
             shares.append(by_degree[last] / by_degree[first])
             twice += [by_degree[2 * last] / by_degree[first]] if 2 * last in by_degree else []
-    return bool(shares) and np.median(shares) > _UNSPLIT and (not twice or np.median(twice) > _UNSPLIT_TWICE)
+    if not shares or np.median(shares) <= _UNSPLIT:
+        return False
+    return not twice or bool(np.median(twice) > _UNSPLIT_TWICE)
 
 
 def _long_balanced(times: Times) -> dict[Row, dict[float, float]]:
