@@ -110,9 +110,9 @@ Times = dict[Row, float]
 Kernel = tuple[str, str, float, float, float]
 
 
-def expert_samples(folder: Path) -> Iterator[tuple[str, str, str, ExpertSamples]]:
+def expert_samples(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[tuple[str, str, str, ExpertSamples]]:
     """(device, framework, quantization, samples) for all that were measured often enough."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for framework in FRAMEWORKS:
             samples = _read(folder, system, framework)
             for quantization in ELEMENT_BYTES:
@@ -135,7 +135,9 @@ def unsplit(times: Times) -> bool:
         if last > first:
             shares.append(by_degree[last] / by_degree[first])
             twice += [by_degree[2 * last] / by_degree[first]] if 2 * last in by_degree else []
-    return bool(shares) and np.median(shares) > _UNSPLIT and (not twice or np.median(twice) > _UNSPLIT_TWICE)
+    if not shares or np.median(shares) <= _UNSPLIT:
+        return False
+    return not twice or bool(np.median(twice) > _UNSPLIT_TWICE)
 
 
 def _long_balanced(times: Times) -> dict[Row, dict[float, float]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -67,9 +67,9 @@ def octaves(low: float, high: float, *, step: int = 1) -> FloatArray:
     return 2.0 ** np.arange(np.log2(low), np.log2(high) + 0.5, step)
 
 
-def attention_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def attention_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
     """One stored table for each device, phase, framework, type of the cache, with and without a window."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for phase in attention_surfaces.PHASES:
             for framework in FRAMEWORKS:
                 for (kv_dtype, windowed), kernel, columns in attention_samples(folder, system, phase, framework):
@@ -150,9 +150,9 @@ def _attention_knots(points: Points, groups: FloatArray, phase: str) -> tuple[Fl
     )
 
 
-def latent_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def latent_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
     """One stored table for each device, phase, framework, scope, type of the cache and kernel of the products."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for phase in attention_surfaces.PHASES:
             for framework in FRAMEWORKS:
                 for scope in SCOPES[framework]:
@@ -201,9 +201,9 @@ def fit_latent(columns: Columns, phase: str, dtype: str, kernel: str) -> TimeTab
     return cross_validated(fit, points, columns["time_s"])
 
 
-def projection_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def projection_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
     """One stored table for each device, side, framework and type of the weights."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for framework in FRAMEWORKS:
             path = newest_table(folder, system, "mla_bmm", framework, "mla_bmm_perf")
             if path is None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,10 +119,10 @@ def _knots(values: FloatArray) -> FloatArray:
     return np.union1d(chosen, beyond)
 
 
-def wheel_tables(folder: Path) -> dict[tuple[str, str], GemmSamples]:
+def wheel_tables(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> dict[tuple[str, str], GemmSamples]:
     """(device, kernel) → products of TensorRT-LLM in the wheel's tables."""
     tables = {}
-    for system, device in SYSTEMS.items():
+    for system, device in systems.items():
         path = newest_table(folder, system, "gemm", "trtllm", "gemm_perf")
         if path is None:
             continue
@@ -141,12 +141,17 @@ def main(arguments: Sequence[str]) -> None:
     known = {device for device, _ in tables}
     newer = wheel_tables(data_folder(Path(arguments[1])))
     tables |= {key: samples for key, samples in newer.items() if key[0] not in known}
+    sys.stdout.write(document_of(tables))
+
+
+def document_of(tables: Mapping[tuple[str, str], GemmSamples]) -> str:
+    """Fit every table; the text of a surface file."""
     rows = [
         surface_row(fit_surface(samples, device=device, kernel=kernel))
         for (device, kernel), samples in sorted(tables.items())
     ]
     lines = ",\n".join(json.dumps(row) for row in rows)
-    sys.stdout.write(f'{{"source": {json.dumps(SOURCE)},\n"surfaces": [\n{lines}\n]}}\n')
+    return f'{{"source": {json.dumps(SOURCE)},\n"surfaces": [\n{lines}\n]}}\n'
 
 
 if __name__ == "__main__":
