@@ -19,7 +19,6 @@ than a chunk with less context.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -29,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshplan.catalogs.surface_files import surface_documents
 from meshplan.catalogs.surface_grid import FloatArray
 from meshplan.catalogs.time_tables import (
     Formula,
@@ -217,10 +217,13 @@ def shipped_keys() -> tuple[tuple[str, str, str], ...]:
 
 @cache
 def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str], list[dict[str, Any]]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
     rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for row in content["tables"]:
-        rows.setdefault((row["device"], row["phase"], row["framework"]), []).append(row | {"source": content["source"]})
+    for content in surface_documents(path):
+        found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+        for row in content["tables"]:
+            key = (row["device"], row["phase"], row["framework"])
+            found.setdefault(key, []).append(row | {"source": content["source"]})
+        rows |= found
     return rows
 
 

@@ -1,7 +1,10 @@
-"""Fitted efficiency of matrix products: how it is named as facts of a device, and how the seed file is read.
+"""Measured efficiency of a device: how it is named as facts, and how the seed file is read.
 
 A curve is three facts per precision (the model stands in :mod:`meshplan.planner.estimators.compute`): the rate of a
 large product, the bandwidth at which operands stream, and the inner length that costs as much as filling the pipeline.
+
+An operator's scale is one fact per class: measured time over what meshplan predicts without it
+(:mod:`meshplan.catalogs.operator_scales`).
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ GEMM_PRECISIONS = ("fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8", "nvfp4", "int
 RATE_FIELD = "gemm_rate_flops_per_s"
 BANDWIDTH_FIELD = "gemm_bandwidth_bytes_per_s"
 SATURATION_FIELD = "gemm_inner_saturation"
+SCALE_FIELD = "operator_time_scale"
+GEMM_CLASS, MEMORY_CLASS = "gemm", "memory"
+ATTENTION_CLASSES = ("attention_prefill", "attention_decode")
+# Classes of operators that are scaled on their own; products by precision.
+OPERATOR_CLASSES = (*(f"{GEMM_CLASS}.{name}" for name in GEMM_PRECISIONS), *ATTENTION_CLASSES, MEMORY_CLASS)
 
 
 def gemm_curves(values: Mapping[str, float]) -> dict[str, tuple[float, float, float]]:
@@ -32,6 +40,27 @@ def gemm_curves(values: Mapping[str, float]) -> dict[str, tuple[float, float, fl
         if all(name in values for name in names):
             curves[precision] = (values[names[0]], values[names[1]], values[names[2]])
     return curves
+
+
+def operator_scales(values: Mapping[str, float]) -> dict[str, float]:
+    """Class of operators → factor of its times, from a device's field values; classes without one are left out.
+
+    >>> operator_scales({"operator_time_scale.attention_decode": 1.5, "tdp_w": 700.0})
+    {'attention_decode': 1.5}
+    """
+    named = ((name, f"{SCALE_FIELD}.{name}") for name in OPERATOR_CLASSES)
+    return {name: values[field] for name, field in named if field in values}
+
+
+def scale_of(scales: Mapping[str, float], name: str) -> float:
+    """The factor of a class's times; products of an unmeasured precision take that of 16 bits, other classes 1.
+
+    >>> scale_of({"gemm.bf16": 1.2}, "gemm.fp8"), scale_of({"gemm.bf16": 1.2}, "memory")
+    (1.2, 1.0)
+    """
+    is_gemm = name.startswith(f"{GEMM_CLASS}.")
+    chain = (name, f"{GEMM_CLASS}.bf16", f"{GEMM_CLASS}.fp16") if is_gemm else (name,)
+    return next((scales[choice] for choice in chain if choice in scales), 1.0)
 
 
 def curve_facts(content: Mapping[str, Any], device: str) -> Iterator[dict[str, Any]]:

@@ -20,7 +20,6 @@ fullest device of the group. F is estimated from the law's mean and variance as 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -30,6 +29,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from meshplan.catalogs.surface_files import surface_documents
 from meshplan.catalogs.surface_grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, sparse_from_row
 from meshplan.catalogs.time_tables import STEP, smooth_maximum
 
@@ -290,9 +290,11 @@ def _curve(surface: ExpertSurface, shape: Shape, skew: float) -> FloatArray:
 
 @cache
 def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str], dict[str, Any]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    shared = {key: content[key] for key in ("source", "shapes", "knots")}
-    return {(row["device"], row["quantization"], row["framework"]): shared | row for row in content["tables"]}
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for content in surface_documents(path):
+        shared = {key: content[key] for key in ("source", "shapes", "knots")}
+        rows |= {(row["device"], row["quantization"], row["framework"]): shared | row for row in content["tables"]}
+    return rows
 
 
 @cache

@@ -19,7 +19,14 @@ from dataclasses import dataclass
 from datetime import date
 from typing import TypeGuard
 
-from meshplan.catalogs.efficiency import BANDWIDTH_FIELD, GEMM_PRECISIONS, RATE_FIELD, SATURATION_FIELD
+from meshplan.catalogs.efficiency import (
+    BANDWIDTH_FIELD,
+    GEMM_PRECISIONS,
+    OPERATOR_CLASSES,
+    RATE_FIELD,
+    SATURATION_FIELD,
+    SCALE_FIELD,
+)
 from meshplan.catalogs.errors import closest_names, did_you_mean
 from meshplan.catalogs.hardware import Evidence, EvidenceLevel
 from meshplan.catalogs.units import Dimension, format_bandwidth, format_bytes, format_duration, format_flops
@@ -72,6 +79,8 @@ FIELDS: Mapping[str, tuple[Field, ...]] = {
         *(Field(name=f"{RATE_FIELD}.{name}", required=False, low=1e8, high=1e18) for name in GEMM_PRECISIONS),
         *(Field(name=f"{BANDWIDTH_FIELD}.{name}", required=False, low=1e7, high=1e15) for name in GEMM_PRECISIONS),
         *(Field(name=f"{SATURATION_FIELD}.{name}", required=False, low=0.0, high=1e6) for name in GEMM_PRECISIONS),
+        # Twenty times faster than the same device elsewhere is another device; a hundred times slower is broken.
+        *(Field(name=f"{SCALE_FIELD}.{name}", required=False, low=0.05, high=100.0) for name in OPERATOR_CLASSES),
     ),
     "link": (
         Field(name="bandwidth_bytes_per_s", required=True, low=1e8, high=1e13),

@@ -62,6 +62,8 @@ class Device:
         tdp_w: board power limit, watt; None where no source gives it.
         gemm_curves: dtype → (rate FLOP/s, operand bandwidth bytes/s, saturation length), fitted to measured matrix
             products; empty where none were measured. See :mod:`meshplan.planner.estimators.compute`.
+        operator_scales: class of operators (:data:`meshplan.catalogs.efficiency.OPERATOR_CLASSES`) → measured time over
+            the time that the shipped surfaces predict; a class without a measurement is absent and counts as 1.
         evidence: field name (``peak_flops_per_s.bf16``) → where the number comes from.
     """
 
@@ -75,6 +77,7 @@ class Device:
     peak_flops_per_s: Mapping[str, float]
     tdp_w: float | None = None
     gemm_curves: Mapping[str, tuple[float, float, float]] = field(default_factory=dict)
+    operator_scales: Mapping[str, float] = field(default_factory=dict)
     evidence: Mapping[str, Evidence] = field(default_factory=dict)
 
 

@@ -18,7 +18,6 @@ heads and tokens, FLOPs = 2·tokens·h·128·512 each, the weights h·128·512 e
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, partial
@@ -28,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshplan.catalogs.surface_files import surface_documents
 from meshplan.catalogs.surface_grid import FloatArray
 from meshplan.catalogs.time_tables import (
     Formula,
@@ -202,11 +202,13 @@ def shipped_keys() -> tuple[tuple[str, str, str, str], ...]:
 
 @cache
 def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str, str], list[dict[str, Any]]]:
-    content = json.loads(path.read_text(encoding="utf-8"))
     rows: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
-    for row in content["tables"]:
-        key = (row["device"], row["phase"], row["framework"], row["scope"])
-        rows.setdefault(key, []).append(row | {"source": content["source"]})
+    for content in surface_documents(path):
+        found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
+        for row in content["tables"]:
+            key = (row["device"], row["phase"], row["framework"], row["scope"])
+            found.setdefault(key, []).append(row | {"source": content["source"]})
+        rows |= found
     return rows
 
 

@@ -17,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 from meshplan.catalogs import tables
 from meshplan.catalogs.database import open_database, reading, shown, writing
 from meshplan.catalogs.document import FORMAT, SECTIONS
-from meshplan.catalogs.efficiency import gemm_curves
+from meshplan.catalogs.efficiency import gemm_curves, operator_scales
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
 from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel, Link, NodeType, Price
@@ -294,6 +294,7 @@ def _prices_by_node(connection: Connection, node_type: str | None = None) -> dic
 
 def _device(row: Mapping[str, Any], facts: Iterable[Fact]) -> Device:
     ruling = ruling_facts(facts)
+    values = {field: fact.value for field, fact in ruling.items()}
     return Device(
         slug=row["slug"],
         name=row["name"],
@@ -308,7 +309,8 @@ def _device(row: Mapping[str, Any], facts: Iterable[Fact]) -> Device:
             if field.startswith(PEAK_PREFIX)
         },
         tdp_w=ruling["tdp_w"].value if "tdp_w" in ruling else None,
-        gemm_curves=gemm_curves({field: fact.value for field, fact in ruling.items()}),
+        gemm_curves=gemm_curves(values),
+        operator_scales=operator_scales(values),
         evidence=_evidence(ruling),
     )
 

@@ -37,7 +37,7 @@ class TimeTable:
         log_times: log seconds at the knots, made to rise.
         kernel: framework, its version and the kernel in the source.
         num_samples: measurements that it was fitted to.
-        median_error: |predicted/measured − 1| on a random fifth that a fit had not seen.
+        median_error: |predicted/measured − 1| of measurements that a fit had not seen, each fifth in turn.
         p90_error: 90th percentile of the same.
     """
 

@@ -98,9 +98,18 @@ def export_entries(
 
 @app.command("import")
 def import_entries(
-    file: Annotated[Path, typer.Argument(help="A file of 'catalog export', or a price list (CSV).")],
+    file: Annotated[
+        Path,
+        typer.Argument(help="A file of 'catalog export', a price list (CSV), or a folder of kernel tables."),
+    ],
     provider: Annotated[
         str | None, typer.Option("--provider", help="Whose prices a CSV of SkyPilot or gpuhunt lists.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option("--device", metavar="SLUG", help="Device whose kernel tables a folder holds.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="NAME", help="The device's folder among the kernel tables.")
     ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -109,6 +118,9 @@ def import_entries(
     from meshplan.catalogs.transfer import import_document, read_document
 
     catalog = open_catalog(db)
+    if file.is_dir():
+        show_document(_fitted_surfaces(catalog, file, device, system), form)
+        return
     document = _price_document(catalog, file, provider) if file.suffix == ".csv" else read_document(file)
     changes = import_document(catalog.engine, document, name=str(file))
     show_document({"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}, form)
@@ -140,6 +152,17 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
         "seeds_refreshed": done.seeds_refreshed,
     }
     show_document(document, form)
+
+
+def _fitted_surfaces(catalog: Catalog, folder: Path, device: str | None, system: str | None) -> dict[str, Any]:
+    from meshplan.catalogs.surface_files import user_folder
+    from meshplan.profiler.fit_device import fit_device
+
+    if device is None:
+        raise typer.BadParameter(f"say whose kernels {folder} times: a slug of 'catalog list'", param_hint="--device")
+    catalog.device(device)  # an unknown name is better refused before minutes of fitting
+    fitted = fit_device(folder, device=device, system=system)
+    return {"device": device, "surfaces": fitted, "folder": str(user_folder())}
 
 
 def _price_document(catalog: Catalog, file: Path, provider: str | None) -> Any:

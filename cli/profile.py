@@ -40,8 +40,12 @@ def device(
     probe: Annotated[list[str] | None, typer.Option("--probe", help="Only this probe; may be repeated.")] = None,
     scratch: Annotated[Path | None, typer.Option("--scratch", help="Folder for the disk probe.")] = None,
     slug: Annotated[
-        str | None, typer.Option("--as", metavar="SLUG", help="Catalog device that gets the measured GEMM curves.")
+        str | None,
+        typer.Option("--as", metavar="SLUG", help="Catalog device that gets the measured curves and operator scales."),
     ] = None,
+    with_attention: Annotated[
+        bool, typer.Option("--with-attention", help="With --as: scale attention too, by torch's kernel.")
+    ] = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -51,11 +55,7 @@ def device(
         _catalog(store).device(slug)  # an unknown name is better refused before the minute of measuring
     document = _profiled_device(store, quick=quick, name=name, backend=backend, probes=probe, scratch=scratch)
     if slug is not None:
-        from meshplan.profiler.device_facts import gemm_facts
-
-        facts = gemm_facts(store.run(document["run_id"]), store.fits(document["run_id"]))
-        _catalog(store).add_facts("device", slug, facts)
-        _say(f"{slug}: {len(facts)} facts measured here" if facts else f"{slug}: too few products for a GEMM curve")
+        _hand_on(store, document["run_id"], slug, with_attention=with_attention)
     _show(document, form)
 
 
@@ -229,6 +229,26 @@ def _catalog(store: Measurements) -> Catalog:
     from meshplan.catalogs.repository import Catalog
 
     return Catalog(store.engine)
+
+
+def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: bool) -> None:
+    """Make what a run measured facts of a catalog device, so that plans use it."""
+    from meshplan.catalogs.operator_scales import operator_scales
+    from meshplan.profiler.device_facts import gemm_facts, scale_facts
+
+    catalog, run = _catalog(store), store.run(run_id)
+    curves = gemm_facts(run, store.fits(run_id))
+    scales, absurd = scale_facts(
+        run, operator_scales(catalog.device(slug), store.of_run(run_id)), with_attention=with_attention
+    )
+    catalog.add_facts("device", slug, [*curves, *scales])
+    _say(
+        f"{slug}: {len(curves) + len(scales)} facts measured here" if curves or scales else f"{slug}: too few products"
+    )
+    for fact in scales:
+        _say(f"  {fact.field} {fact.value:.3g} ({fact.evidence.low:.3g} … {fact.evidence.high:.3g})")
+    for line in absurd:
+        _say(f"  left out, {line}; is this machine a {slug}?")
 
 
 def _profiled_device(

@@ -17,6 +17,8 @@ from meshplan.planner.solvers.solution import OnProgress, Progress, Solution
 
 # A kind whose requests miss a promise is filled to this share of what it was, and the fleet is planned again.
 TIGHTEN = 0.95
+# To this where more than so many of its requests miss it beyond those that may.
+TIGHTEN_MUCH, FAR = 0.88, 0.03
 MAX_ROUNDS = 40
 # Less than this of a kind's capacity is not worth planning with: its promises break for another reason than load.
 LEAST_FILL = 0.25
@@ -213,7 +215,8 @@ def _tightened(compiled: Compiled, replays: Sequence[Replay], headroom: dict[int
             mine = [g for g in one.by_kind if compiled.offerings[g].replica.service == service]
             short = [g for g in mine if one.by_kind[g] < target] or mine
             for g in short:
-                fill = (1.0 - headroom.get(g, 0.0)) * TIGHTEN
+                step = TIGHTEN_MUCH if one.by_kind[g] < target - FAR else TIGHTEN
+                fill = (1.0 - headroom.get(g, 0.0)) * step
                 if fill >= LEAST_FILL:
                     more[g] = 1.0 - fill
     return more

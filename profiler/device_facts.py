@@ -1,17 +1,25 @@
-"""Measured GEMM curves as facts of a catalog device: level ``measured here``, which rules over every other.
+"""What a device run measured as facts of a catalog device: level ``measured here``, which rules over every other.
 
-Only the curves are handed on. The memory bandwidth of a device means the peak of the datasheet, from which calibrated
-shares are taken; a measured copy rate in its place would count what is lost twice.
+GEMM curves, for the training estimator, and scales of operators, for the serving estimator. The memory bandwidth of a
+device stays the peak of the datasheet, from which calibrated shares are taken; a measured copy rate in its place would
+count what is lost twice. It moves the scale of memory instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from meshplan.catalogs.efficiency import BANDWIDTH_FIELD, GEMM_PRECISIONS, RATE_FIELD, SATURATION_FIELD
-from meshplan.catalogs.facts import Fact
+from meshplan.catalogs.efficiency import (
+    ATTENTION_CLASSES,
+    BANDWIDTH_FIELD,
+    GEMM_PRECISIONS,
+    RATE_FIELD,
+    SATURATION_FIELD,
+    SCALE_FIELD,
+)
+from meshplan.catalogs.facts import FIELDS, Fact
 from meshplan.catalogs.hardware import Evidence, EvidenceLevel
-from meshplan.catalogs.measured import Fit, ProfileRun
+from meshplan.catalogs.measured import Fit, ProfileRun, Spread
 
 CURVE_MODEL = "gemm_curve."
 _COEFFICIENTS = {
@@ -40,3 +48,34 @@ def gemm_facts(run: ProfileRun, fits: Iterable[Fit]) -> list[Fact]:
             for field, name in _COEFFICIENTS.items()
         ]
     return facts
+
+
+def scale_facts(
+    run: ProfileRun, scales: Mapping[str, Spread], *, with_attention: bool
+) -> tuple[list[Fact], tuple[str, ...]]:
+    """One fact per class of operators, and the classes whose scale no device of that name could have.
+
+    Args:
+        run: that measured them.
+        scales: of :func:`meshplan.catalogs.operator_scales.operator_scales`.
+        with_attention: attention too, whose probe is torch's kernel and not the engine's.
+    """
+    sane = {field.name: field for field in FIELDS["device"]}
+    facts, absurd = [], []
+    for name, scale in scales.items():
+        field = f"{SCALE_FIELD}.{name}"
+        if name in ATTENTION_CLASSES and not with_attention:
+            continue
+        if not sane[field].low <= scale.value <= sane[field].high:
+            absurd.append(f"{name}: {scale.value:.3g} times the predicted time")
+            continue
+        evidence = Evidence(
+            level=EvidenceLevel.MEASURED,
+            source=f"meshplan profile device, run {run.run_id} on {run.host}; over the times of the shipped surfaces",
+            date=run.started_at[:10],
+            num_samples=scale.n,
+            low=scale.low,
+            high=scale.high,
+        )
+        facts.append(Fact(field=field, value=scale.value, evidence=evidence))
+    return facts, tuple(absurd)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from meshplan.catalogs.importers.perf_tables import (
 )
 from meshplan.catalogs.surface_grid import FloatArray
 from meshplan.catalogs.time_tables import Points, TimeTable, table_row
-from meshplan.profiler.surface_fit import fit_time_table
+from meshplan.profiler.surface_fit import cross_validated, fit_time_table
 
 SOURCE = (
     "Fitted to kernel times published with AIConfigurator, aiconfigurator-core 0.12.0 "
@@ -66,9 +67,9 @@ def octaves(low: float, high: float, *, step: int = 1) -> FloatArray:
     return 2.0 ** np.arange(np.log2(low), np.log2(high) + 0.5, step)
 
 
-def attention_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def attention_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
     """One stored table for each device, phase, framework, type of the cache, with and without a window."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for phase in attention_surfaces.PHASES:
             for framework in FRAMEWORKS:
                 for (kv_dtype, windowed), kernel, columns in attention_samples(folder, system, phase, framework):
@@ -81,10 +82,9 @@ def fit_attention(columns: Columns, phase: str, kv_dtype: str, kernel: str) -> T
     """A table over u, L, length/L, g and d; a group far from its neighbours gets a knot of its own."""
     points = attention_points(columns, phase)
 
-    def fitted(groups: FloatArray) -> TimeTable:
-        return fit_time_table(
-            points,
-            columns["time_s"],
+    def fitted(groups: FloatArray) -> Callable[[Points, FloatArray], TimeTable]:
+        return partial(
+            fit_time_table,
             formula=attention_surfaces.attention_formula(phase, kv_dtype),
             start=_START,
             knots=_attention_knots(points, groups, phase),
@@ -95,9 +95,11 @@ def fit_attention(columns: Columns, phase: str, kv_dtype: str, kernel: str) -> T
     measured = np.unique(points[3])
     plain = np.intersect1d(measured, octaves(1, 64))
     groups = np.unique([measured[0], *plain, measured[-1]])
-    off = np.abs(fitted(groups).time_s(points) / columns["time_s"] - 1.0)
-    odd = [group for group in measured if np.median(off[points[3] == group]) > OWN_KNOT_ERROR]
-    return fitted(np.union1d(groups, odd)) if set(odd) - set(groups) else fitted(groups)
+    if set(measured) - set(groups):
+        off = np.abs(fitted(groups)(points, columns["time_s"]).time_s(points) / columns["time_s"] - 1.0)
+        odd = [group for group in measured if np.median(off[points[3] == group]) > OWN_KNOT_ERROR]
+        groups = np.union1d(groups, odd)
+    return cross_validated(fitted(groups), points, columns["time_s"])
 
 
 def attention_samples(
@@ -148,9 +150,9 @@ def _attention_knots(points: Points, groups: FloatArray, phase: str) -> tuple[Fl
     )
 
 
-def latent_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def latent_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
     """One stored table for each device, phase, framework, scope, type of the cache and kernel of the products."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for phase in attention_surfaces.PHASES:
             for framework in FRAMEWORKS:
                 for scope in SCOPES[framework]:
@@ -188,20 +190,20 @@ def fit_latent(columns: Columns, phase: str, dtype: str, kernel: str) -> TimeTab
     """A table over sequences, heads and length."""
     length = columns["isl"] if phase == "prefill" else columns["step"] + columns["isl"]
     points = (columns["batch_size"], columns["num_heads"], length)
-    return fit_time_table(
-        points,
-        columns["time_s"],
+    fit = partial(
+        fit_time_table,
         formula=latent_surfaces.latent_formula(phase, dtype),
         start=_START,
         knots=tuple(octaves(1, values.max()) for values in points),
         rising=latent_surfaces.RISING,
         kernel=kernel,
     )
+    return cross_validated(fit, points, columns["time_s"])
 
 
-def projection_rows(folder: Path) -> Iterator[dict[str, Any]]:
+def projection_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
     """One stored table for each device, side, framework and type of the weights."""
-    for system, device in sorted(SYSTEMS.items()):
+    for system, device in sorted(systems.items()):
         for framework in FRAMEWORKS:
             path = newest_table(folder, system, "mla_bmm", framework, "mla_bmm_perf")
             if path is None:
@@ -221,15 +223,15 @@ def projection_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 def _fit_projection(columns: Columns, dtype: str, kernel: str) -> TimeTable:
     points = (columns["num_heads"], columns["num_tokens"])
-    return fit_time_table(
-        points,
-        columns["time_s"],
+    fit = partial(
+        fit_time_table,
         formula=latent_surfaces.projection_formula(dtype),
         start=_START,
         knots=(octaves(1, points[0].max()), octaves(1, points[1].max())),
         rising=(0, 1),
         kernel=kernel,
     )
+    return cross_validated(fit, points, columns["time_s"])
 
 
 if __name__ == "__main__":

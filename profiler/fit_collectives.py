@@ -19,9 +19,10 @@ from meshplan.catalogs.importers.kernel_tables import read_collective_table
 from meshplan.catalogs.importers.perf_tables import (
     FRAMEWORKS,
     SYSTEMS,
+    all_versions,
     data_folder,
     fastest,
-    newest_table,
+    is_copied,
     read_perf_table,
     where,
 )
@@ -62,7 +63,8 @@ def engine_points(folder: Path) -> dict[Key, list[tuple[float, float]]]:
     curves: dict[Key, list[tuple[float, float]]] = {}
     for system, device in sorted(SYSTEMS.items()):
         for framework in FRAMEWORKS:
-            path = newest_table(folder, system, "comm", framework, "custom_allreduce_perf")
+            paths = all_versions(folder, system, "comm", framework, "custom_allreduce_perf")
+            path = next((path for path in paths if not is_copied(path)), None)
             if path is None:
                 continue
             counts = ("num_gpus", "message_size")

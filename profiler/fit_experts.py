@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,33 +19,25 @@ from numpy.typing import NDArray
 from meshplan.catalogs.expert_surfaces import (
     ELEMENT_BYTES,
     GATED_PRODUCTS,
-    PLAIN_PRODUCTS,
     SHAPE_STEP,
     SHAPE_TOKENS,
     SKEW_KNOTS,
     ExpertFeatures,
     ExpertSurface,
     Shape,
-    expert_features,
     expert_formula,
     grid_points,
     surface_row,
 )
-from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, all_versions, data_folder, read_perf_table
+from meshplan.catalogs.importers.perf_tables import data_folder
 from meshplan.catalogs.surface_grid import FloatArray, filled, grid_value
 from meshplan.catalogs.time_tables import STEP
+from meshplan.profiler.expert_tables import ExpertSamples, expert_samples
 from meshplan.profiler.fit_attention import SOURCE, octaves
 from meshplan.profiler.gemm_model import HELD_OUT_FRACTION
-from meshplan.profiler.least_squares import HUBER_THRESHOLD, RelativeError, fit_positive, held_out, relative_error
-from meshplan.profiler.surface_fit import fit_grid
+from meshplan.profiler.least_squares import RelativeError, fit_positive, held_out, relative_error
+from meshplan.profiler.surface_fit import fit_grid, fit_grid_robustly
 
-COUNTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-TEXTS = ("moe_dtype", "kernel_source", "distribution")
-# Its times are below what reading the weights takes: 1.36 GB in 147 µs are 9.3 TB/s, a GB200 has 8.
-IMPOSSIBLE = "moe_torch_flow_min_latency"
-POWER_LAW = "power_law_"
-# Fewer measurements are one model's; a surface of them would be asked for others.
-MIN_SAMPLES = 500
 KNOTS = (
     octaves(2.0**-8, 2.0**14),
     octaves(1, 256, step=2),
@@ -53,60 +45,25 @@ KNOTS = (
     octaves(16, 16384, step=2),
     SKEW_KNOTS,
 )
+# Left out for their size: on these, SGLang and vLLM run mostly the same kernels of FlashInfer and Triton.
+LEFT_OUT = {(device, "sglang") for device in ("b300", "gb200", "gb300", "l40s", "rtx-pro-6000")}
 # R FLOP/s, B bytes/s, t₀, t_e and t_n s: of a Hopper device; the fit finds the others from there.
 _START = np.array([5e14, 3e12, 3e-5, 1e-7, 1e-9])
-_ROBUST_ROUNDS = 2
 ITERATIONS = 15
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertSamples:
-    """Measured layers of one device, quantization and framework.
-
-    Args:
-        tokens: [n].
-        shapes: (H, I, k, E, ep, products), [n, 6].
-        skew: exponents, 0 where balanced, [n].
-        time_s: [n].
-        kernel: framework and versions.
-    """
-
-    tokens: FloatArray
-    shapes: FloatArray
-    skew: FloatArray
-    time_s: FloatArray
-    kernel: str
-
-    def __len__(self) -> int:
-        return len(self.time_s)
-
-    def where(self, mask: NDArray[np.bool_]) -> ExpertSamples:
-        """The samples under a mask."""
-        return ExpertSamples(
-            tokens=self.tokens[mask],
-            shapes=self.shapes[mask],
-            skew=self.skew[mask],
-            time_s=self.time_s[mask],
-            kernel=self.kernel,
-        )
-
-    def features(self) -> ExpertFeatures:
-        """What formula and grid are functions of."""
-        return expert_features(self.tokens, tuple(self.shapes.T), self.skew)
-
-    def shape_index(self) -> tuple[list[Shape], NDArray[np.intp]]:
-        """The distinct shapes, and the one of each sample."""
-        distinct, index = np.unique(self.shapes, axis=0, return_inverse=True)
-        return [_shape(row) for row in distinct], index.ravel()
 
 
 def main(arguments: Sequence[str]) -> None:
     """Write the file."""
     surfaces = [
         fit_experts(samples, device=device, quantization=quantization, framework=framework)
-        for device, framework, quantization, samples in expert_samples(data_folder(Path(arguments[0])))
+        for device, framework, quantization, samples in shipped_samples(data_folder(Path(arguments[0])))
     ]
     write_surfaces(Path(arguments[1]) / "expert_surfaces.json", surfaces)
+
+
+def shipped_samples(folder: Path) -> Iterator[tuple[str, str, str, ExpertSamples]]:
+    """(device, framework, quantization, samples) of every surface that ships."""
+    return (found for found in expert_samples(folder) if found[:2] not in LEFT_OUT)
 
 
 def write_surfaces(path: Path, surfaces: Sequence[ExpertSurface]) -> None:
@@ -116,71 +73,6 @@ def write_surfaces(path: Path, surfaces: Sequence[ExpertSurface]) -> None:
     knots = [[float(position) for position in positions] for positions in KNOTS]
     head = f'"source": {json.dumps(SOURCE)},\n"knots": {json.dumps(knots)},\n"shapes": {json.dumps(shapes)}'
     path.write_text(f'{{{head},\n"tables": [\n{lines}\n]}}\n', encoding="utf-8")
-
-
-def expert_samples(folder: Path) -> Iterator[tuple[str, str, str, ExpertSamples]]:
-    """(device, framework, quantization, samples) for all that were measured often enough."""
-    for system, device in sorted(SYSTEMS.items()):
-        for framework in FRAMEWORKS:
-            samples = _read(folder, system, framework)
-            for quantization in ELEMENT_BYTES:
-                found = samples.get(quantization)
-                if found is not None and len(found) >= MIN_SAMPLES:
-                    yield device, framework, quantization, found
-
-
-def _read(folder: Path, system: str, framework: str) -> dict[str, ExpertSamples]:
-    """Quantization → samples: of several versions the newest counts, of its kernels the fastest."""
-    rows: dict[str, dict[tuple[float, ...], tuple[float, str]]] = {}
-    plain = _plain_models(folder, system)
-    for path in all_versions(folder, system, "moe", framework, "moe_perf"):
-        version = path.parent.name
-        columns = read_perf_table(path, texts=TEXTS, counts=COUNTS)
-        skew = np.array([_skew(text) for text in columns["distribution"]])
-        numbers = np.stack([columns[name] for name in COUNTS], axis=1)
-        for index, kind in enumerate(columns["moe_dtype"]):
-            if columns["kernel_source"][index] == IMPOSSIBLE:
-                continue
-            tokens, hidden, size, top_k, experts, tensor, devices = numbers[index]
-            products = PLAIN_PRODUCTS if (hidden, size, top_k, experts) in plain else GATED_PRODUCTS
-            key = (tokens, hidden, size / tensor, top_k, experts, devices, products, skew[index])
-            known = rows.setdefault(kind, {}).get(key)
-            time_s = columns["time_s"][index]
-            if known is None or (known[1] == version and time_s < known[0]):
-                rows[kind][key] = (time_s, version)
-    return {kind: _samples(found, framework) for kind, found in rows.items()}
-
-
-def _plain_models(folder: Path, system: str) -> set[tuple[float, ...]]:
-    """(hidden size, expert size, top-k, experts) of models without a gate, which TensorRT-LLM's tables name."""
-    models: set[tuple[float, ...]] = set()
-    for path in all_versions(folder, system, "moe", "trtllm", "moe_perf"):
-        columns = read_perf_table(path, texts=TEXTS, counts=COUNTS)
-        mask = np.array([name.endswith("nongated") for name in columns["kernel_source"]])
-        names = ("hidden_size", "inter_size", "topk", "num_experts")
-        models |= set(zip(*(columns[name][mask].tolist() for name in names), strict=True))
-    return models
-
-
-def _samples(rows: dict[tuple[float, ...], tuple[float, str]], framework: str) -> ExpertSamples:
-    keys = np.array(list(rows))
-    versions = sorted({version for _, version in rows.values()})
-    return ExpertSamples(
-        tokens=keys[:, 0],
-        shapes=keys[:, 1:7],
-        skew=keys[:, 7],
-        time_s=np.array([time_s for time_s, _ in rows.values()]),
-        kernel=f"{framework} {', '.join(versions)}",
-    )
-
-
-def _skew(text: str) -> float:
-    return float(text.removeprefix(POWER_LAW)) if text.startswith(POWER_LAW) else 0.0
-
-
-def _shape(row: FloatArray) -> Shape:
-    hidden, size, top_k, experts, devices, products = (int(value) for value in row)
-    return hidden, size, top_k, experts, devices, products
 
 
 def fit_experts(
@@ -244,12 +136,9 @@ def _fitted(samples: ExpertSamples, device: str, quantization: str, framework: s
     parameters = fit_positive(base, samples.time_s, _START)
     residuals = np.log(samples.time_s / base(parameters))
     points = grid_points(features)
-    # Single shapes ran a badly chosen kernel, up to six times slower: they must not pull the others along.
-    trust = np.ones(len(samples))
-    for _ in range(_ROBUST_ROUNDS):
-        corrections, weights = fit_grid(KNOTS, points, residuals, trust=trust, iterations=ITERATIONS)
-        rest = residuals - grid_value(KNOTS, corrections, points)
-        trust = HUBER_THRESHOLD / np.maximum(np.abs(rest), HUBER_THRESHOLD)
+    corrections, weights = fit_grid_robustly(
+        KNOTS, points, residuals, iterations=ITERATIONS, first_iterations=ITERATIONS
+    )
     touched = weights > 0
     corrections = filled(np.round(corrections / STEP) * STEP, touched)
     rest = residuals - grid_value(KNOTS, corrections, points)
@@ -281,6 +170,8 @@ def _by_shape(samples: ExpertSamples, features: ExpertFeatures, residuals: Float
     values, weights = fit_grid(
         (positions, SHAPE_TOKENS, SKEW_KNOTS), points, residuals, smoothing=0.0, iterations=ITERATIONS
     )
+    # What a shape's kernel is off by hardly depends on routing: where one was not measured, the other stands for it.
+    values = np.where(weights > 0, values, np.where(weights[..., ::-1] > 0, values[..., ::-1], 0.0))
     values = np.round(values / SHAPE_STEP) * SHAPE_STEP
     return {shape: values[row] for row, shape in enumerate(shapes) if (weights[row] > 0).any()}
 

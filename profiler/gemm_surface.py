@@ -12,8 +12,10 @@ The folder adds the devices that the CSV has not.
 from __future__ import annotations
 
 import json
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +24,8 @@ from meshplan.catalogs.gemm_surfaces import GemmSurface, base_time_s, surface_ro
 from meshplan.catalogs.importers.perf_tables import SYSTEMS, data_folder, fastest, newest_table, read_perf_table, where
 from meshplan.profiler.fit_shipped import load
 from meshplan.profiler.gemm_model import HELD_OUT_FRACTION, GemmSamples
-from meshplan.profiler.least_squares import FloatArray, fit_positive, held_out, relative_error
-from meshplan.profiler.surface_fit import fit_grid
+from meshplan.profiler.least_squares import FloatArray, fit_positive, folds, relative_error
+from meshplan.profiler.surface_fit import fit_grid_robustly
 
 # Bytes of an element that moves: weights of the weight-only kernels are smaller than their 16-bit activations, and
 # in small products, where bytes decide, weights are most of them.
@@ -41,38 +43,43 @@ SOURCE = (
     "(https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
 )
 KNOTS_PER_OCTAVE = 1.0
+# Median error at which a grid is fine enough, and the share of it that a finer one must reach to be worth its size.
+ENOUGH_ERROR = 0.04
+_WORTH_THE_SIZE = 0.8
+Knots3 = tuple[FloatArray, FloatArray, FloatArray]
 _START = (2e12, 60.0, 3e-6)  # B, k₀, t₀; R starts from the fastest products
 
 
 def fit_surface(samples: GemmSamples, *, device: str, kernel: str, seed: int = 0) -> GemmSurface:
-    """Fit a surface, and say how well a fit predicts the fifth of the products that it has not seen.
+    """Fit a surface, and say how well fits predict the products that they have not seen: each fifth in turn.
+
+    Where one knot an octave in n and k is too coarse (kernels chosen by exact size), every measured size has a knot.
 
     Args:
         samples: measured products of any size, at least two values in each direction.
         device: slug.
         kernel: name of the kernel, a key of :data:`ELEMENT_BYTES`.
-        seed: of the random fifth.
+        seed: of the random fifths.
     """
-    hidden = held_out(len(samples), fraction=HELD_OUT_FRACTION, seed=seed)
-    seen, unseen = samples.where(~hidden), samples.where(hidden)
-    trial = _fitted(seen, samples, device, kernel)
-    error = relative_error(trial.time_s(unseen.m, unseen.n, unseen.k), unseen.time_s)
-    final = _fitted(samples, samples, device, kernel)
-    return GemmSurface(
-        device=device,
-        kernel=kernel,
-        element_bytes=final.element_bytes,
-        base=final.base,
-        knots=final.knots,
-        corrections=final.corrections,
-        num_samples=len(samples),
-        median_error=error.median,
-        p90_error=error.p90,
-        source=SOURCE,
-    )
+    coarse = (_knots(samples.m), _knots(samples.n), _knots(samples.k))
+    fine = (coarse[0], np.unique(samples.n), np.unique(samples.k))
+    fitted = _cross_validated(samples, coarse, device, kernel, seed)
+    if fitted.median_error < ENOUGH_ERROR:
+        return fitted
+    finer = _cross_validated(samples, fine, device, kernel, seed)
+    return finer if finer.median_error < _WORTH_THE_SIZE * fitted.median_error else fitted
 
 
-def _fitted(samples: GemmSamples, grid: GemmSamples, device: str, kernel: str) -> GemmSurface:
+def _cross_validated(samples: GemmSamples, knots: Knots3, device: str, kernel: str, seed: int) -> GemmSurface:
+    predicted = np.empty(len(samples))
+    for hidden in folds(len(samples), fraction=HELD_OUT_FRACTION, seed=seed):
+        unseen = samples.where(hidden)
+        predicted[hidden] = _fitted(samples.where(~hidden), knots, device, kernel).time_s(unseen.m, unseen.n, unseen.k)
+    error = relative_error(predicted, samples.time_s)
+    return replace(_fitted(samples, knots, device, kernel), median_error=error.median, p90_error=error.p90)
+
+
+def _fitted(samples: GemmSamples, knots: Knots3, device: str, kernel: str) -> GemmSurface:
     element_bytes = ELEMENT_BYTES[kernel]
 
     def base(parameters: FloatArray) -> FloatArray:
@@ -80,7 +87,6 @@ def _fitted(samples: GemmSamples, grid: GemmSamples, device: str, kernel: str) -
 
     start = np.array([float(np.quantile(samples.flops_per_s, 0.95)), *_START])
     parameters = fit_positive(base, samples.time_s, start)
-    knots = (_knots(grid.m), _knots(grid.n), _knots(grid.k))
     residuals = np.log(samples.time_s / base(parameters))
     rate, bandwidth, saturation, launch_s = (float(parameter) for parameter in parameters)
     return GemmSurface(
@@ -89,10 +95,10 @@ def _fitted(samples: GemmSamples, grid: GemmSamples, device: str, kernel: str) -
         element_bytes=element_bytes,
         base=(rate, bandwidth, saturation, launch_s),
         knots=knots,
-        corrections=fit_grid(knots, (samples.m, samples.n, samples.k), residuals)[0],
+        corrections=fit_grid_robustly(knots, (samples.m, samples.n, samples.k), residuals)[0],
         num_samples=len(samples),
-        median_error=0.0,
-        p90_error=0.0,
+        median_error=math.nan,
+        p90_error=math.nan,
         source=SOURCE,
     )
 
@@ -113,10 +119,10 @@ def _knots(values: FloatArray) -> FloatArray:
     return np.union1d(chosen, beyond)
 
 
-def wheel_tables(folder: Path) -> dict[tuple[str, str], GemmSamples]:
+def wheel_tables(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> dict[tuple[str, str], GemmSamples]:
     """(device, kernel) → products of TensorRT-LLM in the wheel's tables."""
     tables = {}
-    for system, device in SYSTEMS.items():
+    for system, device in systems.items():
         path = newest_table(folder, system, "gemm", "trtllm", "gemm_perf")
         if path is None:
             continue
@@ -135,12 +141,17 @@ def main(arguments: Sequence[str]) -> None:
     known = {device for device, _ in tables}
     newer = wheel_tables(data_folder(Path(arguments[1])))
     tables |= {key: samples for key, samples in newer.items() if key[0] not in known}
+    sys.stdout.write(document_of(tables))
+
+
+def document_of(tables: Mapping[tuple[str, str], GemmSamples]) -> str:
+    """Fit every table; the text of a surface file."""
     rows = [
         surface_row(fit_surface(samples, device=device, kernel=kernel))
         for (device, kernel), samples in sorted(tables.items())
     ]
     lines = ",\n".join(json.dumps(row) for row in rows)
-    sys.stdout.write(f'{{"source": {json.dumps(SOURCE)},\n"surfaces": [\n{lines}\n]}}\n')
+    return f'{{"source": {json.dumps(SOURCE)},\n"surfaces": [\n{lines}\n]}}\n'
 
 
 if __name__ == "__main__":

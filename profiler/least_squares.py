@@ -11,7 +11,7 @@ Source: Huber, Robust Estimation of a Location Parameter, 1964; Marquardt, SIAM 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,6 +104,15 @@ def held_out(num_points: int, *, fraction: float, seed: int) -> NDArray[np.bool_
     chosen = np.random.default_rng(seed).permutation(num_points)[: round(fraction * num_points)]
     mask[chosen] = True
     return mask
+
+
+def folds(num_points: int, *, fraction: float, seed: int) -> Iterator[NDArray[np.bool_]]:
+    """Masks of ``fraction`` of the points each, random, that together hide every point once, [num_points] each."""
+    parts = np.array_split(np.random.default_rng(seed).permutation(num_points), max(round(1.0 / fraction), 2))
+    for chosen in parts:
+        mask = np.zeros(num_points, dtype=bool)
+        mask[chosen] = True
+        yield mask
 
 
 def _huber(residuals: FloatArray) -> float:

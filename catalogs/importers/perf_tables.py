@@ -34,6 +34,8 @@ FRAMEWORKS = ("trtllm", "vllm", "sglang")
 # A kernel takes between a tenth of a launch and a minute; seconds or microseconds in place of ms fall outside.
 _MIN_LATENCY_MS, _MAX_LATENCY_MS = 1e-4, 6e4
 _MAX_COUNT = 2**31
+# Of two counts the first is never the greater one.
+_ORDERED = (("num_key_value_heads", "num_heads"), ("topk", "num_experts"), ("moe_ep_size", "num_experts"))
 
 
 def data_folder(root: Path) -> Path:
@@ -84,6 +86,7 @@ def read_perf_table(
     ]
     if problems:
         raise refusal(path, problems)
+    problems += origin_problems(path, table)
     columns = {name: np.asarray(table[name], dtype=object) for name in texts}
     for name in counts:
         values = table.get(name, [0] * len(table["latency"]))
@@ -92,11 +95,37 @@ def read_perf_table(
     for name in texts:
         for row in np.flatnonzero([not isinstance(value, str) or not value for value in columns[name]])[:3]:
             problems.append(Problem(path=f"row {row}", message=f"{name}: {columns[name][row]!r} is not a text"))
+    for less, more in _ORDERED:
+        if less in columns and more in columns:
+            for row in np.flatnonzero(columns[less] > columns[more])[:3]:
+                message = f"{less} {columns[less][row]:g} is more than {more} {columns[more][row]:g}; columns swapped?"
+                problems.append(Problem(path=f"row {row}", message=message))
     if not len(latency):
         problems.append(Problem(path="", message="the table has no rows"))
     if problems:
         raise refusal(path, problems[:MAX_PROBLEMS])
     return columns | {"time_s": latency * 1e-3}
+
+
+def origin_problems(path: Path, table: Mapping[str, Sequence[Any]]) -> list[Problem]:
+    """Whether the rows say that they are of the framework whose folder they lie in, and of one device.
+
+    The wheel has tables of SGLang's all-reduce that are copies of TensorRT-LLM's.
+    """
+    found = []
+    framework, named = path.parent.parent.name, {str(name) for name in table.get("framework", ())}
+    if framework in FRAMEWORKS and named and {name.lower() for name in named} != {framework}:
+        message = f"rows of {', '.join(sorted(named))} in the folder of {framework}: a copied file?"
+        found.append(Problem(path="framework", message=message))
+    devices = sorted({str(name) for name in table.get("device", ())})
+    if len(devices) > 1:
+        found.append(Problem(path="device", message=f"rows of several devices: {', '.join(devices)}"))
+    return found
+
+
+def is_copied(path: Path) -> bool:
+    """Whether a table lies in the folder of another framework than its rows name."""
+    return any(problem.path == "framework" for problem in origin_problems(path, _parquet(path, ["framework"])))
 
 
 def where(columns: Columns, rows: NDArray[np.bool_] | NDArray[np.intp]) -> Columns:
@@ -133,14 +162,14 @@ def _numbers(
     return numbers
 
 
-def _parquet(path: Path) -> dict[str, list[Any]]:
+def _parquet(path: Path, columns: list[str] | None = None) -> dict[str, list[Any]]:
     try:
         import pyarrow
         from pyarrow import parquet
     except ImportError as error:
         raise CatalogError("reading parquet tables needs pyarrow: pip install 'meshplan[aiconfigurator]'") from error
     try:
-        return dict(parquet.read_table(path).to_pydict())
+        return dict(parquet.read_table(path, columns=columns).to_pydict())
     except (OSError, pyarrow.ArrowException) as error:
         raise CatalogError(f"cannot read the table {path}: {error}") from error
 

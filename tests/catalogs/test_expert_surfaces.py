@@ -69,14 +69,18 @@ def test_no_faster_than_the_memory_or_the_peak(key: tuple[str, str, str], catalo
     assert 2 * 3 * 8 * 16384 * 4096 * 1536 / prefill < max(facts.peak_flops_per_s.values())
 
 
-@pytest.mark.parametrize(
-    "key", [key for key in KEYS if key[0] == "h200-sxm-141gb" and key[2] == "trtllm" and "fp8" in key[1]]
-)
+@pytest.mark.parametrize("key", KEYS)
 def test_imbalance_costs(key: tuple[str, str, str]) -> None:
     balanced, skewed = (surface(key).time_s(16384, **DEEPSEEK_V3, expert_parallel=32, skew=skew) for skew in (0.0, 1.2))
-    assert skewed > 1.3 * balanced
+    assert skewed > 1.15 * balanced
     doubled = surface(key).time_s(16384, **DEEPSEEK_V3, expert_parallel=32, load_factor=2.0)
     assert doubled == pytest.approx(surface(key).time_s(32768, **DEEPSEEK_V3, expert_parallel=32))
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_devices_share_the_work(key: tuple[str, str, str]) -> None:
+    one, eight = (surface(key).time_s(16384, **DEEPSEEK_V3, expert_parallel=devices) for devices in (1, 8))
+    assert eight < 0.5 * one
 
 
 def test_any_framework_is_the_fastest_of_all() -> None:

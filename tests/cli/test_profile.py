@@ -12,6 +12,7 @@ import pytest
 from meshplan.catalogs.database import open_database
 from meshplan.catalogs.measured import ClusterProfile, MeasuredLink, Spread
 from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.repository import Catalog
 from meshplan.profiler.protocol import Protocol
 
 Command = Callable[..., Any]
@@ -107,3 +108,16 @@ def test_a_profile_travels_by_file(meshplan: Command, lab: Path, tmp_path: Path)
     assert meshplan("profile", "picture", "lab", "--out", str(picture), "--db", other).code == 0
     assert picture.read_text(encoding="utf-8").startswith("<!doctype html>")
     assert meshplan("catalog", "diff", str(lab), other, "--format", "json").json == []
+
+
+def test_what_a_device_run_measures_scales_the_device_of_the_catalog(
+    meshplan: Command, seeded: Path, tmp_path: Path
+) -> None:
+    database = Path(shutil.copy(seeded, tmp_path / "own.sqlite"))
+    done = meshplan(
+        "profile", "device", "--quick", "--backend", "numpy", "--probe", "memory_copy", "--as", "l40s", "--db", database
+    )  # fmt: skip
+    assert done.code == 0
+    scales = Catalog(open_database(str(database))).device("l40s").operator_scales
+    # A CPU is slower than an L40S, but for a machine so slow that the scale is refused.
+    assert ("operator_time_scale.memory" in done.err and scales["memory"] > 1.0) or "left out, memory" in done.err

@@ -151,9 +151,10 @@ def test_a_router_that_sees_prompts_only_pays_for_it(catalog: Catalog) -> None:
     ]
     costs = []
     for knows in ("lengths", "input_length"):
-        made = make_plan(spec(workload={"buckets": buckets, "router_knows": knows}), catalog)
+        workload = {"buckets": buckets, "router_knows": knows}
+        made = make_plan(spec(workload=workload, replay={"num_requests": 500, "enabled": knows != "lengths"}), catalog)
         assert made.answer is not None
-        assert made.solution["kept"]
+        assert made.solution["kept"] in (None, True)
         costs.append(solve_fleet(compiled(spec(workload=made.spec["workload"]), catalog).problem).objective or 0.0)
     first, second, _ = (one["scenarios"][0]["weights"] for one in made.answer["services"][0]["buckets"])
     assert first == second
@@ -178,7 +179,7 @@ def test_two_models_share_a_fleet(catalog: Catalog) -> None:
 
 def test_off_peak_hours_need_a_smaller_fleet(catalog: Catalog) -> None:
     cases = [{"name": "day", "rate_factor": 1.0, "weight": 16}, {"name": "night", "rate_factor": 0.2, "weight": 8}]
-    made = make_plan(spec(scenarios={"policy": "expected", "cases": cases}), catalog)
+    made = make_plan(spec(scenarios={"policy": "expected", "cases": cases}, replay={"enabled": False}), catalog)
     assert made.answer is not None
     day, night = made.answer["fleets"]
     assert night["usd_per_hour"] < day["usd_per_hour"]
@@ -221,7 +222,11 @@ def test_a_trace_is_cut_into_buckets_and_replayed(catalog: Catalog, tmp_path: Pa
 
 def test_a_day_is_planned_hour_by_hour(catalog: Catalog) -> None:
     factors = [0.2] * 8 + [1.0] * 8 + [0.5] * 8
-    day = spec(schedule={"hourly_rate_factor": factors}, switching={"start_usd": 0.3, "stop_usd": 0.1})
+    day = spec(
+        schedule={"hourly_rate_factor": factors},
+        switching={"start_usd": 0.3, "stop_usd": 0.1},
+        replay={"enabled": False},
+    )
     made = make_plan(day, catalog)
     assert made.answer is not None
     schedule = made.answer["schedule"]

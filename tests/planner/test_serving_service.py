@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from meshplan.planner.compare import compare
 from meshplan.planner.plan import Plan, canonical_json
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
 from meshplan.planner.serving_config import serving_config_from_document
+from meshplan.planner.serving_resolve import resolve_serving
+from meshplan.planner.serving_spec import read_serving_spec
+from meshplan.planner.solvers.serving_search import estimate_pinned
 
 SPEC: dict[str, Any] = {
     "kind": "serving",
@@ -181,6 +185,21 @@ def test_a_slower_network_changes_a_plan_over_nodes(catalog: Catalog) -> None:
         for bandwidth in ("50 GB/s", "25 GB/s")
     ]
     assert times[1] > 1.02 * times[0]
+
+
+def test_what_a_device_run_measured_changes_the_prediction(catalog: Catalog) -> None:
+    """A tenfold attention time in the catalog reaches the plan."""
+    asked = read_serving_spec(
+        spec(fixed={"mode": "aggregated", "tensor_parallel": 8, "num_workers": 1}, workload=load(concurrency=64))
+    )
+    problem = resolve_serving(asked, catalog, Path()).problem
+    (name, machine), *_ = problem.machines.items()
+    slow = replace(machine, device=replace(machine.device, operator_scales={"attention_decode": 10.0}))
+    before, after = (
+        estimate_pinned(replace(problem, machines={name: one}))[0].judged.metrics.latencies["tpot"].mean
+        for one in (machine, slow)
+    )
+    assert after > 1.5 * before
 
 
 def test_disaggregation_names_both_pools(catalog: Catalog) -> None:

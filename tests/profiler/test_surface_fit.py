@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -13,10 +14,12 @@ from hypothesis.extra import numpy as arrays
 
 from meshplan.catalogs.attention_surfaces import RISING, attention_formula
 from meshplan.catalogs.expert_surfaces import ELEMENT_BYTES, expert_features, expert_formula
+from meshplan.catalogs.surface_grid import grid_value, interpolation
 from meshplan.catalogs.time_tables import TimeTable, table_from_row, table_row
 from meshplan.profiler.fit_attention import octaves
 from meshplan.profiler.fit_experts import ExpertSamples, fit_experts
-from meshplan.profiler.surface_fit import fit_grid, fit_time_table, rising_fit
+from meshplan.profiler.least_squares import folds
+from meshplan.profiler.surface_fit import cross_validated, fit_grid, fit_grid_robustly, fit_time_table, rising_fit
 
 FORMULA = attention_formula("decode", "bf16")
 PLANTED = np.array([3e12, 4e14, 8e-6])
@@ -34,9 +37,10 @@ def table(points: tuple[np.ndarray, ...]) -> TimeTable:
     # A tenth slower for single sequences, as kernels that cannot split are.
     times = FORMULA(PLANTED, points) * np.where((units < 4) & (attended > 1000), 1.1, 1.0)
     knots = (octaves(1, 1024), octaves(16, 65536), np.ones(1), octaves(1, 8), np.array([64.0, 128.0]))
-    return fit_time_table(
-        points, times, formula=FORMULA, start=(2e12, 3e14, 1e-5), knots=knots, rising=RISING, kernel="planted"
+    fit = partial(
+        fit_time_table, formula=FORMULA, start=(2e12, 3e14, 1e-5), knots=knots, rising=RISING, kernel="planted"
     )
+    return cross_validated(fit, points, times)
 
 
 def test_a_planted_kernel_is_found(table: TimeTable, points: tuple[np.ndarray, ...]) -> None:
@@ -93,3 +97,42 @@ def test_planted_experts_are_found() -> None:
     assert surface.median_error < 0.02
     assert surface.new_shape_median_error < 0.05
     assert len(surface.shapes) == 27
+
+
+def scattered(num_points: int) -> tuple[tuple[np.ndarray, ...], tuple[np.ndarray, ...], np.ndarray]:
+    """Knots, points anywhere between them, and a smooth field with scatter."""
+    random = np.random.default_rng(3)
+    knots = (octaves(1, 64), octaves(16, 1024))
+    points = (2.0 ** random.uniform(0, 6, num_points), 2.0 ** random.uniform(4, 10, num_points))
+    values = np.sin(np.log(points[0])) + 0.3 * np.log(points[1]) + random.normal(0.0, 0.02, num_points)
+    return knots, points, values
+
+
+def test_the_grid_agrees_with_exact_least_squares() -> None:
+    knots, points, values = scattered(600)
+    corners, weights = interpolation(knots, points)
+    design = np.zeros((len(values), 49))
+    np.add.at(design, (np.arange(len(values)), corners), weights)
+    exact = np.linalg.lstsq(design, values, rcond=None)[0]
+    found, weight = fit_grid(knots, points, values, smoothing=0.0, iterations=400)
+    np.testing.assert_allclose(weight.ravel(), design.sum(axis=0))
+    best = np.square(design @ exact - values).mean()
+    assert np.square(design @ found.ravel() - values).mean() < 1.02 * best
+
+
+def test_a_few_bad_measurements_do_not_pull_the_grid_along() -> None:
+    knots, points, values = scattered(600)
+    disturbed = values.copy()
+    disturbed[::40] += np.log(5.0)
+    errors = []
+    for fit in (fit_grid, fit_grid_robustly):
+        found, _ = fit(knots, points, disturbed)
+        errors.append(np.quantile(np.abs(grid_value(knots, found, points) - values), 0.9))
+    plain, robust = errors
+    assert robust < 0.6 * plain
+
+
+def test_every_measurement_is_hidden_from_one_fit() -> None:
+    masks = list(folds(103, fraction=0.2, seed=0))
+    assert len(masks) == 5
+    assert (np.sum(masks, axis=0) == 1).all()

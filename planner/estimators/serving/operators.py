@@ -2,7 +2,8 @@
 
 Every method takes arrays that broadcast and returns seconds. A device that was not measured itself takes the surfaces
 of one with the same chip, rescaled to its own memory bandwidth; what has none at all is priced by a roofline whose
-efficiencies are the medians over the devices that have them. The evidence level says which it was.
+efficiencies are the medians over the devices that have them. What a user's own device run found slower or faster
+(:mod:`meshplan.catalogs.operator_scales`) multiplies either. The evidence level says which it was.
 
 - Matrix product m×k by k×n: :mod:`meshplan.catalogs.gemm_surfaces`; else t₀ + ((2·m·n·k/R)⁴ + (bytes/B)⁴)^¼.
 - Attention: :mod:`meshplan.catalogs.attention_surfaces` and :mod:`~meshplan.catalogs.latent_surfaces`; else decode
@@ -20,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.attention_surfaces import attention_surface
+from meshplan.catalogs.efficiency import ATTENTION_CLASSES, GEMM_CLASS, MEMORY_CLASS, scale_of
 from meshplan.catalogs.expert_surfaces import FRAMEWORKS, expert_surface
 from meshplan.catalogs.gemm_surfaces import gemm_surface
 from meshplan.catalogs.hardware import Device, EvidenceLevel
@@ -28,6 +30,7 @@ from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES
 from meshplan.planner.problems.serving import Role
 
 FloatArray = NDArray[np.float64]
+PREFILL_CLASS, DECODE_CLASS = ATTENTION_CLASSES
 
 # Launch and tail of a kernel inside a replayed graph: median t₀ of the 16-bit GEMM surfaces (2.1 to 4.9 µs).
 KERNEL_S = 2.5e-6
@@ -82,6 +85,12 @@ def peak_flops_per_s(device: Device, dtype: str) -> float:
     return next(device.peak_flops_per_s[name] for name in chain if name in device.peak_flops_per_s)
 
 
+def gemm_class(scheme: str) -> str:
+    """Class of a scheme's products among the scales of a device: by the format that they multiply in."""
+    dtype = SCHEMES[scheme].peak_dtype
+    return f"{GEMM_CLASS}.{'nvfp4' if dtype == 'fp4' else dtype}"
+
+
 def measured_as(device: Device) -> str:
     """Slug of the device whose measured times stand for this one's."""
     return _SAME_CHIP.get(device.slug, (device.slug, 0.0))[0]
@@ -99,6 +108,15 @@ class Operators:
     device: Device
     engine: str
 
+    def _own(self, name: str) -> float:
+        """Measured over predicted time of a class of operators on this device; 1 where nothing was measured."""
+        return scale_of(self.device.operator_scales, name)
+
+    def _level(self, name: str, *, is_fitted: bool) -> EvidenceLevel:
+        if name in self.device.operator_scales:
+            return EvidenceLevel.MEASURED
+        return EvidenceLevel.FITTED if is_fitted else EvidenceLevel.DATASHEET
+
     def _rescaled(self, seconds: FloatArray, flops: FloatArray | float, moved_bytes: FloatArray | float) -> FloatArray:
         """Seconds of the measured device on this one, by what bounds them."""
         if self.device.slug not in _SAME_CHIP:
@@ -113,10 +131,13 @@ class Operators:
     def gemm_level(self, scheme: str) -> EvidenceLevel:
         """How well a scheme's matrix products are known."""
         measured = gemm_surface(measured_as(self.device), SCHEMES[scheme].kernel)
-        return EvidenceLevel.DATASHEET if measured is None else EvidenceLevel.FITTED
+        return self._level(gemm_class(scheme), is_fitted=measured is not None)
 
     def gemm_s(self, scheme: str, m: FloatArray, n: float, k: float) -> FloatArray:
         """m×k by k×n with weights in ``scheme``; ``m`` rises."""
+        return self._own(gemm_class(scheme)) * self._gemm_s(scheme, m, n, k)
+
+    def _gemm_s(self, scheme: str, m: FloatArray, n: float, k: float) -> FloatArray:
         kind = SCHEMES[scheme]
         surface = gemm_surface(measured_as(self.device), kind.kernel)
         if surface is None:
@@ -146,7 +167,8 @@ class Operators:
 
     def memory_op_s(self, moved_bytes: FloatArray, *, kernels: float) -> FloatArray:
         """Memory-bound work in a number of kernels."""
-        return kernels * KERNEL_S + moved_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
+        seconds = kernels * KERNEL_S + moved_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
+        return self._own(MEMORY_CLASS) * seconds
 
     # --- attention --------------------------------------------------------------------------------------------------
 
@@ -169,7 +191,7 @@ class Operators:
             measured_as(self.device), "decode"
         )
         if surface is None:
-            return self._attention_s(flops, cache)
+            return self._own(DECODE_CLASS) * self._attention_s(flops, cache)
         seconds = surface.time_s(
             batch=num_seqs,
             context=context,
@@ -179,7 +201,7 @@ class Operators:
             window=window or 0,
             kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8"),
         )
-        return self._rescaled(seconds, flops, cache)
+        return self._own(DECODE_CLASS) * self._rescaled(seconds, flops, cache)
 
     def latent_decode_attention_s(
         self, num_seqs: FloatArray, context: FloatArray, *, heads: int, width: int, rank: int, kv_bytes: float
@@ -191,11 +213,11 @@ class Operators:
             measured_as(self.device), "decode"
         )
         if surface is None:
-            return self._attention_s(flops, cache)
+            return self._own(DECODE_CLASS) * self._attention_s(flops, cache)
         seconds = surface.time_s(
             batch=num_seqs, context=context, num_heads=heads, kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8")
         )
-        return self._rescaled(seconds, flops, cache)
+        return self._own(DECODE_CLASS) * self._rescaled(seconds, flops, cache)
 
     def prefill_attention_s(
         self, prompt: FloatArray, *, heads: int, kv_heads: int, head_dim: int, window: int | None, pairs: FloatArray
@@ -206,7 +228,7 @@ class Operators:
             measured_as(self.device), "prefill"
         )
         if surface is None:
-            return self._prefill_roofline_s(flops)
+            return self._own(PREFILL_CLASS) * self._prefill_roofline_s(flops)
         seconds = surface.time_s(
             batch=1.0,
             context=0.0,
@@ -216,7 +238,8 @@ class Operators:
             new_tokens=prompt,
             window=window or 0,
         )
-        return self._rescaled(seconds, flops, BYTES_16_BIT * 4.0 * prompt * heads * head_dim)
+        moved = BYTES_16_BIT * 4.0 * prompt * heads * head_dim
+        return self._own(PREFILL_CLASS) * self._rescaled(seconds, flops, moved)
 
     def latent_prefill_attention_s(
         self, prompt: FloatArray, *, heads: int, query_dim: int, value_dim: int, pairs: FloatArray
@@ -227,9 +250,10 @@ class Operators:
             measured_as(self.device), "prefill", self.engine
         ) or latent_attention_surface(measured_as(self.device), "prefill")
         if surface is None:
-            return self._prefill_roofline_s(flops)
+            return self._own(PREFILL_CLASS) * self._prefill_roofline_s(flops)
         seconds = surface.time_s(batch=1.0, context=0.0, num_heads=heads, new_tokens=prompt)
-        return self._rescaled(seconds, flops, BYTES_16_BIT * 2.0 * prompt * heads * (query_dim + value_dim))
+        moved = BYTES_16_BIT * 2.0 * prompt * heads * (query_dim + value_dim)
+        return self._own(PREFILL_CLASS) * self._rescaled(seconds, flops, moved)
 
     def _prefill_roofline_s(self, flops: FloatArray) -> FloatArray:
         return KERNEL_S + flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
@@ -241,8 +265,8 @@ class Operators:
 
     def attention_level(self, role: Role) -> EvidenceLevel:
         """How well attention is known in a role."""
-        del role  # one roofline for all, so far
-        return EvidenceLevel.DATASHEET
+        phase, name = ("prefill", PREFILL_CLASS) if role is Role.PREFILL else ("decode", DECODE_CLASS)
+        return self._level(name, is_fitted=attention_surface(measured_as(self.device), phase) is not None)
 
     # --- experts ----------------------------------------------------------------------------------------------------
 
@@ -290,7 +314,8 @@ class Operators:
         if seconds is not None:
             hit = distinct_experts(tokens, top_k=top_k, num_experts=num_experts) / groups
             moved = SCHEMES[scheme].weight_bytes * hit * matrices * hidden * width
-            return self._rescaled(seconds, 2.0 * tokens * top_k / groups * matrices * hidden * width, moved)
+            flops = 2.0 * tokens * top_k / groups * matrices * hidden * width
+            return self._own(gemm_class(scheme)) * self._rescaled(seconds, flops, moved)
         hit = local_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens)
         visits = tokens * top_k * local_experts / num_experts
         grouped = self._roofline_s(
@@ -300,7 +325,7 @@ class Operators:
             activations=visits * (hidden + width),
             outputs=visits * (hidden + (matrices - 1) * width),
         )
-        return grouped + 3.0 * KERNEL_S  # routing, permutation, the second product
+        return self._own(gemm_class(scheme)) * grouped + 3.0 * KERNEL_S  # routing, permutation, the second product
 
 
 def distinct_experts(tokens: FloatArray, *, top_k: int, num_experts: int) -> FloatArray:
