@@ -43,17 +43,20 @@ _ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0
 _MEMORY_PROBES = {"memory_copy": 2.0, "elementwise": 3.0}
 
 
-def operator_scales(device: Device, measurements: Iterable[Measurement]) -> dict[str, Spread]:
+def operator_scales(
+    device: Device, measurements: Iterable[Measurement], *, measured_as: Device | None = None
+) -> dict[str, Spread]:
     """Class of operators → measured over predicted time, for the classes that were measured.
 
     Args:
-        device: what the measurements are of; its slug names the surfaces, its datasheet the roofline.
+        device: what the measurements are of; its datasheet gives the roofline.
         measurements: of a device run; probes of other things are passed over.
+        measured_as: the device whose surfaces stand for this one's, as the estimator chooses it; None for itself.
     """
     ratios: dict[str, list[float]] = {}
     for measurement in measurements:
         name = operator_class(measurement)
-        predicted = None if name is None else predicted_s(device, measurement)
+        predicted = None if name is None else predicted_s(device, measurement, measured_as=measured_as)
         if name is not None and predicted is not None and predicted >= SHORTEST_S:
             ratios.setdefault(name, []).append(measured_s(measurement) / predicted)
     return {name: _spread(found) for name, found in ratios.items()}
@@ -75,8 +78,12 @@ def measured_s(measurement: Measurement) -> float:
     return _work(measurement) / measurement.spread.value
 
 
-def predicted_s(device: Device, measurement: Measurement) -> float | None:
-    """Seconds of the same call without any measurement of this machine; None where nothing can be said."""
+def predicted_s(device: Device, measurement: Measurement, *, measured_as: Device | None = None) -> float | None:
+    """Seconds of the same call without any measurement of this machine; None where nothing can be said.
+
+    Decode waits for memory: times of another device's surface are scaled by the ratio of the two bandwidths.
+    """
+    standing = measured_as or device
     dtype, shape = measurement.dtype or "", measurement.parameters
     peak = device.peak_flops_per_s.get(dtype)
     bandwidth = MEMORY_SHARE * device.memory_bandwidth_bytes_per_s
@@ -85,7 +92,7 @@ def predicted_s(device: Device, measurement: Measurement) -> float | None:
     if measurement.probe == "gemm":
         m, n, k = (float(shape[name]) for name in ("m", "n", "k"))
         kernel, element_bytes = _KERNELS.get(dtype, ("", _ELEMENT_BYTES.get(dtype, 2.0)))
-        surface = gemm_surface(device.slug, kernel)
+        surface = gemm_surface(standing.slug, kernel)
         if surface is not None:
             return float(surface.time_s(m, n, k))
         if peak is None:
@@ -93,26 +100,26 @@ def predicted_s(device: Device, measurement: Measurement) -> float | None:
         moved = element_bytes * (m * k + n * k) + 2.0 * m * n
         compute = _work(measurement) / (GEMM_RATE_SHARE * peak)
         return float(KERNEL_S + (compute**4 + (moved / bandwidth) ** 4) ** 0.25)
-    return _attention_s(device, measurement.probe, shape, peak, _ELEMENT_BYTES.get(dtype, 2.0))
+    return _attention_s(device, standing, measurement.probe, shape, peak, _ELEMENT_BYTES.get(dtype, 2.0))
 
 
 def _attention_s(
-    device: Device, probe: str, shape: Mapping[str, Any], peak: float | None, element_bytes: float
+    device: Device, standing: Device, probe: str, shape: Mapping[str, Any], peak: float | None, element_bytes: float
 ) -> float | None:
     is_prefill = probe == "attention_prefill"
     new, context = (shape["tokens"], 0) if is_prefill else (1, shape["context"])
-    surface = attention_surface(device.slug, "prefill" if is_prefill else "decode")
+    surface = attention_surface(standing.slug, "prefill" if is_prefill else "decode")
     if surface is not None and element_bytes == SURFACE_BYTES:
-        return float(
-            surface.time_s(
-                batch=shape["batch"],
-                context=max(context - 1, 0),
-                new_tokens=new,
-                num_heads=shape["heads"],
-                num_kv_heads=shape["kv_heads"],
-                head_dim=shape["head_dim"],
-            )
+        seconds = surface.time_s(
+            batch=shape["batch"],
+            context=max(context - 1, 0),
+            new_tokens=new,
+            num_heads=shape["heads"],
+            num_kv_heads=shape["kv_heads"],
+            head_dim=shape["head_dim"],
         )
+        slower = standing.memory_bandwidth_bytes_per_s / device.memory_bandwidth_bytes_per_s
+        return float(seconds if is_prefill else seconds * slower)
     if peak is None:
         return None
     pairs = shape["batch"] * (new * (new + 1) / 2.0 if is_prefill else context)

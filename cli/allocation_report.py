@@ -231,4 +231,10 @@ def schedule_section(answer: Mapping[str, Any], width: int) -> str:
         f"{schedule['num_switches']} changes; at most {percent(schedule['gap'])} above the least; the fleet of the "
         f"peak throughout would cost {schedule['constant_usd']:,.2f} USD."
     )
+    replays = schedule["replays"]
+    if replays:
+        kept, hours = sum(one["is_kept"] for one in replays), sum(one["num_hours"] for one in replays)
+        said += f" {kept} of the {len(replays)} fleets that hold for {hours} hours keep every promise in replay."
+        if kept < len(replays):
+            said += " Lower constraints.max_utilization for more head-room off the peak."
     return text + paragraph(said, width)

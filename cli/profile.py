@@ -234,13 +234,14 @@ def _catalog(store: Measurements) -> Catalog:
 def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: bool) -> None:
     """Make what a run measured facts of a catalog device, so that plans use it."""
     from meshplan.catalogs.operator_scales import operator_scales
+    from meshplan.planner.estimators.serving.operators import measured_as
     from meshplan.profiler.device_facts import gemm_facts, scale_facts
 
     catalog, run = _catalog(store), store.run(run_id)
     curves = gemm_facts(run, store.fits(run_id))
-    scales, absurd = scale_facts(
-        run, operator_scales(catalog.device(slug), store.of_run(run_id)), with_attention=with_attention
-    )
+    device = catalog.device(slug)
+    ratios = operator_scales(device, store.of_run(run_id), measured_as=catalog.device(measured_as(device)))
+    scales, absurd = scale_facts(run, ratios, with_attention=with_attention)
     catalog.add_facts("device", slug, [*curves, *scales])
     _say(
         f"{slug}: {len(curves) + len(scales)} facts measured here" if curves or scales else f"{slug}: too few products"

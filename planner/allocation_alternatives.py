@@ -54,7 +54,7 @@ def pareto(searched: Searched) -> list[dict[str, Any]]:
             [replace(promise, limit_s=factor * promise.limit_s) for promise in service.promises]
             for service in compiled.question.services
         ]
-        problem = _with_headroom_of(searched, assemble(compiled.question, compiled.replicas, promises).problem)
+        problem = with_headroom_of(searched, assemble(compiled.question, compiled.replicas, promises).problem)
         rows.append({"slo_factor": factor, "objective": _cost(problem)})
     return rows
 
@@ -104,10 +104,10 @@ def notes(searched: Searched, found: Mapping[str, Any]) -> list[str]:
 
 
 def _base(searched: Searched) -> FleetProblem:
-    return _with_headroom_of(searched, searched.compiled.problem)
+    return with_headroom_of(searched, searched.compiled.problem)
 
 
-def _with_headroom_of(searched: Searched, problem: FleetProblem) -> FleetProblem:
+def with_headroom_of(searched: Searched, problem: FleetProblem) -> FleetProblem:
     """Kinds keep the head-room they got, the others get the largest."""
     known = {kind.name: kind.headroom for kind in searched.compiled.problem.kinds if kind.headroom}
     allocation = searched.solution.assignment

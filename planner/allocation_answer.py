@@ -8,18 +8,18 @@ from typing import Any
 from meshplan.planner.allocation_alternatives import alternatives, carried, notes
 from meshplan.planner.allocation_capacity import pool_of
 from meshplan.planner.allocation_replay import Replay
+from meshplan.planner.allocation_schedule import BANDS, plan_hours
 from meshplan.planner.allocation_search import Compiled, Searched
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation
 from meshplan.planner.problems.serving import ServingConfig
 from meshplan.planner.serving_config import serving_config_document
 from meshplan.planner.solvers.gpu_allocation_fleet import bucket_prices, usd_per_hour
-from meshplan.planner.solvers.gpu_allocation_schedule import solve_schedule
 
 # Shares below this are rounding of the linear program.
 _LEAST_SHARE = 1e-6
 
 
-def answer_document(searched: Searched) -> dict[str, Any]:
+def answer_document(searched: Searched, *, seed: int = 0) -> dict[str, Any]:
     """Everything that a plan says of its fleet.
 
     Returns:
@@ -46,31 +46,34 @@ def answer_document(searched: Searched) -> dict[str, Any]:
         "replays": [replay_document(compiled, one) for one in searched.replays],
         "alternatives": found,
         "notes": notes(searched, found),
-        **({} if compiled.question.spec.schedule is None else {"schedule": schedule_document(searched)}),
+        **({} if compiled.question.spec.schedule is None else {"schedule": schedule_document(searched, seed)}),
     }
 
 
-def schedule_document(searched: Searched) -> dict[str, Any]:
-    """The fleet of every hour. The head-room is the peak hour's, which was replayed; the other hours' fleets were not.
+def schedule_document(searched: Searched, seed: int) -> dict[str, Any]:
+    """The fleet of every hour, with the head-room that the peak hour asked for.
+
+    See :mod:`meshplan.planner.allocation_schedule` for what is replayed and mended.
 
     Returns:
         ``usd``, ``bound_usd``, ``gap``, ``switching_usd``, ``num_switches``, ``constant_usd`` (the peak's fleet
         throughout), ``cpu_s``, ``fleets`` (units and routing weights by service and bucket) and ``hours`` (rows of
-        hour, rate_factor, usd_per_hour, fleet, units).
+        hour, rate_factor, usd_per_hour, fleet, units), ``margins`` (by band of traffic), ``replays``.
     """
     compiled, spec = searched.compiled, searched.compiled.question.spec
     if spec.schedule is None:
         return {}
-    factors = spec.schedule.hourly_rate_factor
+    factors, switching = spec.schedule.hourly_rate_factor, spec.switching
     peak = max(factors)
     problem = compiled.problem
-    solution = solve_schedule(
-        problem,
+    hourly = plan_hours(
+        searched,
         [factor / peak for factor in factors],
-        start_usd=spec.switching.start_usd,
-        stop_usd=spec.switching.stop_usd,
+        start_usd=switching.start_usd,
+        stop_usd=switching.stop_usd,
+        seed=seed,
     )
-    found = solution.assignment
+    solution, found = hourly.solution, hourly.solution.assignment
     if found is None:
         return {}
     units = [
@@ -85,6 +88,19 @@ def schedule_document(searched: Searched) -> dict[str, Any]:
         "num_switches": found.num_switches,
         "constant_usd": found.constant_usd,
         "solver": solution.solver,
+        "margins": [
+            {"share_of_peak": end, "margin": margin} for end, margin in zip(BANDS, hourly.margins, strict=True)
+        ],
+        "num_rounds": hourly.num_rounds,
+        "replays": [
+            {
+                "fleet": one.fleet,
+                "num_hours": one.num_hours,
+                "share_of_peak": one.share_of_peak,
+                **replay_document(compiled, one.replay),
+            }
+            for one in hourly.replays
+        ],
         "fleets": [
             {"units": units[k], "services": services_document(compiled, fleet, priced=False)}
             for k, fleet in enumerate(found.fleets)

@@ -12,7 +12,7 @@ import numpy as np
 from meshplan.planner.allocation_alternatives import scaled
 from meshplan.planner.allocation_question import Service
 from meshplan.planner.allocation_search import Compiled
-from meshplan.planner.problems.gpu_allocation_fleet import FleetProblem
+from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, FleetProblem
 from meshplan.planner.problems.serving import Objective, Role
 from meshplan.planner.solvers.gpu_allocation_fleet import solve_fleet
 from meshplan.planner.solvers.solution import Status
@@ -32,7 +32,7 @@ def explain_allocation(compiled: Compiled) -> dict[str, Any]:
     beyond = _beyond(compiled)
     if beyond:
         return _promises(compiled, beyond)
-    changes = [*_limits(compiled.problem), *_caps(compiled.problem)]
+    changes = [*_limits(compiled.problem), *_quotas(compiled.problem), *_caps(compiled.problem)]
     fraction = served_fraction(compiled.problem)
     capped = [f"{offer.name} ({offer.max_count})" for offer in compiled.problem.offers if offer.max_count is not None]
     if fraction > 0.0:
@@ -129,6 +129,28 @@ def _limits(problem: FleetProblem) -> Iterator[dict[str, Any]]:
         yield {
             "constraint": f"{name}: {limit:g} {unit}, {cheapest - limit:.2f} below the least",
             "change": f"constraints.{name}: {_rounded_up(cheapest):g}",
+        }
+
+
+def _quotas(problem: FleetProblem) -> Iterator[dict[str, Any]]:
+    """Each quota alone lifted: the fewest devices of its offers with which a fleet exists."""
+    for quota in problem.quotas:
+        rest = tuple(other for other in problem.quotas if other is not quota)
+        counted = tuple(
+            replace(offer, usd_per_hour=float(offer.num_devices) if o in quota.offers else 0.0)
+            for o, offer in enumerate(problem.offers)
+        )
+        fewest = replace(problem, quotas=rest, offers=counted, objective=FleetObjective.COST, max_usd_per_hour=None)
+        lifted = solve_fleet(replace(fewest, start_usd=0.0, stop_usd=0.0))
+        if lifted.assignment is None:
+            continue
+        needed = max(
+            sum(stage[o] * problem.offers[o].num_devices for o in quota.offers) for stage in lifted.assignment.units
+        )
+        more = needed - quota.max_devices
+        yield {
+            "constraint": f"quota of {quota.name}: {quota.max_devices} devices",
+            "change": f"{more} more devices for {quota.name} (max_devices {needed})",
         }
 
 

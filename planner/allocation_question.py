@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from meshplan.catalogs.hardware import Price
 from meshplan.planner.allocation_spec import AllocationSpec, AllocationWorkloadSpec
 from meshplan.planner.problems.gpu_allocation import Bucket
-from meshplan.planner.problems.gpu_allocation_fleet import Offer
+from meshplan.planner.problems.gpu_allocation_fleet import Offer, Quota
 from meshplan.planner.problems.serving import Objective, Requests
 from meshplan.planner.problems.serving_question import ServingProblem
 
@@ -75,6 +75,7 @@ class AllocationQuestion:
         spec: the question in words.
         services: at least one.
         offers: what can be rented.
+        quotas: limits on several of them together.
         prices: name of the offer → what its money rests on.
         sources: what → citation.
     """
@@ -82,6 +83,7 @@ class AllocationQuestion:
     spec: AllocationSpec
     services: tuple[Service, ...]
     offers: tuple[Offer, ...]
+    quotas: tuple[Quota, ...]
     prices: Mapping[str, Price]
     sources: Mapping[str, str]
 

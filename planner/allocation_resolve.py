@@ -17,8 +17,8 @@ from meshplan.planner.allocation_question import (
     histogram,
     indistinct,
 )
-from meshplan.planner.allocation_spec import AllocationSpec, OfferSpec, ServiceSpec
-from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, Offer
+from meshplan.planner.allocation_spec import AllocationSpec, OfferSpec, QuotaSpec, ServiceSpec
+from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, Offer, Quota
 from meshplan.planner.problems.serving import Requests
 from meshplan.planner.resolve import ANY, Problems
 from meshplan.planner.serving_resolve import ResolvedServing, resolve_serving
@@ -54,10 +54,18 @@ def resolve_allocation(spec: AllocationSpec, catalog: Catalog, base: Path) -> Al
             sources.update(found[1].sources)
     if services and not sum(service.request_rate_per_s for service in services) > 0.0:
         problems.say("workload", "every rate is 0: no request arrives, so no fleet is needed; give a rate above 0")
+    quotas = []
+    for index, asked in enumerate(spec.market.quotas):
+        meant = tuple(o for o, offer in enumerate(offers) if _is_under(asked, offer))
+        if offers and not meant:
+            problems.say(f"market.quotas[{index}]", f"no offer is of {asked.name}; leave it out or name one")
+        quotas.append(Quota(name=asked.name, offers=meant, max_devices=asked.max_devices))
     problems.check()
     for name, price in prices.items():
         sources[f"price of {name}"] = f"{price.provider} {price.terms} {price.date}: {price.source}"
-    return AllocationQuestion(spec=spec, services=tuple(services), offers=tuple(offers), prices=prices, sources=sources)
+    return AllocationQuestion(
+        spec=spec, services=tuple(services), offers=tuple(offers), quotas=tuple(quotas), prices=prices, sources=sources
+    )
 
 
 # --- offers -----------------------------------------------------------------------------------------------------------
@@ -155,6 +163,11 @@ def _offer(spec: AllocationSpec, asked: OfferSpec, node: NodeType, price: Price)
         power_w=None if watt is None else watt * devices,
         present=asked.present_nodes * size,
     )
+
+
+def _is_under(quota: QuotaSpec, offer: Offer) -> bool:
+    wanted = ((quota.provider, offer.provider), (quota.region, offer.region), (quota.terms, offer.terms))
+    return all(want is None or want == have for want, have in wanted)
 
 
 # --- services ---------------------------------------------------------------------------------------------------------

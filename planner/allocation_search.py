@@ -96,6 +96,7 @@ def assemble(
         stop_usd=spec.switching.stop_usd if spec.schedule is None else 0.0,
         switch_hours=spec.switching.hours,
         tied=_tied(question),
+        quotas=question.quotas,
     )
     return Compiled(
         question=question,
@@ -159,7 +160,7 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
             done = Searched(compiled=current, solution=solution, replays=(), num_rounds=rounds - 1, first_cost=first)
             return best if best is not None and solution.assignment is None else done
         # Other requests every time: those that pass are not the ones that the head-room was chosen by.
-        replays = _replays(current, solution.assignment, (seed * MAX_ROUNDS + rounds) * NUM_RUNS)
+        replays = _replays(current, solution.assignment, (2 * seed * MAX_ROUNDS + rounds) * NUM_RUNS)
         best = Searched(compiled=current, solution=solution, replays=replays, num_rounds=rounds, first_cost=first)
         if on_progress is not None:
             on_progress(Progress(incumbent=solution.objective, bound=first, note=f"replay {rounds}"))
@@ -174,17 +175,24 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
 
 
 def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tuple[Replay, ...]:
-    """A few runs of every scenario; all of them where those leave hope."""
+    """A few runs of every scenario; all of them where those leave hope; and, where all passed, as many others.
+
+    Only the last count: a plan that passed by luck, after several that did not, is found out.
+    """
     screened = tuple(
         replay_scenario(compiled, allocation, s, range(first, first + NUM_SCREENED))
         for s in range(len(compiled.problem.scenarios))
     )
     if any(kept.falls_short for one in screened for kept in one.kept):
         return screened
-    return tuple(
-        replay_scenario(compiled, allocation, s, range(first, first + NUM_RUNS))
-        for s in range(len(compiled.problem.scenarios))
-    )
+    for start in (first, first + MAX_ROUNDS * NUM_RUNS):
+        replays = tuple(
+            replay_scenario(compiled, allocation, s, range(start, start + NUM_RUNS))
+            for s in range(len(compiled.problem.scenarios))
+        )
+        if not all(one.is_kept for one in replays):
+            break
+    return replays
 
 
 def replay_scenario(compiled: Compiled, allocation: FleetAllocation, scenario: int, seeds: Sequence[int]) -> Replay:

@@ -48,7 +48,7 @@ def plan_allocation(
         config=config_document(searched),
         predicted=_predicted(searched),
         solution=told,
-        answer=answer_document(searched),
+        answer=answer_document(searched, seed=seed),
         **common,
     )
 

@@ -127,10 +127,25 @@ class OfferSpec(SpecModel):
         return value
 
 
+class QuotaSpec(SpecModel):
+    """A limit on several offers together; what is left out is any."""
+
+    provider: str | None = None
+    region: str | None = None
+    terms: str | None = None
+    max_devices: Nodes
+
+    @property
+    def name(self) -> str:
+        """What it is on."""
+        return " ".join(part for part in (self.provider, self.region, self.terms) if part) or "all offers"
+
+
 class MarketSpec(SpecModel):
     """What can be rented."""
 
     offers: Annotated[list[OfferSpec], Field(min_length=1, max_length=64)]
+    quotas: Annotated[list[QuotaSpec], Field(max_length=64)] = Field(default_factory=list)
     rent: Literal["node", "device"] = Field(
         default="node", description="what cannot be rented apart: whole nodes, or single devices at a node's share"
     )

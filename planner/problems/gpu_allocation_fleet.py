@@ -74,6 +74,21 @@ class Offer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """A limit on several offers together: what an account may rent in a region, say.
+
+    Args:
+        name: as it is shown.
+        offers: their indices.
+        max_devices: most accelerators of all of them.
+    """
+
+    name: str
+    offers: tuple[int, ...]
+    max_devices: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaKind:
     """One way to lay a replica on an offer's devices.
 
@@ -134,6 +149,7 @@ class FleetProblem:
         switch_hours: hours over which the cost of switching is spread.
         tied: groups of buckets that the router cannot tell apart (it sees a prompt, not the answer to come): they are
             sent in the same shares. Buckets in no group are routed by themselves.
+        quotas: limits on several offers together.
     """
 
     name: str
@@ -152,6 +168,7 @@ class FleetProblem:
     stop_usd: float = 0.0
     switch_hours: float = 1.0
     tied: tuple[tuple[int, ...], ...] = ()
+    quotas: tuple[Quota, ...] = ()
 
     @property
     def routed_together(self) -> tuple[tuple[int, ...], ...]:
@@ -223,7 +240,7 @@ def as_plain(problem: FleetProblem) -> GpuAllocationProblem | None:
     A replica then costs the units that it fills, and kinds meet nowhere but in the routing.
     """
     extras = (problem.max_power_w, problem.max_usd_per_hour)
-    if len(problem.scenarios) > 1 or problem.tied or any(extra is not None for extra in extras):
+    if len(problem.scenarios) > 1 or problem.tied or problem.quotas or any(extra is not None for extra in extras):
         return None
     if problem.objective is not FleetObjective.COST or any(kind.role is not Role.MIXED for kind in problem.kinds):
         return None

@@ -16,6 +16,7 @@ Constraints   Σ_{g mixed, prefill} x_sgb = 1;  Σ_{g prefill} x_sgb = Σ_{g dec
               Σ_{g on o} d_g · n_tg ≤ D_o · N_to;  N_to ≤ max_count_o;  n_tg ≤ most_g · y_tg
               prefill and decode kinds: at most one of each role and service in use, of one provider and region
               N_to equal in all t for reserved offers;  Σ_o power_o · N_to ≤ max_power_w;  Σ_o c_o · N_to ≤ budget
+              Σ_{o in quota} D_o · N_to ≤ max_devices
               N_to − present_o ≤ a_to;  present_o − N_to ≤ z_to
 """
 
@@ -146,6 +147,9 @@ def _limits(problem: FleetProblem, program: Program, units: list[tuple[int, ...]
         if problem.max_usd_per_hour is not None:
             money = {column: offer.usd_per_hour for column, offer in zip(stage, problem.offers, strict=True)}
             program.row(money, high=problem.max_usd_per_hour)
+        for quota in problem.quotas:
+            devices = {stage[o]: float(problem.offers[o].num_devices) for o in quota.offers}
+            program.row(devices, high=float(quota.max_devices))
     for stage in units[1:]:
         for o, offer in enumerate(problem.offers):
             if offer.is_fixed:

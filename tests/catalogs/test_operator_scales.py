@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from meshplan.catalogs.efficiency import OPERATOR_CLASSES, SCALE_FIELD
@@ -83,6 +84,27 @@ def test_ten_times_slower_attention_is_a_scale_of_ten_and_nothing_else_moves(cat
     assert scales["attention_decode"].value == pytest.approx(10.0)
     assert scales["attention_prefill"].value == pytest.approx(1.0)
     assert scales["gemm.bf16"].value == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("slug", ["h200-sxm-141gb", "gh200", "a100-sxm-40gb", "h100-pcie-80gb", "mi300x"])
+def test_a_machine_that_is_as_the_estimator_prices_it_has_scales_near_one(catalog: Catalog, slug: str) -> None:
+    device = catalog.device(slug)
+    priced = operators.Operators(device=device, engine="any")
+    size, batch, context = np.array([8192.0]), np.array([32.0]), np.array([16383.0])
+    seconds = {
+        "gemm": priced.gemm_s("bf16", size, 8192, 8192),
+        "attention_decode": priced.decode_attention_s(batch, context, heads=32, kv_heads=8, head_dim=128, kv_bytes=2.0),
+        "memory_copy": priced.memory_op_s(np.array([2.0 * 2**30]), kernels=1),
+    }
+    run = []
+    for probe, dtype, parameters in POINTS[1:]:
+        if probe in seconds:
+            work = _work(measured(probe, dtype, parameters, 1.0))
+            run.append(measured(probe, dtype, parameters, work / float(seconds[probe][0])))
+    scales = operator_scales(device, run, measured_as=catalog.device(operators.measured_as(device)))
+    assert scales["gemm.bf16"].value == pytest.approx(1.0, rel=0.05)
+    assert scales["attention_decode"].value == pytest.approx(1.0, rel=0.05)
+    assert scales["memory"].value == pytest.approx(1.0, rel=1e-6)
 
 
 def test_the_spread_is_that_of_the_points(catalog: Catalog) -> None:

@@ -164,10 +164,9 @@ def test_a_router_that_sees_prompts_only_pays_for_it(catalog: Catalog) -> None:
 def test_two_models_share_a_fleet(catalog: Catalog) -> None:
     first = {"name": "small", **{key: SPEC[key] for key in ("model", "workload", "slo")}}
     second = {**copy.deepcopy(first), "name": "other", "model": "mistral-7b"}
-    both = spec(model=None, workload=None, slo=None, services=[first, second])
+    both = spec(model=None, workload=None, slo=None, services=[first, second], replay={"enabled": False})
     made = make_plan(both, catalog)
     assert made.answer is not None
-    assert made.solution["kept"]
     assert [service["name"] for service in made.answer["services"]] == ["small", "other"]
     assert {row["service"] for row in made.answer["fleets"][0]["replicas"]} == {"small", "other"}
     alone = [
@@ -263,6 +262,22 @@ def test_caps_below_the_need_say_by_how_much(catalog: Catalog) -> None:
     capped["market"]["offers"][0]["max_nodes"] -= 1
     assert solve_fleet(compiled(capped, catalog).problem).assignment is None
     assert 0.0 < made.solution["served_fraction"] < 1.0
+
+
+def test_a_quota_below_the_need_says_by_how_much(catalog: Catalog) -> None:
+    market: dict[str, Any] = {
+        "offers": [{"type": "aws-g6e-xlarge"}],
+        "quotas": [{"region": "us-east-1", "max_devices": 2}],
+    }
+    made = make_plan(spec(market=market), catalog)
+    change = made.solution["least_change"][0]
+    assert change["constraint"] == "quota of us-east-1: 2 devices"
+    needed = int(change["change"].rsplit(" ", 1)[1].rstrip(")"))
+    for most, feasible in ((needed, True), (needed - 1, False)):
+        market["quotas"][0]["max_devices"] = most
+        assert (solve_fleet(compiled(spec(market=market), catalog).problem).assignment is not None) == feasible
+    market["quotas"] = [{"provider": "gcp", "max_devices": 2}]
+    assert "no offer is of gcp" in refused(spec(market=market), catalog)["market.quotas[0]"]
 
 
 def test_a_budget_below_the_least_says_the_least(catalog: Catalog) -> None:

@@ -19,6 +19,7 @@ from meshplan.planner.problems.gpu_allocation_fleet import (
     FleetObjective,
     FleetProblem,
     Offer,
+    Quota,
     ReplicaKind,
     Scenario,
     ScenarioPolicy,
@@ -303,6 +304,22 @@ def test_the_cap_of_an_offer_holds_for_all_its_shapes() -> None:
     assert solve_fleet(capped).objective == 8.0
     more = (Scenario(name="", request_rate_per_s=(4.5, 1.0)),)
     assert solve_fleet(replace(capped, scenarios=more)).assignment is None
+
+
+def test_a_quota_holds_for_all_its_offers_together() -> None:
+    cheap, dear = Offer(name="cheap", usd_per_hour=1.0), Offer(name="dear", usd_per_hour=3.0)
+    problem = FleetProblem(
+        name="quota",
+        offers=(cheap, cheap, dear),
+        kinds=tuple(ReplicaKind(name=f"k{o}", offer=o) for o in range(3)),
+        buckets=(Bucket(input_tokens=(1, 2), output_tokens=(1, 2)),),
+        scenarios=(Scenario(name="", request_rate_per_s=(5.0,)),),
+        max_request_rate_per_s=((1.0,), (1.0,), (1.0,)),
+    )
+    assert solve_fleet(problem).objective == pytest.approx(5.0)
+    limited = replace(problem, quotas=(Quota(name="east", offers=(0, 1), max_devices=2),))
+    assert solve_fleet(limited).objective == pytest.approx(2 * 1.0 + 3 * 3.0)
+    assert solve_fleet(limited, backend="cbc").objective == pytest.approx(11.0)
 
 
 def test_power_and_money_are_limits_and_power_can_be_the_objective() -> None:
