@@ -18,7 +18,7 @@ from meshplan.planner.problems.engines import ENGINES
 
 pytestmark = pytest.mark.launchers
 
-NUM_RANDOM_PLANS = 100
+NUM_RANDOM_PLANS = 500
 
 
 @pytest.fixture(scope="module")
