@@ -12,8 +12,8 @@ from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
-    from meshplan.planner.calibrate_serving import Calibrated, HeldOut
-    from meshplan.planner.serving_prediction import PreparedRun
+    from meshplan.planner.serving.calibrate import Calibrated, HeldOut
+    from meshplan.planner.serving.prediction import PreparedRun
 
 
 def _percent(value: float) -> str:
@@ -49,9 +49,9 @@ def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Pa
     from meshplan.cli.validate import read_traces
     from meshplan.planner.observation_fields import UnsupportedError
     from meshplan.planner.observations import ObservationReader
-    from meshplan.planner.serving_exclusions import exclusions
-    from meshplan.planner.serving_observations import served_run
-    from meshplan.planner.serving_prediction import PreparedRun
+    from meshplan.planner.serving.exclusions import exclusions
+    from meshplan.planner.serving.observations import served_run
+    from meshplan.planner.serving.prediction import PreparedRun
 
     reader, excluded, replayed = ObservationReader(catalog), exclusions(rows), read_traces(rows, traces)
     runs, titles, refused = [], set(), 0
@@ -76,8 +76,8 @@ def calibrate_serving_runs(
 ) -> None:
     """Fit, store, export and show the constants of serving engines."""
     from meshplan.cli.render import show_document, show_rows
-    from meshplan.planner.calibrate_serving import calibrate_serving, refine_serving
-    from meshplan.planner.serving_resolve import serving_calibration
+    from meshplan.planner.serving.calibrate import calibrate_serving, refine_serving
+    from meshplan.planner.serving.resolve import serving_calibration
 
     def say(text: str) -> None:
         sys.stderr.write(f"{text}\n")
@@ -145,7 +145,7 @@ def _export(result: Calibrated, path: Path, source: str) -> None:
         ],
     }
     header = (
-        "# Constants of serving engines, fitted per engine and hardware generation: see planner/calibrate_serving.py.\n"
+        "# Constants of serving engines, fitted per engine and hardware generation: see planner/serving/calibrate.py.\n"
         "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
     )
     try:

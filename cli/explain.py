@@ -131,7 +131,7 @@ def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
 def _draw_pareto(made: Plan, path: Path) -> None:
     """Write the page with a serving plan's Pareto front."""
     from meshplan.catalogs.errors import EmitError, Problem, SpecError
-    from meshplan.planner.serving_pictures import pareto_page
+    from meshplan.planner.serving.pictures import pareto_page
 
     if made.kind != "serving" or not made.config:
         message = f"plan {made.plan_id} ({made.kind}, {made.solution['status']}) has no Pareto front"

@@ -89,7 +89,7 @@ def validate(
     """
     from meshplan.planner.observations import read_rows
     from meshplan.planner.resolve import calibration_for
-    from meshplan.planner.serving_resolve import serving_calibration
+    from meshplan.planner.serving.resolve import serving_calibration
     from meshplan.planner.validate import validate_rows
 
     rows = [row for path in observations for row in read_rows(path)]
@@ -111,7 +111,7 @@ def read_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[
 
     A file is TYPE.csv, or any that has the type in its name.
     """
-    from meshplan.planner.serving_trace import read_trace
+    from meshplan.planner.serving.trace import read_trace
 
     if folder is None:
         return {}

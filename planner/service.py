@@ -71,16 +71,16 @@ def make_plan(
     if kind == "training":
         return _plan_training(document, catalog, base, seed, top, time_limit_s, on_progress)
     if kind == "serving":
-        from meshplan.planner.serving_service import plan_serving
+        from meshplan.planner.serving.service import plan_serving
 
         return plan_serving(
             document, catalog, base, seed=seed, top=top, time_limit_s=time_limit_s, on_progress=on_progress
         )
     if kind == "gpu-allocation":
-        from meshplan.planner.allocation_spec import is_market_question
+        from meshplan.planner.allocation.spec import is_market_question
 
         if is_market_question(document):
-            from meshplan.planner.allocation_service import plan_allocation
+            from meshplan.planner.allocation.service import plan_allocation
 
             return plan_allocation(document, catalog, base, seed=seed, on_progress=on_progress)
     return _plan_stand_alone(kind, document, base, seed, time_limit_s, on_progress)
@@ -178,7 +178,7 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
     from meshplan.planner.single import fixed_config
 
     if require_kind(document) == "serving":
-        from meshplan.planner.serving_service import estimate_serving
+        from meshplan.planner.serving.service import estimate_serving
 
         return estimate_serving(document, catalog, base)
     resolved = resolve(document, catalog, base)
@@ -216,7 +216,7 @@ def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog
     from meshplan.planner.estimators.priced import price
 
     if plan.kind == "serving" and plan.config:
-        from meshplan.planner.serving_service import instead_serving
+        from meshplan.planner.serving.service import instead_serving
 
         return instead_serving(plan, choices, catalog, training_plan.shape_from_document(plan.provenance["model"]))
     if plan.kind != "training" or not plan.config:
@@ -323,12 +323,12 @@ def emit_plan(
         EmitError: unknown target, nothing to launch, or a framework that the target does not take.
     """
     if plan.kind == "serving":
-        from meshplan.planner.serving_launch import serving_files
+        from meshplan.planner.serving.launch import serving_files
 
         emitted = serving_files(plan, target, catalog, image=image, model_path=model_path)
         return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
     if plan.kind == "gpu-allocation":
-        from meshplan.planner.allocation_launch import allocation_files
+        from meshplan.planner.allocation.launch import allocation_files
 
         emitted = allocation_files(plan, target, catalog, image=image, model_path=model_path)
         return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))

@@ -1,6 +1,6 @@
 """Predicted against measured: every observation priced, errors by metric, interval coverage, ranking quality.
 
-Training runs are priced here, serving runs in :mod:`meshplan.planner.serving_validate`. Memory: ``value`` is the
+Training runs are priced here, serving runs in :mod:`meshplan.planner.serving.validate`. Memory: ``value`` is the
 typical figure and ``high`` the safe bound.
 """
 
@@ -19,8 +19,8 @@ from meshplan.planner.observations import ObservationReader, ObservedRun
 from meshplan.planner.plan import Interval
 from meshplan.planner.problems.serving import Requests
 from meshplan.planner.problems.training import TrainingProblem
-from meshplan.planner.serving_exclusions import exclusions
-from meshplan.planner.serving_validate import ServingCalibrationOf, validate_served
+from meshplan.planner.serving.exclusions import exclusions
+from meshplan.planner.serving.validate import ServingCalibrationOf, validate_served
 from meshplan.planner.validation import ValidatedRow, Validation, rank_quality, summarise
 
 if TYPE_CHECKING:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
+# A developer's own kernel surfaces must not reach the tests.
+os.environ["MESHPLAN_SURFACES"] = str(Path(__file__).parent / "no-surfaces")
 GOLDEN = Path(__file__).parent / "golden"
 
 

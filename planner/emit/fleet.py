@@ -1,6 +1,6 @@
 """An allocation as files: router weights, node pools for Karpenter, SkyPilot tasks, a picture, and a page about them.
 
-The servers of each pool are launched by the serving targets (:mod:`meshplan.planner.allocation_launch` asks them, a
+The servers of each pool are launched by the serving targets (:mod:`meshplan.planner.allocation.launch` asks them, a
 folder for each pool); here is what lies above the pools. Karpenter's words are those of karpenter.sh/v1 NodePool
 (karpenter.sh/docs/concepts/nodepools), which provisions for AWS here: offers of other providers are in the table only.
 """

@@ -12,7 +12,7 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.plan import Plan
 from meshplan.planner.problems.engines import PUBLISHED_SCHEMES
 from meshplan.planner.problems.serving import Role, ServingConfig
-from meshplan.planner.serving_config import serving_config_from_document
+from meshplan.planner.serving.config import serving_config_from_document
 
 _PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve

@@ -13,7 +13,7 @@ from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.engines import EngineRules
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout, Pool, Role, Router, ServingConfig, Speculation
-from meshplan.planner.serving_config import serving_config_document
+from meshplan.planner.serving.config import serving_config_document
 
 NODE = "dgx-h100"
 HOSTS = {NODE: HostType(devices_per_host=8, device=H100)}

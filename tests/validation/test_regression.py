@@ -15,7 +15,7 @@ import pytest
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.observations import read_rows
 from meshplan.planner.resolve import calibration_for
-from meshplan.planner.serving_resolve import serving_calibration
+from meshplan.planner.serving.resolve import serving_calibration
 from meshplan.planner.validate import validate_rows
 from meshplan.planner.validation import MetricSummary, Validation
 

@@ -57,6 +57,7 @@ def told(folder: Path, node_rank: int, recorder: Path) -> tuple[list[str], list[
         "TOLD": str(notes),
         "MASTER_ADDR": "127.0.0.1",
         "MESHPLAN_SKIP_CHECKS": "1",
+        "SCRIPT": __file__,  # any file that exists: nothing runs it
     }
     subprocess.run([str(folder / f"launch_host_{node_rank:03d}.sh")], env=environment, check=True, capture_output=True)
     devices = Path(f"{notes}.devices").read_text()

@@ -9,8 +9,8 @@ import pytest
 
 from meshplan.catalogs.repository import Catalog
 from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.serving_resolve import resolve_serving
-from meshplan.planner.serving_spec import read_serving_spec
+from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.spec import read_serving_spec
 from meshplan.planner.solvers.serving_what_if import WhatIf, what_if
 
 

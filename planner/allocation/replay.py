@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.allocation_capacity import Offering, pool_of
-from meshplan.planner.allocation_question import AllocationQuestion, Service
+from meshplan.planner.allocation.capacity import Offering, pool_of
+from meshplan.planner.allocation.question import AllocationQuestion, Service
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetProblem
 from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests, Role, ServingConfig, ServingWorkload
 from meshplan.planner.simulation.arrivals import scaled

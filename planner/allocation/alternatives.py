@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshplan.planner.allocation_search import Compiled, Searched, assemble
+from meshplan.planner.allocation.search import Compiled, Searched, assemble
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetObjective, FleetProblem, Scenario
 from meshplan.planner.solvers.gpu_allocation_fleet import solve_fleet
 

@@ -10,7 +10,7 @@ from meshplan.planner.estimators.serving.energy import average_power_w
 from meshplan.planner.estimators.serving.pools import pool_worker
 from meshplan.planner.estimators.serving.worker import Worker
 from meshplan.planner.problems.serving import Arrival, Role
-from meshplan.planner.serving_observations import ServedRun
+from meshplan.planner.serving.observations import ServedRun
 from meshplan.planner.simulation.deployment import Site, serve
 from meshplan.planner.simulation.metrics import Metrics, summarize
 from meshplan.planner.simulation.run import ServingRun

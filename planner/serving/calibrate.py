@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.serving_calibration import ServingCalibration, ServingConstants
-from meshplan.planner.serving_prediction import FITTED_METRICS, PreparedRun
+from meshplan.planner.serving.prediction import FITTED_METRICS, PreparedRun
 
 FloatArray = NDArray[np.float64]
 

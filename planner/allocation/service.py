@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, UnknownEntryError
-from meshplan.planner.allocation_answer import answer_document, config_document
-from meshplan.planner.allocation_infeasible import explain_allocation
-from meshplan.planner.allocation_question import AllocationQuestion
-from meshplan.planner.allocation_resolve import resolve_allocation
-from meshplan.planner.allocation_search import Searched, compile_question, search_allocation
-from meshplan.planner.allocation_spec import read_allocation_spec
+from meshplan.planner.allocation.answer import answer_document, config_document
+from meshplan.planner.allocation.infeasible import explain_allocation
+from meshplan.planner.allocation.question import AllocationQuestion
+from meshplan.planner.allocation.resolve import resolve_allocation
+from meshplan.planner.allocation.search import Searched, compile_question, search_allocation
+from meshplan.planner.allocation.spec import read_allocation_spec
 from meshplan.planner.plan import Interval, Plan, digest
 from meshplan.planner.solvers.solution import OnProgress, solution_document
 from meshplan.planner.training_plan import plain

@@ -16,7 +16,7 @@ from pydantic import AfterValidator, Field, model_validator
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, ScenarioPolicy
 from meshplan.planner.problems.quantization import KV_CACHE_BYTES
 from meshplan.planner.problems.serving import Objective
-from meshplan.planner.serving_spec import MAX_RATE_PER_S, SCHEME_NAMES, Latency, Tokens, known_promises, promises_of
+from meshplan.planner.serving.spec import MAX_RATE_PER_S, SCHEME_NAMES, Latency, Tokens, known_promises, promises_of
 from meshplan.planner.solvers.serving_candidates import MAX_UTILIZATION
 from meshplan.planner.spec import read_spec
 from meshplan.planner.spec_fields import MAX_USD, Count, Dollars, SpecModel

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.serving_trace import read_trace
+from meshplan.planner.serving.trace import read_trace
 
 HEAD = "arrival_s,input_length,output_length"
 

@@ -9,7 +9,7 @@ import pytest
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.problems.serving import Arrival
-from meshplan.planner.serving_spec import ServingSpec, read_serving_spec
+from meshplan.planner.serving.spec import ServingSpec, read_serving_spec
 from meshplan.planner.spec import spec_schema
 
 SPEC: dict[str, Any] = {

@@ -10,8 +10,8 @@ from meshplan.catalogs.serving_calibration import ServingCalibration
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.plan import Interval
 from meshplan.planner.problems.serving import Arrival, Requests
-from meshplan.planner.serving_observations import ServedRun, served_run
-from meshplan.planner.serving_prediction import PreparedRun
+from meshplan.planner.serving.observations import ServedRun, served_run
+from meshplan.planner.serving.prediction import PreparedRun
 from meshplan.planner.validation import ValidatedRow
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from meshplan.planner.allocation_capacity import FloatArray, Offering, Replica, capacities, offerings, replicas
-from meshplan.planner.allocation_question import AllocationQuestion
-from meshplan.planner.allocation_replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
+from meshplan.planner.allocation.capacity import FloatArray, Offering, Replica, capacities, offerings, replicas
+from meshplan.planner.allocation.question import AllocationQuestion
+from meshplan.planner.allocation.replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.simulation.metrics import QUANTILES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshplan.planner.serving_exclusions import exclusions
+from meshplan.planner.serving.exclusions import exclusions
 
 
 def row(name: str, *, concurrency: int = 8, ttft_s: float = 0.2, **changes: Any) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from meshplan.planner.allocation_alternatives import alternatives, carried, notes
-from meshplan.planner.allocation_capacity import pool_of
-from meshplan.planner.allocation_replay import Replay
-from meshplan.planner.allocation_schedule import BANDS, plan_hours
-from meshplan.planner.allocation_search import Compiled, Searched
+from meshplan.planner.allocation.alternatives import alternatives, carried, notes
+from meshplan.planner.allocation.capacity import pool_of
+from meshplan.planner.allocation.replay import Replay
+from meshplan.planner.allocation.schedule import BANDS, plan_hours
+from meshplan.planner.allocation.search import Compiled, Searched
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation
 from meshplan.planner.problems.serving import ServingConfig
-from meshplan.planner.serving_config import serving_config_document
+from meshplan.planner.serving.config import serving_config_document
 from meshplan.planner.solvers.gpu_allocation_fleet import bucket_prices, usd_per_hour
 
 # Shares below this are rounding of the linear program.
@@ -53,7 +53,7 @@ def answer_document(searched: Searched, *, seed: int = 0) -> dict[str, Any]:
 def schedule_document(searched: Searched, seed: int) -> dict[str, Any]:
     """The fleet of every hour, with the head-room that the peak hour asked for.
 
-    See :mod:`meshplan.planner.allocation_schedule` for what is replayed and mended.
+    See :mod:`meshplan.planner.allocation.schedule` for what is replayed and mended.
 
     Returns:
         ``usd``, ``bound_usd``, ``gap``, ``switching_usd``, ``num_switches``, ``constant_usd`` (the peak's fleet

@@ -11,7 +11,7 @@ from typing import Any
 
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.serving_advice import what_if_rows
+from meshplan.planner.serving.advice import what_if_rows
 from meshplan.planner.solvers.serving_candidates import config_label
 from meshplan.planner.solvers.serving_search import ServingReport, Simulated, search_serving
 

@@ -11,7 +11,8 @@ import pytest
 
 from meshplan.catalogs.repository import Catalog
 from meshplan.catalogs.serving_calibration import ServingCalibration, ServingConstants
-from meshplan.planner.calibrate_serving import (
+from meshplan.planner.observations import ObservationReader, read_rows
+from meshplan.planner.serving.calibrate import (
     ANY,
     ANY_ENGINE,
     FITTED,
@@ -21,9 +22,8 @@ from meshplan.planner.calibrate_serving import (
     refine_serving,
     theta_of,
 )
-from meshplan.planner.observations import ObservationReader, read_rows
-from meshplan.planner.serving_observations import served_run
-from meshplan.planner.serving_prediction import PreparedRun
+from meshplan.planner.serving.observations import served_run
+from meshplan.planner.serving.prediction import PreparedRun
 
 ROWS = Path(__file__).parents[1] / "validation" / "serving-observations.jsonl"
 PLANTED = ServingConstants(

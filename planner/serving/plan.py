@@ -11,9 +11,9 @@ from meshplan.planner.estimators.serving.breakdown import iteration_parts
 from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.serving import Pool, ServingConfig
 from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.serving_advice import advice
-from meshplan.planner.serving_config import serving_config_document
-from meshplan.planner.serving_resolve import ResolvedServing
+from meshplan.planner.serving.advice import advice
+from meshplan.planner.serving.config import serving_config_document
+from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.simulation.deployment import pool_memory, site_of
 from meshplan.planner.solvers.serving_candidates import HOURS, MILLION, config_label
 from meshplan.planner.solvers.serving_search import NOISE, ServingReport, Simulated

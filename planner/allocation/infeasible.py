@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.allocation_alternatives import scaled
-from meshplan.planner.allocation_question import Service
-from meshplan.planner.allocation_search import Compiled
+from meshplan.planner.allocation.alternatives import scaled
+from meshplan.planner.allocation.question import Service
+from meshplan.planner.allocation.search import Compiled
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, FleetProblem
 from meshplan.planner.problems.serving import Objective, Role
 from meshplan.planner.solvers.gpu_allocation_fleet import solve_fleet

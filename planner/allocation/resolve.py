@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import SpecError, UnknownEntryError
 from meshplan.catalogs.hardware import NodeType, Price
-from meshplan.planner.allocation_question import (
+from meshplan.planner.allocation.question import (
     AllocationQuestion,
     Service,
     SizedBucket,
@@ -17,13 +17,13 @@ from meshplan.planner.allocation_question import (
     histogram,
     indistinct,
 )
-from meshplan.planner.allocation_spec import AllocationSpec, OfferSpec, QuotaSpec, ServiceSpec
+from meshplan.planner.allocation.spec import AllocationSpec, OfferSpec, QuotaSpec, ServiceSpec
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, Offer, Quota
 from meshplan.planner.problems.serving import Requests
 from meshplan.planner.resolve import ANY, Problems
-from meshplan.planner.serving_resolve import ResolvedServing, resolve_serving
-from meshplan.planner.serving_spec import read_serving_spec
-from meshplan.planner.serving_trace import read_trace
+from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
+from meshplan.planner.serving.spec import read_serving_spec
+from meshplan.planner.serving.trace import read_trace
 
 if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog

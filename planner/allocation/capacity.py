@@ -7,7 +7,7 @@ rate(n), tpot(n) and the time to the first token (:mod:`meshplan.planner.estimat
 
 with the first token and the end-to-end time of the *longest* request of the bucket, so that a bucket counts as served
 only where all of it is. Queueing has no part in it: the utilisation ceiling and the head-room that the replay asks for
-(:mod:`meshplan.planner.allocation_replay`) make up for that.
+(:mod:`meshplan.planner.allocation.replay`) make up for that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.allocation_question import AllocationQuestion, Service, SizedBucket
+from meshplan.planner.allocation.question import AllocationQuestion, Service, SizedBucket
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.memory import kv_bytes_per_token
 from meshplan.planner.problems.gpu_allocation_fleet import Offer, ReplicaKind

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.problems.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout, Pool, Role, Router, ServingConfig, Speculation
-from meshplan.planner.serving_config import serving_config_document, serving_config_from_document
+from meshplan.planner.serving.config import serving_config_document, serving_config_from_document
 
 degrees = st.integers(1, 64)
 schemes = st.sampled_from(sorted(SCHEMES))

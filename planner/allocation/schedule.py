@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.planner.allocation_alternatives import scaled, with_headroom_of
-from meshplan.planner.allocation_replay import NUM_RUNS, NUM_SCREENED, Replay
-from meshplan.planner.allocation_search import Compiled, Searched, replay_scenario
+from meshplan.planner.allocation.alternatives import scaled, with_headroom_of
+from meshplan.planner.allocation.replay import NUM_RUNS, NUM_SCREENED, Replay
+from meshplan.planner.allocation.search import Compiled, Searched, replay_scenario
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation
 from meshplan.planner.solvers.gpu_allocation_schedule import Schedule, solve_schedule
 from meshplan.planner.solvers.solution import Solution

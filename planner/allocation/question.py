@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.hardware import Price
-from meshplan.planner.allocation_spec import AllocationSpec, AllocationWorkloadSpec
+from meshplan.planner.allocation.spec import AllocationSpec, AllocationWorkloadSpec
 from meshplan.planner.problems.gpu_allocation import Bucket
 from meshplan.planner.problems.gpu_allocation_fleet import Offer, Quota
 from meshplan.planner.problems.serving import Objective, Requests
