@@ -25,7 +25,7 @@ from meshplan.planner.serving.calibrate import (
 from meshplan.planner.serving.observations import served_run
 from meshplan.planner.serving.prediction import PreparedRun
 
-ROWS = Path(__file__).parents[1] / "validation" / "serving-observations.jsonl"
+ROWS = Path(__file__).parents[2] / "validation" / "serving-observations.jsonl"
 PLANTED = ServingConstants(
     decode_factor=1.15,
     prefill_factor=0.9,
