@@ -7,9 +7,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
+import jsonschema
 import pytest
 import yaml
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
+from lws_schema import LEADER_WORKER_SET
 from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_plan, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
@@ -33,7 +35,7 @@ def pair(engine: str) -> ServingRequest:
 
 def documents(target: str, request: ServingRequest) -> list[dict[str, Any]]:
     file = next(file for file in emit_serving(target, request).artifacts if str(file.path).endswith(".yaml"))
-    return list(yaml.safe_load_all(file.content))
+    return list(yaml.load_all(file.content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def pods(document: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -105,11 +107,15 @@ def test_pods_are_pods(target: str) -> None:
                 assert kind.from_dict(document).to_dict() == document
 
 
-@pytest.mark.parametrize("target", KUBERNETES)
-def test_random_plans_ask_for_their_devices(target: str) -> None:
+@pytest.mark.parametrize(("target", "num_plans"), [("lws", 500), ("kserve", 60), ("dynamo", 60)])
+def test_random_plans_ask_for_their_devices(target: str, num_plans: int) -> None:
+    """LeaderWorkerSets are held against the API's own fields as well, their pods against the pod types."""
+    from kubeflow_trainer_api import models
+
+    sets = jsonschema.Draft202012Validator(LEADER_WORKER_SET)
     draw = random.Random(21)
     emitted = 0
-    while emitted < 60:
+    while emitted < num_plans:
         engine = draw.choice({"kserve": ("vllm",), "dynamo": ("vllm", "sglang")}.get(target, tuple(ENGINES)))
         shape = draw.choice((LLAMA_70B, MIXTRAL, DEEPSEEK_V3))
         config = random_config(draw, ENGINES[engine], shape)
@@ -119,6 +125,31 @@ def test_random_plans_ask_for_their_devices(target: str) -> None:
             continue
         emitted += 1
         assert num_devices(found) == config.num_devices
+        for document in (one for one in found if one["kind"] == "LeaderWorkerSet"):
+            sets.validate(document)
+            for _, pod in pods(document):
+                assert models.IoK8sApiCoreV1PodSpec.from_dict(pod).to_dict() == pod
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "replica"), 2),
+        (("spec", "replicas"), "two"),
+        (("spec", "leaderWorkerTemplate", "size"), 0),
+        (("spec", "leaderWorkerTemplate", "restartPolicy"), "Always"),
+        (("spec", "startupPolicy"), "Never"),
+        (("apiVersion",), "leaderworkerset.x-k8s.io/v1alpha1"),
+    ],
+)
+def test_a_wrong_field_of_a_set_is_refused(path: tuple[str, ...], value: object) -> None:
+    document = next(one for one in documents("lws", pair("vllm")) if one["kind"] == "LeaderWorkerSet")
+    *folders, name = path
+    place = document
+    for folder in folders:
+        place = place[folder]
+    place[name] = value
+    assert not jsonschema.Draft202012Validator(LEADER_WORKER_SET).is_valid(document)
 
 
 def test_words_are_those_of_the_engine() -> None:

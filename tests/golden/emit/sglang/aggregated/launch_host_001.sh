@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan b661a4e3b164
-# plan digest: b661a4e3b164f09c95c38df8fe6047bd56a6e9c633c75f9cd1c8216d0de83c9d
+# meshplan plan ff10699c7d89
+# plan digest: ff10699c7d89c85749546e55b8568b7f90f82133d8ca8896023b05b0c6d6cabc
 # parser: sglang 0.5.23 (prepare_server_args, resolve_once, check_server_args with stand-ins for kernels and GPU; no server starts)
 set -euo pipefail
 exec "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh" 1 "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan b661a4e3b164
-# plan digest: b661a4e3b164f09c95c38df8fe6047bd56a6e9c633c75f9cd1c8216d0de83c9d
+# meshplan plan ff10699c7d89
+# plan digest: ff10699c7d89c85749546e55b8568b7f90f82133d8ca8896023b05b0c6d6cabc
 # parser: sglang-router 0.3.2 (its own argument parser; no router starts)
 # Start this on one host once the workers are up; clients talk to it.
 set -euo pipefail

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan 99b4210905b2
-# plan digest: 99b4210905b2a198b6bfbd16803c72db3a8379d50f767629223bf029ffaa929d
+# meshplan plan aaf713820f2e
+# plan digest: aaf713820f2e676bcaa09d4b3f8fec552e2732adb9105d21e568ba3a19db1008
 # parser: sglang-router 0.3.2 (its own argument parser; no router starts)
 # Start this on one host once the workers are up; clients talk to it.
 set -euo pipefail

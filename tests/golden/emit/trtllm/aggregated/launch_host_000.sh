@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# meshplan plan 272c3984a361
-# plan digest: 272c3984a361c3fc40dcdb280ea1ddc1926425eb67ece2c1c6d32bd30dfc3a23
+# meshplan plan 6c74439397fc
+# plan digest: 6c74439397fcdf7ff1db9e418c9e3319e842a8b748b825bd72810458b0055423
 set -euo pipefail
 exec "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh" 0 "$@"

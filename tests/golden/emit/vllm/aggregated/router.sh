@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan 00b4e44555ea
-# plan digest: 00b4e44555ea7589b5be87948ac5e8f19b3b9241e821bfb47f960f2481f15b34
+# meshplan plan 7805c5b5ca7e
+# plan digest: 7805c5b5ca7e9b7ba17b8a5d169d7728b22c81ebfd029319e53ba9c40f0d4a2c
 # parser: vllm-router 0.1.17 (its own argument parser; no router starts)
 # Start this on one host once the workers are up; clients talk to it.
 set -euo pipefail

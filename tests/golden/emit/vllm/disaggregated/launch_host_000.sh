@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# meshplan plan f1afd795c578
-# plan digest: f1afd795c578828411b66b9513c80e6be22a649d8da2865537c2e8d3f275ccb6
+# meshplan plan 4af308e221b8
+# plan digest: 4af308e221b8302214b3a7c9f6a044f0f275f58f1c7444d51a17f86b1be73aa1
 # parser: vllm 0.33.0 (vllm serve's parser and create_engine_config on a CPU that answers for a GPU; no worker starts)
 set -euo pipefail
 exec "$(dirname -- "${BASH_SOURCE[0]}")/launch.sh" 0 "$@"
