@@ -190,6 +190,12 @@ TERMS = (
         verified_by=_PARSER,
     ),
     ServingTerm(
+        name="custom_all_reduce",
+        words=lambda _, pool: {} if pool.limits.custom_all_reduce else {"--disable-custom-all-reduce": ""},
+        said_by="--disable-custom-all-reduce",
+        verified_by=_PARSER,
+    ),
+    ServingTerm(
         name="cuda_graphs",
         words=lambda _, pool: {} if pool.limits.cuda_graphs else {"--disable-cuda-graph": ""},
         said_by="--disable-cuda-graph",

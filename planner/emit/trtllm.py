@@ -150,6 +150,7 @@ _OPTIONS = {
     "chunked_prefill": "enable_chunked_prefill",
     "prefix_caching": "kv_cache_config.enable_block_reuse",
     "cuda_graphs": "cuda_graph_config",
+    "custom_all_reduce": "allreduce_strategy (off: NCCL)",
     "quantization": "kv_cache_config.dtype; formats of weights come with the checkpoint",
     "speculation": "speculative_config (MTP, DraftTarget)",
     "roles": "cache_transceiver_config; trtllm-serve disaggregated",
@@ -180,6 +181,8 @@ def options(request: ServingRequest, pool: Pool) -> dict[str, Any]:
         },
         "cuda_graph_config": None,
     }
+    if not limits.custom_all_reduce:
+        said["allreduce_strategy"] = "NCCL"
     if limits.cuda_graphs:
         largest = limits.max_num_seqs // layout.attention_data_parallel
         said["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": largest}

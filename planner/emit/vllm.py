@@ -178,6 +178,12 @@ TERMS = (
         verified_by=_PARSER,
     ),
     ServingTerm(
+        name="custom_all_reduce",
+        words=lambda _, pool: {} if pool.limits.custom_all_reduce else {"--disable-custom-all-reduce": ""},
+        said_by="--disable-custom-all-reduce",
+        verified_by=_PARSER,
+    ),
+    ServingTerm(
         name="cuda_graphs",
         words=lambda _, pool: {} if pool.limits.cuda_graphs else {"--enforce-eager": ""},
         said_by="--enforce-eager (off; compilation goes too)",

@@ -298,3 +298,13 @@ def test_support_matrix_covers_every_field() -> None:
         said = {row["feature"] for row in rows if row["target"] == engine}
         limits = set(EngineLimits.__dataclass_fields__)
         assert said >= limits | {"tensor_parallel", "pipeline_parallel", "expert_parallel", "attention_data_parallel"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "word"), [("vllm", "--disable-custom-all-reduce"), ("trtllm", "allreduce_strategy")]
+)
+def test_an_all_reduce_of_nccl_is_said(engine: str, word: str) -> None:
+    for own in (True, False):
+        config = aggregated(engine, layout(8), limits=EngineLimits(custom_all_reduce=own))
+        emitted = emit_serving(engine, serving_request(LLAMA_70B, config))
+        assert any(word in artifact.content for artifact in emitted.artifacts) is not own
