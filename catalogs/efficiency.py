@@ -26,6 +26,15 @@ ATTENTION_CLASSES = ("attention_prefill", "attention_decode")
 # Classes of operators that are scaled on their own; products by precision.
 OPERATOR_CLASSES = (*(f"{GEMM_CLASS}.{name}" for name in GEMM_PRECISIONS), *ATTENTION_CLASSES, MEMORY_CLASS)
 
+# The roofline of a device without surfaces. Launch and tail of a kernel inside a replayed graph: median t₀ of the
+# 16-bit GEMM surfaces (2.1 to 4.9 µs).
+KERNEL_S = 2.5e-6
+# Shares of the datasheet's rates that large products attain, medians over the shipped surfaces' devices.
+GEMM_RATE_SHARE = 0.76
+MEMORY_SHARE = 0.8
+# FlashAttention-2/3 forward over the dense 16-bit peak (arXiv:2407.08608, figure 5: 0.55 to 0.75 at long sequences).
+PREFILL_ATTENTION_SHARE = 0.5
+
 
 def gemm_curves(values: Mapping[str, float]) -> dict[str, tuple[float, float, float]]:
     """Precision → (rate FLOP/s, bandwidth bytes/s, inner saturation) from a device's field values.

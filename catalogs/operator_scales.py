@@ -24,16 +24,20 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.attention_surfaces import attention_surface
-from meshplan.catalogs.efficiency import ATTENTION_CLASSES, GEMM_CLASS, GEMM_PRECISIONS, MEMORY_CLASS
+from meshplan.catalogs.efficiency import (
+    ATTENTION_CLASSES,
+    GEMM_CLASS,
+    GEMM_PRECISIONS,
+    GEMM_RATE_SHARE,
+    KERNEL_S,
+    MEMORY_CLASS,
+    MEMORY_SHARE,
+    PREFILL_ATTENTION_SHARE,
+)
 from meshplan.catalogs.gemm_surfaces import gemm_surface
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.measured import Measurement, Metric, Spread
 
-# Roofline without a surface, as planner/estimators/serving/operators.py has it; a test holds the two together.
-KERNEL_S = 2.5e-6
-GEMM_RATE_SHARE = 0.76
-MEMORY_SHARE = 0.8
-ATTENTION_SHARE = 0.5
 SHORTEST_S = 20e-6
 SURFACE_BYTES = 2.0  # of an element in the attention probes that the surfaces can be asked for
 # Precision of a probe → kernel of the surfaces and bytes of an element.
@@ -123,7 +127,7 @@ def _attention_s(
     if peak is None:
         return None
     pairs = shape["batch"] * (new * (new + 1) / 2.0 if is_prefill else context)
-    compute = 4.0 * pairs * shape["heads"] * shape["head_dim"] / (ATTENTION_SHARE * peak)
+    compute = 4.0 * pairs * shape["heads"] * shape["head_dim"] / (PREFILL_ATTENTION_SHARE * peak)
     cache = 0.0 if is_prefill else 2.0 * shape["batch"] * context * shape["kv_heads"] * shape["head_dim"]
     moved = element_bytes * cache / (MEMORY_SHARE * device.memory_bandwidth_bytes_per_s)
     return float(KERNEL_S + max(compute, moved))

@@ -20,76 +20,88 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _COMMENT_WIDTH = 118
+WhatArgument = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE|COMMAND...",
+        help="Launch script, configuration files, or the command itself after --.",
+        show_default=False,
+    ),
+]
+SourceOption = Annotated[
+    str | None,
+    typer.Option("--from", metavar="NAME", help="What it is, where that is not recognised.", show_default=False),
+]
+NodeTypeOption = Annotated[
+    str | None,
+    typer.Option("--node-type", metavar="NAME", help="Node type (catalog list nodes).", show_default=False),
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="Device, where the node type does not matter.", show_default=False),
+]
+NodesOption = Annotated[
+    int | None,
+    typer.Option("--nodes", metavar="N", min=1, help="Nodes, where nothing says it.", show_default=False),
+]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", help="Model, or path of a config.json.", show_default=False),
+]
+SequenceLengthOption = Annotated[
+    int | None, typer.Option("--sequence-length", metavar="N", min=1, help="Tokens.", show_default=False)
+]
+GlobalBatchSizeOption = Annotated[
+    int | None,
+    typer.Option("--global-batch-size", metavar="N", min=1, help="Sequences of one step.", show_default=False),
+]
+MicroBatchSizeOption = Annotated[
+    int | None,
+    typer.Option("--micro-batch-size", metavar="N", min=1, help="Sequences of one pass.", show_default=False),
+]
+InputLengthOption = Annotated[
+    int | None,
+    typer.Option("--input-length", metavar="N", min=1, help="Prompt tokens (serving).", show_default=False),
+]
+OutputLengthOption = Annotated[
+    int | None,
+    typer.Option("--output-length", metavar="N", min=1, help="Generated tokens (serving).", show_default=False),
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option("--concurrency", metavar="N", min=1, help="Requests in flight (serving).", show_default=False),
+]
+EnvOption = Annotated[
+    list[str] | None,
+    typer.Option("--env", metavar="NAME=VALUE", help="A shell variable from outside.", show_default=False),
+]
+OutOption = Annotated[
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the spec there.", show_default=False)
+]
+FreeOption = Annotated[bool, typer.Option("--free", help="Leave 'fixed' out: the spec that asks what would be better.")]
+CompareOption = Annotated[
+    bool, typer.Option("--compare", help="Price it, search for a better plan, and show the difference.")
+]
 
 
 @app.command(name="import")
 def import_(
-    what: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="FILE|COMMAND...",
-            help="Launch script, configuration files, or the command itself after --.",
-            show_default=False,
-        ),
-    ],
-    source: Annotated[
-        str | None,
-        typer.Option("--from", metavar="NAME", help="What it is, where that is not recognised.", show_default=False),
-    ] = None,
-    node_type: Annotated[
-        str | None,
-        typer.Option("--node-type", metavar="NAME", help="Node type (catalog list nodes).", show_default=False),
-    ] = None,
-    device: Annotated[
-        str | None,
-        typer.Option(
-            "--device", metavar="NAME", help="Device, where the node type does not matter.", show_default=False
-        ),
-    ] = None,
-    nodes: Annotated[
-        int | None,
-        typer.Option("--nodes", metavar="N", min=1, help="Nodes, where nothing says it.", show_default=False),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="NAME", help="Model, or path of a config.json.", show_default=False),
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option("--sequence-length", metavar="N", min=1, help="Tokens.", show_default=False)
-    ] = None,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option("--global-batch-size", metavar="N", min=1, help="Sequences of one step.", show_default=False),
-    ] = None,
-    micro_batch_size: Annotated[
-        int | None,
-        typer.Option("--micro-batch-size", metavar="N", min=1, help="Sequences of one pass.", show_default=False),
-    ] = None,
-    input_length: Annotated[
-        int | None,
-        typer.Option("--input-length", metavar="N", min=1, help="Prompt tokens (serving).", show_default=False),
-    ] = None,
-    output_length: Annotated[
-        int | None,
-        typer.Option("--output-length", metavar="N", min=1, help="Generated tokens (serving).", show_default=False),
-    ] = None,
-    concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", metavar="N", min=1, help="Requests in flight (serving).", show_default=False),
-    ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option("--env", metavar="NAME=VALUE", help="A shell variable from outside.", show_default=False),
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the spec there.", show_default=False)
-    ] = None,
-    free: Annotated[
-        bool, typer.Option("--free", help="Leave 'fixed' out: the spec that asks what would be better.")
-    ] = False,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Price it, search for a better plan, and show the difference.")
-    ] = False,
+    what: WhatArgument,
+    source: SourceOption = None,
+    node_type: NodeTypeOption = None,
+    device: DeviceOption = None,
+    nodes: NodesOption = None,
+    model: ModelOption = None,
+    sequence_length: SequenceLengthOption = None,
+    global_batch_size: GlobalBatchSizeOption = None,
+    micro_batch_size: MicroBatchSizeOption = None,
+    input_length: InputLengthOption = None,
+    output_length: OutputLengthOption = None,
+    concurrency: ConcurrencyOption = None,
+    env: EnvOption = None,
+    out: OutOption = None,
+    free: FreeOption = False,
+    compare: CompareOption = False,
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,

@@ -36,6 +36,22 @@ def digest(document: Any) -> str:
     return hashlib.sha256(canonical_json(document).encode()).hexdigest()
 
 
+def plan_identity(document: Mapping[str, Any], content: Any) -> dict[str, Any]:
+    """The fields of a plan that name its question: kind, spec and both digests.
+
+    Args:
+        document: the spec as it was asked.
+        content: every catalog entry that the answer rests on, as plain JSON, and nothing else.
+    """
+    spec = dict(document)
+    return {
+        "kind": str(document["kind"]),
+        "spec": spec,
+        "spec_digest": digest(spec),
+        "catalog_digest": digest(content),
+    }
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """One answered question.

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, Problem, SpecError, UnknownEntryError, closest_names, did_you_mean
-from meshplan.planner.plan import Plan, digest
+from meshplan.planner.plan import Plan, plan_identity
 from meshplan.planner.solvers.solution import OnProgress, solution_document
 
 if TYPE_CHECKING:
@@ -398,16 +398,9 @@ def _hardware(spec: Mapping[str, Any], catalog: Catalog) -> tuple[Device | None,
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:
-    """Kind, spec and digests; the catalog digest covers exactly what the answer rests on."""
     from meshplan.planner.training_plan import catalog_content
 
-    spec = dict(document)
-    return {
-        "kind": str(document["kind"]),
-        "spec": spec,
-        "spec_digest": digest(spec),
-        "catalog_digest": digest(catalog_content(resolved)),
-    }
+    return plan_identity(document, catalog_content(resolved))
 
 
 def _plan_stand_alone(
@@ -423,12 +416,8 @@ def _plan_stand_alone(
     solver = import_module(f"meshplan.planner.{solver_module}")
     problem = problem_class.from_document(document, base)
     solution = solver.solve(problem, seed=seed, time_limit_s=time_limit_s, on_progress=on_progress)
-    spec = dict(document)
     return Plan(
-        kind=kind,
-        spec=spec,
-        spec_digest=digest(spec),
-        catalog_digest=digest({}),
+        **plan_identity(document, {}),
         config={},
         predicted={},
         solution=solution_document(solution, seed),

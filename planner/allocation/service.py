@@ -14,7 +14,7 @@ from meshplan.planner.allocation.question import AllocationQuestion
 from meshplan.planner.allocation.resolve import resolve_allocation
 from meshplan.planner.allocation.search import Searched, compile_question, search_allocation
 from meshplan.planner.allocation.spec import read_allocation_spec
-from meshplan.planner.plan import Interval, Plan, digest
+from meshplan.planner.plan import Interval, Plan, plan_identity
 from meshplan.planner.solvers.solution import OnProgress, solution_document
 from meshplan.planner.training_plan import plain
 
@@ -86,7 +86,6 @@ def _predicted(searched: Searched) -> dict[str, Interval]:
 
 
 def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> dict[str, Any]:
-    spec = dict(document)
     calibrations = {
         f"{service.name} on {name}": calibration.to_document()
         for service in question.services
@@ -99,10 +98,7 @@ def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> dict
         "calibrations": calibrations,
     }
     return {
-        "kind": str(document["kind"]),
-        "spec": spec,
-        "spec_digest": digest(spec),
-        "catalog_digest": digest(content),
+        **plan_identity(document, content),
         "provenance": {
             "meshplan": version("meshplan"),
             "sources": dict(question.sources),

@@ -14,9 +14,16 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, ScenarioPolicy
-from meshplan.planner.problems.quantization import KV_CACHE_BYTES
 from meshplan.planner.problems.serving import Objective
-from meshplan.planner.serving.spec import MAX_RATE_PER_S, SCHEME_NAMES, Latency, Tokens, known_promises, promises_of
+from meshplan.planner.serving.spec import (
+    MAX_RATE_PER_S,
+    KvCacheFormat,
+    Latency,
+    SchemeName,
+    Tokens,
+    known_promises,
+    promises_of,
+)
 from meshplan.planner.solvers.serving_candidates import MAX_UTILIZATION
 from meshplan.planner.spec import read_spec
 from meshplan.planner.spec_fields import MAX_USD, Count, Dollars, SpecModel
@@ -88,10 +95,10 @@ class ServiceSpec(SpecModel):
     slo: Annotated[dict[str, Latency], AfterValidator(known_promises)] = Field(
         min_length=1, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
     )
-    quantization: list[Literal[SCHEME_NAMES]] | None = Field(  # type: ignore[valid-type]
+    quantization: list[SchemeName] | None = Field(
         default=None, min_length=1, description="formats that replicas may choose from; default: as published"
     )
-    kv_cache: Literal[tuple(KV_CACHE_BYTES)] = "bf16"  # type: ignore[valid-type]
+    kv_cache: KvCacheFormat = "bf16"
 
     @property
     def promises(self) -> tuple[Objective, ...]:
@@ -221,8 +228,8 @@ class AllocationSpec(SpecModel):
     model: str | None = None
     workload: AllocationWorkloadSpec | None = None
     slo: Annotated[dict[str, Latency], AfterValidator(known_promises)] | None = None
-    quantization: list[Literal[SCHEME_NAMES]] | None = Field(default=None, min_length=1)  # type: ignore[valid-type]
-    kv_cache: Literal[tuple(KV_CACHE_BYTES)] = "bf16"  # type: ignore[valid-type]
+    quantization: list[SchemeName] | None = Field(default=None, min_length=1)
+    kv_cache: KvCacheFormat = "bf16"
     services: Annotated[list[ServiceSpec], Field(min_length=1, max_length=16)] | None = None
     market: MarketSpec
     objective: FleetObjective = FleetObjective.COST

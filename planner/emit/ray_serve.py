@@ -14,7 +14,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import kubernetes, serving_kubernetes
 from meshplan.planner.emit.artifact import EmittedPlan, stamp
 from meshplan.planner.emit.registry import Feature
-from meshplan.planner.emit.serving_job import PoolProgram, ServingJob
+from meshplan.planner.emit.serving_job import EVERY_INTERFACE, PoolProgram, ServingJob
 from meshplan.planner.emit.serving_readme import serving_overview
 from meshplan.planner.problems.serving import Role, Router
 
@@ -46,7 +46,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
         builder = "build_pd_openai_app"
         said = {f"{role.value}_config": _config(job, programs[role]) for role in (Role.PREFILL, Role.DECODE)}
     application = {"name": "llm", "route_prefix": "/", "import_path": f"ray.serve.llm:{builder}", "args": said}
-    document = {"http_options": {"host": "0.0.0.0", "port": job.request.port}, "applications": [application]}  # noqa: S104
+    document = {"http_options": {"host": EVERY_INTERFACE, "port": job.request.port}, "applications": [application]}
     head = (*stamp(job.request.plan, job.verified), f"schema: {_UNCHECKED}")
     notes = ("Ray places workers where it finds devices.", _UNCHECKED)
     start = f"Start with `serve run {FILE}` on a Ray cluster that has the devices."

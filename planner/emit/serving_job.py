@@ -36,6 +36,8 @@ class Slot:
         return self.text.format_map(values)
 
 
+# Where servers and routers listen: they are to be reached from other hosts.
+EVERY_INTERFACE = "0.0.0.0"  # noqa: S104
 Word = str | Slot
 Flags = tuple[tuple[str, ...], ...]
 

@@ -13,6 +13,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.serving_job import (
+    EVERY_INTERFACE,
     PoolProgram,
     RouterOf,
     RouterProgram,
@@ -266,7 +267,7 @@ def _program(request: ServingRequest, pool: Pool) -> PoolProgram:
     flags = arguments(request, pool)
     num_nodes = nodes_per_worker(request, pool, target=TARGET)
     _check_nodes(pool, num_nodes)
-    head: list[Word] = ["--host", "0.0.0.0", "--port", Slot(text="{port}")]  # noqa: S104 - a server is to be reached
+    head: list[Word] = ["--host", EVERY_INTERFACE, "--port", Slot(text="{port}")]
     if pool.role is Role.PREFILL:
         head += ["--disaggregation-bootstrap-port", BOOTSTRAP]
     if num_nodes > 1:
@@ -298,7 +299,7 @@ def _router(request: ServingRequest) -> RouterOf:
     policy = _POLICIES[request.config.router]
 
     def words(addresses: Mapping[Role, Sequence[Word]]) -> RouterProgram:
-        said: list[Word] = ["python3", "-m", "sglang_router.launch_router", "--host", "0.0.0.0"]  # noqa: S104
+        said: list[Word] = ["python3", "-m", "sglang_router.launch_router", "--host", EVERY_INTERFACE]
         said += ["--port", str(request.port), "--policy", policy]
         if Role.MIXED in addresses:
             said += ["--worker-urls", *map(url, addresses[Role.MIXED])]

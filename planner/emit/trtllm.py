@@ -17,6 +17,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.serving_job import (
+    EVERY_INTERFACE,
     PoolProgram,
     RouterOf,
     RouterProgram,
@@ -262,7 +263,7 @@ def _program(request: ServingRequest, pool: Pool) -> PoolProgram:
         before=before,
         head=(
             *("--extra_llm_api_options", Slot(text=f"{{files}}/{options_path(pool)}")),
-            *("--host", "0.0.0.0", "--port", Slot(text="{port}")),  # noqa: S104 - a server is to be reached
+            *("--host", EVERY_INTERFACE, "--port", Slot(text="{port}")),
         ),
         environment={},
     )
@@ -273,7 +274,7 @@ def _leader(request: ServingRequest) -> RouterOf:
     rule = _ROUTERS[request.config.router]
 
     def words(addresses: Mapping[Role, Sequence[Word]]) -> RouterProgram:
-        lines = [f"hostname: 0.0.0.0\nport: {request.port}\nbackend: pytorch\n"]
+        lines = [f"hostname: {EVERY_INTERFACE}\nport: {request.port}\nbackend: pytorch\n"]
         for role, section in _ROLES.items():
             router = yaml.safe_dump({"router": dict(rule)}, default_flow_style=None, sort_keys=False, width=120)
             urls = "".join(f'    - "{_text(address)}"\n' for address in addresses[role])

@@ -13,6 +13,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.serving_job import (
+    EVERY_INTERFACE,
     PoolProgram,
     RouterOf,
     RouterProgram,
@@ -247,7 +248,7 @@ def _program(request: ServingRequest, pool: Pool) -> PoolProgram:
     flags = arguments(request, pool)
     num_nodes = nodes_per_worker(request, pool, target=TARGET)
     _check_nodes(pool, num_nodes)
-    head: list[Word] = ["--host", "0.0.0.0", "--port", Slot(text="{port}")]  # noqa: S104 - a server is to be reached
+    head: list[Word] = ["--host", EVERY_INTERFACE, "--port", Slot(text="{port}")]
     follower: list[Word] = []
     if num_nodes > 1:
         place: list[Word] = ["--nnodes", str(num_nodes), "--node-rank", Slot(text="{node_rank}")]
@@ -289,7 +290,7 @@ def _router(request: ServingRequest) -> RouterOf:
     policy = _POLICIES[request.config.router]
 
     def words(addresses: Mapping[Role, Sequence[Word]]) -> RouterProgram:
-        said: list[Word] = ["vllm-router", "--host", "0.0.0.0", "--port", str(request.port)]  # noqa: S104
+        said: list[Word] = ["vllm-router", "--host", EVERY_INTERFACE, "--port", str(request.port)]
         said += ["--policy", policy]
         if Role.MIXED in addresses:
             said += ["--worker-urls", *map(url, addresses[Role.MIXED])]

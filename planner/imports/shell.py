@@ -194,7 +194,8 @@ class _Reader:
             return False
         name, is_added = found[1], bool(found[2])
         self.at = found.end()
-        if self.text[self.at : self.at + 1] == "(":
+        is_array = self.text[self.at : self.at + 1] == "("
+        if is_array:
             self.at += 1
             values = self._array(name)
         else:
@@ -202,8 +203,9 @@ class _Reader:
         before = self.scalars.get(name)
         if name in self.outside:
             return True  # what the user says about it counts
-        if is_added and before is not None:
-            values = [*before, *values] if len(before) + len(values) > 2 else [before[0] + values[0]]  # noqa: PLR2004
+        if is_added:
+            whole = before or []
+            values = [*whole, *values] if is_array else ["".join(whole[:1]) + values[0], *whole[1:]]
         elif before is not None and before != values:
             self.reassigned.add(name)
         if sum(map(len, values)) > MAX_WORD_LENGTH:
@@ -255,18 +257,22 @@ class _Reader:
         return word.fields
 
     def _quoted(self, word: _Word) -> None:
-        word.add("")
+        is_nothing = False  # "${NAME[@]}" of an empty array is no word at all, unlike ""
         while self.at < len(self.text):
             sign = self.text[self.at]
             self.at += 1
             if sign == '"':
+                if not is_nothing:
+                    word.add("")
                 return
             if sign == "\\" and self.text[self.at : self.at + 1] in {'"', "\\", "$", "`", "\n"}:
                 following = self.text[self.at]
                 self.at += 1
                 word.add("" if following == "\n" else following)
             elif sign in "$`":
-                word.split(self._expansion(sign))
+                values = self._expansion(sign)
+                is_nothing = is_nothing or not values
+                word.split(values)
             else:
                 word.add(sign)
         raise _refused('a quote (") is never closed')
@@ -301,7 +307,7 @@ class _Reader:
             return ["$"]
         self.at = found.end()
         # A bare $NAME of an array is its first word.
-        return self.scalars[found[0]][:1] if found[0] in self.scalars else self._unknown(start)
+        return (self.scalars[found[0]][:1] or [""]) if found[0] in self.scalars else self._unknown(start)
 
     def _braced(self, start: int, body: str) -> list[str]:
         found = _BRACED.fullmatch(body)
@@ -312,7 +318,7 @@ class _Reader:
             if found["which"] in {"@", "*"}:
                 return values
             first = int(found["which"] or 0)
-            return values[first : first + 1]
+            return values[first : first + 1] or [""]
         if found["default"] is None or "$" in found["default"] or "`" in found["default"]:
             return self._unknown(start)
         self.defaults[found["name"]] = found["default"].strip("\"'")

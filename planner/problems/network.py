@@ -107,12 +107,13 @@ def strongly_connected(links: Bools) -> Ints:
     label = 0
     for start in range(len(links)):
         if labels[start] < 0:
-            labels[_reached(links, start) & _reached(links.T, start)] = label
+            labels[reached_from(links, start) & reached_from(links.T, start)] = label
             label += 1
     return labels
 
 
-def _reached(links: Bools, start: int) -> Bools:
+def reached_from(links: Bools, start: int) -> Bools:
+    """[n] whether a path over ``links`` ([n, n], from row to column) leads from ``start`` to each node."""
     reached = np.zeros(len(links), dtype=bool)
     reached[start] = True
     fresh = reached.copy()

@@ -291,7 +291,7 @@ def calibrate_serving(
     """
     rows = [row for row in (Row(run, NOISE) for run in runs) if row.metrics]
     prior = theta_of(ServingConstants())
-    theta: Callable[[Key], FloatArray] = lambda key: prior if start is None else theta_of(start(key))  # noqa: E731
+    theta = _always(prior) if start is None else _started(start)
     for step in range(ITERATIONS):
         say(f"fit {step + 1} of {ITERATIONS}: {len(rows)} runs")
         linear = linearised(rows, theta)
@@ -302,6 +302,14 @@ def calibrate_serving(
     return Calibrated(
         calibrations=_sets(rows, theta, held_out, source=source, date=date or _today()), held_out=tuple(held_out)
     )
+
+
+def _always(theta: FloatArray) -> Callable[[Key], FloatArray]:
+    return lambda _: theta
+
+
+def _started(start: Callable[[Key], ServingConstants]) -> Callable[[Key], FloatArray]:
+    return lambda key: theta_of(start(key))
 
 
 def _damped(old: Callable[[Key], FloatArray], new: Callable[[Key], FloatArray]) -> Callable[[Key], FloatArray]:
@@ -380,7 +388,7 @@ def refined(rows: Sequence[Row], start: ServingConstants) -> ServingConstants:
     theta = prior
     spread = REFINE_SHARE * SPREAD
     for _ in range(OWN_ITERATIONS):
-        linear = linearised(rows, lambda _, at=theta: at)  # type: ignore[misc]
+        linear = linearised(rows, _always(theta))
         move: FloatArray = theta
         for _ in range(REWEIGHTINGS):
             residual = np.abs(linear.target - linear.slope @ move) / linear.scale

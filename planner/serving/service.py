@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.plan import Plan, digest
+from meshplan.planner.plan import Plan, plan_identity
 from meshplan.planner.resolve import unknown_names
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
@@ -37,7 +37,7 @@ def plan_serving(
     solution, report = search_serving(resolved.problem, seed=seed, time_limit_s=time_limit_s, on_progress=on_progress)
     told = {**solution_document(solution, seed), "num_candidates": report.num_candidates}
     told["num_simulated"] = len(report.simulated)
-    identity = _identity(document, resolved)
+    identity = plan_identity(document, catalog_content(resolved))
     if solution.assignment is None:
         return Plan(
             config={},
@@ -62,7 +62,9 @@ def estimate_serving(document: Mapping[str, Any], catalog: Catalog, base: Path, 
     except ValueError as error:
         raise SpecError([Problem(path="fixed", message=str(error))]) from error
     told = {"status": "feasible", "solver": "none: one configuration", "kept": not simulated.judged.broken}
-    return make_serving_plan(resolved, simulated, report, solution=told, identity=_identity(document, resolved), top=1)
+    return make_serving_plan(
+        resolved, simulated, report, solution=told, identity=plan_identity(document, catalog_content(resolved)), top=1
+    )
 
 
 def instead_serving(
@@ -92,13 +94,3 @@ def _resolved(
     except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
         raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
     return resolve_serving(spec, catalog, base, shape=shape)
-
-
-def _identity(document: Mapping[str, Any], resolved: ResolvedServing) -> dict[str, Any]:
-    spec = dict(document)
-    return {
-        "kind": str(document["kind"]),
-        "spec": spec,
-        "spec_digest": digest(spec),
-        "catalog_digest": digest(catalog_content(resolved)),
-    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -30,7 +30,12 @@ DEFAULT_NUM_REQUESTS = 1024
 
 Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
-SCHEME_NAMES = tuple(SCHEMES)
+if TYPE_CHECKING:
+    SchemeName = str
+    KvCacheFormat = str
+else:  # built from the tables, so that a new format is known here too; mypy reads only literals that are written out
+    SchemeName = Literal[tuple(SCHEMES)]
+    KvCacheFormat = Literal[tuple(KV_CACHE_BYTES)]
 _OBJECTIVE_KEY = re.compile(rf"({'|'.join(LATENCIES)})_({'|'.join(PERCENTILES)})_s")
 
 
@@ -164,7 +169,7 @@ class ServingFixedSpec(LayoutSpec):
     """Choices that the user pins; the search decides the others."""
 
     mode: Literal["aggregated", "disaggregated"] | None = None
-    quantization: Literal[SCHEME_NAMES] | None = None  # type: ignore[valid-type]  # built from the table of schemes
+    quantization: SchemeName | None = None
     prefill: LayoutSpec = LayoutSpec()
     decode: LayoutSpec = LayoutSpec()
 
@@ -180,10 +185,10 @@ class ServingSpec(SpecModel):
         default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
     )
     objective: ServingObjective = ServingObjective.THROUGHPUT_PER_DEVICE
-    quantization: list[Literal[SCHEME_NAMES]] | None = Field(  # type: ignore[valid-type]
+    quantization: list[SchemeName] | None = Field(
         default=None, min_length=1, description="formats that the plan may choose from; default: as published"
     )
-    kv_cache: Literal[tuple(KV_CACHE_BYTES)] = "bf16"  # type: ignore[valid-type]
+    kv_cache: KvCacheFormat = "bf16"
     speculation: SpeculationSpec | None = None
     constraints: ServingConstraintsSpec = ServingConstraintsSpec()
     fixed: ServingFixedSpec = ServingFixedSpec()

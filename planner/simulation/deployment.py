@@ -14,7 +14,7 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.serving_calibration import ServingConstants
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.memory import WorkerMemory, kv_bytes_per_token, worker_memory
-from meshplan.planner.estimators.serving.pools import pool_cost, scheduled
+from meshplan.planner.estimators.serving.pools import pool_worker, scheduled
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests, Role, ServingConfig, ServingWorkload
@@ -240,7 +240,7 @@ def server(
 
 
 def _cost(site: Site, config: ServingConfig, pool: Pool, workload: ServingWorkload) -> StepCost:
-    return pool_cost(
+    return pool_worker(
         site.shape,
         site.machines[pool.node_type],
         pool,
@@ -248,7 +248,7 @@ def _cost(site: Site, config: ServingConfig, pool: Pool, workload: ServingWorklo
         constants=site.constants[pool.node_type],
         workload=workload,
         speculation=config.speculation,
-    )
+    ).step_cost()
 
 
 def _kv_link(site: Site, config: ServingConfig) -> KvLink:

@@ -47,7 +47,7 @@ def simulate(
     """
     check_requests(requests)
     check_limits(limits, cost, kv_block_tokens)
-    if role is Role.DECODE and requests.output_length.min() < 2:  # noqa: PLR2004
+    if role is Role.DECODE and requests.output_length.min() <= 1:
         message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
         raise SpecError([Problem(path="output_length", message=message)], of="the requests")
     ledger = Ledger(requests)

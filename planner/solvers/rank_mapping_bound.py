@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshplan.planner.problems.network import reached_from
 from meshplan.planner.solvers.rank_mapping_objective import (
     MAX_EXACT_RING_NODES,
     Floats,
@@ -179,21 +179,11 @@ def _parts(costs: LinkCosts, threshold_s: float) -> Ints | None:
         rest = np.flatnonzero(labels < 0)
         if not rest.size:
             break
-        part = _reached(links, int(rest[0])) & _reached(links.T, int(rest[0]))
+        part = reached_from(links, int(rest[0])) & reached_from(links.T, int(rest[0]))
         if int(part.sum()) % costs.num_pipelines:
             return None
         labels[part] = label
     return labels
-
-
-def _reached(links: NDArray[np.bool_], start: int) -> NDArray[np.bool_]:
-    reached = np.zeros(len(links), dtype=bool)
-    reached[start] = True
-    fresh = reached.copy()
-    while fresh.any():
-        fresh = links[fresh].any(axis=0) & ~reached
-        reached |= fresh
-    return reached
 
 
 def _merged(costs: LinkCosts, num_parts: int, threshold_s: float) -> bool:

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from meshplan.planner.estimators.serving.energy import average_power_w
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.memory import kv_bytes_per_token
-from meshplan.planner.estimators.serving.pools import pool_cost, scheduled
+from meshplan.planner.estimators.serving.pools import pool_worker, scheduled
 from meshplan.planner.estimators.serving.steady import SteadyState, prefill_s, steady_state
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.serving import Layout, Pool, Role, ServingConfig, ServingObjective
@@ -107,7 +107,7 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
     """Tables, steady states and the loads that keep every promise."""
     workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
     pool = pool_of(placed, 1)
-    cost = pool_cost(
+    cost = pool_worker(
         problem.shape,
         placed.machine,
         pool,
@@ -115,7 +115,7 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
         constants=constants,
         workload=workload,
         speculation=problem.speculation,
-    )
+    ).step_cost()
     limits = scheduled(pool, problem.recipe, workload)
     mean = (1.0 + workload.length_ratio) / 2.0
     prompt, output = mean * workload.input_length, mean * workload.output_length

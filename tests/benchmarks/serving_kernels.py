@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -117,13 +118,13 @@ def print_latent(folder: Path, system: str, device: str, facts: Device) -> None:
                     row(name, times, columns["time_s"], found.tables[dtype, gemm])
 
 
-def row(name: str, naive: np.ndarray, measured: np.ndarray, surface: object, new_shapes: str = "") -> None:
+def row(name: str, naive: np.ndarray, measured: np.ndarray, surface: Any, new_shapes: str = "") -> None:
     roofline = relative_error(naive, measured)
     family, *_ = name.split()
     device = next(device for device in SYSTEMS.values() if f" {device} " in name)
     phase = "" if family == "experts" else f" {name.split()[1]}"
-    SUMMARY[family + phase, device].append((roofline.median, surface.median_error, surface.p90_error))  # type: ignore[attr-defined]
-    held_out = shown(surface.median_error, surface.p90_error)  # type: ignore[attr-defined]
+    SUMMARY[family + phase, device].append((roofline.median, surface.median_error, surface.p90_error))
+    held_out = shown(surface.median_error, surface.p90_error)
     beside = shown(roofline.median, roofline.p90)
     print(f"{name:78}{len(measured):8} | {beside:>13}{held_out:>13}{new_shapes:>13}", flush=True)
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
@@ -81,14 +82,14 @@ def main() -> None:
     print("highest Poisson rate within ttft_p99_s 2, tpot_p95_s 0.02, to 1 %: CPU s a plan (target 0.1)")
     for num in (256, 512, 1024, 2048):
         requests = make_requests(replace(POISSON, num_requests=num), seed=1)
-        times = [cpu_s(lambda r=requests: max_rate(r, serve, OBJECTIVES)) for _ in range(3)]  # type: ignore[misc]
+        times = [cpu_s(partial(max_rate, requests, serve, OBJECTIVES)) for _ in range(3)]
         found = max_rate(requests, serve, OBJECTIVES)
         print(f"{num:6} requests: {statistics.median(times):.3f} ({found.num_runs} runs, {found.rate_per_s:.2f}/s)")
     print("several workers, 1,024 requests: CPU ms")
     for name, system in systems().items():
         rate = 8.0 * sum(pool.num_workers for pool in system.pools)
         requests = make_requests(replace(POISSON, request_rate_per_s=rate), seed=1)
-        times = [cpu_s(lambda r=requests, s=system: simulate_system(r, s)) for _ in range(5)]  # type: ignore[misc]
+        times = [cpu_s(partial(simulate_system, requests, system)) for _ in range(5)]
         print(f"{name:34} {statistics.median(times) * 1e3:6.1f}")
 
 

@@ -8,16 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshplan.catalogs.efficiency import OPERATOR_CLASSES, SCALE_FIELD
+from meshplan.catalogs.efficiency import GEMM_RATE_SHARE, KERNEL_S, MEMORY_SHARE, OPERATOR_CLASSES, SCALE_FIELD
+from meshplan.catalogs.efficiency import PREFILL_ATTENTION_SHARE as ATTENTION_SHARE
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import Fact
 from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel
 from meshplan.catalogs.measured import Measurement, Metric, ProfileRun, Spread
 from meshplan.catalogs.operator_scales import (
-    ATTENTION_SHARE,
-    GEMM_RATE_SHARE,
-    KERNEL_S,
-    MEMORY_SHARE,
     _work,
     measured_s,
     operator_scales,

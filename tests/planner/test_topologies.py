@@ -96,7 +96,7 @@ def test_other_topologies(catalog: Catalog) -> None:
 def test_excluded_and_spare_nodes(catalog: Catalog) -> None:
     excluded = {"nodes": "1-2", "devices": [{"node": 5, "device": 7}]}
     resolved = resolve(spec(exclude=excluded, spare_nodes=1), catalog)
-    assert resolved.problem.machine.network.usable == (0, 3, 4, 6, 7)  # type: ignore[union-attr]
+    assert resolved.problem.machine.network.usable == (0, 3, 4, 6, 7)
     assert resolved.problem.limits.max_devices == 32
     plan = make_plan(spec(exclude=excluded, spare_nodes=1), catalog)
     used = {host for host, _ in plan.rank_table or ()}
@@ -204,9 +204,9 @@ def test_a_given_mapping_is_priced_as_given(catalog: Catalog) -> None:
     steps = {name: plan.predicted["iteration_s"].value for name, plan in plans.items()}
     assert steps["best"] == pytest.approx(steps["given"])
     assert steps["identity"] > 1.2 * steps["best"]
-    assert plans["given"].mapping["nodes"] == [1, 3, 5, 7, 0, 2, 4, 6]  # type: ignore[index]
-    assert plans["given"].rank_table[:2] == ((1, 0), (1, 1))  # type: ignore[index]
-    assert plans["best"].mapping["identity_s"] == pytest.approx(steps["identity"])  # type: ignore[index]
+    assert plans["given"].mapping["nodes"] == [1, 3, 5, 7, 0, 2, 4, 6]
+    assert plans["given"].rank_table[:2] == ((1, 0), (1, 1))
+    assert plans["best"].mapping["identity_s"] == pytest.approx(steps["identity"])
     best = plans["best"].mapping
     assert best is not None
     assert best["bound_s"] <= best["objective_s"] <= best["random_mean_s"]

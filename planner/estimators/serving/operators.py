@@ -21,7 +21,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.attention_surfaces import attention_surface
-from meshplan.catalogs.efficiency import ATTENTION_CLASSES, GEMM_CLASS, MEMORY_CLASS, scale_of
+from meshplan.catalogs.efficiency import (
+    ATTENTION_CLASSES,
+    GEMM_CLASS,
+    GEMM_RATE_SHARE,
+    KERNEL_S,
+    MEMORY_CLASS,
+    MEMORY_SHARE,
+    PREFILL_ATTENTION_SHARE,
+    scale_of,
+)
 from meshplan.catalogs.expert_surfaces import FRAMEWORKS, expert_surface
 from meshplan.catalogs.gemm_surfaces import gemm_surface
 from meshplan.catalogs.hardware import Device, EvidenceLevel
@@ -32,16 +41,9 @@ from meshplan.planner.problems.serving import Role
 FloatArray = NDArray[np.float64]
 PREFILL_CLASS, DECODE_CLASS = ATTENTION_CLASSES
 
-# Launch and tail of a kernel inside a replayed graph: median t₀ of the 16-bit GEMM surfaces (2.1 to 4.9 µs).
-KERNEL_S = 2.5e-6
-# The same of a quantised product with the kernel that quantises its input. The surfaces of fp8 and nvfp4 were timed
+# KERNEL_S of a quantised product with the kernel that quantises its input. The surfaces of fp8 and nvfp4 were timed
 # with unfused quantisation (t₀ 10 to 15 µs on Hopper and Blackwell); engines fuse it into the norm before.
 QUANTIZED_KERNEL_S = 5e-6
-# Shares of the datasheet's rates that large products attain, medians over the shipped surfaces' devices.
-GEMM_RATE_SHARE = 0.76
-MEMORY_SHARE = 0.8
-# FlashAttention-2/3 forward over the dense 16-bit peak (arXiv:2407.08608, figure 5: 0.55 to 0.75 at long sequences).
-PREFILL_ATTENTION_SHARE = 0.5
 # Grouped products over a plain product of the same shape (routing, padding to tiles).
 GROUPED_SHARE = 0.7
 # Dtypes to fall back on where the device lacks one.

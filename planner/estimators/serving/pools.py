@@ -7,7 +7,6 @@ from dataclasses import replace
 from meshplan.catalogs.engine_recipes import EngineRecipe
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.serving_calibration import ServingConstants
-from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.estimators.serving.worker import ContextRange, Worker
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.serving import EngineLimits, Pool, ServingWorkload, Speculation
@@ -54,20 +53,3 @@ def pool_worker(
         role=pool.role,
         speculation=speculation,
     )
-
-
-def pool_cost(
-    shape: ModelShape,
-    machine: Machine,
-    pool: Pool,
-    *,
-    recipe: EngineRecipe,
-    constants: ServingConstants,
-    workload: ServingWorkload,
-    speculation: Speculation | None = None,
-) -> StepCost:
-    """Tables of the iterations of one worker of a pool."""
-    worker = pool_worker(
-        shape, machine, pool, recipe=recipe, constants=constants, workload=workload, speculation=speculation
-    )
-    return worker.step_cost()

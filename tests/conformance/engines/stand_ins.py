@@ -63,7 +63,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _StandIn(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__version__ = "0"  # type: ignore[attr-defined]
+        module.__version__ = "0"
 
 
 def install(*names: str) -> None:

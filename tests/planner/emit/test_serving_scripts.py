@@ -269,7 +269,7 @@ def test_bad_requests_are_named() -> None:
     with pytest.raises(EmitError, match="no checkpoint of Llama"):
         emit_serving("vllm", replace(request, model_path=""))
     with pytest.raises(EmitError, match="launches serving plans"):
-        emit("vllm", request)  # type: ignore[arg-type]
+        emit("vllm", request)
     published = replace(request, model_path="", shape=replace(LLAMA_70B, source="https://huggingface.co/org/m/blob/x"))
     assert published.model == "org/m"
 

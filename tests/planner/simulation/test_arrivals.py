@@ -107,7 +107,7 @@ def test_a_trace_may_be_replayed_in_part() -> None:
 )
 def test_impossible_workloads_are_refused(change: dict[str, object], named: str) -> None:
     with pytest.raises(SpecError, match=named):
-        make_requests(replace(POISSON, **change))  # type: ignore[arg-type]
+        make_requests(replace(POISSON, **change))
 
 
 def test_every_problem_of_a_workload_is_named() -> None:
@@ -139,7 +139,7 @@ GOOD = Requests(
 def test_impossible_requests_are_refused(change: dict[str, object], named: str) -> None:
     check_requests(GOOD)
     with pytest.raises(SpecError, match=named):
-        check_requests(replace(GOOD, **change))  # type: ignore[arg-type]
+        check_requests(replace(GOOD, **change))
 
 
 def test_requests_at_once_have_no_rate_to_scale() -> None:

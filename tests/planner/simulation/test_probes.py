@@ -252,4 +252,4 @@ def test_the_same_seed_gives_the_same_run() -> None:
 
 
 def vars_of(record: object) -> list[object]:
-    return [getattr(record, name) for name in record.__dataclass_fields__]  # type: ignore[attr-defined]
+    return [getattr(record, name) for name in record.__dataclass_fields__]

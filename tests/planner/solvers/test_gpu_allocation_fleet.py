@@ -282,7 +282,7 @@ def node(**fields: object) -> FleetProblem:
         scenarios=(Scenario(name="", request_rate_per_s=(3.0, 1.0)),),
         max_request_rate_per_s=((1.0, 0.0), (3.0, 1.0)),
     )
-    return replace(base, **fields)  # type: ignore[arg-type]
+    return replace(base, **fields)
 
 
 def test_replicas_of_two_shapes_share_a_node() -> None:
@@ -353,7 +353,7 @@ def test_switching_cost_keeps_todays_fleet_where_the_saving_is_small() -> None:
         start_usd=0.5,
         stop_usd=0.1,
     )
-    assert solve_fleet(problem).assignment.units == ((3, 0),)  # type: ignore[union-attr]
+    assert solve_fleet(problem).assignment.units == ((3, 0),)
     moved = solve_fleet(replace(problem, switch_hours=24.0))
     assert moved.assignment is not None
     assert moved.assignment.units == ((0, 3),)

@@ -24,7 +24,7 @@ def market(prices: list[float], table: list[list[float]], rates: list[float], **
     """An offer and a kind for each price."""
     return FleetProblem(
         name="made",
-        offers=tuple(Offer(name=f"o{i}", usd_per_hour=price, **offer) for i, price in enumerate(prices)),  # type: ignore[arg-type]
+        offers=tuple(Offer(name=f"o{i}", usd_per_hour=price, **offer) for i, price in enumerate(prices)),
         kinds=tuple(ReplicaKind(name=f"o{i}", offer=i) for i in range(len(prices))),
         buckets=tuple(Bucket(input_tokens=(1, 2 + b), output_tokens=(1, 2)) for b in range(len(rates))),
         scenarios=(Scenario(name="", request_rate_per_s=tuple(rates)),),

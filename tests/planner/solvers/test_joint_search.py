@@ -32,7 +32,7 @@ def problem_on(network: Network, **fields: object) -> TrainingProblem:
     devices = 2 * network.num_nodes
     machine = replace(machine_with(devices, domain_size=2, devices_per_host=2), network=network)
     shape = replace(DENSE, num_hidden_layers=8)
-    return problem_of(shape, num_devices=devices, global_batch_size=16, machine=machine, **fields)  # type: ignore[arg-type]
+    return problem_of(shape, num_devices=devices, global_batch_size=16, machine=machine, **fields)
 
 
 @pytest.mark.parametrize("seed", range(3))
