@@ -38,6 +38,12 @@ class EngineRecipe:
         cuda_graphs: decode iterations are replayed from a graph, not launched kernel by kernel.
         reserves_output: a request is admitted only with room for its whole answer, so that none is ever thrown out.
         quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and nothing else is said.
+        receive_interval: decode iterations from one look at arrivals to the next.
+        batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
+        batch_wait_share: share of the token budget at which that wait is over.
+        balance_wait_steps: iterations from one chance of prompts to the next while not every attention-data rank has
+            one; 0 for none.
+        all_reduce: engine whose all-reduce kernels it calls; empty for its own.
         calibrated_as: entry whose constants it shares.
         source: citation.
     """
@@ -57,6 +63,11 @@ class EngineRecipe:
     cuda_graphs: bool = True
     reserves_output: bool = False
     quantized_kv_cache: str = "bf16"
+    receive_interval: int = 1
+    batch_wait_steps: int = 0
+    batch_wait_share: float = 1.0
+    balance_wait_steps: int = 0
+    all_reduce: str = ""
     calibrated_as: str = ""
 
     @property

@@ -6,10 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # A developer's own kernel surfaces must not reach the tests.
 os.environ["MESHPLAN_SURFACES"] = str(Path(__file__).parent / "no-surfaces")
 GOLDEN = Path(__file__).parent / "golden"
+# On a loaded machine examples come slowly, which says nothing about the code.
+settings.register_profile("any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any-machine")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -63,6 +63,35 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """When a scheduler that is at work lets prompts in: time to the first token traded for fuller prefills.
+
+    An idle worker lets everyone in at once.
+
+    Args:
+        receive_interval: decode iterations from one look at what has arrived to the next; an iteration with prompts is
+            followed by a look (SGLang ``--scheduler-recv-interval``).
+        batch_wait_steps: most iterations for which prompts wait for others to be prefilled with (TensorRT-LLM
+            ``batch_wait_timeout_iters``); 0 for none.
+        batch_wait_share: share of an iteration's token budget at which that wait is over
+            (``batch_wait_max_tokens_ratio``).
+        balance_wait_steps: iterations from one chance of prompts to the next while fewer wait than there are lanes, so
+            that attention-data ranks prefill together (``attention_dp_config``: ``enable_balance`` and
+            ``timeout_iters``); 0 for none.
+    """
+
+    receive_interval: int = 1
+    batch_wait_steps: int = 0
+    batch_wait_share: float = 1.0
+    balance_wait_steps: int = 0
+
+    @property
+    def is_immediate(self) -> bool:
+        """Nobody waits by a rule."""
+        return self == Admission()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineLimits:
     """What the engine's scheduler is told.
 
@@ -76,6 +105,7 @@ class EngineLimits:
         prefix_caching: cached prefixes are not prefilled again.
         cuda_graphs: iterations are replayed, not launched kernel by kernel.
         custom_all_reduce: the engine's own all-reduce kernels inside a node, not NCCL's.
+        admission: when prompts are let in; a plan leaves it as it is, measured servers may have set it.
     """
 
     max_num_seqs: int = 256
@@ -85,6 +115,7 @@ class EngineLimits:
     prefix_caching: bool = False
     cuda_graphs: bool = True
     custom_all_reduce: bool = True
+    admission: Admission = Admission()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

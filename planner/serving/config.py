@@ -45,12 +45,14 @@ def serving_config_from_document(document: Mapping[str, Any]) -> ServingConfig:
 
 
 def _pool_document(pool: Pool) -> dict[str, Any]:
+    limits = asdict(pool.limits)
+    del limits["admission"]  # no choice of a plan
     return {
         "role": pool.role.value,
         "layout": asdict(pool.layout),
         "num_workers": pool.num_workers,
         "num_devices": pool.num_devices,
-        "limits": asdict(pool.limits),
+        "limits": limits,
         "quantization": asdict(pool.quantization),
         "node_type": pool.node_type,
     }

@@ -6,6 +6,7 @@ rows stay in the files and in ``validate``'s listing, with the rule's reason.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -13,9 +14,13 @@ from typing import Any
 # Jobs of a planner's self-check (the "gtl" sections of the source): their stated concurrency was not held in flight,
 # as token times that do not move with it show (GB200 Qwen3-32B 9 to 133 ms, DeepSeek-R1 85 to 92 ms at 40 to 224).
 PLANNER_CHECK = "gtl_"
-# Where repeats differ so much the source names multi-token prediction as the likely reason; only DeepSeek's own models
-# among these rows ship such a layer (num_nextn_predict_layers of their configuration).
-REPEATS_DIFFER = "repeats differ by more than 1.3x"
+# InferenceX runs DeepSeek on TensorRT-LLM with and without multi-token prediction, which its table does not list. Its
+# configurations with it (dsr1-*-trt-mtp) were added and first swept in January 2026 with the release of that time, with
+# which those without it had last run in December (perf-changelog.yaml, pull request 392), and then had an image of
+# their own (pull requests 1488 and 1489), github.com/SemiAnalysisAI/InferenceX, read 2026-11-22.
+PREDICTING_SOURCE, PREDICTING_RELEASE = "InferenceX", "1.2.0rc6.post3"
+PREDICTING_SINCE = {"1.1.0rc2.post2": "2026-01"}
+PREDICTS_TOKENS = "a configuration of the benchmark with multi-token prediction, which its table does not list"
 # A first token after seconds from a server with so few requests that their prompts fill seconds of no device: the
 # server compiles, or waits for something else.
 SICK_TTFT_S, SICK_CONCURRENCY, SICK_TOKENS = 5.0, 32, 32 * 8192
@@ -27,7 +32,10 @@ def exclusions(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     curves: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row.get("task") == "serving" and isinstance(row.get("id"), str):
-            curves[curve_of(row)].append(row)
+            if _predicts_tokens(row):
+                found[row["id"]] = PREDICTS_TOKENS
+            else:
+                curves[curve_of(row)].append(row)
     for members in curves.values():
         for says, reason in _RULES:
             if any(says(row) for row in members):
@@ -61,18 +69,20 @@ def _section(row: Mapping[str, Any]) -> str:
     return str(_part(row, "source").get("section", ""))
 
 
-def _caveats(row: Mapping[str, Any]) -> str:
-    caveats = row.get("caveats")
-    return " ".join(str(item) for item in caveats) if isinstance(caveats, list) else ""
-
-
 def _is_planner_check(row: Mapping[str, Any]) -> bool:
     return PLANNER_CHECK in _section(row)
 
 
-def _may_predict_tokens(row: Mapping[str, Any]) -> bool:
-    name = str(_part(row, "model").get("name", ""))
-    return REPEATS_DIFFER in _caveats(row) and "deepseek" in name.lower() and "TensorRT" in str(row["framework"])
+def _predicts_tokens(row: Mapping[str, Any]) -> bool:
+    framework = _part(row, "framework")
+    release, name = str(framework.get("version")), str(_part(row, "model").get("name", ""))
+    if framework.get("name") != "TensorRT-LLM" or "deepseek" not in name.lower():
+        return False
+    if PREDICTING_SOURCE not in str(_part(row, "source").get("title", "")):
+        return False
+    measured = re.search(r"measured=(\d{4}-\d{2})", _section(row))
+    since = PREDICTING_SINCE.get(release)
+    return release == PREDICTING_RELEASE or (since is not None and measured is not None and measured[1] >= since)
 
 
 def _is_sick(row: Mapping[str, Any]) -> bool:
@@ -84,8 +94,8 @@ def _is_sick(row: Mapping[str, Any]) -> bool:
     return ttft >= SICK_TTFT_S and concurrency <= SICK_CONCURRENCY and tokens <= SICK_TOKENS
 
 
+# Rules that take a server's other rows with them.
 _RULES: tuple[tuple[Callable[[Mapping[str, Any]], bool], str], ...] = (
     (_is_planner_check, "planner self-check: the stated concurrency was not held"),
-    (_may_predict_tokens, "repeats of this server differ by more than 1.3x: probably multi-token prediction"),
     (_is_sick, "sick server: seconds to the first token at a concurrency of 32 or less"),
 )

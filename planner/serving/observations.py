@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.catalogs.benchmark_recipes import BenchmarkRun, started_as
 from meshplan.catalogs.engine_recipes import EngineRecipe, engine_observed_as
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.model_shapes import ModelShape
@@ -121,6 +122,19 @@ def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mappi
     shape = shape_from_observation(model.values)
     machine = reader.machine(hardware)
     workload = _workload(row, asked, traces)
+    if not disaggregated:
+        run = BenchmarkRun(
+            title=title,
+            device=machine.device.slug,
+            model=str(model.values.get("name", "")),
+            precision=str(row.get("precision")),
+            input_length=workload.input_length,
+            output_length=workload.output_length,
+            concurrency=workload.concurrency or 0,
+            tensor_parallel=degrees.whole("tensor_parallel"),
+            attention_data_parallel=degrees.whole("attention_data_parallel", 1),
+        )
+        recipe = started_as(recipe, run)
     quantization, filled = _quantization(row, asked, shape, recipe)
     pools = _pools(degrees, shape, workload, recipe, quantization, machine, disaggregated=disaggregated)
     if _NCCL_MARK in " ".join(str(item) for item in row.get("caveats", ())):

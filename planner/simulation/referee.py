@@ -29,7 +29,7 @@ class Refereed:
         kv: tokens of KV cache held.
         context: tokens attended, by the expected number of tokens a step.
         has_kv: it came with its KV cache.
-        due: the iteration that can hold it.
+        due: iterations that are prepared ahead of it, then the first that can hold it.
         finish_s: time of the last; infinite if it was rejected.
         token_s: when its tokens came, one entry an iteration that gave some.
     """
@@ -77,8 +77,13 @@ class Referee:
         steps: decode iterations so far.
         iterations: so far, of any kind.
         arrived: requests so far.
-        lagging: requests that have arrived, but that the next iteration cannot hold yet.
-        waiting: requests that it can hold.
+        looked: iteration of the last look at what has arrived.
+        admitted: iteration of the last chance of prompts.
+        held_since: iteration since which some are kept.
+        unseen: requests that have arrived since the last look.
+        lagging: requests that were seen, but that the next iteration cannot hold yet.
+        kept: requests that it could hold, kept back for others.
+        waiting: requests that were let in.
         prefilling: requests in prefill, in order of admission.
         decoding: requests that decode.
         num_preemptions: so far.
@@ -96,7 +101,12 @@ class Referee:
     steps: int = 0
     iterations: int = 0
     arrived: int = 0
+    looked: int = 0
+    admitted: int = 0
+    held_since: int = 0
+    unseen: list[Refereed] = field(default_factory=list)
     lagging: list[Refereed] = field(default_factory=list)
+    kept: list[Refereed] = field(default_factory=list)
     waiting: list[Refereed] = field(default_factory=list)
     prefilling: list[Refereed] = field(default_factory=list)
     decoding: list[Refereed] = field(default_factory=list)
@@ -104,8 +114,13 @@ class Referee:
 
     def run(self) -> None:
         """Iterate until nobody is left."""
-        while self.coming or self.lagging or self.waiting or self.prefilling or self.decoding:
+        while self.coming or self.outside or self.waiting or self.prefilling or self.decoding:
             self.iterate()
+
+    @property
+    def outside(self) -> list[Refereed]:
+        """Arrived, but not let in."""
+        return [*self.unseen, *self.lagging, *self.kept]
 
     @property
     def advance(self) -> int:
@@ -120,20 +135,17 @@ class Referee:
 
     def iterate(self) -> None:
         """One iteration."""
-        if not (self.lagging or self.waiting or self.prefilling or self.decoding):
+        if not (self.outside or self.waiting or self.prefilling or self.decoding):
             self.now = max(self.now, self.coming[0].arrival_s)
         lag = self.cost.admission_steps
         while self.coming and self.coming[0].arrival_s <= self.now:
             request = self.coming.popleft()
-            request.due = self.iterations + int(lag * (self.arrived + 1)) - int(lag * self.arrived)
+            request.due = int(lag * (self.arrived + 1)) - int(lag * self.arrived)
             self.arrived += 1
-            self.lagging.append(request)
+            self.unseen.append(request)
             if request.has_kv:
                 request.token_s.append(request.arrival_s)
-        is_empty = not (self.waiting or self.prefilling or self.decoding)
-        let_in = [request for request in self.lagging if is_empty or request.due <= self.iterations]
-        self.waiting += let_in
-        self.lagging = [request for request in self.lagging if request not in let_in]
+        self.let_in()
         self.iterations += 1
         self.waiting.sort(key=lambda request: request.key)
         while self.decoding and self.held() > self.blocks:
@@ -151,12 +163,37 @@ class Referee:
             sum(new for _, _, new in chunks),
             sum(new * (done + (new + 1) / 2) for _, done, new in chunks),
         )
+        if chunks:
+            self.looked = self.iterations
         if decoding:
             self.decode(decoding)
         for request, done, new in chunks:
             request.prefilled = done + new
             if request.prefilled == request.length:
                 self.end_prefill(request)
+
+    def let_in(self) -> None:
+        """Rule 1: who has arrived comes to wait for room, at once or by the rules of admission."""
+        now, rules = self.iterations, self.limits.admission
+        if not (self.waiting or self.prefilling or self.decoding):
+            self.waiting, self.unseen, self.lagging, self.kept = self.outside, [], [], []
+            self.looked = self.admitted = now
+            return
+        if (now - self.looked) % rules.receive_interval == 0:
+            for request in self.unseen:
+                request.due += now
+            self.lagging, self.unseen = self.lagging + self.unseen, []
+        was_kept = bool(self.kept)
+        self.kept += [request for request in self.lagging if request.due <= now]
+        self.lagging = [request for request in self.lagging if request.due > now]
+        if self.kept and not was_kept:
+            self.held_since = now
+        enough = rules.batch_wait_share * self.limits.max_batched_tokens * self.cost.lanes
+        is_over = now >= self.held_since + rules.batch_wait_steps or sum(item.prompt for item in self.kept) >= enough
+        if rules.balance_wait_steps and len(self.kept) < self.cost.lanes:
+            is_over = (now - self.admitted) % rules.balance_wait_steps == 0
+        if self.kept and is_over:
+            self.waiting, self.kept, self.admitted = self.waiting + self.kept, [], now
 
     def preempt(self) -> None:
         """Throw out the youngest running request."""

@@ -2,9 +2,10 @@
 
 The rules (:mod:`meshplan.planner.simulation.referee` plays the same ones iteration by iteration):
 
-1. Iterations follow each other; what arrives during one waits for its end, and for admission_steps more, on average:
-   ⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival, none if nothing runs. Order is by priority, then by arrival, and nobody
-   passes a request that does not fit.
+1. Iterations follow each other; what arrives during one waits for its end, for the scheduler's next look at arrivals
+   (receive_interval), for admission_steps more, on average: ⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival, and as the limits'
+   :class:`~meshplan.planner.problems.serving.Admission` says for others; for nothing if nothing runs. Order is by
+   priority, then by arrival, and nobody passes a request that does not fit.
 2. Every decoding request takes part in each iteration and gains ⌊s(D + 1)⌋ − ⌊sD⌋ tokens in the worker's D-th, with
    s = tokens_per_step: one, or the expected value of speculation.
 3. KV cache is held in blocks. A request with g tokens out holds input + g − 1; before an iteration the youngest
@@ -32,6 +33,7 @@ import numpy as np
 
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.serving import EngineLimits, Role
+from meshplan.planner.simulation.admission import WaitingRoom
 from meshplan.planner.simulation.decode_batch import DecodeBatch
 from meshplan.planner.simulation.ledger import Ledger, num_seats
 from meshplan.planner.simulation.prefix_cache import PrefixCache
@@ -88,9 +90,13 @@ class Worker(DecodeBatch):
         self.position = 0
         self.next_arrival = math.inf
         self.ready: list[int] = []
-        # Arrived, but no iteration that is being prepared can hold them yet: the iteration that can, and the rank.
-        self.lag = cost.admission_steps
-        self.lagging: list[tuple[int, int]] = []
+        self.waiting = WaitingRoom(
+            limits.admission,
+            cost.admission_steps,
+            budget=self.budget * self.lanes,
+            lanes=self.lanes,
+            length=[ledger.input_length[request] for request in ledger.by_rank],
+        )
         self.num_iterations = 0
         self.prefilling: list[list[int]] = []
         self.arrived_with_kv: list[int] = []
@@ -114,7 +120,7 @@ class Worker(DecodeBatch):
     @property
     def is_idle(self) -> bool:
         """Nothing runs and nothing has arrived."""
-        return not (self.num_decoding or self.prefilling or self.ready or self.lagging)
+        return not (self.num_decoding or self.prefilling or self.ready or self.waiting)
 
     def run(self, until_s: float = math.inf, *, lazily: bool = False) -> None:
         """Start every iteration that begins before ``until_s``; ``wake_s`` is then when there is more to do.
@@ -125,8 +131,10 @@ class Worker(DecodeBatch):
         while True:
             if self.next_arrival <= self.clock:
                 self._accept()
-            if self.lagging:
-                self._release()
+            if self.waiting:
+                is_empty = not (self.num_decoding or self.prefilling or self.ready)
+                for rank in self.waiting.let_in(self.num_iterations, is_empty):
+                    heapq.heappush(self.ready, rank)
             if self.is_idle:
                 self.wake_s = self.next_arrival
                 if self.next_arrival >= until_s:
@@ -150,20 +158,13 @@ class Worker(DecodeBatch):
     def _accept(self) -> None:
         queue, queue_s, position, clock, rank = self.queue, self.queue_s, self.position, self.clock, self.ledger.rank
         while position < len(queue) and queue_s[position] <= clock:
-            if self.lag:
-                lag = int(self.lag * (position + 1)) - int(self.lag * position)
-                heapq.heappush(self.lagging, (self.num_iterations + lag, rank[queue[position]]))
-            else:
+            if self.waiting.is_open:
                 heapq.heappush(self.ready, rank[queue[position]])
+            else:
+                self.waiting.arrive(rank[queue[position]])
             position += 1
         self.position = position
         self.next_arrival = queue_s[position] if position < len(queue) else math.inf
-
-    def _release(self) -> None:
-        """Let in whom the next iteration can hold; everyone where there is no other."""
-        is_empty = not (self.num_decoding or self.prefilling or self.ready)
-        while self.lagging and (is_empty or self.lagging[0][0] <= self.num_iterations):
-            heapq.heappush(self.ready, heapq.heappop(self.lagging)[1])
 
     def _make_room(self) -> None:
         """Throw out the youngest until the next iteration's tokens fit; one request alone always fits."""
@@ -281,6 +282,7 @@ class Worker(DecodeBatch):
         seconds = self.cost.step_s(n, self.context if n else 0, num_prompts, tokens, pairs)
         end = self.clock = start + seconds
         self.num_iterations += 1
+        self.waiting.prefilled(self.num_iterations)
         kv_tokens = self.context - self.num_decoding + self.prompt_blocks * self.block
         steps = 1 if n else 0
         gaps = self.num_decoding - len(self.arrived_with_kv)
@@ -337,15 +339,15 @@ class Worker(DecodeBatch):
             steps = 1
         if context + n * (steps * speed + self.block) > self.room:
             steps = self.steps_that_fit(steps)
-        if self.lagging:
-            steps = min(steps, self.lagging[0][0] - self.num_iterations)
+        if self.waiting:
+            steps = int(min(steps, self.waiting.due(self.num_iterations) - self.num_iterations))
         slope = self.cost.decode_context_s[n]
         first = self.decode_s[n] + slope * context
         half = slope * n * speed / 2
         end = start + steps * (first + half * (steps - 1))
         arrival = self.next_arrival
         full = self.num_decoding + len(self.prefilling) >= self.seats
-        if not self.lag and (full or (self.ready and not self.ledger.may_pass)):
+        if self.waiting.is_open and (full or (self.ready and not self.ledger.may_pass)):
             arrival = math.inf
         if end > until_s and lazily and until_s <= arrival:
             self.wake_s = end

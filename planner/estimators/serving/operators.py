@@ -300,21 +300,29 @@ class Operators:
         num_experts: int,
         local_experts: float,
     ) -> FloatArray:
-        """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``."""
+        """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``.
+
+        Tables with balanced routing hit min(k·T, E) experts with T tokens, where tokens that choose by themselves hit
+        E·(1 − (1 − k/E)^T): times are scaled by what the kernel takes for as many experts.
+        """
         groups = max(round(num_experts / local_experts), 1)
-        seconds = self._expert_kernels_s(
-            scheme,
-            tokens,
-            hidden_size=hidden,
-            expert_size=max(round(width), 1),
-            top_k=top_k,
-            num_experts=num_experts,
-            expert_parallel=groups,
-            gated=matrices == GATED,
-            skew=ROUTING_SKEW if groups > 1 else 0.0,
-        )
+        distinct = distinct_experts(tokens, top_k=top_k, num_experts=num_experts)
+        sizes = {
+            "hidden_size": hidden,
+            "expert_size": max(round(width), 1),
+            "top_k": top_k,
+            "num_experts": num_experts,
+            "expert_parallel": groups,
+            "gated": matrices == GATED,
+            "skew": ROUTING_SKEW if groups > 1 else 0.0,
+        }
+        seconds = self._expert_kernels_s(scheme, tokens, **sizes)
         if seconds is not None:
-            hit = distinct_experts(tokens, top_k=top_k, num_experts=num_experts) / groups
+            by_choice = self._expert_kernels_s(scheme, distinct / top_k, **sizes)
+            by_table = self._expert_kernels_s(scheme, np.minimum(tokens, num_experts / top_k), **sizes)
+            if groups == 1 and by_choice is not None and by_table is not None:
+                seconds = seconds * np.minimum(by_choice / by_table, 1.0)
+            hit = distinct / groups
             moved = SCHEMES[scheme].weight_bytes * hit * matrices * hidden * width
             flops = 2.0 * tokens * top_k / groups * matrices * hidden * width
             return self._own(gemm_class(scheme)) * self._rescaled(seconds, flops, moved)

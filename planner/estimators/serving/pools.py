@@ -9,7 +9,7 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.serving_calibration import ServingConstants
 from meshplan.planner.estimators.serving.worker import ContextRange, Worker
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.serving import EngineLimits, Pool, ServingWorkload, Speculation
+from meshplan.planner.problems.serving import Admission, EngineLimits, Pool, ServingWorkload, Speculation
 
 
 def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> EngineLimits:
@@ -25,7 +25,14 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
     if recipe.whole_prompts:
         budget = max(budget, int(longest) + each)
     shares = recipe.whole_prompts or pool.limits.chunked_prefill
-    return replace(pool.limits, max_batched_tokens=budget, chunked_prefill=shares and not recipe.exclusive_prefill)
+    admission = Admission(
+        receive_interval=recipe.receive_interval,
+        batch_wait_steps=recipe.batch_wait_steps,
+        batch_wait_share=recipe.batch_wait_share,
+        balance_wait_steps=recipe.balance_wait_steps if lanes > 1 else 0,
+    )
+    chunked = shares and not recipe.exclusive_prefill
+    return replace(pool.limits, max_batched_tokens=budget, chunked_prefill=chunked, admission=admission)
 
 
 def pool_worker(
@@ -45,6 +52,7 @@ def pool_worker(
         shape=shape,
         machine=machine,
         engine=recipe.engine,
+        all_reduce=recipe.all_reduce,
         layout=pool.layout,
         limits=scheduled(pool, recipe, workload),
         quantization=pool.quantization,

@@ -100,6 +100,7 @@ class Worker:
         contexts: of the workload.
         role: a prefill worker runs no decodes.
         speculation: None without a draft.
+        all_reduce: engine whose all-reduce kernels it calls; empty for its own.
     """
 
     shape: ModelShape
@@ -112,6 +113,7 @@ class Worker:
     contexts: ContextRange
     role: Role = Role.MIXED
     speculation: Speculation | None = None
+    all_reduce: str = ""
 
     @cached_property
     def operators(self) -> Operators:
@@ -121,7 +123,9 @@ class Worker:
     @cached_property
     def exchange(self) -> Exchange:
         """Collective times of the machine."""
-        return Exchange(machine=self.machine, engine=self.engine, custom_all_reduce=self.limits.custom_all_reduce)
+        return Exchange(
+            machine=self.machine, engine=self.all_reduce or self.engine, custom_all_reduce=self.limits.custom_all_reduce
+        )
 
     @property
     def lanes(self) -> int:

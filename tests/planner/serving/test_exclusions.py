@@ -36,11 +36,25 @@ def test_planner_checks_are_not_judged() -> None:
     assert set(exclusions([row("a", source={"section": "x.csv; gtl_task_id=3"}), row("b", precision="fp8")])) == {"a"}
 
 
-def test_only_models_that_can_predict_tokens_are_suspected_of_it() -> None:
-    caveats = ["repeats differ by more than 1.3x in token time"]
-    suspected = row("a", caveats=caveats, model={"name": "deepseek-ai/DeepSeek-V3"})
-    assert set(exclusions([suspected])) == {"a"}
-    assert exclusions([row("b", caveats=caveats)]) == {}
+def deepseek(name: str, release: str, measured: str, title: str = "an InferenceX dump") -> dict[str, Any]:
+    return row(
+        name,
+        model={"name": "deepseek-ai/DeepSeek-R1"},
+        framework={"name": "TensorRT-LLM", "version": release},
+        source={"title": title, "section": f"dump; measured={measured}T00:00:00.000Z; image=x"},
+    )
+
+
+def test_configurations_with_token_prediction_are_known_by_release_and_date() -> None:
+    rows = [
+        deepseek("a", "1.2.0rc6.post3", "2026-02-05"),
+        deepseek("b", "1.1.0rc2.post2", "2026-01-14"),
+        deepseek("c", "1.1.0rc2.post2", "2025-12-15"),  # the same server otherwise
+        deepseek("d", "1.2.0rc6.post2", "2026-02-03"),
+        deepseek("e", "1.2.0rc6.post3", "2026-02-05", title="another table"),
+        row("f", framework={"name": "TensorRT-LLM", "version": "1.2.0rc6.post3"}, source={"title": "InferenceX"}),
+    ]
+    assert set(exclusions(rows)) == {"a", "b"}
 
 
 def test_malformed_rows_are_left_to_the_reader() -> None:

@@ -10,12 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
-from meshplan.planner.problems.serving import EngineLimits, Role
+from meshplan.planner.problems.serving import Admission, EngineLimits, Role
 from meshplan.planner.simulation.engine import simulate
 from meshplan.planner.simulation.referee import Refereed, referee_run
 from meshplan.planner.simulation.run import ServingRun
 
 EQUAL = {"rel": 1e-9, "abs": 1e-12}
+ADMISSIONS = [
+    Admission(),
+    Admission(),
+    Admission(receive_interval=7),
+    Admission(batch_wait_steps=5),
+    Admission(batch_wait_steps=9, batch_wait_share=0.3),
+    Admission(balance_wait_steps=11),
+    Admission(receive_interval=3, batch_wait_steps=4, batch_wait_share=0.6, balance_wait_steps=6),
+]
 
 
 def gap_sums(run: ServingRun) -> tuple[float, float, float]:
@@ -50,6 +59,7 @@ def refereed_gap_sums(everyone: list[Refereed]) -> tuple[float, float, float]:
     ramp_s=st.sampled_from([0.0, 0.0, 0.013, 0.2]),
     think_s=st.sampled_from([0.0, 0.0, 1e-3, 0.11]),
     lag=st.sampled_from([0.0, 0.0, 1.0, 0.37, 2.6]),
+    admission=st.sampled_from(ADMISSIONS),
     seats=st.sampled_from([1, 2, 5, 64]),
     budget=st.sampled_from([1, 7, 64, 300, 4096]),
     blocks=st.sampled_from([8, 17, 30, 90, 10_000]),
@@ -69,6 +79,7 @@ def test_worker_agrees_with_the_referee(
     ramp_s: float,
     think_s: float,
     lag: float,
+    admission: Admission,
     seats: int,
     budget: int,
     blocks: int,
@@ -103,7 +114,13 @@ def test_worker_agrees_with_the_referee(
         least_s=float(random.choice([0.0, 1e-2])),
         admission_steps=lag,
     )
-    limits = EngineLimits(max_num_seqs=seats, max_batched_tokens=budget, chunked_prefill=chunked, prefix_caching=caches)
+    limits = EngineLimits(
+        max_num_seqs=seats,
+        max_batched_tokens=budget,
+        chunked_prefill=chunked,
+        prefix_caching=caches,
+        admission=admission,
+    )
     run = simulate(requests, cost, limits, kv_capacity_tokens=blocks * block, kv_block_tokens=block, role=role)
     everyone, preemptions = referee_run(
         requests, cost, limits, kv_capacity_tokens=blocks * block, kv_block_tokens=block, role=role

@@ -143,3 +143,46 @@ def test_constants_enter_where_they_say(llama: ModelShape, machine: Machine) -> 
     assert worker.step_cost(replace(plain, first_token_steps=2.5)).admission_steps == 2.5
     eager = worker_of(llama, machine, limits=EngineLimits(max_num_seqs=64, cuda_graphs=False))
     assert eager.step_cost(replace(plain, launch_s_per_layer=1e-3)).decode_s(8) > base.decode_s(8) + 0.07
+
+
+def test_launch_and_device_time_join_smoothly(llama: ModelShape, machine: Machine) -> None:
+    """Neither hides the other from a fit: near each other both count, far apart the longer one does."""
+    plain = ServingConstants(host_step_s=0.0, launch_s_per_layer=0.0)
+    device = worker_of(llama, machine).step_cost(plain).step_s(0, 0, 1, 4000, 8e6)
+    for share, expected in ((0.25, 1.001), (1.0, 2.0**0.25)):
+        launch = share * device / llama.num_hidden_layers
+        joined = worker_of(llama, machine).step_cost(replace(plain, launch_s_per_layer=launch))
+        assert joined.step_s(0, 0, 1, 4000, 8e6) == pytest.approx(expected * device, rel=1e-3)
+
+
+def test_tokens_that_choose_by_themselves_hit_fewer_experts_than_balanced_ones(
+    deepseek: ModelShape, machine: Machine
+) -> None:
+    """Expert times are measured with balanced routing: 32 tokens × 8 choices hit all 256, choosing freely 163."""
+    worker, sizes = (
+        worker_of(deepseek, machine, quantization=Quantization.uniform("fp8_block")),
+        np.array([32.0, 4096.0]),
+    )
+    table = worker.operators._expert_kernels_s(
+        "fp8_block",
+        sizes,
+        hidden_size=7168,
+        expert_size=256,
+        top_k=8,
+        num_experts=256,
+        expert_parallel=1,
+        gated=True,
+        skew=0.0,
+    )
+    assert table is not None
+    shares = worker.routed_s(sizes) / table
+    assert 163 / 256 - 0.05 < shares[0] < 0.95
+    assert shares[1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_all_reduces_of_another_engine_can_be_borrowed(llama: ModelShape, machine: Machine) -> None:
+    own, trtllm = worker_of(llama, machine), worker_of(llama, machine, engine="trtllm")
+    borrowed = worker_of(llama, machine, all_reduce="trtllm")
+    tokens = np.array([8.0, 64.0])
+    assert borrowed.all_reduce_s(tokens).tolist() == trtllm.all_reduce_s(tokens).tolist()
+    assert borrowed.all_reduce_s(tokens).tolist() != own.all_reduce_s(tokens).tolist()

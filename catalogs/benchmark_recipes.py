@@ -1,0 +1,112 @@
+"""How published benchmarks started their servers: what an observation leaves unsaid and the benchmark's scripts say.
+
+They ship as ``seed/benchmark_recipes.yaml``. A user's plan never depends on them; they fill the choices of measured
+runs, so that an engine's constants do not have to stand for its flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from meshplan.catalogs.engine_recipes import EngineRecipe
+from meshplan.catalogs.yaml_reader import load_yaml
+
+BENCHMARK_FILE = Path(__file__).parent / "seed" / "benchmark_recipes.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkServer:
+    """The settings of one server of a benchmark, and which runs they hold for.
+
+    Args:
+        in_source: part of the title of the runs' source.
+        devices: slugs.
+        engine: name of the engine's entry.
+        model: part of the model's name.
+        when: further conditions, by name; see :data:`CONDITIONS`.
+        settings: fields of :class:`EngineRecipe` → values.
+        source: citation.
+    """
+
+    in_source: str
+    devices: tuple[str, ...]
+    engine: str
+    model: str
+    when: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRun:
+    """What of a run decides which settings it had.
+
+    Args:
+        title: of its source.
+        device: slug.
+        model: name.
+        precision: as published.
+        input_length: tokens of a prompt.
+        output_length: tokens of an answer.
+        concurrency: requests in flight; 0 where the load is open.
+        tensor_parallel: of the attention.
+        attention_data_parallel: ranks.
+    """
+
+    title: str
+    device: str
+    model: str
+    precision: str
+    input_length: float
+    output_length: float
+    concurrency: int
+    tensor_parallel: int
+    attention_data_parallel: int
+
+
+CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], bool]] = {
+    "precision": lambda run, value: bool(run.precision == value),
+    "input_length": lambda run, value: bool(run.input_length == value),
+    "output_length": lambda run, value: bool(run.output_length == value),
+    "most_tensor_parallel": lambda run, value: bool(run.tensor_parallel <= value),
+    "least_concurrency": lambda run, value: bool(run.concurrency >= value),
+    "most_concurrency": lambda run, value: bool(run.concurrency <= value),
+    "attention_data_parallel": lambda run, value: bool((run.attention_data_parallel > 1) == value),
+}
+
+
+@cache
+def benchmark_servers() -> tuple[BenchmarkServer, ...]:
+    """Every entry, in the order of the file."""
+    content = load_yaml(BENCHMARK_FILE.read_bytes())
+    return tuple(
+        BenchmarkServer(
+            in_source=benchmark["in_source"],
+            devices=tuple(benchmark["devices"]),
+            engine=entry["engine"],
+            model=entry["model"],
+            when=entry.get("when", {}),
+            settings=entry["settings"],
+            source=f"{benchmark['source']}: {entry['source']}",
+        )
+        for benchmark in content["benchmarks"]
+        for entry in benchmark["servers"]
+    )
+
+
+def started_as(recipe: EngineRecipe, run: BenchmarkRun) -> EngineRecipe:
+    """The engine's defaults with what the run's benchmark is known to have set."""
+    for server in benchmark_servers():
+        if (
+            server.engine == recipe.name
+            and server.in_source in run.title
+            and run.device in server.devices
+            and server.model in run.model
+            and all(CONDITIONS[name](run, value) for name, value in server.when.items())
+        ):
+            recipe = replace(recipe, **server.settings)
+    return recipe

@@ -1,0 +1,51 @@
+"""Settings of published benchmarks: they name real fields and conditions, and reach only the runs they are about."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from meshplan.catalogs.benchmark_recipes import CONDITIONS, BenchmarkRun, benchmark_servers, started_as
+from meshplan.catalogs.engine_recipes import EngineRecipe, engine_recipes
+
+RUN = BenchmarkRun(
+    title="a dump of InferenceX",
+    device="b200-sxm-180gb",
+    model="deepseek-ai/DeepSeek-R1",
+    precision="nvfp4",
+    input_length=1024,
+    output_length=1024,
+    concurrency=8,
+    tensor_parallel=8,
+    attention_data_parallel=1,
+)
+
+
+@pytest.mark.parametrize("server", benchmark_servers(), ids=lambda server: f"{server.engine}-{server.source[-40:]}")
+def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
+    assert server.engine in engine_recipes()
+    assert server.settings
+    assert set(server.settings) <= {item.name for item in fields(EngineRecipe)}
+    assert set(server.when) <= set(CONDITIONS)
+    assert "InferenceX" in server.source
+
+
+def test_later_entries_win() -> None:
+    recipe = engine_recipes()["sglang"]
+    assert started_as(recipe, RUN).receive_interval == 10
+    assert started_as(recipe, replace(RUN, concurrency=16)).receive_interval == 30
+
+
+def test_attention_ranks_wait_for_each_other_where_there_are_some() -> None:
+    recipe = engine_recipes()["trtllm"]
+    assert started_as(recipe, RUN).balance_wait_steps == 0
+    assert started_as(recipe, replace(RUN, attention_data_parallel=8)).balance_wait_steps == 60
+
+
+@pytest.mark.parametrize(
+    "change", [{"title": "another table"}, {"device": "h100-sxm-80gb"}, {"model": "Qwen/Qwen3-32B"}], ids=str
+)
+def test_other_runs_keep_the_defaults(change) -> None:
+    for recipe in engine_recipes().values():
+        assert started_as(recipe, replace(RUN, **change)) == recipe
