@@ -288,15 +288,21 @@ def _profiled_links(
 ) -> dict[str, Any] | None:
     from dataclasses import replace
 
+    from meshplan.catalogs.errors import ProfileError
     from meshplan.profiler.link_probes import FULL, QUICK
     from meshplan.profiler.link_run import DEFAULT_RAIL, LinkOptions, profile_links
-    from meshplan.profiler.transport import TorchTransport
+    from meshplan.profiler.transport import TorchTransport, meeting_point
+
+    if gpu and len(rails or ()) > 1:
+        raise ProfileError(
+            "NCCL chooses its interface once a process, so with --gpu one run measures one rail; start it once per "
+            "rail, each under a --name of its own"
+        )
 
     def transports() -> Iterator[tuple[str, Transport]]:
-        for number, rail in enumerate(rails or [None]):
-            # Each rail has a group of its own; the next port, so that a late rank cannot join the wrong one.
-            joined = replace(place, master_port=place.master_port + number)
-            transport = TorchTransport(joined, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
+        meeting = meeting_point(place, timeout_s=timeout_s)
+        for rail in rails or (None,):
+            transport = TorchTransport(place, meeting, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
             yield rail or DEFAULT_RAIL, transport
             transport.close()
 
