@@ -30,7 +30,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import ProfileError
 from meshplan.catalogs.measured import Metric
-from meshplan.profiler.backends import Backend, Operation
+from meshplan.profiler.backends import FP8_NEEDS, Backend, Operation
 
 ADAM_BYTES_PER_PARAMETER = 28.0
 MIB = 2**20
@@ -228,12 +228,16 @@ def cases(backend: Backend, effort: Effort, probes: Sequence[str] | None = None)
     """Every case of the chosen probes (None: all that this backend has).
 
     Raises:
-        ProfileError: no such probe.
+        ProfileError: no such probe, or one that this backend has nothing for.
     """
     lacking = {"fp8_gemm": not backend.has_fp8, "host_transfer": not backend.is_accelerator}
-    for name in probes or [name for name in PROBES if not lacking.get(name)]:
+    for name in probes or ():
         if name not in PROBES:
             raise ProfileError(f"unknown probe {name!r}; one of {', '.join(PROBES)}")
+        if lacking.get(name):
+            need = FP8_NEEDS if name == "fp8_gemm" else "measure it with --backend torch-gpu on a machine with a GPU"
+            raise ProfileError(f"{name}: {backend.name} on {backend.device} has none; {need}")
+    for name in probes or [name for name in PROBES if not lacking.get(name)]:
         yield from PROBES[name](backend, effort)
 
 

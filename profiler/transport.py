@@ -6,6 +6,7 @@ messages (which size comes next, results to rank 0) always go through Gloo, so t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -236,13 +237,22 @@ class TorchTransport:
         return _explained(self._place, what)
 
 
-def meeting_point(place: RankEnvironment, *, timeout_s: float) -> Any:
+def meeting_point(place: RankEnvironment, *, use_gpu: bool = False, timeout_s: float = 60.0) -> Any:
     """Where the ranks find each other: the store of torchrun's agent, which is at one port only, or rank 0's own.
 
     Raises:
-        ProfileError: nobody answers in time.
+        ProfileError: no torch, or none that can do ``use_gpu``; nobody answers in time.
     """
+    if importlib.util.find_spec("torch") is None:
+        raise ProfileError(
+            f"rank {place.rank}: links are measured through torch.distributed, and torch is not installed; install it "
+            "on every rank (the CPU build is enough without --gpu), or import logs of nccl-tests with 'profile import'"
+        )
+    import torch  # optional, and slow to import
     from torch.distributed import rendezvous
+
+    if use_gpu:
+        _own_gpu(torch, place)
 
     url = f"tcp://{place.master_address}:{place.master_port}"
     with _explained(place, f"meeting the others at {url}"):

@@ -25,7 +25,7 @@ from meshplan.profiler.gpu_watch import GpuWatch
 from meshplan.profiler.launch import RankEnvironment
 from meshplan.profiler.run import DeviceOptions, profile_device
 from meshplan.profiler.torch_backend import TorchBackend
-from meshplan.profiler.transport import _own_gpu
+from meshplan.profiler.transport import _own_gpu, meeting_point
 
 H200 = SimpleNamespace(uuid="1f2e", gcnArchName="")
 
@@ -135,7 +135,7 @@ def test_waiting_is_for_the_gpu_that_is_measured(cuda: Any, monkeypatch: pytest.
 
 @pytest.mark.parametrize("probe", ["fp8_gemm", "host_transfer"])
 def test_what_a_processor_has_not_is_refused_by_name(store: Measurements, probe: str) -> None:
-    with pytest.raises(ProfileError, match=r"numpy has no .* --backend torch-gpu"):
+    with pytest.raises(ProfileError, match=rf"{probe}: numpy on .* has none; measure it with --backend torch-gpu"):
         profile_device(store, NumpyBackend(), DeviceOptions(is_quick=True, probes=[probe]))
 
 
@@ -220,6 +220,22 @@ def test_a_rank_takes_its_own_gpu_or_the_only_one_it_is_shown() -> None:
 def test_links_of_gpus_without_gpus_are_refused(count: int, nccl: bool, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         _own_gpu(library(count=count, nccl=nccl), place(3))
+
+
+def test_links_without_torch_name_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshplan.profiler.transport.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(
+        ProfileError, match=r"rank 3: links are measured .* torch is not installed; install it on every"
+    ):
+        meeting_point(place(3))
+
+
+@pytest.mark.torch
+def test_links_of_gpus_are_refused_before_anybody_waits() -> None:
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("needs torch: make test-netns")
+    with pytest.raises(ProfileError, match="sees no GPU"):
+        meeting_point(place(3), use_gpu=True, timeout_s=600.0)
 
 
 def _cells(function: Any, names: tuple[str, ...]) -> list[Any]:
