@@ -1,8 +1,9 @@
 """Times of collectives inside one node or NVLink domain, interpolated from published measurements.
 
 One line α + bytes/β cannot follow NCCL, which changes algorithm and protocol with the size (held-out error 6 to 22 %
-in the median), so the measured points themselves are kept and interpolated linearly in the logarithms. Below the
-smallest size time is constant (latency), above the largest it grows in proportion (bandwidth).
+in the median), and the measured points zigzag by up to 20 %. So the points are kept, smoothed as far as each predicts
+the others best (:mod:`meshplan.profiler.curve_fit`), and interpolated linearly in the logarithms. Below the smallest
+size time is constant (latency), above the largest it grows in proportion (bandwidth).
 
 Sizes are full buffers, as nccl-tests counts them. Beside NCCL, the serving engines' own all-reduce kernels (inside a
 CUDA graph, 16-bit elements) are there under the engine's name.
@@ -32,8 +33,8 @@ class CollectiveCurve:
         num_devices: in the group.
         library: ``nccl``, or ``trtllm``, ``vllm``, ``sglang`` for the kernels of an engine.
         sizes_bytes: full buffers, rising.
-        times_s: measured times.
-        median_error: |interpolated/measured − 1|, each inner point predicted from the others.
+        times_s: smoothed times.
+        median_error: |predicted/measured − 1|, each inner point predicted from the others.
         source: citation.
     """
 
@@ -48,16 +49,10 @@ class CollectiveCurve:
 
     def time_s(self, size_bytes: ArrayLike) -> NDArray[np.float64]:
         """Seconds for a full buffer of ``size_bytes``, any shape."""
-        return interpolated_time_s(np.asarray(self.sizes_bytes), np.asarray(self.times_s), size_bytes)
-
-
-def interpolated_time_s(
-    sizes_bytes: NDArray[np.float64], times_s: NDArray[np.float64], size_bytes: ArrayLike
-) -> NDArray[np.float64]:
-    """Times between measured points; see the module's text for what is outside them."""
-    wanted = np.maximum(np.asarray(size_bytes, dtype=float), sizes_bytes[0])
-    inside = np.exp(np.interp(np.log(wanted), np.log(sizes_bytes), np.log(times_s)))
-    return np.asarray(inside * np.maximum(1.0, wanted / sizes_bytes[-1]))
+        sizes = np.asarray(self.sizes_bytes)
+        wanted = np.maximum(np.asarray(size_bytes, dtype=float), sizes[0])
+        inside = np.exp(np.interp(np.log(wanted), np.log(sizes), np.log(self.times_s)))
+        return np.asarray(inside * np.maximum(1.0, wanted / sizes[-1]))
 
 
 def collective_curve(device: str, collective: str, num_devices: int, library: str = "nccl") -> CollectiveCurve | None:

@@ -235,6 +235,8 @@ _EXPLANATIONS = (
     ("malformed", "is damaged; restore a copy, or move it away so that a fresh catalog is made"),
     ("is locked", "another process holds it for too long; end that process and try again"),
     ("disk is full", "the disk is full; make room and try again, nothing was half-written"),
+    # A full disk has no room for the file of WAL's shared memory either, and SQLite calls that so.
+    ("disk I/O error", "the disk is full or failing; look with df, make room and try again, nothing was half-written"),
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from meshplan.catalogs.measured import Measurement
+from meshplan.catalogs.measured import MeasuredLink, Measurement, Spread
 
 # Below 5 % a plan does not change (the estimator's own error is about that).
 MIN_CHANGE = 0.05
@@ -46,20 +46,40 @@ class Drift:
 def drifts(before: Iterable[Measurement], after: Iterable[Measurement]) -> tuple[Drift, ...]:
     """Points of both runs whose values moved by more than their spread, the largest change first."""
     earlier = {(measurement.key, measurement.metric): measurement for measurement in before}
-    found = []
-    for measurement in after:
-        old = earlier.get((measurement.key, measurement.metric))
-        if old is None or old.spread.overlaps(measurement.spread):
-            continue
-        drift = Drift(
-            point=measurement.key,
-            subject=measurement.device or measurement.link or "",
-            before=old.spread.value,
-            after=measurement.spread.value,
+    return _worst_first(
+        _drift(row.key, row.device or row.link or "", earlier[row.key, row.metric].spread, row.spread)
+        for row in after
+        if (row.key, row.metric) in earlier
+    )
+
+
+def link_drifts(before: Iterable[MeasuredLink], after: Iterable[MeasuredLink]) -> tuple[Drift, ...]:
+    """Links of both profiles whose bandwidth or latency moved by more than its spread, the largest change first.
+
+    The rate of a link is that of its largest message, whose size is chosen by its speed: no point of :func:`drifts`
+    need be common to a fast and a slow day.
+    """
+    earlier = {(link.source, link.target, link.rail): link for link in before}
+    return _worst_first(
+        _drift(
+            f"{link.source} -> {link.target} [{link.rail}] {field}",
+            f"{link.source} -> {link.target}",
+            getattr(earlier[link.source, link.target, link.rail], field),
+            getattr(link, field),
         )
-        if abs(drift.change) > MIN_CHANGE:
-            found.append(drift)
-    return tuple(sorted(found, key=lambda drift: -abs(drift.change)))
+        for link in after
+        if (link.source, link.target, link.rail) in earlier
+        for field in ("bandwidth_bytes_per_s", "latency_s")
+    )
+
+
+def _drift(point: str, subject: str, before: Spread, after: Spread) -> Drift | None:
+    found = Drift(point=point, subject=subject, before=before.value, after=after.value)
+    return None if before.overlaps(after) or abs(found.change) <= MIN_CHANGE else found
+
+
+def _worst_first(found: Iterable[Drift | None]) -> tuple[Drift, ...]:
+    return tuple(sorted((drift for drift in found if drift), key=lambda drift: -abs(drift.change)))
 
 
 def age_days(measured_at: str, *, today: datetime | None = None) -> float:

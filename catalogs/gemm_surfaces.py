@@ -5,10 +5,12 @@ launch time t₀ added and a finer tile in m, where decode batches live::
 
     base = t₀ + ((2·⌈m⌉₆₄·⌈n⌉₁₂₈·(k + k₀)/R)⁴ + (bytes/B)⁴)^¼,    bytes = element·(m·k + k·n) + 2·m·n
 
-The correction is log(measured/base) on a grid of one knot per octave in m, n and k (two where the time jumps at the
-edge of a tile, 256 and 257), interpolated linearly in the logarithms; outside the grid its edge is kept, so that the
-formula decides how times grow. Corrections are stored as 16-bit thousandths. Each surface states its error on products
-that a fit had not seen.
+The correction is log(measured/base) at every measured size in m, n and k, as kriging (:mod:`meshplan.profiler.kriging`)
+draws it through the measurements, interpolated linearly in the logarithms between them; outside the grid its edge is
+kept, so that the formula decides how times grow. Each surface states its error on products that a fit had not seen.
+
+Corrections are stored as multiples of :data:`STEP`, each as the difference from the one before in m: neighbours are
+alike, and small numbers take less room. A surface is decoded (5 ms) when it is asked for.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from meshplan.catalogs.surface_grid import FloatArray, grid_value, packed, unpac
 SURFACE_FILE = Path(__file__).parent / "seed" / "gemm_surfaces.json"
 TILE_M, TILE_N = 64, 128
 OUTPUT_BYTES = 2.0
-STEP = 1e-3  # of a stored correction, in log(time)
+STEP = 2e-3  # of a stored correction, in log(time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,20 +82,31 @@ def base_time_s(
     return np.asarray(launch_s + slower * ((compute / slower) ** 4 + (memory / slower) ** 4) ** 0.25)
 
 
+@cache
 def gemm_surface(device: str, kernel: str) -> GemmSurface | None:
-    """The shipped surface of a device and kernel; None where there is none."""
-    return shipped_surfaces().get((device, kernel))
+    """The shipped surface of a device and kernel, or the user's; None where there is none."""
+    found = _rows().get((device, kernel))
+    return None if found is None else surface_from_row(found[0], source=found[1])
+
+
+def shipped_keys() -> tuple[tuple[str, str], ...]:
+    """(device, kernel) of every surface."""
+    return tuple(sorted(_rows()))
+
+
+def forget() -> None:
+    """Read the files again when the next surface is asked for."""
+    _rows.cache_clear()
+    gemm_surface.cache_clear()
 
 
 @cache
-def shipped_surfaces(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str], GemmSurface]:
-    """(device, kernel) → surface, for all that ship."""
-    surfaces = [
-        surface_from_row(row, source=content["source"])
+def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str], tuple[dict[str, Any], str]]:
+    return {
+        (row["device"], row["kernel"]): (row, content["source"])
         for content in surface_documents(path)
         for row in content["surfaces"]
-    ]
-    return {(surface.device, surface.kernel): surface for surface in surfaces}
+    }
 
 
 def surface_from_row(row: Mapping[str, Any], *, source: str) -> GemmSurface:
@@ -106,7 +119,7 @@ def surface_from_row(row: Mapping[str, Any], *, source: str) -> GemmSurface:
         element_bytes=row["element_bytes"],
         base=(rate, bandwidth, saturation, launch_s),
         knots=(m, n, k),
-        corrections=unpacked(row["corrections"], STEP).reshape(len(m), len(n), len(k)),
+        corrections=np.cumsum(unpacked(row["corrections"], STEP).reshape(len(m), len(n), len(k)), axis=0),
         num_samples=row["num_samples"],
         median_error=row["median_error"],
         p90_error=row["p90_error"],
@@ -126,5 +139,6 @@ def surface_row(surface: GemmSurface) -> dict[str, Any]:
         "num_samples": surface.num_samples,
         "median_error": round(surface.median_error, 4),
         "p90_error": round(surface.p90_error, 4),
-        "corrections": packed(surface.corrections, STEP),
+        # Rounded before they are subtracted: rounding errors do not add up.
+        "corrections": packed(np.diff(np.round(surface.corrections / STEP), axis=0, prepend=0.0) * STEP, STEP),
     }

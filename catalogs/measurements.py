@@ -135,6 +135,15 @@ class Measurements:
         with reading(self.engine) as connection:
             return tuple(_fit(row) for row in connection.execute(query).mappings())
 
+    def before(self, run: ProfileRun) -> ProfileRun | None:
+        """The last finished run on the same host with the same protocol, back end and device included; None without."""
+
+        def is_before(earlier: ProfileRun) -> bool:
+            is_same = (earlier.host, earlier.protocol) == (run.host, run.protocol) and earlier.run_id != run.run_id
+            return is_same and earlier.finished_at is not None and earlier.started_at <= run.started_at
+
+        return next((earlier for earlier in self.runs(kind=run.kind) if is_before(earlier)), None)
+
     def cluster(self, name: str) -> ClusterProfile:
         """The newest profile of a cluster.
 

@@ -136,7 +136,7 @@ def show(
         ]
         show_rows(runs, tuple(Column(key=key, title=key.replace("_", " ")) for key in _RUN_KEYS), form)
         return
-    from meshplan.catalogs.drift import drifts, staleness_warning
+    from meshplan.catalogs.drift import link_drifts, staleness_warning
 
     history = store.cluster_history(name)
     profile = store.cluster(name)
@@ -144,8 +144,7 @@ def show(
     stale = staleness_warning(name, profile.measured_at)
     document["warnings"] = [stale] if stale else []
     if len(history) > 1:
-        before, after = store.of_run(history[1].run_id), store.of_run(profile.run_id)
-        document["drift"] = [str(drift) for drift in drifts(before, after)]
+        document["drift"] = [str(drift) for drift in link_drifts(history[1].links, profile.links)]
     if form in (Format.JSON, Format.YAML):
         show_document(document, form)
         return
@@ -174,6 +173,8 @@ def picture(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Write the bandwidth matrix of a cluster, or the efficiency curves of a device run, as one HTML file."""
+    if out.suffix.lower() not in (".html", ".htm"):
+        raise typer.BadParameter(f"{out} would hold HTML (SVG inside); end it in .html", param_hint="--out")
     from meshplan.profiler.pictures import cluster_page, device_page
 
     store = _store(db)
@@ -261,15 +262,21 @@ def _profiled_device(
     probes: Sequence[str] | None,
     scratch: Path | None,
 ) -> dict[str, Any]:
+    from meshplan.catalogs.drift import drifts
     from meshplan.profiler.backends import open_backend
     from meshplan.profiler.run import DeviceOptions, profile_device
 
     options = DeviceOptions(is_quick=quick, probes=probes, cluster=name, scratch=scratch, progress=_say)
     profile = profile_device(store, open_backend(backend), options)
     _say(f"{len(profile.measurements)} measurements ({profile.num_resumed} from before) in {profile.wall_s:.1f} s")
+    earlier = store.before(profile.run)
+    moved = drifts(store.of_run(earlier.run_id), profile.measurements) if earlier else ()
+    for drift in moved:
+        _say(f"drift since {earlier.started_at if earlier else ''}: {drift}")
     return {
         "run_id": profile.run.run_id,
         "measurements": [measurement.document() for measurement in profile.measurements],
+        "drift": [str(drift) for drift in moved],
         "failures": list(profile.failures),
         "wall_s": round(profile.wall_s, 3),
     }
@@ -288,15 +295,21 @@ def _profiled_links(
 ) -> dict[str, Any] | None:
     from dataclasses import replace
 
+    from meshplan.catalogs.errors import ProfileError
     from meshplan.profiler.link_probes import FULL, QUICK
     from meshplan.profiler.link_run import DEFAULT_RAIL, LinkOptions, profile_links
-    from meshplan.profiler.transport import TorchTransport
+    from meshplan.profiler.transport import TorchTransport, meeting_point
+
+    if gpu and len(rails or ()) > 1:
+        raise ProfileError(
+            "NCCL chooses its interface once a process, so with --gpu one run measures one rail; start it once per "
+            "rail, each under a --name of its own"
+        )
 
     def transports() -> Iterator[tuple[str, Transport]]:
-        for number, rail in enumerate(rails or [None]):
-            # Each rail has a group of its own; the next port, so that a late rank cannot join the wrong one.
-            joined = replace(place, master_port=place.master_port + number)
-            transport = TorchTransport(joined, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
+        meeting = meeting_point(place, use_gpu=gpu, timeout_s=timeout_s)
+        for rail in rails or (None,):
+            transport = TorchTransport(place, meeting, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
             yield rail or DEFAULT_RAIL, transport
             transport.close()
 

@@ -3,8 +3,7 @@
 A backend makes random arrays and returns *operations*: functions without arguments that do one piece of work on
 arrays made beforehand. What is timed, how often and how the rate is counted is the probe's business.
 
-CUDA and ROCm are the same torch class as the CPU (ROCm calls itself ``cuda`` there): only the device, the dtypes and
-``synchronize`` differ, so the CPU run exercises the code that a GPU runs.
+Torch is in :mod:`meshplan.profiler.torch_backend`.
 """
 
 from __future__ import annotations
@@ -16,11 +15,14 @@ from typing import Any, Protocol
 import numpy as np
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.profiler.environment import cpu_name, gpu_environment, host_environment
+from meshplan.profiler.environment import cpu_name, host_environment
 
 Operation = Callable[[], object]
+FP8_NEEDS = (
+    "measure it with --backend torch-gpu on an NVIDIA GPU of compute capability 8.9 or later, or an MI300 or later"
+)
 # Step size and moments of the optimizer that is timed; the time does not depend on them.
-_LEARNING_RATE, _BETA_1, _BETA_2, _EPSILON = 1e-3, 0.9, 0.999, 1e-8
+LEARNING_RATE, _BETA_1, _BETA_2, _EPSILON = 1e-3, 0.9, 0.999, 1e-8
 
 
 class Backend(Protocol):
@@ -30,6 +32,10 @@ class Backend(Protocol):
     device: str
     is_accelerator: bool
     dtypes: tuple[str, ...]
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it multiplies in 8-bit floating point."""
 
     def environment(self) -> dict[str, Any]:
         """Versions and clocks."""
@@ -45,6 +51,16 @@ class Backend(Protocol):
 
     def grouped_matmul(self, rows: Sequence[int], n: int, k: int, dtype: str) -> Operation:
         """One product per group, each with its own weights: the experts of a layer."""
+
+    def fp8_matmul(self, m: int, n: int, k: int) -> Operation:
+        """m×k by k×n with both in 8-bit floating point, one scale each, out in bf16.
+
+        Raises:
+            ProfileError: this backend or device has none.
+        """
+
+    def throttled(self, since: float) -> str | None:
+        """Why the device lowered its clocks since a monotonic time; None where it did not, or does not say."""
 
     def attention(self, batch: int, heads: int, kv_heads: int, queries: int, context: int, dim: int) -> Operation:
         """Softmax attention of ``queries`` against ``context`` keys; causal where they are as many."""
@@ -70,6 +86,7 @@ class NumpyBackend:
 
     name = "numpy"
     is_accelerator = False
+    has_fp8 = False
     dtypes: tuple[str, ...] = ("fp32", "fp64")
 
     def __init__(self, *, seed: int = 0) -> None:
@@ -98,6 +115,13 @@ class NumpyBackend:
         """One product per group."""
         pairs = [(self._array((count, k), dtype), self._array((k, n), dtype)) for count in rows]
         return lambda: [a @ b for a, b in pairs]
+
+    def fp8_matmul(self, m: int, n: int, k: int) -> Operation:
+        """NumPy has no 8-bit floating point."""
+        raise ProfileError(f"{self.name} has no fp8 product; {FP8_NEEDS}")
+
+    def throttled(self, since: float) -> str | None:
+        """Processors say nothing; the trend of the repeats does (:mod:`meshplan.profiler.protocol`)."""
 
     def attention(self, batch: int, heads: int, kv_heads: int, queries: int, context: int, dim: int) -> Operation:
         """Softmax attention, unfused: NumPy has no flash kernel."""
@@ -139,7 +163,7 @@ class NumpyBackend:
             np.sqrt(second, out=scratch)
             np.add(scratch, _EPSILON, out=scratch)
             np.divide(first, scratch, out=scratch)
-            np.multiply(scratch, _LEARNING_RATE, out=scratch)
+            np.multiply(scratch, LEARNING_RATE, out=scratch)
             np.subtract(weight, scratch, out=weight)
 
         return run
@@ -151,115 +175,13 @@ class NumpyBackend:
 
     def host_transfer(self, num_bytes: int, *, to_device: bool) -> Operation:
         """There is no device apart from the host."""
-        raise ProfileError(f"host_transfer: {self.name} has no device memory apart from the host's")
+        raise ProfileError(
+            f"{self.name} has no device memory apart from the host's; measure it with --backend torch-gpu"
+        )
 
     def _array(self, shape: Sequence[int], dtype: str) -> np.ndarray:
         kind = {"fp32": np.float32, "fp64": np.float64}[dtype]
         return self._random.uniform(-1.0, 1.0, size=tuple(shape)).astype(kind, copy=False)
-
-
-class TorchBackend:
-    """The processor or one GPU through torch.
-
-    Args:
-        device: ``cpu``, ``cuda`` or ``cuda:N``.
-        seed: of the random data.
-
-    Raises:
-        ProfileError: no torch, or no such device.
-    """
-
-    def __init__(self, device: str = "cpu", *, seed: int = 0) -> None:
-        if importlib.util.find_spec("torch") is None:
-            raise ProfileError("this backend needs torch, which is not installed; use --backend numpy or install torch")
-        import torch  # optional, and slow to import
-
-        if device != "cpu" and not torch.cuda.is_available():
-            raise ProfileError(
-                f"torch {torch.__version__} sees no GPU; use --backend torch-cpu, or install a GPU build"
-            )
-        self._torch = torch
-        self._target = torch.device(device)
-        self._dtype = {"fp32": torch.float32, "fp64": torch.float64, "bf16": torch.bfloat16, "fp16": torch.float16}
-        torch.manual_seed(seed)
-        self.is_accelerator = self._target.type != "cpu"
-        self.name = "torch-gpu" if self.is_accelerator else "torch-cpu"
-        self.device = str(torch.cuda.get_device_name(self._target)) if self.is_accelerator else cpu_name()
-        self.dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32") if self.is_accelerator else ("fp32", "bf16")
-
-    def environment(self) -> dict[str, Any]:
-        """Versions and clocks."""
-        torch = self._torch
-        found: dict[str, Any] = {"backend": self.name, "torch": torch.__version__, "threads": torch.get_num_threads()}
-        if self.is_accelerator:
-            found |= {"cuda": torch.version.cuda, "hip": torch.version.hip, "gpus": gpu_environment()}
-        return host_environment() | found
-
-    def element_bytes(self, dtype: str) -> int:
-        """Bytes of one element."""
-        return int(self._dtype[dtype].itemsize)
-
-    def synchronize(self) -> None:
-        """Wait for the GPU; the CPU has finished when it returns."""
-        if self.is_accelerator:
-            self._torch.cuda.synchronize(self._target)
-
-    def matmul(self, left: Sequence[int], right: Sequence[int], dtype: str) -> Operation:
-        """Product of two random arrays."""
-        a, b = self._array(left, dtype), self._array(right, dtype)
-        out = self._torch.matmul(a, b)
-        return lambda: self._torch.matmul(a, b, out=out)
-
-    def grouped_matmul(self, rows: Sequence[int], n: int, k: int, dtype: str) -> Operation:
-        """One product per group."""
-        pairs = [(self._array((count, k), dtype), self._array((k, n), dtype)) for count in rows]
-        return lambda: [a @ b for a, b in pairs]
-
-    def attention(self, batch: int, heads: int, kv_heads: int, queries: int, context: int, dim: int) -> Operation:
-        """Softmax attention by whatever kernel torch chooses."""
-        dtype = self.dtypes[0]
-        q = self._array((batch, heads, queries, dim), dtype)
-        k, v = (self._array((batch, kv_heads, context, dim), dtype) for _ in range(2))
-        attend = self._torch.nn.functional.scaled_dot_product_attention
-        causal, grouped = queries == context, heads != kv_heads
-        return lambda: attend(q, k, v, is_causal=causal, enable_gqa=grouped)
-
-    def copy(self, num_elements: int, dtype: str) -> Operation:
-        """Copy one array into another."""
-        source, target = self._array((num_elements,), dtype), self._array((num_elements,), dtype)
-        return lambda: target.copy_(source)
-
-    def add(self, num_elements: int, dtype: str) -> Operation:
-        """Elementwise sum of two arrays into a third."""
-        a, b, c = (self._array((num_elements,), dtype) for _ in range(3))
-        return lambda: self._torch.add(a, b, out=c)
-
-    def adam_step(self, num_elements: int) -> Operation:
-        """One fused Adam step in fp32."""
-        weight = self._torch.nn.Parameter(self._array((num_elements,), "fp32"))
-        weight.grad = self._array((num_elements,), "fp32")
-        optimizer = self._torch.optim.Adam([weight], lr=_LEARNING_RATE, fused=True)
-        return optimizer.step
-
-    def launch(self) -> Operation:
-        """Adding two numbers: what one kernel launch costs."""
-        a, b = self._array((1,), "fp32"), self._array((1,), "fp32")
-        return lambda: b.add_(a)
-
-    def host_transfer(self, num_bytes: int, *, to_device: bool) -> Operation:
-        """Copy between pinned host memory and the device."""
-        if not self.is_accelerator:
-            raise ProfileError(f"host_transfer: {self.name} has no device memory apart from the host's")
-        torch = self._torch
-        host = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8).pin_memory()
-        there = host.to(self._target)
-        if to_device:
-            return lambda: there.copy_(host, non_blocking=True)
-        return lambda: host.copy_(there, non_blocking=True)
-
-    def _array(self, shape: Sequence[int], dtype: str) -> Any:
-        values = self._torch.rand(tuple(shape), device=self._target, dtype=self._torch.float32) * 2.0 - 1.0
-        return values.to(self._dtype[dtype])
 
 
 def open_backend(name: str = "auto", *, seed: int = 0) -> Backend:
@@ -268,6 +190,8 @@ def open_backend(name: str = "auto", *, seed: int = 0) -> Backend:
     Raises:
         ProfileError: unknown, or not available here.
     """
+    from meshplan.profiler.torch_backend import TorchBackend
+
     match name:
         case "numpy":
             return NumpyBackend(seed=seed)

@@ -13,7 +13,7 @@ from meshplan.catalogs.measured import Fit, Measurement
 from meshplan.profiler.fit import fit_alpha_beta
 from meshplan.profiler.gemm_model import FittedGemm, GemmSamples, fit_gemm
 
-ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
+ELEMENT_BYTES = {"fp64": 8.0, "fp32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
 # Probes whose time is a latency plus bytes over a bandwidth.
 LINE_PROBES = ("host_to_device", "device_to_host")
 

@@ -5,7 +5,8 @@ probe is one function that yields cases and one line in :data:`PROBES`.
 
 Work of one call:
 
-- ``gemm`` m×k by k×n: 2·m·n·k FLOPs; ``batched_gemm``, ``grouped_gemm``: summed over the batch or the groups;
+- ``gemm`` m×k by k×n: 2·m·n·k FLOPs, also the fp8 points that the probe ``fp8_gemm`` adds; ``batched_gemm``,
+  ``grouped_gemm``: summed over the batch or the groups;
 - ``attention_prefill``: 4·batch·heads·tokens²·dim FLOPs, halved because it is causal;
 - ``attention_decode``: bytes of keys and values that one new token reads, 2·batch·kv_heads·context·dim·element;
 - ``memory_copy``: one read and one write; ``elementwise``: two reads and one write;
@@ -29,7 +30,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import ProfileError
 from meshplan.catalogs.measured import Metric
-from meshplan.profiler.backends import Backend, Operation
+from meshplan.profiler.backends import FP8_NEEDS, Backend, Operation
 
 ADAM_BYTES_PER_PARAMETER = 28.0
 MIB = 2**20
@@ -81,25 +82,18 @@ Probe = Callable[[Backend, Effort], Iterator[Case]]
 
 def gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Square, thin (decode), and just-over-a-tile products, so that tile quantization shows."""
-    cpu, accelerator = (128, 256, 384, 512, 768, 1024), (512, 1024, 2048, 4096, 8192)
-    squares = [(size, size, size) for size in effort.choose(cpu, accelerator)]
-    width = 4096 if effort.is_accelerator else 512
-    thin = [(rows, width, width) for rows in effort.choose((1, 16, 64), (1, 16, 64, 128))]
-    edges = () if effort.is_quick else (128, 129, 192, 256, 257, 320, 384)
-    shapes = [*squares, *thin, *((rows, width, width) for rows in edges)]
-    shapes += [(256, 256, inner) for inner in effort.choose((64, 1024, 4096), (64, 512, 4096, 16384))]
+    squares = _squares(effort)
     # The other precisions are told apart by their squares.
     others = () if effort.is_quick else backend.dtypes[1:]
     for dtype in (backend.dtypes[0], *others):
-        for m, n, k in dict.fromkeys(squares if dtype in others else shapes):
-            yield Case(
-                probe="gemm",
-                parameters={"m": m, "n": n, "k": k},
-                dtype=dtype,
-                metric=Metric.FLOPS_PER_S,
-                work=2.0 * m * n * k,
-                prepare=partial(backend.matmul, (m, k), (k, n), dtype),
-            )
+        for m, n, k in squares if dtype in others else _products(effort):
+            yield _gemm_case(dtype, m, n, k, partial(backend.matmul, (m, k), (k, n), dtype))
+
+
+def fp8_gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
+    """The same products in 8-bit floating point: ``gemm`` points of dtype fp8, where the device has them."""
+    for m, n, k in _products(effort):
+        yield _gemm_case("fp8", m, n, k, partial(backend.fp8_matmul, m, n, k))
 
 
 def batched_gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
@@ -187,10 +181,8 @@ def kernel_launch(backend: Backend, effort: Effort) -> Iterator[Case]:
 
 
 def host_transfer(backend: Backend, effort: Effort) -> Iterator[Case]:
-    """Between host and device memory, both ways; nothing to measure where they are one."""
-    if not backend.is_accelerator:
-        return
-    for size in effort.choose((), (MIB, 64 * MIB, 512 * MIB)):
+    """Between host and device memory, both ways."""
+    for size in effort.choose((MIB,), (MIB, 64 * MIB, 512 * MIB)):
         for probe, to_device in (("host_to_device", True), ("device_to_host", False)):
             yield Case(
                 probe=probe,
@@ -218,6 +210,7 @@ def disk(backend: Backend, effort: Effort) -> Iterator[Case]:
 
 PROBES: Mapping[str, Probe] = {
     "gemm": gemm,
+    "fp8_gemm": fp8_gemm,
     "batched_gemm": batched_gemm,
     "grouped_gemm": grouped_gemm,
     "attention_prefill": attention_prefill,
@@ -232,15 +225,45 @@ PROBES: Mapping[str, Probe] = {
 
 
 def cases(backend: Backend, effort: Effort, probes: Sequence[str] | None = None) -> Iterator[Case]:
-    """Every case of the chosen probes (None: all).
+    """Every case of the chosen probes (None: all that this backend has).
 
     Raises:
-        ProfileError: no such probe.
+        ProfileError: no such probe, or one that this backend has nothing for.
     """
-    for name in probes or PROBES:
+    lacking = {"fp8_gemm": not backend.has_fp8, "host_transfer": not backend.is_accelerator}
+    for name in probes or ():
         if name not in PROBES:
             raise ProfileError(f"unknown probe {name!r}; one of {', '.join(PROBES)}")
+        if lacking.get(name):
+            need = FP8_NEEDS if name == "fp8_gemm" else "measure it with --backend torch-gpu on a machine with a GPU"
+            raise ProfileError(f"{name}: {backend.name} on {backend.device} has none; {need}")
+    for name in probes or [name for name in PROBES if not lacking.get(name)]:
         yield from PROBES[name](backend, effort)
+
+
+def _squares(effort: Effort) -> list[tuple[int, int, int]]:
+    cpu, accelerator = (128, 256, 384, 512, 768, 1024), (512, 1024, 2048, 4096, 8192)
+    return [(size, size, size) for size in effort.choose(cpu, accelerator)]
+
+
+def _products(effort: Effort) -> list[tuple[int, int, int]]:
+    width = 4096 if effort.is_accelerator else 512
+    thin = [(rows, width, width) for rows in effort.choose((1, 16, 64), (1, 16, 64, 128))]
+    edges = () if effort.is_quick else (128, 129, 192, 256, 257, 320, 384)
+    shapes = [*_squares(effort), *thin, *((rows, width, width) for rows in edges)]
+    shapes += [(256, 256, inner) for inner in effort.choose((64, 1024, 4096), (64, 512, 4096, 16384))]
+    return list(dict.fromkeys(shapes))
+
+
+def _gemm_case(dtype: str, m: int, n: int, k: int, prepare: Callable[[], Operation]) -> Case:
+    return Case(
+        probe="gemm",
+        parameters={"m": m, "n": n, "k": k},
+        dtype=dtype,
+        metric=Metric.FLOPS_PER_S,
+        work=2.0 * m * n * k,
+        prepare=prepare,
+    )
 
 
 def _bandwidth_case(probe: str, size_bytes: int, moved: float, prepare: Callable[[], Operation]) -> Case:

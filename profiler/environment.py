@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,16 @@ def host_environment() -> dict[str, Any]:
         "kernel": platform.release(),
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "meshplan": own_version(),
     }
+
+
+def own_version() -> str | None:
+    """Version of meshplan; None where it runs without being installed."""
+    try:
+        return version("meshplan")
+    except PackageNotFoundError:
+        return None
 
 
 def available_cpus() -> int:
@@ -79,7 +89,7 @@ def gpu_environment() -> list[dict[str, str]]:
 def version_disagreements(environments: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Versions that differ between endpoints, one sentence each; a mixed cluster measures its slowest library."""
     problems = []
-    for name in ("python", "numpy", "torch", "nccl", "meshplan"):
+    for name in ("python", "numpy", "torch", "nccl", "cuda", "meshplan"):
         by_version: dict[str, list[str]] = {}
         for endpoint, environment in environments.items():
             by_version.setdefault(str(environment.get(name)), []).append(endpoint)

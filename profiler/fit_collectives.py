@@ -1,5 +1,7 @@
 """Makes ``catalogs/seed/collective_curves.json`` from published tables of NCCL and of serving engines.
 
+What ships are smoothed times (:mod:`meshplan.profiler.curve_fit`) at the measured sizes.
+
 Run by hand when the tables change (they are not part of meshplan)::
 
     python -m meshplan.profiler.fit_collectives nccl.csv.gz AICONFIGURATOR_CORE > catalogs/seed/collective_curves.json
@@ -14,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 
-from meshplan.catalogs.collective_curves import interpolated_time_s
 from meshplan.catalogs.importers.kernel_tables import read_collective_table
 from meshplan.catalogs.importers.perf_tables import (
     FRAMEWORKS,
@@ -26,20 +27,11 @@ from meshplan.catalogs.importers.perf_tables import (
     read_perf_table,
     where,
 )
-from meshplan.profiler.least_squares import FloatArray, RelativeError, relative_error
+from meshplan.profiler.curve_fit import left_out_error, smoothed_time_s
 
 SOURCE = "Times published with AIConfigurator (https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
 # The table has the same sizes for one-byte and two-byte elements; training and serving reduce 16-bit numbers.
 DTYPE = "half"
-
-
-def interpolation_error(sizes_bytes: FloatArray, times_s: FloatArray) -> RelativeError:
-    """Error of each inner point, predicted from all the others."""
-    predicted = [
-        interpolated_time_s(np.delete(sizes_bytes, index), np.delete(times_s, index), sizes_bytes[index])
-        for index in range(1, len(sizes_bytes) - 1)
-    ]
-    return relative_error(np.array(predicted), times_s[1:-1])
 
 
 # Device, collective, number of devices, library, version.
@@ -91,9 +83,9 @@ def main(arguments: Sequence[str]) -> None:
             "num_devices": num_devices,
             "library": library,
             "version": version,
-            "median_error": round(interpolation_error(sizes, times).median, 4),
+            "median_error": round(left_out_error(sizes, times).median, 4),
             "sizes_bytes": [int(size) for size in sizes],
-            "times_s": [float(f"{time:.4g}") for time in times],
+            "times_s": [float(f"{time:.4g}") for time in smoothed_time_s(sizes, times, sizes)],
         }
         lines.append(json.dumps(content))
     listing = ",\n".join(lines)

@@ -1,8 +1,10 @@
 """Fits a :class:`~meshplan.catalogs.gemm_surfaces.GemmSurface` to measured products, and makes the shipped ones.
 
-First the four parameters of the formula, then the corrections (:mod:`meshplan.profiler.surface_fit`).
+First the four parameters of the formula, then the corrections at every measured size by kriging
+(:mod:`meshplan.profiler.kriging`). How rough the surface is in n, and how noisy the measurements are, is what a hidden
+fifth of the products of the fit itself says; products that an error is stated for take no part in that choice.
 
-Run by hand to make the shipped file::
+Run by hand to make the shipped file (four minutes of one core)::
 
     python -m meshplan.profiler.gemm_surface gemm.csv.gz AICONFIGURATOR_CORE > catalogs/seed/gemm_surfaces.json
 
@@ -16,16 +18,19 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 
 from meshplan.catalogs.gemm_surfaces import GemmSurface, base_time_s, surface_row
 from meshplan.catalogs.importers.perf_tables import SYSTEMS, data_folder, fastest, newest_table, read_perf_table, where
+from meshplan.catalogs.surface_grid import grid_value
+from meshplan.catalogs.time_tables import Points
 from meshplan.profiler.fit_shipped import load
 from meshplan.profiler.gemm_model import HELD_OUT_FRACTION, GemmSamples
-from meshplan.profiler.least_squares import FloatArray, fit_positive, folds, relative_error
-from meshplan.profiler.surface_fit import fit_grid_robustly
+from meshplan.profiler.kriging import Prior, krige
+from meshplan.profiler.least_squares import FloatArray, fit_positive, folds, held_out, relative_error
 
 # Bytes of an element that moves: weights of the weight-only kernels are smaller than their 16-bit activations, and
 # in small products, where bytes decide, weights are most of them.
@@ -42,10 +47,18 @@ SOURCE = (
     "Fitted to the GEMM times of TensorRT-LLM kernels published with AIConfigurator "
     "(https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
 )
+# A surface forgets itself over so many octaves of m and k. In n, where tiles are chosen and wasted, it is rougher; by
+# how much depends on the library: the fit chooses. Single m and n have something of their own (a tile's edge), k is
+# the length of the innermost loop and has not.
+_LENGTH_M, _LENGTH_K = 8.0, 4.0
+_OWN_SHARES = (0.03, 0.3, 0.0)
+PRIORS = tuple(
+    Prior(lengths=(_LENGTH_M, length_n, _LENGTH_K), own_shares=_OWN_SHARES, noise=noise)
+    for length_n, noise in product((0.5, 2.0), (0.003, 0.01, 0.03, 0.1))
+)
+# Where a lattice of all measured sizes would have more knots a product than this, sizes are thinned to octaves.
+MAX_KNOTS_PER_SAMPLE = 4
 KNOTS_PER_OCTAVE = 1.0
-# Median error at which a grid is fine enough, and the share of it that a finer one must reach to be worth its size.
-ENOUGH_ERROR = 0.04
-_WORTH_THE_SIZE = 0.8
 Knots3 = tuple[FloatArray, FloatArray, FloatArray]
 _START = (2e12, 60.0, 3e-6)  # B, k₀, t₀; R starts from the fastest products
 
@@ -53,33 +66,22 @@ _START = (2e12, 60.0, 3e-6)  # B, k₀, t₀; R starts from the fastest products
 def fit_surface(samples: GemmSamples, *, device: str, kernel: str, seed: int = 0) -> GemmSurface:
     """Fit a surface, and say how well fits predict the products that they have not seen: each fifth in turn.
 
-    Where one knot an octave in n and k is too coarse (kernels chosen by exact size), every measured size has a knot.
-
     Args:
         samples: measured products of any size, at least two values in each direction.
         device: slug.
         kernel: name of the kernel, a key of :data:`ELEMENT_BYTES`.
         seed: of the random fifths.
     """
-    coarse = (_knots(samples.m), _knots(samples.n), _knots(samples.k))
-    fine = (coarse[0], np.unique(samples.n), np.unique(samples.k))
-    fitted = _cross_validated(samples, coarse, device, kernel, seed)
-    if fitted.median_error < ENOUGH_ERROR:
-        return fitted
-    finer = _cross_validated(samples, fine, device, kernel, seed)
-    return finer if finer.median_error < _WORTH_THE_SIZE * fitted.median_error else fitted
-
-
-def _cross_validated(samples: GemmSamples, knots: Knots3, device: str, kernel: str, seed: int) -> GemmSurface:
     predicted = np.empty(len(samples))
     for hidden in folds(len(samples), fraction=HELD_OUT_FRACTION, seed=seed):
         unseen = samples.where(hidden)
-        predicted[hidden] = _fitted(samples.where(~hidden), knots, device, kernel).time_s(unseen.m, unseen.n, unseen.k)
+        fitted = _fitted(samples.where(~hidden), device, kernel, seed)
+        predicted[hidden] = fitted.time_s(unseen.m, unseen.n, unseen.k)
     error = relative_error(predicted, samples.time_s)
-    return replace(_fitted(samples, knots, device, kernel), median_error=error.median, p90_error=error.p90)
+    return replace(_fitted(samples, device, kernel, seed), median_error=error.median, p90_error=error.p90)
 
 
-def _fitted(samples: GemmSamples, knots: Knots3, device: str, kernel: str) -> GemmSurface:
+def _fitted(samples: GemmSamples, device: str, kernel: str, seed: int) -> GemmSurface:
     element_bytes = ELEMENT_BYTES[kernel]
 
     def base(parameters: FloatArray) -> FloatArray:
@@ -89,18 +91,39 @@ def _fitted(samples: GemmSamples, knots: Knots3, device: str, kernel: str) -> Ge
     parameters = fit_positive(base, samples.time_s, start)
     residuals = np.log(samples.time_s / base(parameters))
     rate, bandwidth, saturation, launch_s = (float(parameter) for parameter in parameters)
+    knots, points = _lattice(samples), (samples.m, samples.n, samples.k)
     return GemmSurface(
         device=device,
         kernel=kernel,
         element_bytes=element_bytes,
         base=(rate, bandwidth, saturation, launch_s),
         knots=knots,
-        corrections=fit_grid_robustly(knots, (samples.m, samples.n, samples.k), residuals)[0],
+        corrections=krige(knots, points, residuals, _likeliest(knots, points, residuals, seed)),
         num_samples=len(samples),
         median_error=math.nan,
         p90_error=math.nan,
         source=SOURCE,
     )
+
+
+def _likeliest(knots: Knots3, points: Points, residuals: FloatArray, seed: int) -> Prior:
+    """The prior under which a fit predicts a fifth that was hidden from it best, in the mean of |log error|."""
+    hidden = held_out(len(residuals), fraction=HELD_OUT_FRACTION, seed=seed)
+    seen, unseen = tuple(axis[~hidden] for axis in points), tuple(axis[hidden] for axis in points)
+
+    def error(prior: Prior) -> float:
+        surface = krige(knots, seen, residuals[~hidden], prior)
+        return float(np.abs(grid_value(knots, surface, unseen) - residuals[hidden]).mean())
+
+    return min(PRIORS, key=error)
+
+
+def _lattice(samples: GemmSamples) -> Knots3:
+    """Every measured size; thinned where few of their combinations were measured."""
+    measured = np.unique(samples.m), np.unique(samples.n), np.unique(samples.k)
+    if math.prod(len(sizes) for sizes in measured) <= MAX_KNOTS_PER_SAMPLE * len(samples):
+        return measured
+    return _knots(samples.m), _knots(samples.n), _knots(samples.k)
 
 
 def _knots(values: FloatArray) -> FloatArray:

@@ -127,7 +127,7 @@ def profile_links(
 def _joined(
     store: Measurements | None, transport: Transport, rail: str, options: LinkOptions, earlier: _Session | None
 ) -> _Session:
-    environment = host_environment() | {"transport": transport.name, "torch": _torch_version()}
+    environment = host_environment() | {"transport": transport.name} | transport.versions()
     everybody: list[dict[str, Any]] = transport.gather(environment)
     hosts = tuple(str(found["host"]) for found in everybody)
     endpoints = _endpoint_names(hosts)
@@ -302,12 +302,3 @@ def _endpoint_names(hosts: Sequence[str]) -> tuple[str, ...]:
         names.append(host if hosts.count(host) == 1 else f"{host}/{seen[host]}")
         seen[host] += 1
     return tuple(names)
-
-
-def _torch_version() -> str | None:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("torch")
-    except PackageNotFoundError:
-        return None

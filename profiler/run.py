@@ -11,7 +11,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from meshplan.catalogs.errors import MeshplanError, ProfileError
@@ -20,7 +19,7 @@ from meshplan.catalogs.measurements import Measurements, now
 from meshplan.profiler.backends import Backend
 from meshplan.profiler.device_fits import device_fits
 from meshplan.profiler.device_probes import Case, Effort, cases
-from meshplan.profiler.environment import host_name
+from meshplan.profiler.environment import host_name, own_version
 from meshplan.profiler.protocol import FULL, QUICK, Clock, Timing, as_rate, measure
 
 Progress = Callable[[str], None]
@@ -91,6 +90,7 @@ def profile_device(store: Measurements, backend: Backend, options: DeviceOptions
         for case in cases(backend, effort, options.probes):
             if point_key(case.probe, backend.device, case.dtype, case.parameters) in have:
                 continue
+            begin = time.perf_counter()
             try:
                 operation = case.prepare()
                 timing = measure(operation, protocol, synchronize=backend.synchronize, clock=options.clock)
@@ -98,7 +98,7 @@ def profile_device(store: Measurements, backend: Backend, options: DeviceOptions
                 failures.append(explained(case, error))
                 options.progress(failures[-1])
                 continue
-            measurement = _measurement(case, timing, backend, host)
+            measurement = _measurement(case, timing, backend, host, throttled=backend.throttled(begin))
             store.add(run.run_id, [measurement])
             options.progress(_line(measurement))
     found = store.of_run(run.run_id)
@@ -130,13 +130,11 @@ def explained(case: Case, error: BaseException) -> str:
 
 def tool_source() -> str:
     """The source that stands beside what this tool measured."""
-    try:
-        return f"meshplan {version('meshplan')} profile"
-    except PackageNotFoundError:
-        return "meshplan profile"
+    found = own_version()
+    return f"meshplan {found} profile" if found else "meshplan profile"
 
 
-def _measurement(case: Case, timing: Timing, backend: Backend, host: str) -> Measurement:
+def _measurement(case: Case, timing: Timing, backend: Backend, host: str, *, throttled: str | None) -> Measurement:
     spread: Spread = timing.spread if case.metric is Metric.LATENCY_S else as_rate(timing, case.work)
     return Measurement(
         probe=case.probe,
@@ -148,7 +146,7 @@ def _measurement(case: Case, timing: Timing, backend: Backend, host: str) -> Mea
         source=f"{tool_source()} ({backend.name})",
         host=host,
         measured_at=now(),
-        warnings=timing.warnings,
+        warnings=(*timing.warnings, *([throttled] if throttled else [])),
     )
 
 

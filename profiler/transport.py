@@ -6,10 +6,11 @@ messages (which size comes next, results to rank 0) always go through Gloo, so t
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -59,40 +60,54 @@ class Transport(Protocol):
     def clock(self) -> float:
         """Monotonic seconds."""
 
+    def versions(self) -> dict[str, Any]:
+        """Of the libraries that carry the data: ranks that disagree on them are refused."""
+
 
 class TorchTransport:
     """torch.distributed over NCCL or Gloo.
 
     Args:
         place: which rank this is.
+        meeting: store of :func:`meeting_point`; one serves all rails, one after the other.
         rail: network interface; None lets the library choose.
         use_gpu: NCCL and device memory instead of Gloo and host memory.
         timeout_s: after which a silent peer counts as lost.
     """
 
     def __init__(
-        self, place: RankEnvironment, *, rail: str | None = None, use_gpu: bool = False, timeout_s: float = 60.0
+        self,
+        place: RankEnvironment,
+        meeting: Any,
+        *,
+        rail: str | None = None,
+        use_gpu: bool = False,
+        timeout_s: float = 60.0,
     ) -> None:
         import torch  # optional, and slow to import
         import torch.distributed as dist
 
         self._torch, self._dist = torch, dist
+        self._place = place
         self.rank, self.size = place.rank, place.world_size
         self.name = "nccl" if use_gpu else "gloo"
-        self._device = torch.device("cuda", place.local_rank) if use_gpu else torch.device("cpu")
+        self._device = _own_gpu(torch, place) if use_gpu else torch.device("cpu")
+        # Groups made later do not inherit it: NCCL's would wait ten minutes for a rank that died.
+        self._timeout = timedelta(seconds=timeout_s)
         if use_gpu:
             torch.cuda.set_device(self._device)
         for variable in _RAIL_VARIABLES if rail else ():
             os.environ[variable] = str(rail)
-        with self._explained("joining the process group"):
+        with _explained(place, "joining the process group"):
             dist.init_process_group(
                 "gloo",
-                init_method=f"tcp://{place.master_address}:{place.master_port}",
+                # A prefix of its own: a late rank cannot join another rail's group.
+                store=dist.PrefixStore(f"meshplan/{rail}", meeting),
                 rank=place.rank,
                 world_size=place.world_size,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=self._timeout,
             )
-            self._data = dist.new_group(backend="nccl") if use_gpu else dist.group.WORLD
+            self._data = dist.new_group(backend="nccl", timeout=self._timeout) if use_gpu else dist.group.WORLD
         self._buffers: dict[str, Any] = {}
         self._groups: dict[tuple[int, ...], Any] = {}
         self._number = torch.zeros(1, dtype=torch.int64)
@@ -163,6 +178,15 @@ class TorchTransport:
         """Monotonic seconds."""
         return time.perf_counter()
 
+    def versions(self) -> dict[str, Any]:
+        """Of torch, of NCCL where it carries the data, and of what they were built for."""
+        torch = self._torch
+        found = {"torch": torch.__version__}
+        if self._device.type == "cuda":
+            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+            found["cuda"] = str(torch.version.cuda or torch.version.hip)
+        return found
+
     def close(self) -> None:
         """Leave the process group, so that another rail can be joined."""
         self._dist.destroy_process_group()
@@ -192,7 +216,7 @@ class TorchTransport:
             return self._data
         if ranks not in self._groups:
             with self._explained(f"making a group of {len(ranks)} ranks"):
-                self._groups[ranks] = self._dist.new_group(list(ranks), backend=self.name)
+                self._groups[ranks] = self._dist.new_group(list(ranks), backend=self.name, timeout=self._timeout)
         return self._groups[ranks]
 
     def _buffer(self, role: str, num_bytes: int) -> Any:
@@ -209,15 +233,62 @@ class TorchTransport:
         if self._device.type == "cuda":
             self._torch.cuda.synchronize(self._device)
 
-    @contextmanager
-    def _explained(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except RuntimeError as error:
-            raise ProfileError(
-                f"rank {self.rank} of {self.size} failed at {what}: {_first_line(error)}; a peer died, cannot be "
-                "reached, or another job uses the port. What was measured is kept: start the same command again"
-            ) from error
+    def _explained(self, what: str) -> AbstractContextManager[None]:
+        return _explained(self._place, what)
+
+
+def meeting_point(place: RankEnvironment, *, use_gpu: bool = False, timeout_s: float = 60.0) -> Any:
+    """Where the ranks find each other: the store of torchrun's agent, which is at one port only, or rank 0's own.
+
+    Raises:
+        ProfileError: no torch, or none that can do ``use_gpu``; nobody answers in time.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise ProfileError(
+            f"rank {place.rank}: links are measured through torch.distributed, and torch is not installed; install it "
+            "on every rank (the CPU build is enough without --gpu), or import logs of nccl-tests with 'profile import'"
+        )
+    import torch  # optional, and slow to import
+    from torch.distributed import rendezvous
+
+    if use_gpu:
+        _own_gpu(torch, place)
+
+    url = f"tcp://{place.master_address}:{place.master_port}"
+    with _explained(place, f"meeting the others at {url}"):
+        store, _, _ = next(rendezvous(url, place.rank, place.world_size, timeout=timedelta(seconds=timeout_s)))
+    return store
+
+
+@contextmanager
+def _explained(place: RankEnvironment, what: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ProfileError(
+            f"rank {place.rank} of {place.world_size} failed at {what}: {_first_line(error)}; a peer died, cannot be "
+            "reached, or another job uses the port. What was measured is kept: start the same command again"
+        ) from error
+
+
+def _own_gpu(torch: Any, place: RankEnvironment) -> Any:
+    """The GPU of this rank: its local rank's, or the only one that its launcher lets it see.
+
+    Raises:
+        ProfileError: no GPU, no NCCL (RCCL calls itself so), or fewer GPUs than ranks on this host.
+    """
+    if not torch.cuda.is_available() or not torch.distributed.is_nccl_available():
+        raise ProfileError(
+            f"rank {place.rank}: torch {torch.__version__} sees no GPU or has no NCCL; leave --gpu out to measure the "
+            "host network through Gloo, or install a GPU build"
+        )
+    count = torch.cuda.device_count()
+    if count > 1 and place.local_rank >= count:
+        raise ProfileError(
+            f"rank {place.rank}: local rank {place.local_rank} has no GPU, this host shows {count}; start one process "
+            "per GPU"
+        )
+    return torch.device("cuda", place.local_rank if count > 1 else 0)
 
 
 def _first_line(error: BaseException) -> str:

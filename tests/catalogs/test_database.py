@@ -145,6 +145,17 @@ def test_a_newer_revision_is_refused_by_open_and_by_upgrade(database_file: Path)
         upgrade_database(str(database_file))
 
 
+@pytest.mark.parametrize("message", ["disk I/O error", "database or disk is full"])
+def test_a_full_disk_is_named_with_the_fix(database_file: Path, message: str) -> None:
+    # Without room for WAL's shared memory SQLite speaks of an I/O error.
+    engine = open_database(str(database_file))
+    with (
+        pytest.raises(CatalogError, match=r"disk is full.*make room and try again, nothing was half-written"),
+        writing(engine),
+    ):
+        raise sa.exc.OperationalError("INSERT", {}, sqlite3.OperationalError(message))
+
+
 def test_urls_and_paths(tmp_path: Path) -> None:
     assert parse_url("/data/catalog.sqlite").database == "/data/catalog.sqlite"
     assert parse_url("postgresql+psycopg://user@host/meshplan").get_backend_name() == "postgresql"

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 
 from meshplan.catalogs.database import connect, open_database, parse_url
-from meshplan.catalogs.drift import drifts, staleness_warning
+from meshplan.catalogs.drift import drifts, link_drifts, staleness_warning
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
-from meshplan.catalogs.measured import ClusterProfile, Fit, MeasuredLink, Measurement, Metric, Spread
+from meshplan.catalogs.measured import ClusterProfile, Fit, MeasuredLink, Measurement, Metric, ProfileRun, Spread
 from meshplan.catalogs.measurements import Measurements
 from meshplan.catalogs.profile_exchange import export_cluster, import_cluster
 
@@ -153,6 +153,40 @@ def test_drifts_are_named_worst_first() -> None:
     after = [measurement(8e8, link="a -> b"), measurement(3e8, link="b -> a"), measurement(1.001e9, link="c -> a")]
     assert [drift.subject for drift in drifts(before, after)] == ["b -> a", "a -> b"]
     assert "-70%" in str(drifts(before, after)[0])
+
+
+def test_a_link_drifts_though_its_largest_message_is_another() -> None:
+    def link(rate: float, *, rail: str = "eth0") -> MeasuredLink:
+        return MeasuredLink(
+            source="a",
+            target="b",
+            rail=rail,
+            bandwidth_bytes_per_s=Spread(value=rate, low=0.95 * rate, high=1.05 * rate, n=3),
+            latency_s=Spread(value=1e-5, low=0.9e-5, high=1.1e-5, n=20),
+        )
+
+    after = [link(4e8), link(5e8, rail="eth1"), link(1.0, rail="new")]
+    (drift,) = link_drifts([link(1e9), link(5e8, rail="eth1")], after)
+    assert str(drift) == "a -> b [eth0] bandwidth_bytes_per_s: 1e+09 → 4e+08 (-60%)"
+    assert drift.subject == "a -> b"
+
+
+def test_a_device_is_compared_with_its_last_finished_run(store: Measurements) -> None:
+    def run(host: str = "box", backend: str = "numpy", *, is_finished: bool = True) -> ProfileRun:
+        begun = store.start("device", host=host, environment={}, protocol={"backend": backend}, cluster=None)
+        if is_finished:
+            store.finish(begun.run_id)
+        return store.run(begun.run_id)
+
+    first = run()
+    assert store.before(first) is None
+    second = run()
+    run("elsewhere")
+    run(backend="torch-cpu")
+    run(is_finished=False)
+    found = store.before(run())
+    assert found is not None
+    assert found.run_id == second.run_id
 
 
 def test_old_profiles_are_stale() -> None:

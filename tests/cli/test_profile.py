@@ -95,7 +95,7 @@ def test_a_cluster_is_shown_with_its_findings(meshplan: Command, lab: Path) -> N
     shown = meshplan("profile", "show", "lab", "--db", str(lab), "--format", "json").json
     assert shown["bandwidth_bytes_per_s"] == [[None, 4e8], [None, None]]
     assert shown["findings"] == ["slow link a -> b"]
-    assert shown["drift"] == []
+    assert shown["drift"][0] == "a -> b [eth0] bandwidth_bytes_per_s: 1e+09 → 4e+08 (-60%)"
     runs = meshplan("profile", "show", "--db", str(lab), "--format", "json").json
     assert [run["cluster"] for run in runs] == ["lab", "lab"]
     assert "400.0 MB/s" in meshplan("profile", "show", "lab", "--db", str(lab)).out
@@ -107,6 +107,9 @@ def test_a_profile_travels_by_file(meshplan: Command, lab: Path, tmp_path: Path)
     assert meshplan("profile", "import", str(file), "--db", other).code == 0
     assert meshplan("profile", "picture", "lab", "--out", str(picture), "--db", other).code == 0
     assert picture.read_text(encoding="utf-8").startswith("<!doctype html>")
+    wrong = meshplan("profile", "picture", "lab", "--out", str(tmp_path / "lab.png"), "--db", other)
+    assert (wrong.code, (tmp_path / "lab.png").exists()) == (2, False)
+    assert "end it in .html" in wrong.err
     assert meshplan("catalog", "diff", str(lab), other, "--format", "json").json == []
 
 

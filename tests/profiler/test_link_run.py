@@ -69,6 +69,9 @@ class SimulatedTransport:
     def clock(self) -> float:
         return self.now_s
 
+    def versions(self) -> dict[str, Any]:
+        return {"torch": "2.13.0"}
+
     def prepare(self, num_bytes: int) -> None:
         pass
 
@@ -207,12 +210,14 @@ def test_an_unsupported_collective_is_a_note(store: Measurements, monkeypatch: p
     assert "all_to_all" not in probes
 
 
-def test_ranks_of_different_versions_are_refused(store: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
-    versions = iter(["2.13.0", "2.12.1"])
-    monkeypatch.setattr("meshplan.profiler.link_run._torch_version", lambda: next(versions))
+@pytest.mark.parametrize(("library", "old"), [("torch", "2.12.1"), ("nccl", "2.26.2"), ("meshplan", "0.0.9")])
+def test_ranks_of_different_versions_are_refused(
+    store: Measurements, monkeypatch: pytest.MonkeyPatch, library: str, old: str
+) -> None:
+    monkeypatch.setattr(SimulatedTransport, "versions", lambda self: {library: old} if self.rank else {})
     results = profiled(SimulatedNetwork(2, uniform(2, 1e9)), store)
     assert all(isinstance(result, ProfileError) for result in results)
-    assert "torch: 2.12.1 on box/" in str(results[0])
+    assert f"{library}: {old} on box/1" in str(results[0])
     assert "--allow-mixed-versions" in str(results[0])
 
 
