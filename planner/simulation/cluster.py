@@ -28,6 +28,7 @@ from meshplan.planner.simulation.engine import KV_BLOCK_TOKENS, check_limits, fi
 from meshplan.planner.simulation.ledger import Ledger
 from meshplan.planner.simulation.routing import Pool
 from meshplan.planner.simulation.run import ServingRun
+from meshplan.planner.simulation.watch import Watch
 from meshplan.planner.simulation.worker import Worker
 
 # Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, iterations.
@@ -90,11 +91,12 @@ class ServingSystem:
     kv_block_tokens: int = KV_BLOCK_TOKENS
 
 
-def simulate_system(requests: Requests, system: ServingSystem) -> ServingRun:
+def simulate_system(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
     """Serve the requests with all workers of a system. ``workers`` of the run are those of the pools, in order.
 
     Raises:
         SpecError: malformed requests or limits, or pools that do not make a system.
+        LostPromiseError: the watch gave up, because the run cannot keep its promises.
     """
     pool = system.pools[0] if system.pools else None
     if pool is not None and len(system.pools) == 1 and pool.num_workers == 1 and pool.role is Role.MIXED:
@@ -104,18 +106,19 @@ def simulate_system(requests: Requests, system: ServingSystem) -> ServingRun:
             pool.limits,
             kv_capacity_tokens=pool.kv_capacity_tokens,
             kv_block_tokens=system.kv_block_tokens,
+            watch=watch,
         )
-    return simulate_together(requests, system)
+    return simulate_together(requests, system, watch)
 
 
-def simulate_together(requests: Requests, system: ServingSystem) -> ServingRun:
+def simulate_together(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
     """As :func:`simulate_system`, without the shorter way for a single worker."""
     _check_system(system)
     check_requests(requests)
     for pool in system.pools:
         check_limits(pool.limits, pool.cost, system.kv_block_tokens)
     cluster = _Cluster(requests, system)
-    cluster.run()
+    cluster.run(watch if requests.concurrency is None else None)
     return finished(requests, cluster.ledger, [worker for pool in cluster.pools for worker in pool.workers])
 
 
@@ -165,8 +168,8 @@ class _Cluster:
         ]
         return Pool(workers, self.system.router, self.ledger, first=first, expected_output=output)
 
-    def run(self) -> None:
-        """Handle events until there are none."""
+    def run(self, watch: Watch | None) -> None:
+        """Handle events until there are none, or the watch gives up."""
         requests, events = self.requests, self.events
         order = np.flatnonzero(self._servable()).tolist()
         in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
@@ -174,12 +177,15 @@ class _Cluster:
         arrivals = requests.arrival_s.tolist()
         events.extend((arrivals[request], ARRIVES, request, 0) for request in order[:in_flight])
         heapq.heapify(events)
+        looks = set() if watch is None else set(watch.moments(requests.arrival_s))
         while events:
             now, kind, subject, where = heapq.heappop(events)
             if kind == LEAVES:
                 self._leave(where, subject, now)
             elif kind == ARRIVES:
                 self._arrive(subject, now, where)
+                if watch is not None and where == 0 and subject in looks:
+                    watch.look(self.ledger, now)
             elif self.workers[subject].wake_s == now:
                 self.workers[subject].run(math.nextafter(now, math.inf), lazily=True)
                 self._wake(subject)

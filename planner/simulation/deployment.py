@@ -6,7 +6,7 @@ Clients see more than the engine: tokeniser and network take a fixed time of eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshplan.catalogs.engine_recipes import EngineRecipe
@@ -21,9 +21,10 @@ from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests
 from meshplan.planner.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
-from meshplan.planner.simulation.max_rate import max_rate
+from meshplan.planner.simulation.max_rate import Serve, max_rate
 from meshplan.planner.simulation.metrics import Metrics, summarize
 from meshplan.planner.simulation.run import ServingRun
+from meshplan.planner.simulation.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +213,12 @@ def serve(
     Raises:
         SpecError: the workload is malformed.
     """
-    return server(site, config, workload, costs=costs)(make_requests(workload, seed=seed))
+    return server(site, config, workload, costs=costs)(make_requests(workload, seed=seed), None)
 
 
 def server(
     site: Site, config: ServingConfig, workload: ServingWorkload, *, costs: Sequence[StepCost] | None = None
-) -> Callable[[Requests], ServingRun]:
+) -> Serve:
     """What serves requests like those of a workload, as clients see it."""
     costs = costs or [_cost(site, config, pool, workload) for pool in config.pools]
     system = ServingSystem(
@@ -236,7 +237,13 @@ def server(
         first_token_from_decode=True,
     )
     constants = site.constants[config.pools[-1].node_type]
-    return lambda requests: seen_by_clients(simulate_system(requests, system), constants)
+
+    def served(requests: Requests, watch: Watch | None) -> ServingRun:
+        if watch is not None:
+            watch = watch.later(constants.first_token_offset_s)
+        return seen_by_clients(simulate_system(requests, system, watch), constants)
+
+    return served
 
 
 def _cost(site: Site, config: ServingConfig, pool: Pool, workload: ServingWorkload) -> StepCost:
