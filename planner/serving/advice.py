@@ -11,9 +11,10 @@ from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.deployment import judge
 from meshplan.planner.simulation.metrics import attainment, confidence_interval, goodput, samples_of
 from meshplan.planner.simulation.series import series
+from meshplan.planner.solvers.serving_branch import Simulated
 from meshplan.planner.solvers.serving_candidates import layout_label
 from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
-from meshplan.planner.solvers.serving_search import ServingReport, Simulated, sustainable_rate
+from meshplan.planner.solvers.serving_search import ServingReport, sustainable_rate
 from meshplan.planner.solvers.serving_what_if import what_if
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0

@@ -6,6 +6,7 @@ Clients see more than the engine: tokeniser and network take a fixed time of eve
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,7 +22,7 @@ from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests
 from meshplan.planner.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
-from meshplan.planner.simulation.max_rate import Serve, max_rate
+from meshplan.planner.simulation.max_rate import RateSearch, Serve
 from meshplan.planner.simulation.metrics import Metrics, summarize
 from meshplan.planner.simulation.run import ServingRun
 from meshplan.planner.simulation.watch import Watch
@@ -103,32 +104,79 @@ def judge(
     return _judged(problem, workload, run, share, copies)
 
 
-def judge_highest_rate(
-    problem: ServingProblem,
-    config: ServingConfig,
-    *,
-    high_per_s: float,
-    seed: int = 0,
-    costs: Sequence[StepCost] | None = None,
-) -> Judged:
-    """A configuration at the highest Poisson rate up to ``high_per_s`` at which it keeps every promise.
+class HighestRate:
+    """The search for the highest Poisson rate of a configuration up to ``high_per_s`` at which it keeps every promise.
 
-    Where it keeps them at no rate, the judgement is of the lowest rate tried, with what is broken.
+    It can be left at any time: ``kept_per_s`` and ``broken_per_s`` then say what is known.
     """
-    workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
-    share, part, copies = _share(config, workload)
-    found = max_rate(
-        make_requests(part, seed=seed),
-        server(site_of(problem), share, part, costs=costs),
-        problem.promises,
-        high_per_s=part.request_rate_per_s,
-        tolerance=RATE_TOLERANCE,
-    )
-    if found.run is None:
-        free = replace(problem, workload=replace(problem.workload, request_rate_per_s=None))
-        return judge(free, config, request_rate_per_s=found.broken_per_s * copies, seed=seed, costs=costs)
-    at = replace(workload, request_rate_per_s=found.rate_per_s * copies)
-    return _judged(problem, at, found.run, share, copies)
+
+    def __init__(
+        self,
+        problem: ServingProblem,
+        config: ServingConfig,
+        *,
+        high_per_s: float,
+        seed: int = 0,
+        costs: Sequence[StepCost] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
+        self.share, part, self.copies = _share(config, self.workload)
+        self.search = RateSearch(
+            make_requests(part, seed=seed),
+            server(site_of(problem), self.share, part, costs=costs),
+            problem.promises,
+            high_per_s=high_per_s / self.copies,
+            tolerance=RATE_TOLERANCE,
+        )
+
+    @property
+    def kept_per_s(self) -> float:
+        """The highest rate tried that keeps every promise; 0 before one does."""
+        return self.search.low * self.copies
+
+    @property
+    def broken_per_s(self) -> float:
+        """No rate above it keeps them, as far as is known: the lowest tried that breaks one, or the limit."""
+        return min(self.search.high, self.search.most) * self.copies
+
+    @property
+    def has_tried(self) -> bool:
+        """Some rate has been tried."""
+        return self.search.num_runs > 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing is left to try."""
+        return self.search.is_closed
+
+    @property
+    def tokens_per_request(self) -> float:
+        """Mean answer of the requests that are simulated."""
+        return float(self.search.requests.output_length.mean())
+
+    def narrow(self, rate_per_s: float | None = None) -> None:
+        """Try one rate, to the end where it is given, else the next of the search."""
+        if rate_per_s is None:
+            self.search.try_rate(self.search.next_rate())
+        else:
+            self.search.try_rate(rate_per_s / self.copies, gives_up=False)
+
+    def judged(self) -> Judged:
+        """The configuration at the rate that is kept if the search is closed; else, or if none is, at one that is not.
+
+        A run that was given up is made again.
+        """
+        if self.search.low_run is not None and (self.is_closed or self.search.high == math.inf):
+            return self._judged(self.search.low_run, self.kept_per_s)
+        if self.search.high_run is None:
+            self.narrow(self.broken_per_s)
+        assert self.search.high_run is not None  # noqa: S101  (that run was made to its end)
+        return self._judged(self.search.high_run, self.broken_per_s)
+
+    def _judged(self, run: ServingRun, rate_per_s: float) -> Judged:
+        at = replace(self.workload, request_rate_per_s=rate_per_s)
+        return _judged(self.problem, at, run, self.share, self.copies)
 
 
 def _judged(

@@ -134,6 +134,7 @@ class RateSearch:
         low: the highest rate tried that meets the objectives; 0 before one does.
         high: the lowest rate tried that does not, infinite before one does not.
         low_run: the run at ``low``.
+        high_run: the run at ``high``; None where it was given up.
     """
 
     def __init__(
@@ -153,6 +154,7 @@ class RateSearch:
         self.step = math.log1p(tolerance) * (1.0 - 1e-6)
         self.low, self.high = 0.0, math.inf
         self.low_run: ServingRun | None = None
+        self.high_run: ServingRun | None = None
         self.binding: Objective | None = None
         # limit/latency at both ends, and how often the same end has moved in a row: downwards if negative.
         self.low_ratio, self.high_ratio, self.in_a_row = math.inf, 0.0, 0
@@ -178,12 +180,12 @@ class RateSearch:
         guess += math.copysign(step / 2.0 * 2.0 ** (abs(self.in_a_row) - 1), self.in_a_row) if self.in_a_row else 0.0
         return math.exp(min(max(guess, low + step), high - step))
 
-    def try_rate(self, rate: float) -> bool:
+    def try_rate(self, rate: float, *, gives_up: bool = True) -> bool:
         """Whether a rate meets the objectives; it becomes one end of the bracket."""
         self.num_runs += 1
         run = None
         try:
-            run = self.serve(scaled(self.requests, rate), self.watch)
+            run = self.serve(scaled(self.requests, rate), self.watch if gives_up else None)
             ratio, whose = worst_ratio(run, self.objectives)
         except LostPromiseError as lost:
             ratio, whose = FAR, lost.objective
@@ -192,7 +194,7 @@ class RateSearch:
             self.low, self.low_run, self.low_ratio = rate, run, 1.0 / max(ratio, LEAST_RATIO)
             self.in_a_row = 0 if is_first else max(self.in_a_row, 0) + 1
         else:
-            self.high, self.binding, self.high_ratio = rate, whose, 1.0 / ratio
+            self.high, self.high_run, self.binding, self.high_ratio = rate, run, whose, 1.0 / ratio
             self.in_a_row = 0 if is_first else min(self.in_a_row, 0) - 1
         return ratio <= 1.0
 
