@@ -22,6 +22,7 @@ from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests
 from meshplan.planner.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.simulation.kv_tier import TierShape
 from meshplan.planner.simulation.max_rate import RateSearch, Serve
 from meshplan.planner.simulation.metrics import Metrics, summarize
 from meshplan.planner.simulation.run import ServingRun
@@ -210,10 +211,11 @@ def _share(config: ServingConfig, workload: ServingWorkload) -> tuple[ServingCon
     """A part of a large deployment with its part of the load, and how many such parts there are.
 
     Splitting Poisson arrivals at random gives Poisson arrivals; a router that knows the load does better, so the part
-    is no faster than the whole. Traces and several pools are simulated whole.
+    is no faster than the whole. Traces, shared prefixes and several pools are simulated whole.
     """
     workers = config.pools[0].num_workers
-    if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or workload.trace is not None:
+    is_one = workload.trace is not None or workload.num_prefixes is not None
+    if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or is_one:
         return config, workload, 1.0
     copies = workers / MOST_SIMULATED_WORKERS
     rate, concurrency = workload.request_rate_per_s, workload.concurrency
@@ -270,16 +272,7 @@ def server(
     """What serves requests like those of a workload, as clients see it."""
     costs = costs or [_cost(site, config, pool, workload) for pool in config.pools]
     system = ServingSystem(
-        pools=tuple(
-            SimulatedPool(
-                cost=cost,
-                limits=scheduled(pool, site.recipe, workload),
-                kv_capacity_tokens=pool_memory(site, pool, workload).kv_capacity_tokens,
-                num_workers=pool.num_workers,
-                role=pool.role,
-            )
-            for pool, cost in zip(config.pools, costs, strict=True)
-        ),
+        pools=tuple(simulated_pool(site, pool, workload, cost) for pool, cost in zip(config.pools, costs, strict=True)),
         router=config.router,
         link=_kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
@@ -292,6 +285,19 @@ def server(
         return seen_by_clients(simulate_system(requests, system, watch), constants)
 
     return served
+
+
+def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: StepCost) -> SimulatedPool:
+    """A pool as the simulator takes it."""
+    memory = pool_memory(site, pool, workload)
+    return SimulatedPool(
+        cost=cost,
+        limits=scheduled(pool, site.recipe, workload),
+        kv_capacity_tokens=memory.kv_capacity_tokens,
+        num_workers=pool.num_workers,
+        role=pool.role,
+        tier=tier_shape(pool, memory),
+    )
 
 
 def _cost(site: Site, config: ServingConfig, pool: Pool, workload: ServingWorkload) -> StepCost:
@@ -327,6 +333,18 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         pool.limits,
         pool.quantization,
         context=workload.input_length + workload.output_length / 2.0,
+    )
+
+
+def tier_shape(pool: Pool, memory: WorkerMemory) -> TierShape | None:
+    """A pool's tier in tokens: every device keeps, and fetches, its own share of a token's cache."""
+    tier, lanes = pool.kv_tier, pool.layout.attention_data_parallel
+    if tier is None:
+        return None
+    return TierShape(
+        capacity_tokens=int(tier.bytes_per_device / memory.kv_bytes_per_token * lanes),
+        seconds_per_token=memory.kv_bytes_per_token / tier.bytes_per_s_per_device,
+        latency_s=tier.latency_s,
     )
 
 

@@ -135,7 +135,7 @@ def _candidate(
     cap = None if rate is not None else running
     config = ServingConfig(
         engine=problem.rules.name,
-        pools=(pool_of(worker.placed, count, cap),),
+        pools=(pool_of(problem, worker.placed, count, cap),),
         speculation=problem.speculation,
     )
     rate = count * float(steady.rate_per_s[index]) if rate is None else rate
@@ -226,7 +226,7 @@ def _pair(
     )
     config = ServingConfig(
         engine=problem.rules.name,
-        pools=(pool_of(prefill.placed, first), pool_of(decode.placed, second)),
+        pools=(pool_of(problem, prefill.placed, first), pool_of(problem, decode.placed, second)),
         speculation=problem.speculation,
     )
     running = int(steady.num_seqs[index]) * second

@@ -64,7 +64,7 @@ def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
 def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
     """Tables, steady states and the loads that keep every promise."""
     workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
-    pool = pool_of(placed, 1)
+    pool = pool_of(problem, placed, 1)
     cost = pool_worker(
         problem.shape,
         placed.machine,
@@ -107,7 +107,7 @@ def _broken_promise(problem: ServingProblem, worker: PricedWorker) -> str:
     return "a promise on latency is broken with one request running"
 
 
-def pool_of(placed: PlacedWorker, num_workers: int, num_running: int | None = None) -> Pool:
+def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num_running: int | None = None) -> Pool:
     """A pool of such workers; ``num_running`` caps the requests of each."""
     limits = placed.limits
     if num_running is not None:
@@ -120,6 +120,7 @@ def pool_of(placed: PlacedWorker, num_workers: int, num_running: int | None = No
         limits=limits,
         quantization=placed.quantization,
         node_type=placed.node_type,
+        kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )
 
 
