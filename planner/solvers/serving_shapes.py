@@ -28,8 +28,8 @@ HOST_MEMORY_SHARE = 0.5
 HOST_LINK_BYTES_PER_S = 0.8 * 63e9
 # One U.2 drive a device, as in a DGX H100 (8 × 3.84 TB, its data sheet), read over PCIe 4.0 x4 (7.9 GB/s) at 80 %.
 NVME_BYTES, NVME_BYTES_PER_S, NVME_LATENCY_S = 3.84e12, 0.8 * 7.9e9, 1e-4
-# Instances share a cache only where one of their own gets full.
-FULL = 0.9
+# Instances share a cache only where requests wait: at least so many, on average, or some are thrown out or rejected.
+WAITING = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ def simulated_shapes(
     *,
     seed: int = 0,
 ) -> list[SimulatedShape]:
-    """Shapes that may help the chosen deployment: a tier where prefixes are shared, one cache where it gets full.
+    """Shapes that may help the chosen deployment: a tier where prefixes are shared, one cache where it is short.
 
     Args:
         problem: the question.
@@ -79,8 +79,8 @@ def simulated_shapes(
     if config.is_disaggregated:
         return []
     found = list(_tiers(problem, config, workload, seed))
-    is_full = metrics.peak_kv_use > FULL or metrics.num_rejected > 0
-    if config.pools[0].num_workers > 1 and is_full and config.pools[0].kv_tier is None:
+    is_short = metrics.mean_queued > WAITING or metrics.num_rejected > 0 or metrics.num_preemptions > 0
+    if config.pools[0].num_workers > 1 and is_short and config.pools[0].kv_tier is None:
         found.append(_one_cache(problem, config, workload, worker, seed))
     return found
 
