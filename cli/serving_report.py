@@ -32,6 +32,7 @@ def serving_report(plan: Plan, *, width: int) -> str:
             sensitivity_section(plan, width),
             pareto_section(plan, width),
             what_if_section(better_shapes(plan), width),
+            shapes_section(plan, width),
             rejected_section(plan, width),
         ]
     return "\n".join(section for section in sections if section)
@@ -127,9 +128,18 @@ def pool_text(pool: Mapping[str, Any]) -> str:
     schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
     return (
         f"{workers} on {pool['node_type']}: {degrees}; weights {' / '.join(schemes)}, "
-        f"KV cache {formats['kv_cache']}; max_num_seqs {limits['max_num_seqs']}, "
+        f"KV cache {formats['kv_cache']}{_tier_text(pool)}; max_num_seqs {limits['max_num_seqs']}, "
         f"max_batched_tokens {limits['max_batched_tokens']}."
     )
+
+
+def _tier_text(pool: Mapping[str, Any]) -> str:
+    """Where prefixes go that the devices have no room for."""
+    tier = pool.get("kv_tier")
+    if tier is None:
+        return ""
+    place = "host memory" if tier["store"] == "host" else "NVMe"
+    return f", its prefixes also in {format_bytes(tier['bytes_per_device'])} of {place} a device"
 
 
 # --- what clients see -------------------------------------------------------------------------------------------------
@@ -316,6 +326,26 @@ def what_if_section(rows: Sequence[Row], width: int) -> str:
         Column(key="tokens_per_s_per_device", title="tok/s/dev ≤", right=True, text=_whole, wrap=False),
     )
     title = "What if, not validated: no supported engine runs these; decode only, bounds"
+    return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
+
+
+def shapes_section(plan: Plan, width: int) -> str:
+    """The plan with its KV cache kept elsewhere, too."""
+    rows = [
+        {**row, "words": "yes" if row["by_engine"] else "none"}
+        for row in (plan.answer or {}).get("what_if_simulated", ())
+    ]
+    if not rows:
+        return ""
+    columns = (
+        Column(key="name", title="Cache"),
+        Column(key="label", title="assumed"),
+        Column(key="ttft_p99_s", title="TTFT p99", right=True, text=format_duration, wrap=False),
+        Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
+        Column(key="num_rejected", title="rejected", right=True, wrap=False),
+        Column(key="words", title=f"words in {plan.config['engine']}", wrap=False),
+    )
+    title = "What if, not validated: this plan and load, the cache kept elsewhere, too"
     return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
 
 

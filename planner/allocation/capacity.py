@@ -26,8 +26,8 @@ from meshplan.planner.problems.gpu_allocation_fleet import Offer, ReplicaKind
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import Layout, Objective, Pool, Role
 from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.solvers.serving_candidates import PricedWorker, price_worker
 from meshplan.planner.solvers.serving_layouts import PlacedWorker, placed_workers
+from meshplan.planner.solvers.serving_workers import PricedWorker, price_worker
 
 FloatArray = NDArray[np.float64]
 

@@ -53,6 +53,9 @@ _LEAST_FRACTION = 0.1
 BOOTSTRAP = Slot(text="{bootstrap_port}")
 
 
+_GB = 1e9
+
+
 def _devices_per_stage(pool: Pool) -> str:
     return str(pool.layout.devices_per_stage)
 
@@ -134,6 +137,12 @@ def _roles(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
     return {"--disaggregation-mode": pool.role.value, "--disaggregation-transfer-backend": "nixl"}
 
 
+def _kv_tier(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
+    if pool.kv_tier is None:
+        return {}
+    return {"--enable-hierarchical-cache": "", "--hicache-size": str(max(int(pool.kv_tier.bytes_per_device / _GB), 1))}
+
+
 TERMS = (
     ServingTerm(
         name="tensor_parallel",
@@ -188,6 +197,12 @@ TERMS = (
         name="prefix_caching",
         words=lambda _, pool: {} if pool.limits.prefix_caching else {"--disable-radix-cache": ""},
         said_by="--disable-radix-cache",
+        verified_by=_PARSER,
+    ),
+    ServingTerm(
+        name="kv_tier",
+        words=_kv_tier,
+        said_by="--enable-hierarchical-cache, --hicache-size (GB of one rank)",
         verified_by=_PARSER,
     ),
     ServingTerm(

@@ -150,6 +150,7 @@ _OPTIONS = {
     "attention_data_parallel": "enable_attention_dp (all devices of a stage or none)",
     "chunked_prefill": "enable_chunked_prefill",
     "prefix_caching": "kv_cache_config.enable_block_reuse",
+    "kv_tier": "kv_cache_config.host_cache_size (bytes of one rank)",
     "cuda_graphs": "cuda_graph_config",
     "custom_all_reduce": "allreduce_strategy (off: NCCL)",
     "quantization": "kv_cache_config.dtype; formats of weights come with the checkpoint",
@@ -182,6 +183,8 @@ def options(request: ServingRequest, pool: Pool) -> dict[str, Any]:
         },
         "cuda_graph_config": None,
     }
+    if pool.kv_tier is not None:
+        said["kv_cache_config"]["host_cache_size"] = int(pool.kv_tier.bytes_per_device)
     if not limits.custom_all_reduce:
         said["allreduce_strategy"] = "NCCL"
     if limits.cuda_graphs:

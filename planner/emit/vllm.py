@@ -61,6 +61,9 @@ LEAST_LOADED_NOTE = (
 )
 
 
+_GIB = 2.0**30
+
+
 def _on(flag: str, wanted: bool) -> Mapping[str, str]:
     return {f"--{flag}": ""} if wanted else {f"--no-{flag}": ""}
 
@@ -113,6 +116,14 @@ def _transfer(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
         return {}
     said = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
     return {"--kv-transfer-config": json.dumps(said, separators=(",", ":"))}
+
+
+def _kv_tier(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
+    tier, layout = pool.kv_tier, pool.layout
+    if tier is None:
+        return {}
+    devices = layout.num_devices // layout.attention_data_parallel
+    return {"--kv-offloading-size": f"{tier.bytes_per_device * devices / _GIB:g}", "--kv-offloading-backend": "native"}
 
 
 TERMS = (
@@ -176,6 +187,12 @@ TERMS = (
         name="prefix_caching",
         words=lambda _, pool: _on("enable-prefix-caching", pool.limits.prefix_caching),
         said_by="--enable-prefix-caching, --no-enable-prefix-caching",
+        verified_by=_PARSER,
+    ),
+    ServingTerm(
+        name="kv_tier",
+        words=_kv_tier,
+        said_by="--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native",
         verified_by=_PARSER,
     ),
     ServingTerm(

@@ -67,6 +67,7 @@ class EngineRules:
         whole_context_on_transfer: pools that hand their cache over split tokens over the whole attention group or not
             at all: tensor_parallel or context_parallel is 1.
         speculation_with_stages: speculative decoding runs with several pipeline stages.
+        kv_stores: places beside the devices that mixed workers keep prefixes in, with a word of their own for it.
         notes: traps that no rule expresses.
     """
 
@@ -85,6 +86,7 @@ class EngineRules:
     prefix_caching_on_decode: bool = True
     whole_context_on_transfer: bool = False
     speculation_with_stages: bool = False
+    kv_stores: tuple[str, ...] = ("host",)
     notes: tuple[str, ...] = ()
 
     def allowed(self, shape: ModelShape, layout: Layout | Any, quantization: Quantization | None = None) -> Any:
@@ -113,7 +115,9 @@ class EngineRules:
         ]
         if pool.quantization.kv_cache not in self.kv_caches:
             wrong.append(f"a KV cache in {pool.quantization.kv_cache} has no word: one of {', '.join(self.kv_caches)}")
-        return (*wrong, *_broken_limits(pool))
+        if pool.kv_tier is not None and pool.kv_tier.store not in self.kv_stores:
+            wrong.append(f"a KV tier on {pool.kv_tier.store} has no word: one of {', '.join(self.kv_stores)}")
+        return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
 
     def broken(self, shape: ModelShape, config: ServingConfig) -> tuple[str, ...]:
         """What is wrong with a whole configuration, pool by pool and between them."""
@@ -183,6 +187,20 @@ def _broken_limits(pool: Pool) -> tuple[str, ...]:
             f"max_batched_tokens {limits.max_batched_tokens} must be at least the requests of one rank, "
             f"{limits.max_num_seqs // ranks}"
         )
+    return tuple(wrong)
+
+
+def _broken_tier(pool: Pool) -> tuple[str, ...]:
+    """What no engine can do with a tier of KV cache."""
+    tier, wrong = pool.kv_tier, []
+    if tier is None:
+        return ()
+    if pool.role is not Role.MIXED:
+        wrong.append("kv_tier: of mixed workers only: the connector that hands the cache over would have to keep it")
+    if not pool.limits.prefix_caching:
+        wrong.append("kv_tier keeps prefixes: it needs prefix_caching")
+    if not (tier.bytes_per_device > 0.0 and tier.bytes_per_s_per_device > 0.0):
+        wrong.append("kv_tier: bytes_per_device and bytes_per_s_per_device must be above 0")
     return tuple(wrong)
 
 
@@ -266,6 +284,7 @@ VLLM = EngineRules(
     notes=(
         "max_num_seqs and max_batched_tokens are counted by attention-data rank; the emitter divides the former.",
         "Decode context parallelism reuses the tensor-parallel ranks: --tensor-parallel-size is tensor × context.",
+        "kv_offloading_size is GiB over all devices of one attention-data rank.",
     ),
 )
 
@@ -328,6 +347,7 @@ SGLANG = EngineRules(
         "tp_size is all devices of a stage: attention_data_parallel is inside it, never on top.",
         "chunked_prefill_size is divided by attention_data_parallel; the emitter multiplies.",
         "mem_fraction_static leaves activations and graphs out.",
+        "hicache_size is in whole GB of each rank, and must be above what the device's own cache takes.",
     ),
 )
 

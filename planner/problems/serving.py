@@ -118,6 +118,26 @@ class EngineLimits:
     admission: Admission = Admission()
 
 
+KV_STORES = ("host", "nvme")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTier:
+    """Where the KV cache of prefixes is kept that the devices have no room for.
+
+    Args:
+        store: ``host`` memory or ``nvme``.
+        bytes_per_device: of it, for each device of a worker.
+        bytes_per_s_per_device: at which a device's share of the cache comes back.
+        latency_s: of one fetch.
+    """
+
+    store: str
+    bytes_per_device: float
+    bytes_per_s_per_device: float
+    latency_s: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Alike workers in one role.
@@ -129,6 +149,7 @@ class Pool:
         limits: of each worker's scheduler.
         quantization: formats of weights and KV cache.
         node_type: catalog name of the nodes that the workers lie on.
+        kv_tier: beside the cache on the devices; None: prefixes that have no room there are lost.
     """
 
     role: Role
@@ -137,6 +158,7 @@ class Pool:
     limits: EngineLimits
     quantization: Quantization
     node_type: str
+    kv_tier: KvTier | None = None
 
     @property
     def num_devices(self) -> int:
@@ -272,6 +294,8 @@ class ServingWorkload:
         burstiness: coefficient of variation of the gaps between arrivals, of GAMMA.
         num_requests: to simulate; None lets the simulator choose.
         prefix_hit_rate: share of prompt tokens found in the prefix cache.
+        num_prefixes: distinct prefixes among which the requests are dealt at random, so that the share is found only
+            where a worker still holds the prefix; None: it always does.
         trace: recorded requests, of TRACE.
     """
 
@@ -286,6 +310,7 @@ class ServingWorkload:
     burstiness: float = 1.0
     num_requests: int | None = None
     prefix_hit_rate: float = 0.0
+    num_prefixes: int | None = None
     trace: Requests | None = None
 
 

@@ -13,6 +13,7 @@ from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import (
     Arrival,
+    KvTier,
     Objective,
     Role,
     ServingLimits,
@@ -55,6 +56,7 @@ class ServingProblem:
         calibrations: node type → the estimator's constants.
         quantizations: formats to choose from.
         speculation: None without a draft.
+        kv_tier: of mixed workers; None without one.
         pinned: see :class:`Pinned`.
     """
 
@@ -69,6 +71,7 @@ class ServingProblem:
     calibrations: Mapping[str, ServingCalibration]
     quantizations: tuple[Quantization, ...]
     speculation: Speculation | None = None
+    kv_tier: KvTier | None = None
     pinned: Pinned = field(default_factory=Pinned)
 
     @property

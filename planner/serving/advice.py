@@ -11,9 +11,11 @@ from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.deployment import judge
 from meshplan.planner.simulation.metrics import attainment, confidence_interval, goodput, samples_of
 from meshplan.planner.simulation.series import series
+from meshplan.planner.solvers.serving_branch import Simulated
 from meshplan.planner.solvers.serving_candidates import layout_label
 from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
-from meshplan.planner.solvers.serving_search import ServingReport, Simulated, sustainable_rate
+from meshplan.planner.solvers.serving_search import ServingReport, sustainable_rate
+from meshplan.planner.solvers.serving_shapes import simulated_shapes
 from meshplan.planner.solvers.serving_what_if import what_if
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
@@ -46,6 +48,7 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
         "sampling": sampling(problem, chosen),
         "series": _series(chosen),
         "what_if": what_if_rows(problem),
+        "what_if_simulated": _shapes(problem, chosen, seed),
         **_idle(problem, chosen),
     }
     if last.placed.role is not Role.PREFILL:
@@ -82,6 +85,17 @@ def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
 def what_if_rows(problem: ServingProblem) -> list[dict[str, Any]]:
     """Bounds on shapes that no supported engine runs, as plain JSON; see the module that computes them."""
     return [{**asdict(shape), "validated": False} for shape in what_if(problem)]
+
+
+def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[str, Any]]:
+    """The chosen deployment with its KV cache kept elsewhere, too, at the load that it was judged under."""
+    candidate, workload = chosen.candidate, problem.workload
+    if problem.has_free_load:
+        rate = chosen.judged.requests_per_s
+        workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=rate)
+    worker, metrics = candidate.parts[0][0], chosen.judged.metrics
+    shapes = simulated_shapes(problem, candidate.config, workload, worker, metrics, seed=seed)
+    return [{**asdict(shape), "validated": False} for shape in shapes]
 
 
 def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:

@@ -8,7 +8,16 @@ from typing import Any
 
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import EngineLimits, Layout, Pool, Role, Router, ServingConfig, Speculation
+from meshplan.planner.problems.serving import (
+    EngineLimits,
+    KvTier,
+    Layout,
+    Pool,
+    Role,
+    Router,
+    ServingConfig,
+    Speculation,
+)
 
 
 def serving_config_document(config: ServingConfig) -> dict[str, Any]:
@@ -47,6 +56,7 @@ def serving_config_from_document(document: Mapping[str, Any]) -> ServingConfig:
 def _pool_document(pool: Pool) -> dict[str, Any]:
     limits = asdict(pool.limits)
     del limits["admission"]  # no choice of a plan
+    tier = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
     return {
         "role": pool.role.value,
         "layout": asdict(pool.layout),
@@ -55,6 +65,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
         "limits": limits,
         "quantization": asdict(pool.quantization),
         "node_type": pool.node_type,
+        **tier,
     }
 
 
@@ -66,4 +77,5 @@ def _pool_from(document: Mapping[str, Any]) -> Pool:
         limits=EngineLimits(**document["limits"]),
         quantization=Quantization(**document["quantization"]),
         node_type=str(document["node_type"]),
+        kv_tier=KvTier(**document["kv_tier"]) if "kv_tier" in document else None,
     )

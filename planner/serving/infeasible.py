@@ -12,8 +12,9 @@ from typing import Any
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.serving.advice import what_if_rows
+from meshplan.planner.solvers.serving_branch import Simulated
 from meshplan.planner.solvers.serving_candidates import config_label
-from meshplan.planner.solvers.serving_search import ServingReport, Simulated, search_serving
+from meshplan.planner.solvers.serving_search import ServingReport, search_serving
 
 # Factors by which a promise is eased until a plan is found, and by which the devices are multiplied.
 EASED = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)

@@ -15,8 +15,9 @@ from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.config import serving_config_document
 from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.simulation.deployment import pool_memory, site_of
+from meshplan.planner.solvers.serving_branch import NOISE, Simulated
 from meshplan.planner.solvers.serving_candidates import HOURS, MILLION, config_label
-from meshplan.planner.solvers.serving_search import NOISE, ServingReport, Simulated
+from meshplan.planner.solvers.serving_search import ServingReport
 from meshplan.planner.training_plan import plain
 
 # Latencies that every plan predicts, beside those that were promised.

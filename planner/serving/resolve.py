@@ -18,7 +18,7 @@ from meshplan.planner.problems.quantization import checkpoint_formats
 from meshplan.planner.problems.serving import Arrival, Requests, Role, ServingLimits, ServingObjective, ServingWorkload
 from meshplan.planner.problems.serving_question import Pinned, ServingProblem
 from meshplan.planner.resolve import Problems, choose_price, look_up_shape, node_in_place
-from meshplan.planner.serving.spec import DEFAULT_NUM_REQUESTS, ServingSpec
+from meshplan.planner.serving.spec import DEFAULT_NUM_REQUESTS, GIB, ServingSpec
 from meshplan.planner.serving.trace import read_trace
 
 if TYPE_CHECKING:
@@ -94,6 +94,7 @@ def resolve_serving(
         },
         quantizations=tuple(checkpoint_formats(shape, scheme, spec.kv_cache) for scheme in schemes),
         speculation=None if spec.speculation is None else spec.speculation.value,
+        kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
         pinned=_pinned(spec),
     )
     return ResolvedServing(problem=problem, prices=prices, sources=_sources(problem, prices))
@@ -176,6 +177,7 @@ def _workload(spec: ServingSpec, base: Path) -> ServingWorkload:
         burstiness=asked.burstiness,
         num_requests=asked.num_requests or (DEFAULT_NUM_REQUESTS if trace is None else len(trace)),
         prefix_hit_rate=asked.prefix_hit_rate,
+        num_prefixes=asked.num_prefixes,
         trace=trace,
     )
 
@@ -222,6 +224,7 @@ def _check(
         problems.say("fixed.tensor_parallel", f"{tensor} does not divide {heads} heads; legal: {legal}")
     if shape.moe is None and (spec.fixed.expert_parallel or 1) > 1:
         problems.say("fixed.expert_parallel", f"{spec.fixed.expert_parallel}: a dense model has no experts")
+    _check_tier(spec, machines, rules, problems)
     needs_rate = spec.objective is ServingObjective.NUM_DEVICES and not _has_load(spec)
     if needs_rate:
         problems.say("objective", "num_devices needs workload.request_rate_per_s or workload.concurrency")
@@ -238,6 +241,28 @@ def _check(
     length = (spec.workload.input_length or 0) + (spec.workload.output_length or 0)
     if shape.max_sequence_length is not None and length > shape.max_sequence_length:
         problems.say("workload", f"{length} tokens a request; {shape.name} was trained for {shape.max_sequence_length}")
+
+
+def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: EngineRules, problems: Problems) -> None:
+    """A tier that the engine has a word for, that has something to keep, and that the hosts have memory for."""
+    if spec.kv_tier is None:
+        return
+    tier = spec.kv_tier.value
+    if tier.store not in rules.kv_stores:
+        known = ", ".join(rules.kv_stores)
+        message = f"{rules.name} has no word for {tier.store} (it has {known}); see what_if of a plan without"
+        problems.say("kv_tier.store", message)
+    if spec.workload.num_prefixes is None:
+        problems.say("kv_tier", "changes nothing where every prefix is always found: give workload.num_prefixes")
+    if spec.fixed.mode == "disaggregated":
+        problems.say("kv_tier", "belongs to workers that prefill and decode: connectors that hand caches over own them")
+    for name, machine in machines.items():
+        needed = tier.bytes_per_device * machine.devices_per_host
+        has = machine.host_memory_bytes
+        if tier.store == "host" and has is not None and needed > has:
+            problems.say(
+                "kv_tier.gib_per_device", f"{needed / GIB:.0f} GiB a host of {name}, which has {has / GIB:.0f}"
+            )
 
 
 def _has_load(spec: ServingSpec) -> bool:

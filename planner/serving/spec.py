@@ -13,6 +13,7 @@ from meshplan.planner.problems.serving import (
     LATENCIES,
     PERCENTILES,
     Arrival,
+    KvTier,
     Objective,
     ServingObjective,
     Speculation,
@@ -24,6 +25,7 @@ MAX_TOKENS = 16_777_216
 MAX_CONCURRENCY = 1_000_000
 MAX_RATE_PER_S = 1e6
 MAX_REQUESTS = 10_000_000
+GIB, GB = 2.0**30, 1e9
 MAX_LATENCY_S = 1e5
 # What the simulator runs of a workload that says no number of requests: enough for a 99th percentile of a thousand.
 DEFAULT_NUM_REQUESTS = 1024
@@ -82,6 +84,11 @@ class ServingWorkloadSpec(SpecModel):
     prefix_hit_rate: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="share of prompt tokens found in the prefix cache"
     )
+    num_prefixes: Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)] | None = Field(
+        default=None,
+        description="distinct prefixes that the requests share; a worker finds one where it still holds it "
+        "(default: it always does)",
+    )
     trace: str | None = Field(default=None, description="CSV of arrival_s,input_length,output_length")
 
     @model_validator(mode="after")
@@ -101,6 +108,8 @@ class ServingWorkloadSpec(SpecModel):
             raise ValueError("arrival: closed_loop goes with concurrency, not with request_rate_per_s")
         if self.arrival == "gamma" and self.burstiness == 1.0:
             raise ValueError("arrival: gamma needs burstiness above 1 (1 is poisson)")
+        if self.num_prefixes is not None and (self.prefix_hit_rate == 0.0 or self.trace is not None):
+            raise ValueError("num_prefixes goes with a prefix_hit_rate above 0, and with no trace")
         return self
 
     @property
@@ -133,6 +142,27 @@ class SpeculationSpec(SpecModel):
         """As the estimator takes it."""
         return Speculation(
             num_draft_tokens=self.num_draft_tokens, acceptance=self.acceptance, draft_cost=self.draft_cost
+        )
+
+
+class KvTierSpec(SpecModel):
+    """Host memory or NVMe beside the KV cache of the devices."""
+
+    store: Literal["host", "nvme"] = "host"
+    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="of it, for each device")
+    gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="at which a device's share of the cache comes back"
+    )
+    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="of one fetch")
+
+    @property
+    def value(self) -> KvTier:
+        """As the simulation takes it."""
+        return KvTier(
+            store=self.store,
+            bytes_per_device=self.gib_per_device * GIB,
+            bytes_per_s_per_device=self.gb_per_s_per_device * GB,
+            latency_s=self.latency_s,
         )
 
 
@@ -189,6 +219,9 @@ class ServingSpec(SpecModel):
         default=None, min_length=1, description="formats that the plan may choose from; default: as published"
     )
     kv_cache: KvCacheFormat = "bf16"
+    kv_tier: KvTierSpec | None = Field(
+        default=None, description="keeps prefixes that the devices have no room for; with workload.num_prefixes"
+    )
     speculation: SpeculationSpec | None = None
     constraints: ServingConstraintsSpec = ServingConstraintsSpec()
     fixed: ServingFixedSpec = ServingFixedSpec()

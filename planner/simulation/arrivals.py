@@ -45,13 +45,16 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
     inputs = _lengths(rng, workload.input_length, workload.length_ratio, num)
     outputs = _lengths(rng, workload.output_length, workload.length_ratio, num)
     closed = workload.arrival is Arrival.CLOSED_LOOP
+    arrivals = _arrivals(rng, workload, num)
+    prefixes = workload.num_prefixes
     return Requests(
-        arrival_s=_arrivals(rng, workload, num),
+        arrival_s=arrivals,
         input_length=inputs,
         output_length=outputs,
         concurrency=workload.concurrency if closed else None,
         think_s=workload.think_s,
         cached_tokens=_cached(inputs, workload.prefix_hit_rate),
+        prefix=None if prefixes is None else rng.integers(0, prefixes, num),
     )
 
 
@@ -170,6 +173,8 @@ def _workload_problems(workload: ServingWorkload) -> list[Problem]:
     ratio, share = workload.length_ratio, workload.prefix_hit_rate
     need("length_ratio", 0.0 < ratio <= 1.0, f"{ratio} is not a share of the nominal length; give 0 < ratio ≤ 1")
     need("prefix_hit_rate", 0.0 <= share <= 1.0, f"{share} is not a share; give 0 … 1")
+    prefixes = workload.num_prefixes
+    need("num_prefixes", prefixes is None or prefixes >= 1, f"{prefixes} prefixes: give at least 1, or leave it out")
     count = workload.num_requests
     need("num_requests", count is None or count >= 1, f"{count} requests: give at least 1, or leave it out")
     return found

@@ -25,13 +25,16 @@ from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.problems.serving import EngineLimits, Requests, Role, Router
 from meshplan.planner.simulation.arrivals import check_requests
 from meshplan.planner.simulation.engine import KV_BLOCK_TOKENS, check_limits, finished, servable, simulate
+from meshplan.planner.simulation.kv_tier import KvTier, TierShape
 from meshplan.planner.simulation.ledger import Ledger
 from meshplan.planner.simulation.routing import Pool
 from meshplan.planner.simulation.run import ServingRun
+from meshplan.planner.simulation.watch import Watch
 from meshplan.planner.simulation.worker import Worker
 
-# Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, iterations.
-LEAVES, ARRIVES, WORKS = 0, 1, 2
+# Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, whose KV cache has
+# come back from the tier, iterations.
+LEAVES, ARRIVES, FETCHED, WORKS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,7 @@ class SimulatedPool:
         kv_capacity_tokens: of its KV cache, all lanes together.
         num_workers: behind the router.
         role: see :class:`Role`.
+        tier: where prefixes go that its KV cache has no room for; None: they are lost. Not for DECODE.
     """
 
     cost: StepCost
@@ -51,6 +55,7 @@ class SimulatedPool:
     kv_capacity_tokens: int
     num_workers: int = 1
     role: Role = Role.MIXED
+    tier: TierShape | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,32 +95,35 @@ class ServingSystem:
     kv_block_tokens: int = KV_BLOCK_TOKENS
 
 
-def simulate_system(requests: Requests, system: ServingSystem) -> ServingRun:
+def simulate_system(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
     """Serve the requests with all workers of a system. ``workers`` of the run are those of the pools, in order.
 
     Raises:
         SpecError: malformed requests or limits, or pools that do not make a system.
+        LostPromiseError: the watch gave up, because the run cannot keep its promises.
     """
     pool = system.pools[0] if system.pools else None
-    if pool is not None and len(system.pools) == 1 and pool.num_workers == 1 and pool.role is Role.MIXED:
+    is_plain = pool is not None and pool.num_workers == 1 and pool.role is Role.MIXED and pool.tier is None
+    if pool is not None and is_plain and len(system.pools) == 1:
         return simulate(
             requests,
             pool.cost,
             pool.limits,
             kv_capacity_tokens=pool.kv_capacity_tokens,
             kv_block_tokens=system.kv_block_tokens,
+            watch=watch,
         )
-    return simulate_together(requests, system)
+    return simulate_together(requests, system, watch)
 
 
-def simulate_together(requests: Requests, system: ServingSystem) -> ServingRun:
+def simulate_together(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
     """As :func:`simulate_system`, without the shorter way for a single worker."""
     _check_system(system)
     check_requests(requests)
     for pool in system.pools:
         check_limits(pool.limits, pool.cost, system.kv_block_tokens)
     cluster = _Cluster(requests, system)
-    cluster.run()
+    cluster.run(watch if requests.concurrency is None else None)
     return finished(requests, cluster.ledger, [worker for pool in cluster.pools for worker in pool.workers])
 
 
@@ -130,6 +138,9 @@ def _check_system(system: ServingSystem) -> None:
     for i, pool in enumerate(system.pools):
         if pool.num_workers < 1:
             problems.append(Problem(path=f"pools[{i}].num_workers", message=f"{pool.num_workers} workers: give ≥ 1"))
+        if pool.tier is not None and (pool.role is Role.DECODE or not pool.limits.prefix_caching):
+            message = "a tier keeps the prefixes of workers that prefill and have a prefix cache"
+            problems.append(Problem(path=f"pools[{i}].tier", message=message))
     if problems:
         raise SpecError(problems, of="the serving system")
 
@@ -144,6 +155,11 @@ class _Cluster:
         self.workers = [worker for pool in self.pools for worker in pool.workers]
         self.pool_of = [pool for pool in self.pools for _ in pool.workers]
         self.link_free_s = [0.0] * len(self.workers)
+        self.tiers = [
+            None if worker.prefixes is None or pool.tier is None else KvTier(self.ledger, pool.tier, worker.prefixes)
+            for pool, workers in zip(system.pools, self.pools, strict=True)
+            for worker in workers.workers
+        ]
         self.following: Iterator[int] = iter(())
 
     def _pool(self, which: int) -> Pool:
@@ -165,8 +181,8 @@ class _Cluster:
         ]
         return Pool(workers, self.system.router, self.ledger, first=first, expected_output=output)
 
-    def run(self) -> None:
-        """Handle events until there are none."""
+    def run(self, watch: Watch | None) -> None:
+        """Handle events until there are none, or the watch gives up."""
         requests, events = self.requests, self.events
         order = np.flatnonzero(self._servable()).tolist()
         in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
@@ -174,12 +190,17 @@ class _Cluster:
         arrivals = requests.arrival_s.tolist()
         events.extend((arrivals[request], ARRIVES, request, 0) for request in order[:in_flight])
         heapq.heapify(events)
+        looks = set() if watch is None else set(watch.moments(requests.arrival_s))
         while events:
             now, kind, subject, where = heapq.heappop(events)
             if kind == LEAVES:
                 self._leave(where, subject, now)
             elif kind == ARRIVES:
                 self._arrive(subject, now, where)
+                if watch is not None and where == 0 and subject in looks:
+                    watch.look(self.ledger, now)
+            elif kind == FETCHED:
+                self._enter(subject, now, where)
             elif self.workers[subject].wake_s == now:
                 self.workers[subject].run(math.nextafter(now, math.inf), lazily=True)
                 self._wake(subject)
@@ -204,9 +225,20 @@ class _Cluster:
             hidden = self.system.first_token_from_decode
             ledger.arrive_prefilled(request, math.inf if hidden else ledger.first_token_s[request])
         number = pool.first + pool.choose(request)
-        worker = self.workers[number]
+        tier = self.tiers[number]
+        here_s = now if tier is None else tier.arrive(request, now)
+        if here_s > now:
+            heapq.heappush(self.events, (here_s, FETCHED, request, number))
+        else:
+            self._enter(request, now, number)
+
+    def _enter(self, request: int, now: float, number: int) -> None:
+        """A request gets into the queue of its worker."""
+        worker, tier = self.workers[number], self.tiers[number]
         worker.run(now)
         worker.submit(request, now)
+        if tier is not None:
+            self.ledger.found_tokens[request] = tier.found.pop(request)
         self._wake(number)
 
     def _will_leave(self, number: int, request: int, at_s: float) -> None:

@@ -6,7 +6,8 @@ Clients see more than the engine: tokeniser and network take a fixed time of eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from meshplan.catalogs.engine_recipes import EngineRecipe
@@ -21,9 +22,11 @@ from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests
 from meshplan.planner.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
-from meshplan.planner.simulation.max_rate import max_rate
+from meshplan.planner.simulation.kv_tier import TierShape
+from meshplan.planner.simulation.max_rate import RateSearch, Serve
 from meshplan.planner.simulation.metrics import Metrics, summarize
 from meshplan.planner.simulation.run import ServingRun
+from meshplan.planner.simulation.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,32 +105,79 @@ def judge(
     return _judged(problem, workload, run, share, copies)
 
 
-def judge_highest_rate(
-    problem: ServingProblem,
-    config: ServingConfig,
-    *,
-    high_per_s: float,
-    seed: int = 0,
-    costs: Sequence[StepCost] | None = None,
-) -> Judged:
-    """A configuration at the highest Poisson rate up to ``high_per_s`` at which it keeps every promise.
+class HighestRate:
+    """The search for the highest Poisson rate of a configuration up to ``high_per_s`` at which it keeps every promise.
 
-    Where it keeps them at no rate, the judgement is of the lowest rate tried, with what is broken.
+    It can be left at any time: ``kept_per_s`` and ``broken_per_s`` then say what is known.
     """
-    workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
-    share, part, copies = _share(config, workload)
-    found = max_rate(
-        make_requests(part, seed=seed),
-        server(site_of(problem), share, part, costs=costs),
-        problem.promises,
-        high_per_s=part.request_rate_per_s,
-        tolerance=RATE_TOLERANCE,
-    )
-    if found.run is None:
-        free = replace(problem, workload=replace(problem.workload, request_rate_per_s=None))
-        return judge(free, config, request_rate_per_s=found.broken_per_s * copies, seed=seed, costs=costs)
-    at = replace(workload, request_rate_per_s=found.rate_per_s * copies)
-    return _judged(problem, at, found.run, share, copies)
+
+    def __init__(
+        self,
+        problem: ServingProblem,
+        config: ServingConfig,
+        *,
+        high_per_s: float,
+        seed: int = 0,
+        costs: Sequence[StepCost] | None = None,
+    ) -> None:
+        self.problem = problem
+        self.workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
+        self.share, part, self.copies = _share(config, self.workload)
+        self.search = RateSearch(
+            make_requests(part, seed=seed),
+            server(site_of(problem), self.share, part, costs=costs),
+            problem.promises,
+            high_per_s=high_per_s / self.copies,
+            tolerance=RATE_TOLERANCE,
+        )
+
+    @property
+    def kept_per_s(self) -> float:
+        """The highest rate tried that keeps every promise; 0 before one does."""
+        return self.search.low * self.copies
+
+    @property
+    def broken_per_s(self) -> float:
+        """No rate above it keeps them, as far as is known: the lowest tried that breaks one, or the limit."""
+        return min(self.search.high, self.search.most) * self.copies
+
+    @property
+    def has_tried(self) -> bool:
+        """Some rate has been tried."""
+        return self.search.num_runs > 0
+
+    @property
+    def is_closed(self) -> bool:
+        """Nothing is left to try."""
+        return self.search.is_closed
+
+    @property
+    def tokens_per_request(self) -> float:
+        """Mean answer of the requests that are simulated."""
+        return float(self.search.requests.output_length.mean())
+
+    def narrow(self, rate_per_s: float | None = None) -> None:
+        """Try one rate, to the end where it is given, else the next of the search."""
+        if rate_per_s is None:
+            self.search.try_rate(self.search.next_rate())
+        else:
+            self.search.try_rate(rate_per_s / self.copies, gives_up=False)
+
+    def judged(self) -> Judged:
+        """The configuration at the rate that is kept if the search is closed; else, or if none is, at one that is not.
+
+        A run that was given up is made again.
+        """
+        if self.search.low_run is not None and (self.is_closed or self.search.high == math.inf):
+            return self._judged(self.search.low_run, self.kept_per_s)
+        if self.search.high_run is None:
+            self.narrow(self.broken_per_s)
+        assert self.search.high_run is not None  # noqa: S101  (that run was made to its end)
+        return self._judged(self.search.high_run, self.broken_per_s)
+
+    def _judged(self, run: ServingRun, rate_per_s: float) -> Judged:
+        at = replace(self.workload, request_rate_per_s=rate_per_s)
+        return _judged(self.problem, at, run, self.share, self.copies)
 
 
 def _judged(
@@ -161,10 +211,11 @@ def _share(config: ServingConfig, workload: ServingWorkload) -> tuple[ServingCon
     """A part of a large deployment with its part of the load, and how many such parts there are.
 
     Splitting Poisson arrivals at random gives Poisson arrivals; a router that knows the load does better, so the part
-    is no faster than the whole. Traces and several pools are simulated whole.
+    is no faster than the whole. Traces, shared prefixes and several pools are simulated whole.
     """
     workers = config.pools[0].num_workers
-    if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or workload.trace is not None:
+    is_one = workload.trace is not None or workload.num_prefixes is not None
+    if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or is_one:
         return config, workload, 1.0
     copies = workers / MOST_SIMULATED_WORKERS
     rate, concurrency = workload.request_rate_per_s, workload.concurrency
@@ -212,31 +263,41 @@ def serve(
     Raises:
         SpecError: the workload is malformed.
     """
-    return server(site, config, workload, costs=costs)(make_requests(workload, seed=seed))
+    return server(site, config, workload, costs=costs)(make_requests(workload, seed=seed), None)
 
 
 def server(
     site: Site, config: ServingConfig, workload: ServingWorkload, *, costs: Sequence[StepCost] | None = None
-) -> Callable[[Requests], ServingRun]:
+) -> Serve:
     """What serves requests like those of a workload, as clients see it."""
     costs = costs or [_cost(site, config, pool, workload) for pool in config.pools]
     system = ServingSystem(
-        pools=tuple(
-            SimulatedPool(
-                cost=cost,
-                limits=scheduled(pool, site.recipe, workload),
-                kv_capacity_tokens=pool_memory(site, pool, workload).kv_capacity_tokens,
-                num_workers=pool.num_workers,
-                role=pool.role,
-            )
-            for pool, cost in zip(config.pools, costs, strict=True)
-        ),
+        pools=tuple(simulated_pool(site, pool, workload, cost) for pool, cost in zip(config.pools, costs, strict=True)),
         router=config.router,
         link=_kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
     )
     constants = site.constants[config.pools[-1].node_type]
-    return lambda requests: seen_by_clients(simulate_system(requests, system), constants)
+
+    def served(requests: Requests, watch: Watch | None) -> ServingRun:
+        if watch is not None:
+            watch = watch.later(constants.first_token_offset_s)
+        return seen_by_clients(simulate_system(requests, system, watch), constants)
+
+    return served
+
+
+def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: StepCost) -> SimulatedPool:
+    """A pool as the simulator takes it."""
+    memory = pool_memory(site, pool, workload)
+    return SimulatedPool(
+        cost=cost,
+        limits=scheduled(pool, site.recipe, workload),
+        kv_capacity_tokens=memory.kv_capacity_tokens,
+        num_workers=pool.num_workers,
+        role=pool.role,
+        tier=tier_shape(pool, memory),
+    )
 
 
 def _cost(site: Site, config: ServingConfig, pool: Pool, workload: ServingWorkload) -> StepCost:
@@ -272,6 +333,18 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         pool.limits,
         pool.quantization,
         context=workload.input_length + workload.output_length / 2.0,
+    )
+
+
+def tier_shape(pool: Pool, memory: WorkerMemory) -> TierShape | None:
+    """A pool's tier in tokens: every device keeps, and fetches, its own share of a token's cache."""
+    tier, lanes = pool.kv_tier, pool.layout.attention_data_parallel
+    if tier is None:
+        return None
+    return TierShape(
+        capacity_tokens=int(tier.bytes_per_device / memory.kv_bytes_per_token * lanes),
+        seconds_per_token=memory.kv_bytes_per_token / tier.bytes_per_s_per_device,
+        latency_s=tier.latency_s,
     )
 
 

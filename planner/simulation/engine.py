@@ -13,6 +13,7 @@ from meshplan.planner.problems.serving import EngineLimits, Requests, Role
 from meshplan.planner.simulation.arrivals import check_requests
 from meshplan.planner.simulation.ledger import Ledger, fits
 from meshplan.planner.simulation.run import Segments, ServingRun, WorkerRun
+from meshplan.planner.simulation.watch import Watch
 from meshplan.planner.simulation.worker import Leave, Worker
 
 # Tokens of a KV block: the default of vLLM (--block-size).
@@ -27,6 +28,7 @@ def simulate(
     kv_capacity_tokens: int,
     kv_block_tokens: int = KV_BLOCK_TOKENS,
     role: Role = Role.MIXED,
+    watch: Watch | None = None,
 ) -> ServingRun:
     """Serve the requests with one worker, exact to an iteration (:mod:`meshplan.planner.simulation.worker`).
 
@@ -41,9 +43,11 @@ def simulate(
         kv_block_tokens: tokens of a block of KV cache.
         role: PREFILL ends a request with its first token; to DECODE requests come prefilled, so that their first
             token is out when they arrive.
+        watch: gives up a run of open arrivals that cannot keep its promises.
 
     Raises:
         SpecError: malformed requests or limits.
+        LostPromiseError: the watch gave up.
     """
     check_requests(requests)
     check_limits(limits, cost, kv_block_tokens)
@@ -80,6 +84,10 @@ def simulate(
     arrivals = requests.arrival_s.tolist()
     for request in order[:in_flight]:
         submit(request, arrivals[request])
+    if watch is not None and requests.concurrency is None:
+        for request in watch.moments(requests.arrival_s):
+            worker.run(arrivals[request])
+            watch.look(ledger, arrivals[request])
     worker.run()
     return finished(requests, ledger, [worker])
 

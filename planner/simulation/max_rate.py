@@ -1,8 +1,14 @@
 """The highest rate of open arrivals at which every objective is still met.
 
 All rates meet the same requests, whose arrivals are stretched (common random numbers), so that what differs between two
-runs is the rate alone. The rate is bracketed and bisected on logarithms: who meets whom in a batch makes the latencies
-rough in the rate, and methods that trust a slope needed as many runs.
+runs is the rate alone. The rate is stepped down until the objectives are met, and then closed in between a rate that is
+met and one that is not. With y = limit/latency, which falls to 0 at saturation much as the spare capacity does, the
+crossing y = 1 is looked for on the line through both ends; the next rate is tried half a tolerance beyond it, on the
+side that did not move last, so that two good guesses end the search; where guesses fall on the same side again, the
+distance doubles. A run that is certain to miss an objective by far is given up (:mod:`.watch`).
+
+Latencies are not strictly monotone in the rate: who meets whom in a batch changes. Where there are several crossings,
+one of them is found.
 
 A short run at too high a rate may be over before its queue is long. So no rate is tried above the one at which
 requests leave while the queue never runs dry: all of them at once, counted over the middle half of the departures.
@@ -20,12 +26,17 @@ from meshplan.planner.problems.serving import Objective, Requests
 from meshplan.planner.simulation.arrivals import scaled
 from meshplan.planner.simulation.metrics import Latency, itl, latency, samples_of
 from meshplan.planner.simulation.run import ServingRun
+from meshplan.planner.simulation.watch import LostPromiseError, Watch
 
-Serve = Callable[[Requests], ServingRun]
+Serve = Callable[[Requests, Watch | None], ServingRun]
 # Relative distance between the rate that is met and the one that is not: below the noise of a thousand requests.
 TOLERANCE = 0.01
+# A run whose latency is certain to be above so many times its limit is given up: nearer ones tell where to look next.
+FAR = 1.3
 # Each step down from the saturated rate, until the objectives are met; and how often before none is.
 DOWN, MAX_DOWN = 0.5, 12
+# Latencies below this share of their limits count as that share: there is none to divide by where nobody waits.
+LEAST_RATIO = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +73,7 @@ def max_rate(
 
     Args:
         requests: open arrivals, at any rate.
-        serve: simulates requests.
+        serve: simulates requests; given a watch, it may give up.
         objectives: what must be met. A rejected request meets none.
         high_per_s: no rate is above it; None for the saturated rate, which takes a run.
         tolerance: of the rate, relative.
@@ -70,16 +81,9 @@ def max_rate(
     Raises:
         SpecError: all requests arrive at once.
     """
-    search = _Search(requests, serve, objectives)
-    if high_per_s is None:
-        high_per_s = search.saturated_rate()
-    rate = high_per_s
-    for _ in range(MAX_DOWN):
-        if rate <= 0.0 or search.try_rate(rate):
-            break
-        rate *= DOWN
-    if search.low_run is not None:
-        search.close_in(tolerance)
+    search = RateSearch(requests, serve, objectives, high_per_s=high_per_s, tolerance=tolerance)
+    while not search.is_closed:
+        search.try_rate(search.next_rate())
     return search.found()
 
 
@@ -123,36 +127,79 @@ def in_flight_growth(run: ServingRun) -> float:
     return float(after.mean() / before.mean()) if len(before) and len(after) else 1.0
 
 
-class _Search:
-    def __init__(self, requests: Requests, serve: Serve, objectives: Sequence[Objective]) -> None:
+class RateSearch:
+    """The search, one rate at a time; arguments as of :func:`max_rate`.
+
+    Attributes:
+        low: the highest rate tried that meets the objectives; 0 before one does.
+        high: the lowest rate tried that does not, infinite before one does not.
+        low_run: the run at ``low``.
+        high_run: the run at ``high``; None where it was given up.
+    """
+
+    def __init__(
+        self,
+        requests: Requests,
+        serve: Serve,
+        objectives: Sequence[Objective],
+        *,
+        high_per_s: float | None = None,
+        tolerance: float = TOLERANCE,
+    ) -> None:
         self.requests, self.serve, self.objectives = requests, serve, objectives
+        self.watch = Watch(objectives=objectives, margin=FAR)
         self.num_runs = 0
+        self.most = self._saturated_rate() if high_per_s is None else high_per_s
+        # In logarithms; a hair less, so that a bracket of one step counts as closed.
+        self.step = math.log1p(tolerance) * (1.0 - 1e-6)
         self.low, self.high = 0.0, math.inf
-        self.binding: Objective | None = None
         self.low_run: ServingRun | None = None
+        self.high_run: ServingRun | None = None
+        self.binding: Objective | None = None
+        # limit/latency at both ends, and how often the same end has moved in a row: downwards if negative.
+        self.low_ratio, self.high_ratio, self.in_a_row = math.inf, 0.0, 0
 
-    def saturated_rate(self) -> float:
-        self.num_runs += 1
-        at_once = replace(self.requests, arrival_s=np.zeros(len(self.requests)))
-        return saturated_rate(self.serve(at_once))
+    @property
+    def is_closed(self) -> bool:
+        """Nothing is left to try: the bracket is within the tolerance, the limit is met, or no rate is."""
+        if not self.low:
+            return self.most <= 0.0 or self.high <= self.most * DOWN ** (MAX_DOWN - 1)
+        return self.low >= self.most or math.log(self.high / self.low) <= self.step * (1.0 + 1e-5)
 
-    def try_rate(self, rate: float) -> bool:
+    def next_rate(self) -> float:
+        """What to try next."""
+        if self.high == math.inf:
+            return self.most
+        if not self.low:
+            return self.high * DOWN
+        low, high, step = math.log(self.low), math.log(self.high), self.step
+        if high - low <= 2.0 * step:
+            return math.exp((low + high) / 2.0)
+        share = (self.low_ratio - 1.0) / (self.low_ratio - self.high_ratio)
+        guess = math.log(self.low + share * (self.high - self.low))
+        guess += math.copysign(step / 2.0 * 2.0 ** (abs(self.in_a_row) - 1), self.in_a_row) if self.in_a_row else 0.0
+        return math.exp(min(max(guess, low + step), high - step))
+
+    def try_rate(self, rate: float, *, gives_up: bool = True) -> bool:
         """Whether a rate meets the objectives; it becomes one end of the bracket."""
         self.num_runs += 1
-        run = self.serve(scaled(self.requests, rate))
-        ratio, whose = worst_ratio(run, self.objectives)
+        run = None
+        try:
+            run = self.serve(scaled(self.requests, rate), self.watch if gives_up else None)
+            ratio, whose = worst_ratio(run, self.objectives)
+        except LostPromiseError as lost:
+            ratio, whose = FAR, lost.objective
+        is_first = not self.low or self.high == math.inf
         if ratio <= 1.0:
-            self.low, self.low_run = rate, run
+            self.low, self.low_run, self.low_ratio = rate, run, 1.0 / max(ratio, LEAST_RATIO)
+            self.in_a_row = 0 if is_first else max(self.in_a_row, 0) + 1
         else:
-            self.high, self.binding = rate, whose
+            self.high, self.high_run, self.binding, self.high_ratio = rate, run, whose, 1.0 / ratio
+            self.in_a_row = 0 if is_first else min(self.in_a_row, 0) - 1
         return ratio <= 1.0
 
-    def close_in(self, tolerance: float) -> None:
-        """Halve the bracket to the tolerance."""
-        while self.low * (1.0 + tolerance) < self.high < math.inf:
-            self.try_rate(math.sqrt(self.low * self.high))
-
     def found(self) -> MaxRate:
+        """What is known now."""
         return MaxRate(
             rate_per_s=self.low,
             broken_per_s=self.high,
@@ -161,3 +208,8 @@ class _Search:
             num_runs=self.num_runs,
             growth=1.0 if self.low_run is None else in_flight_growth(self.low_run),
         )
+
+    def _saturated_rate(self) -> float:
+        self.num_runs += 1
+        at_once = replace(self.requests, arrival_s=np.zeros(len(self.requests)))
+        return saturated_rate(self.serve(at_once, None))

@@ -13,7 +13,7 @@ import numpy as np
 
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import Layout
-from meshplan.planner.solvers.serving_candidates import PricedWorker
+from meshplan.planner.solvers.serving_workers import PricedWorker
 
 # A batch grows past its use when one more request brings less than this share of what the first one brought
 # (BCA, "Mind the Memory Gap", arXiv:2503.08311, §5: ε of its advisor).

@@ -16,48 +16,18 @@ sampled with ``num_requests`` requests, and the plan carries their confidence in
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from meshplan.planner.problems.serving import Arrival, Role
 from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.simulation.deployment import Judged, judge, judge_highest_rate
-from meshplan.planner.solvers.serving_candidates import (
-    Candidate,
-    PricedWorker,
-    aggregated,
-    disaggregated,
-    priced_workers,
-    rechunked,
-    score_of,
-)
-from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
-
-# Simulations after which the best so far is taken: a hundred cost about a second.
-MAX_SIMULATED = 60
-# Simulations that are made though the bound already proves the incumbent: the runners-up of the table.
-MIN_SIMULATED = 6
-# Sampling noise of a simulated throughput; a bound within it of the incumbent proves nothing better is to be found.
-NOISE = 0.01
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Simulated:
-    """A candidate and what the simulation says of it.
-
-    Args:
-        candidate: with its closed form.
-        judged: simulated latencies, rates and broken promises.
-        score: objective, smaller is better; infinite where a promise is broken.
-    """
-
-    candidate: Candidate
-    judged: Judged
-    score: float
+from meshplan.planner.simulation.deployment import HighestRate
+from meshplan.planner.solvers.serving_branch import NOISE, Branch, Simulated, score_judged, simulate_candidate
+from meshplan.planner.solvers.serving_candidates import Candidate, aggregated, disaggregated
+from meshplan.planner.solvers.serving_workers import PricedWorker, priced_workers
+from meshplan.planner.solvers.solution import OnProgress, Solution, Status, relative_gap, status_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +67,7 @@ def search_serving(
     candidates = _within_limits(problem, candidates, rejected)
     candidates.sort(key=lambda one: (one.score, one.config.num_devices, _complexity(one), one.tpot_s))
     deadline = None if time_limit_s is None else start_wall + time_limit_s
-    simulated, bound = _branch(problem, candidates, seed, deadline, on_progress)
+    simulated, bound = Branch(problem, candidates, seed=seed, deadline=deadline, on_progress=on_progress).run()
     simulated.sort(key=lambda one: (one.score, len(one.judged.broken), one.candidate.score))
     _simplest_first(simulated)
     report = ServingReport(
@@ -169,85 +139,15 @@ def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rej
     return kept
 
 
-def _branch(
-    problem: ServingProblem,
-    candidates: Sequence[Candidate],
-    seed: int,
-    deadline: float | None,
-    on_progress: OnProgress | None,
-) -> tuple[list[Simulated], float]:
-    """Simulate in the order of the bounds until nothing left can beat the incumbent; the bound on all that is left.
-
-    A mixed deployment whose gaps between tokens break a promise comes back with smaller chunks of prefill.
-    """
-    order = itertools.count()
-    left = [(one.score, next(order), one) for one in candidates]
-    heapq.heapify(left)
-    simulated: list[Simulated] = []
-    incumbent = float("inf")
-    while left:
-        candidate = heapq.heappop(left)[-1]
-        proven = incumbent <= candidate.score * (1.0 + NOISE)
-        spent = len(simulated) >= MAX_SIMULATED or (deadline is not None and time.perf_counter() > deadline)
-        if (proven and len(simulated) >= MIN_SIMULATED) or spent:
-            return simulated, incumbent if proven else candidate.score
-        simulated.append(_simulated(problem, candidate, incumbent, seed))
-        incumbent = min(incumbent, simulated[-1].score)
-        if any(promise.metric in ("tpot", "itl") for promise, _ in simulated[-1].judged.broken):
-            for smaller in rechunked(problem, candidate):
-                heapq.heappush(left, (smaller.score, next(order), smaller))
-        if on_progress is not None:
-            on_progress(Progress(incumbent=incumbent, bound=candidate.score, note=f"{len(simulated)} simulated"))
-    return simulated, incumbent
-
-
-def _simulated(problem: ServingProblem, candidate: Candidate, incumbent: float, seed: int) -> Simulated:
-    """A candidate under the load of the question; where that is free, under the most that keeps every promise."""
-    costs = [worker.cost for worker, _ in candidate.parts]
-    if not problem.has_free_load:
-        judged = judge(problem, candidate.config, seed=seed, costs=costs)
-    elif problem.limit_s("ttft") == problem.limit_s("e2e") == float("inf"):
-        # Nobody waits for an answer: requests are kept in flight, and the queue has no say.
-        judged = judge(problem, candidate.config, num_running=candidate.num_running, seed=seed, costs=costs)
-    else:
-        judged = _fullest(problem, candidate, incumbent, seed)
-    score = float("inf") if judged.broken else _score(problem, candidate, judged)
-    return Simulated(candidate=candidate, judged=judged, score=score)
-
-
-def _fullest(problem: ServingProblem, candidate: Candidate, incumbent: float, seed: int) -> Judged:
-    """The highest Poisson rate that keeps every promise, up to the closed form's.
-
-    Scores fall as 1/rate, so a candidate that breaks a promise at the rate where it would equal the incumbent is left
-    there.
-    """
-    most, costs = candidate.request_rate_per_s, [worker.cost for worker, _ in candidate.parts]
-    if incumbent < float("inf"):
-        equal = min(candidate.score / incumbent, 1.0) * most
-        judged = judge(problem, candidate.config, request_rate_per_s=equal, seed=seed, costs=costs)
-        if judged.broken:
-            return judged
-    return judge_highest_rate(problem, candidate.config, high_per_s=most, seed=seed, costs=costs)
-
-
 def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> float:
     """The highest Poisson rate at which a deployment keeps every promise, requests/s; at least the question's own."""
     supply = min(worker.best_rate_per_s * count for worker, count in candidate.parts)
     rate = problem.workload.request_rate_per_s or 0.0
     costs = [worker.cost for worker, _ in candidate.parts]
-    judged = judge_highest_rate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
-    return rate if judged.broken else max(rate, judged.requests_per_s)
-
-
-def _score(problem: ServingProblem, candidate: Candidate, judged: Judged) -> float:
-    return score_of(
-        problem,
-        num_devices=candidate.config.num_devices,
-        tokens_per_s=judged.output_tokens_per_s,
-        request_rate_per_s=judged.requests_per_s,
-        usd_per_hour=candidate.usd_per_hour,
-        power_w=candidate.power_w,
-    )
+    search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
+    while not search.is_closed:
+        search.narrow()
+    return max(rate, search.kept_per_s)
 
 
 def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulated, ServingReport]:
@@ -269,8 +169,8 @@ def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulate
         reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
         raise ValueError(f"this configuration cannot run: {reason}")
     chosen = min(candidates, key=lambda one: one.config.num_devices)
-    simulated = _simulated(problem, chosen, float("inf"), seed)
-    score = _score(problem, chosen, simulated.judged)
+    simulated = simulate_candidate(problem, chosen, seed=seed)
+    score = score_judged(problem, chosen, simulated.judged)
     report = ServingReport(
         simulated=(replace(simulated, score=score),),
         num_candidates=1,

@@ -27,6 +27,7 @@ from meshplan.planner.simulation.engine import simulate
 from meshplan.planner.simulation.max_rate import max_rate
 from meshplan.planner.simulation.metrics import summarize
 from meshplan.planner.simulation.run import ServingRun
+from meshplan.planner.simulation.watch import Watch
 
 COST = linear_cost(most_seqs=512)
 NUM_PLANS = 50
@@ -93,8 +94,8 @@ def main() -> None:
         print(f"{name:34} {statistics.median(times) * 1e3:6.1f}")
 
 
-def serve(requests: Requests) -> ServingRun:
-    return simulate(requests, COST, EngineLimits(), kv_capacity_tokens=300_000)
+def serve(requests: Requests, watch: Watch | None = None) -> ServingRun:
+    return simulate(requests, COST, EngineLimits(), kv_capacity_tokens=300_000, watch=watch)
 
 
 def systems() -> dict[str, ServingSystem]:

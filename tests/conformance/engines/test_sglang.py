@@ -17,7 +17,7 @@ from meshplan.planner.emit import sglang as emitter
 from meshplan.planner.emit.serving_job import PoolProgram
 from meshplan.planner.emit.serving_request import ServingRequest
 from meshplan.planner.problems.engines import SGLANG
-from meshplan.planner.problems.serving import Role
+from meshplan.planner.problems.serving import EngineLimits, KvTier, Role
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of
@@ -151,3 +151,18 @@ def test_holes_of_the_parser_are_closed_by_our_rules(sglang, checkpoints) -> Non
     for shape, of in ((LLAMA_70B, layout(5)), (MIXTRAL, layout(9, expert=3))):
         with pytest.raises(CannotExpressError):
             emitter.job(serving_request(shape, aggregated("sglang", of)))
+
+
+def test_a_tier_of_kv_cache_is_what_the_plan_says(sglang, checkpoints) -> None:
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    tier = KvTier(store="host", bytes_per_device=100e9, bytes_per_s_per_device=5e10)
+    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    config = aggregated("sglang", layout(8), limits=limits, kv_tier=tier)
+    request = serving_request(LLAMA_70B, config, model_path=checkpoints[LLAMA_70B.slug], quantized_checkpoint=False)
+    (program,) = emitter.job(request).programs
+    words = words_of(program)
+    assert {word for word in words if word.startswith("--")} <= sglang.option_strings
+    view = resolved_view(sglang.resolved(words[3:]))
+    assert view.enable_hierarchical_cache
+    assert view.hicache_size * 1e9 == tier.bytes_per_device

@@ -18,7 +18,7 @@ from meshplan.planner.emit.serving_job import PoolProgram
 from meshplan.planner.emit.serving_request import ServingRequest
 from meshplan.planner.problems.engines import VLLM
 from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import Role, Speculation
+from meshplan.planner.problems.serving import EngineLimits, KvTier, Role, Speculation
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of
@@ -177,3 +177,16 @@ def test_drafts(vllm, checkpoints) -> None:
     )
     for program in emitter.job(request).programs:
         check(vllm, program, request)
+
+
+def test_a_tier_of_kv_cache_is_what_the_plan_says(vllm, checkpoints) -> None:
+    tier = KvTier(store="host", bytes_per_device=100 * 2.0**30, bytes_per_s_per_device=5e10)
+    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    config = aggregated("vllm", layout(4, 2), limits=limits, kv_tier=tier)
+    request = serving_request(LLAMA_70B, config, model_path=checkpoints[LLAMA_70B.slug], quantized_checkpoint=False)
+    (program,) = emitter.job(request).programs
+    words = words_of(program)
+    assert {word for word in words if word.startswith("--")} <= vllm.option_strings
+    cache = vllm.config(words[2:]).cache_config
+    assert cache.kv_offloading_size * 2**30 == 8 * tier.bytes_per_device
+    assert cache.kv_offloading_backend == "native"

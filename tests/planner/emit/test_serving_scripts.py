@@ -30,7 +30,7 @@ from meshplan.planner.emit.serving_request import HostType, ServingRequest, Work
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.problems.engines import ENGINES
 from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import EngineLimits, Role, Router, Speculation
+from meshplan.planner.problems.serving import EngineLimits, KvTier, Role, Router, Speculation
 from meshplan.planner.service import support_matrix
 
 # Notes its words and its place, then waits to be ended as a server does.
@@ -308,3 +308,37 @@ def test_an_all_reduce_of_nccl_is_said(engine: str, word: str) -> None:
         config = aggregated(engine, layout(8), limits=EngineLimits(custom_all_reduce=own))
         emitted = emit_serving(engine, serving_request(LLAMA_70B, config))
         assert any(word in artifact.content for artifact in emitted.artifacts) is not own
+
+
+TIER = KvTier(store="host", bytes_per_device=100 * 2.0**30, bytes_per_s_per_device=5e10)
+
+
+def test_each_engine_says_where_prefixes_go() -> None:
+    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    said = {}
+    for engine, arguments in (("vllm", vllm.arguments), ("sglang", sglang.arguments), ("trtllm", trtllm.arguments)):
+        chunks = replace(limits, chunked_prefill=engine == "vllm")
+        config = aggregated(engine, layout(4, 2), limits=chunks, kv_tier=TIER)
+        request = serving_request(LLAMA_70B, config)
+        said[engine] = {flag: value for flag, *value in arguments(request, config.pools[0])}
+        plain = aggregated(engine, layout(4, 2), limits=chunks)
+        without = {flag for flag, *_ in arguments(serving_request(LLAMA_70B, plain), plain.pools[0])}
+        assert not [flag for flag in without if "offload" in flag or "hi" in flag.split("-")]
+    # GiB over the eight devices of a worker; whole GB of one rank; bytes of one rank.
+    assert said["vllm"]["--kv-offloading-size"] == ["800"]
+    assert said["vllm"]["--kv-offloading-backend"] == ["native"]
+    assert said["sglang"]["--hicache-size"] == ["107"]
+    assert "--enable-hierarchical-cache" in said["sglang"]
+    assert trtllm.options(request, config.pools[0])["kv_cache_config"]["host_cache_size"] == 100 * 2**30
+
+
+def test_a_tier_that_an_engine_has_no_word_for_is_refused() -> None:
+    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    for wrong, reason in (
+        ({"kv_tier": replace(TIER, store="nvme")}, "nvme has no word"),
+        ({"limits": replace(limits, prefix_caching=False)}, "needs prefix_caching"),
+        ({"kv_tier": replace(TIER, bytes_per_s_per_device=0.0)}, "must be above 0"),
+        ({"role": Role.PREFILL}, "of mixed workers only"),
+    ):
+        tried = pool(layout(4), **{"limits": limits, "kv_tier": TIER, **wrong})
+        assert any(reason in text for text in ENGINES["vllm"].broken_pool(LLAMA_70B, tried))
