@@ -173,6 +173,12 @@ def _zero(row: Row) -> str:
     return f"{row['zero_stage']}/{shard}" if row["zero_stage"] and shard != data else str(row["zero_stage"])
 
 
+def _recompute(row: Row) -> str:
+    """The mode, with the layers of a chunk where only some are recomputed."""
+    mode, layers = str(row["activation_recompute"]), row.get("recompute_num_layers", 0)
+    return f"{mode} {layers}" if layers else mode
+
+
 def _experts(row: Row) -> str:
     if row["expert_parallel"] * row["expert_tensor_parallel"] == 1:
         return ""
@@ -189,7 +195,7 @@ TOP_COLUMNS = (
     Column(key="data_parallel", title="DP", right=True, wrap=False),
     Column(key="expert_parallel", title="EP", right=True, derive=_experts, optional=True, wrap=False),
     Column(key="micro_batch_size", title="mbs", right=True, wrap=False),
-    Column(key="activation_recompute", title="recompute", wrap=False),
+    Column(key="activation_recompute", title="recompute", derive=_recompute, wrap=False),
     Column(key="zero_stage", title="ZeRO", derive=_zero, right=True, wrap=False),
     Column(key="world_size", title="dev.", right=True, wrap=False),
     Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
@@ -401,7 +407,7 @@ def config_text(config: Mapping[str, Any]) -> str:
     if config.get("zero_stage"):
         parts.append(f"ZeRO-{config['zero_stage']}")
     if config.get("activation_recompute", "none") != "none":
-        parts.append(f"{config['activation_recompute']} recompute")
+        parts.append(f"{_recompute(config)} recompute")
     return " ".join(parts) or "a single device"
 
 

@@ -158,8 +158,17 @@ class FixedSpec(SpecModel):
     micro_batch_size: Count | None = None
     zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
     sequence_parallel: Annotated[bool, Field(strict=True)] | None = None
-    activation_recompute: Literal["none", "selective", "full"] | None = None
+    activation_recompute: Literal["none", "selective", "block", "full"] | None = None
+    recompute_num_layers: Count | None = Field(
+        default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
+    )
     pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
+
+    @model_validator(mode="after")
+    def _block_has_layers(self) -> FixedSpec:
+        if self.recompute_num_layers is not None and self.activation_recompute != "block":
+            raise ValueError("recompute_num_layers goes with activation_recompute: block")
+        return self
 
     def pinned(self) -> dict[str, int | str | bool]:
         """Only what is pinned."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from typing import Any
@@ -35,7 +35,7 @@ LISTED_EXAMPLES = 6
 
 def config_document(config: TrainingConfig) -> dict[str, Any]:
     """The choices as plain JSON."""
-    return {**asdict(config), "layers_per_chunk": list(config.layers_per_chunk), "world_size": config.world_size}
+    return {**config.choices, "layers_per_chunk": list(config.layers_per_chunk), "world_size": config.world_size}
 
 
 def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:

@@ -37,7 +37,7 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "zero_stage": (0, 1, 2, 3),
     "expert_parallel": (1, 4),
     "expert_tensor_parallel": (1, 2),
-    "activation_recompute": ("none", "selective", "full"),
+    "activation_recompute": ("none", "selective", "block", "full"),
     "precision": ("bf16", "fp16", "fp8"),
     "micro_batch_size": (1, 2),
     "global_batch_size": (64,),
@@ -190,6 +190,7 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         else is_split and chosen["tensor_parallel"] > 1,
         pipeline_schedule=probe.value if probe.choice == "pipeline_schedule" else usual,
         layers_per_chunk=tuple(layers),
+        recompute_num_layers=1 if chosen["activation_recompute"] == "block" else 0,
         global_batch_size=chosen["micro_batch_size"] * chosen["num_microbatches"] * chosen["data_parallel"],
     )
 
@@ -212,7 +213,7 @@ def _plan(config: TrainingConfig, probe: Probe) -> Plan:
         spec={"kind": "training"},
         spec_digest="",
         catalog_digest="",
-        config=cast("Mapping[str, Any]", asdict(config)),
+        config=cast("Mapping[str, Any]", config.choices),
         predicted={},
         solution={"status": "feasible"},
         rank_table=tuple(table),

@@ -197,7 +197,7 @@ def staged_pipeline_s(
         virtual_pipeline_stages: v.
         num_microbatches: m, [n].
         stages_s: forward + backward of one micro-batch on each stage, [p, n].
-        forward_share: forward part of it, [n] or one number.
+        forward_share: forward part of it: one number, [n], or [p, n] where stages differ in it.
     """
     p = len(stages_s)
     slowest = stages_s.max(axis=0)
@@ -212,9 +212,12 @@ def staged_pipeline_s(
     if schedule not in ("1f1b", "interleaved"):
         return upper
     differs = stages_s[-1] < slowest  # where the last stage is the slowest, β says it all
+    shares = np.asarray(forward_share, dtype=np.float64)
+    if shares.ndim == stages_s.ndim:
+        differs = differs | (shares.max(axis=0) > shares.min(axis=0))
     if not differs.any():
         return upper
-    share = np.broadcast_to(np.asarray(forward_share, dtype=np.float64), slowest.shape)[differs]
+    share = np.broadcast_to(shares, stages_s.shape if shares.ndim == stages_s.ndim else slowest.shape)[..., differs]
     # One candidate may be priced under many constants at once: then times have more columns than m.
     m = np.broadcast_to(num_microbatches, slowest.shape)[differs]
     exact = _one_forward_one_backward_s(stages_s[:, differs], share, m, virtual_pipeline_stages)

@@ -97,8 +97,16 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         num_microbatches=one(config.num_microbatches),
         zero_stage=one(config.zero_stage),
         recompute=one(int(Recompute[config.activation_recompute.upper()])),
+        recompute_num_layers=one(config.recompute_num_layers),
         sequence_parallel=np.array([config.sequence_parallel]),
     )
+
+
+def _recomputed_layers(config: TrainingConfig) -> int:
+    """Layers whose forward pass runs twice."""
+    if config.activation_recompute == "full":
+        return sum(config.layers_per_chunk)
+    return sum(min(layers, config.recompute_num_layers) for layers in config.layers_per_chunk)
 
 
 def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
@@ -129,5 +137,5 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             config.global_batch_size,
             frozen_weights=problem.workload.phase is Phase.LORA,
         ),
-        recompute_flops_share=1.0 / 3.0 if config.activation_recompute == "full" else 0.0,
+        recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
     )

@@ -303,6 +303,7 @@ MEGATRON = FrameworkRules(
     pipeline_schedules=("none", "1f1b", "interleaved"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=128,
+    recompute_modes=("none", "selective", "block", "full"),
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
@@ -335,4 +336,5 @@ ANY_FRAMEWORK = FrameworkRules(
     pipeline_schedules=("none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
+    recompute_modes=("none", "selective", "block", "full"),
 )

@@ -15,6 +15,12 @@ recompute repeats the forward pass, and p stages with m micro-batches leave T(c)
 :func:`~meshplan.planner.estimators.pipeline.least_bubble`. What is left is priced completely, so the incumbent is
 optimal under the estimator and the gap is 0; a search that is cut short reports the best bound of what it did not
 visit.
+
+*Recompute of a block.* A candidate that exceeds the memory without recompute has others beside it that recompute the
+first r layers of each chunk, 1 ≤ r < the layers of a chunk. Time does not fall with r and memory does not grow, so the
+least r that fits is the best of them, and the only one that is priced
+(:meth:`~meshplan.planner.estimators.memory.MemoryModel.least_recomputed`). The bound of the candidate without recompute
+holds for them too.
 """
 
 from __future__ import annotations
@@ -22,14 +28,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
-from meshplan.planner.estimators.memory import MemoryModel
+from meshplan.planner.estimators.memory import MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
@@ -109,6 +115,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         sequence_parallel=bool(candidates.sequence_parallel[row]),
         zero_stage=int(candidates.zero_stage[row]),
         activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
+        recompute_num_layers=int(candidates.recompute_num_layers[row]),
         pipeline_schedule=split.schedule,
         layers_per_chunk=split.layers_per_chunk,
         micro_batch_size=int(candidates.micro_batch_size[row]),
@@ -121,7 +128,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
 
 def _simplicity(config: TrainingConfig) -> tuple[int, ...]:
     """Order among equals: fewer devices, then fewer and smaller departures from plain data parallelism."""
-    modes = ("none", "selective", "full")
+    modes = ("none", "selective", "block", "full")
     return (
         config.world_size,
         config.zero_stage,
@@ -132,6 +139,7 @@ def _simplicity(config: TrainingConfig) -> tuple[int, ...]:
         config.expert_parallel,
         config.expert_tensor_parallel,
         modes.index(config.activation_recompute),
+        config.recompute_num_layers,
         -config.data_parallel_shard,
         config.micro_batch_size,
     )
@@ -264,15 +272,61 @@ class DegreeSearch:
         hopeful = everything.take(self._may_be_kept(everything))
         self._rule_out(len(everything) - len(hopeful))
         batch = legal_candidates(self.problem, hopeful, self.report.refused)
+        if not len(batch):
+            return
+        memory = self._memory(batch)
+        stages = memory.stages()
+        if self._blocks_only or self._blocks_too:
+            self._price_within(*self._with_blocks(memory, stages))
+        if not self._blocks_only:
+            self._price_within(batch, stages)
+
+    def _memory(self, batch: Candidates) -> MemoryModel:
+        problem = self.problem
+        return MemoryModel(
+            shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
+        )
+
+    @property
+    def _blocks_only(self) -> bool:
+        """Recompute of a block was asked for."""
+        return self.problem.fixed.get("activation_recompute") == "block"
+
+    @property
+    def _blocks_too(self) -> bool:
+        """Recompute is free, and the framework can recompute a block."""
+        pinned = "activation_recompute" in self.problem.fixed
+        return not pinned and "block" in self.problem.rules.recompute_modes
+
+    def _with_blocks(
+        self, memory: MemoryModel, stages: Sequence[StageMemory]
+    ) -> tuple[Candidates, tuple[StageMemory, ...]]:
+        """The candidates without recompute that a block of recomputed layers brings within memory, and their memory."""
+        batch = memory.candidates
+        longest = max(batch.split.layers_per_chunk)
+        asked = self.problem.fixed.get("recompute_num_layers")
+        if asked is None:
+            least = memory.least_recomputed([stage.safe_bytes for stage in stages], self.problem.limits.memory_bytes)
+            if self._blocks_only:  # what would fit without takes one layer; what does not fit at all is a near miss
+                least = np.clip(least, 1, longest)
+        else:
+            least = np.full(len(batch), min(int(asked), longest))
+        fits = (batch.recompute == Recompute.NONE) & (least >= 1) & (least <= longest - (not self._blocks_only))
+        blocks = batch.take(fits)
+        blocks = replace(
+            blocks,
+            recompute=np.full(len(blocks), int(Recompute.BLOCK)),
+            recompute_num_layers=least[fits],
+        )
+        return blocks, self._memory(blocks).stages()
+
+    def _price_within(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
+        """Hold a batch with its memory against the limits; price and keep what is left."""
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):
             return
         problem = self.problem
-        memory = MemoryModel(
-            shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
-        )
-        stages = memory.stages()
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         keep = self._within("device memory", safe, problem.limits.memory_bytes, batch)
         if problem.limits.host_memory_bytes is not None:

@@ -1,7 +1,8 @@
 """Every legal candidate, as arrays: all choices but the pipeline split, sorted by the devices they need.
 
 A *template* is a candidate without its pipeline: (tensor, context, data, shard, expert, expert-tensor parallelism,
-micro-batch, ZeRO stage, recompute). For each pipeline split the templates that fit its share of the devices become
+micro-batch, ZeRO stage, recompute of whole layers or none: how many layers of a chunk recompute in blocks is left to
+the search). For each pipeline split the templates that fit its share of the devices become
 :class:`~meshplan.planner.estimators.candidates.Candidates`. What makes a value legal in itself (heads, batch, sequence,
 experts) is settled here, once; what ties choices together is asked of the framework's own rules.
 """
@@ -160,7 +161,11 @@ def make_templates(problem: TrainingProblem) -> Templates:
 
 
 def _recompute_modes(problem: TrainingProblem) -> list[int]:
+    """The modes of templates. Recompute of a block starts from templates without recompute."""
     known = [mode for mode in Recompute if mode.name.lower() in problem.rules.recompute_modes]
+    if problem.fixed.get("activation_recompute") == Recompute.BLOCK.name.lower():
+        return [int(Recompute.NONE)] if Recompute.BLOCK in known else []
+    known = [mode for mode in known if mode is not Recompute.BLOCK]
     if "activation_recompute" in problem.fixed:
         pinned = Recompute[str(problem.fixed["activation_recompute"]).upper()]
         return [int(pinned)] if pinned in known else []
@@ -261,7 +266,12 @@ def template_candidates(
     columns = {name: array[rows] for name, array in templates.columns.items()}
     batch = problem.workload.global_batch_size
     microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
-    return Candidates(split=split, num_microbatches=microbatches, **columns)
+    return Candidates(
+        split=split,
+        num_microbatches=microbatches,
+        recompute_num_layers=np.zeros_like(microbatches),
+        **columns,
+    )
 
 
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:

@@ -69,11 +69,13 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
         "context_parallel": draw.choice((1, 1, 2)),
         "data_parallel": draw.choice((1, 2, 3, 4, 8)),
         "zero_stage": draw.choice((0, 1, 1, 2, 3)),
-        "activation_recompute": draw.choice(("none", "selective", "full")),
+        "activation_recompute": draw.choice(("none", "selective", "block", "full")),
         "micro_batch_size": draw.choice((1, 2)),
         "num_microbatches": draw.choice((1, 2, 6, 8, 12)),
         "precision": draw.choice(("bf16", "bf16", "fp16") if shape.moe else ("bf16", "fp16", "fp8")),
     }
+    if choices["activation_recompute"] == "block":
+        choices["recompute_num_layers"] = draw.choice((1, 2, max(layers)))
     if draw.random() < 0.5:
         choices["layers_per_chunk"] = tuple(layers)
     if shape.moe is not None:
