@@ -51,6 +51,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         sequence_length=workload.sequence_length,
         precision=workload.precision,
         recompute_num_layers=_block(problem),
+        optimizer_offload=bool(fixed.get("optimizer_offload", False)),
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:

@@ -132,6 +132,9 @@ class ConstraintsSpec(SpecModel):
     )
     memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
     host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
+    optimizer_offload: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="optimizer states may lie in host memory, where nothing else fits (not validated)"
+    )
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
     min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="use at least so many, such as all that are rented"
@@ -162,6 +165,7 @@ class FixedSpec(SpecModel):
     recompute_num_layers: Count | None = Field(
         default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
     )
+    optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
     pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
 
     @model_validator(mode="after")

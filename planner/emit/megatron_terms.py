@@ -255,6 +255,17 @@ TERMS = (
         verified_by=_PARSER,
     ),
     Term(
+        name="optimizer_offload",
+        # The optimizer on the host takes the precision-aware path, and the parser insists on both.
+        words=lambda config, _: (
+            {"--optimizer-cpu-offload": "", "--use-precision-aware-optimizer": ""} if config.optimizer_offload else {}
+        ),
+        read=lambda words: {"optimizer_offload": True} if "--optimizer-cpu-offload" in words else {},
+        keys=("--optimizer-cpu-offload", "--use-precision-aware-optimizer"),
+        said_by="--optimizer-cpu-offload, --use-precision-aware-optimizer",
+        verified_by=_PARSER,
+    ),
+    Term(
         name="precision",
         words=_precision,
         read=_read_precision,

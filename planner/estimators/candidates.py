@@ -202,6 +202,7 @@ class Candidates:
     recompute: IntArray
     recompute_num_layers: IntArray
     sequence_parallel: BoolArray
+    optimizer_offload: BoolArray
 
     def __len__(self) -> int:
         return len(self.tensor_parallel)

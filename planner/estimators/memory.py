@@ -37,6 +37,7 @@ from meshplan.planner.estimators.candidates import (
     StageClass,
 )
 from meshplan.planner.estimators.compute import activation_bytes
+from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER
 from meshplan.planner.estimators.pipeline import in_flight
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
@@ -60,12 +61,14 @@ class StageMemory:
         components: name (of :data:`COMPONENTS`) → bytes.
         typical_bytes: expected peak.
         safe_bytes: bound that a run must not exceed.
+        host_bytes: optimizer states, with the copies that go to and fro, that the rank keeps in its host's memory.
     """
 
     stage: StageClass
     components: Mapping[str, FloatArray]
     typical_bytes: FloatArray
     safe_bytes: FloatArray
+    host_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +103,13 @@ class MemoryModel:
         typical = sum(components.values(), np.zeros_like(components["weights"]))
         variable = typical - components["fixed"]
         safe = components["fixed"] + constants.safe_fixed_bytes + variable * constants.safe_factor
-        return StageMemory(stage=stage, components=components, typical_bytes=typical, safe_bytes=safe)
+        return StageMemory(
+            stage=stage,
+            components=components,
+            typical_bytes=typical,
+            safe_bytes=safe,
+            host_bytes=self._host_bytes(stage),
+        )
 
     # --- states ---------------------------------------------------------------------------------------------------
 
@@ -150,23 +159,39 @@ class MemoryModel:
     def _states(self, stage: StageClass) -> Mapping[str, FloatArray]:
         recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
         extra = self.calibration.memory.extra_bytes_per_parameter
-        lora = self.workload.phase is Phase.LORA
-        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
-        # (resident, trained, ranks that share one copy); adapters sit on the dense part only.
-        shares = (
-            (dense, self.lora_parameters(stage) if lora else dense, batch.data_parallel_shard * batch.context_parallel),
-            (experts, 0.0 * experts if lora else experts, self._expert_shard()),
-        )
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
-        for parameters, trained, ranks in shares:
+        on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
+        for parameters, trained, ranks in self._shares(stage):
             resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
             weights = weights + resident * recipe.weight_bytes
             gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
-            states = recipe.optimizer_bytes + extra
+            states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
+
+    def _shares(self, stage: StageClass) -> tuple[tuple[FloatArray, FloatArray, FloatArray], ...]:
+        """(Resident, trained, ranks that share one copy) of a rank's parameters; adapters sit on the dense part."""
+        batch = self.candidates
+        lora = self.workload.phase is Phase.LORA
+        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
+        return (
+            (dense, self.lora_parameters(stage) if lora else dense, batch.data_parallel_shard * batch.context_parallel),
+            (experts, 0.0 * experts if lora else experts, self._expert_shard()),
+        )
+
+    def _host_bytes(self, stage: StageClass) -> FloatArray:
+        """What one rank keeps in its host's memory, [n]."""
+        batch = self.candidates
+        if not batch.optimizer_offload.any():
+            return np.zeros(len(batch))
+        sharded = batch.zero_stage >= ZERO_OPTIMIZER
+        owned = sum(
+            (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)), np.zeros(len(batch))
+        )
+        each = self.calibration.recipe.optimizer_bytes + HOST_COPY_BYTES_PER_PARAMETER
+        return np.where(batch.optimizer_offload, owned * each, 0.0)
 
     def _expert_shard(self) -> FloatArray:
         """Ranks that share one copy of the sharded states of an expert, [n]."""

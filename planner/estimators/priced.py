@@ -24,6 +24,7 @@ class StageBytes:
         components: name → typical bytes.
         typical_bytes: expected peak.
         safe_bytes: bound that a run must not exceed.
+        host_bytes: states that the rank keeps in its host's memory.
     """
 
     first_stage: int
@@ -32,6 +33,7 @@ class StageBytes:
     components: Mapping[str, float]
     typical_bytes: float
     safe_bytes: float
+    host_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +101,7 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         recompute=one(int(Recompute[config.activation_recompute.upper()])),
         recompute_num_layers=one(config.recompute_num_layers),
         sequence_parallel=np.array([config.sequence_parallel]),
+        optimizer_offload=np.array([config.optimizer_offload]),
     )
 
 
@@ -122,6 +125,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             components={name: float(values[0]) for name, values in memory.components.items()},
             typical_bytes=float(memory.typical_bytes[0]),
             safe_bytes=float(memory.safe_bytes[0]),
+            host_bytes=float(memory.host_bytes[0]),
         )
         for memory in estimate.stages
     )

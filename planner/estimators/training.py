@@ -36,6 +36,7 @@ from meshplan.planner.estimators.compute import (
     activation_bytes,
 )
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
+from meshplan.planner.estimators.offload import host_optimizer_s
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
@@ -371,7 +372,19 @@ class TrainingModel:
             owned = self.memory.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
             owned = owned + self.memory.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
         rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
-        return owned * ADAM_BYTES_PER_PARAMETER / rate
+        on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
+        if not batch.optimizer_offload.any():
+            return on_device
+        on_host = host_optimizer_s(
+            owned,
+            self.machine.device,
+            np.minimum(self.machine.devices_per_host, batch.world_size),
+            gradient_bytes=self.calibration.recipe.gradient_reduce_bytes,
+            weight_bytes=self.calibration.recipe.weight_bytes,
+            adam_bytes=ADAM_BYTES_PER_PARAMETER,
+        )
+        # Never faster than on the device, so that what fits without offload needs none.
+        return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)
 
     def _neighbour_messages_s(self) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).

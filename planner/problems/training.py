@@ -80,6 +80,7 @@ class TrainingConfig:
         sequence_length: tokens in one sequence.
         precision: of matrix products: ``bf16``, ``fp16`` or ``fp8``.
         recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
+        optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
     """
 
     tensor_parallel: int
@@ -101,6 +102,7 @@ class TrainingConfig:
     sequence_length: int
     precision: str
     recompute_num_layers: int = 0
+    optimizer_offload: bool = False
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -142,6 +144,7 @@ class TrainingLimits:
         max_usd_per_hour: of the devices in use.
         max_usd_per_run: for all training tokens.
         max_step_s: longest optimizer step.
+        optimizer_offload: optimizer states may lie in host memory.
     """
 
     memory_bytes: float
@@ -151,6 +154,7 @@ class TrainingLimits:
     max_usd_per_run: float | None = None
     max_step_s: float | None = None
     min_devices: int = 1
+    optimizer_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

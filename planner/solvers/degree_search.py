@@ -21,6 +21,9 @@ first r layers of each chunk, 1 ≤ r < the layers of a chunk. Time does not fal
 least r that fits is the best of them, and the only one that is priced
 (:meth:`~meshplan.planner.estimators.memory.MemoryModel.least_recomputed`). The bound of the candidate without recompute
 holds for them too.
+
+*Optimizer states in host memory* take no less time and no more device memory, where the limits allow them: only
+candidates that exceed the device memory are tried with them, under the limit of the host's memory.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ import numpy as np
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel, StageMemory
+from meshplan.planner.estimators.offload import USABLE_HOST_SHARE
 from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
@@ -116,6 +120,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         zero_stage=int(candidates.zero_stage[row]),
         activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
         recompute_num_layers=int(candidates.recompute_num_layers[row]),
+        optimizer_offload=bool(candidates.optimizer_offload[row]),
         pipeline_schedule=split.schedule,
         layers_per_chunk=split.layers_per_chunk,
         micro_batch_size=int(candidates.micro_batch_size[row]),
@@ -131,6 +136,7 @@ def _simplicity(config: TrainingConfig) -> tuple[int, ...]:
     modes = ("none", "selective", "block", "full")
     return (
         config.world_size,
+        config.optimizer_offload,
         config.zero_stage,
         config.pipeline_parallel,
         config.virtual_pipeline_stages,
@@ -274,8 +280,19 @@ class DegreeSearch:
         batch = legal_candidates(self.problem, hopeful, self.report.refused)
         if not len(batch):
             return
+        stages = self._memory(batch).stages()
+        self._price_with_blocks(batch, stages)
+        if self.problem.limits.optimizer_offload and "optimizer_offload" not in self.problem.fixed:
+            safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+            beyond = batch.take(safe > self.problem.limits.memory_bytes)
+            on_host = replace(beyond, optimizer_offload=np.ones(len(beyond), dtype=bool))
+            on_host = legal_candidates(self.problem, on_host, self.report.refused)
+            if len(on_host):
+                self._price_with_blocks(on_host, self._memory(on_host).stages())
+
+    def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
+        """A batch, and what recompute of a block makes of it."""
         memory = self._memory(batch)
-        stages = memory.stages()
         if self._blocks_only or self._blocks_too:
             self._price_within(*self._with_blocks(memory, stages))
         if not self._blocks_only:
@@ -329,12 +346,13 @@ class DegreeSearch:
         problem = self.problem
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         keep = self._within("device memory", safe, problem.limits.memory_bytes, batch)
-        if problem.limits.host_memory_bytes is not None:
+        limit = self._host_limit(batch)
+        if limit is not None:
             states = np.maximum.reduce(
-                [stage.components["weights"] + stage.components["optimizer"] for stage in stages]
+                [stage.components["weights"] + stage.components["optimizer"] + stage.host_bytes for stage in stages]
             )
             host = states * np.minimum(problem.machine.devices_per_host, batch.world_size)
-            keep &= self._within("host memory", host, problem.limits.host_memory_bytes, batch)
+            keep &= self._within("host memory", host, limit, batch)
         batch, safe = batch.take(keep), safe[keep]
         if not len(batch):
             return
@@ -348,6 +366,13 @@ class DegreeSearch:
                 "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
             )
         self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+
+    def _host_limit(self, batch: Candidates) -> float | None:
+        """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
+        asked, there = self.problem.limits.host_memory_bytes, self.problem.machine.host_memory_bytes
+        if asked is not None or there is None or not batch.optimizer_offload.any():
+            return asked
+        return USABLE_HOST_SHARE * there
 
     def _may_be_kept(self, batch: Candidates) -> FloatArray:
         """Candidates that the sharper bound of the module docstring does not rule out, [n] booleans."""

@@ -66,6 +66,7 @@ class RuleColumns:
     expert_parallel: IntArray
     expert_tensor_parallel: IntArray
     sequence_parallel: BoolArray
+    optimizer_offload: BoolArray
     zero_stage: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
@@ -270,6 +271,7 @@ def template_candidates(
         split=split,
         num_microbatches=microbatches,
         recompute_num_layers=np.zeros_like(microbatches),
+        optimizer_offload=np.full(len(microbatches), bool(problem.fixed.get("optimizer_offload", False))),
         **columns,
     )
 
@@ -280,6 +282,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         pipeline_parallel=batch.split.pipeline_parallel,
         virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
         num_microbatches=batch.num_microbatches,
+        optimizer_offload=batch.optimizer_offload,
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
