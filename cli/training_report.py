@@ -26,7 +26,7 @@ TICK = "✔"
 MOST_REASONS = 8
 _RANK_COLUMN = "first_stage"
 _NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
-_COMPONENT_TITLES = {"optimizer": "optim.", "activations": "activ.", "gradients": "grads"}
+_COMPONENT_TITLES = {"host": "on host", "optimizer": "optim.", "activations": "activ.", "gradients": "grads"}
 
 
 def training_report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
@@ -173,6 +173,17 @@ def _zero(row: Row) -> str:
     return f"{row['zero_stage']}/{shard}" if row["zero_stage"] and shard != data else str(row["zero_stage"])
 
 
+def _recompute(row: Row) -> str:
+    """The mode, with the layers of a chunk where only some are recomputed."""
+    mode, layers = str(row["activation_recompute"]), row.get("recompute_num_layers", 0)
+    return f"{mode} {layers}" if layers else mode
+
+
+def _zero_states(row: Row) -> str:
+    """ZeRO stage and group; ``+host`` where the optimizer's states lie there."""
+    return f"{_zero(row)}+host" if row.get("optimizer_offload") else _zero(row)
+
+
 def _experts(row: Row) -> str:
     if row["expert_parallel"] * row["expert_tensor_parallel"] == 1:
         return ""
@@ -189,8 +200,8 @@ TOP_COLUMNS = (
     Column(key="data_parallel", title="DP", right=True, wrap=False),
     Column(key="expert_parallel", title="EP", right=True, derive=_experts, optional=True, wrap=False),
     Column(key="micro_batch_size", title="mbs", right=True, wrap=False),
-    Column(key="activation_recompute", title="recompute", wrap=False),
-    Column(key="zero_stage", title="ZeRO", derive=_zero, right=True, wrap=False),
+    Column(key="activation_recompute", title="recompute", derive=_recompute, wrap=False),
+    Column(key="zero_stage", title="ZeRO", derive=_zero_states, right=True, wrap=False),
     Column(key="world_size", title="dev.", right=True, wrap=False),
     Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
     Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=lambda rate: f"{rate:,.0f}", wrap=False),
@@ -253,12 +264,14 @@ def calibration_text(plan: Plan, width: int) -> str:
     calibration = plan.provenance.get("calibration", {})
     if not calibration:
         return ""
+    said = plan.provenance.get("not_validated", ())
+    wider = "".join(paragraph(f"Not validated: {what}.", width) for what in said)
     runs, spread = calibration["num_runs"], percent(calibration["time_error_p90"])
     if runs:
         basis = f"{runs} published runs ({calibration['framework']}, {calibration['architecture']})"
         text = f"Intervals: ±{spread}, the 90th percentile of the error on held-out runs; constants fitted to {basis}."
-        return paragraph(text, width)
-    return paragraph(f"Intervals: constants of the literature, not calibrated yet; ±{spread} assumed.", width)
+        return paragraph(text, width) + wider
+    return paragraph(f"Intervals: constants of the literature, not calibrated yet; ±{spread} assumed.", width) + wider
 
 
 def memory_section(plan: Plan, width: int) -> str:
@@ -400,8 +413,10 @@ def config_text(config: Mapping[str, Any]) -> str:
     parts = [f"{label}{config[key]}" for key, label in short.items() if config.get(key, 1) != 1]
     if config.get("zero_stage"):
         parts.append(f"ZeRO-{config['zero_stage']}")
+    if config.get("optimizer_offload"):
+        parts.append("optimizer on host")
     if config.get("activation_recompute", "none") != "none":
-        parts.append(f"{config['activation_recompute']} recompute")
+        parts.append(f"{_recompute(config)} recompute")
     return " ".join(parts) or "a single device"
 
 

@@ -111,8 +111,8 @@ def _runner_up(plan: Plan) -> str:
     first, second = ranked[0], ranked[1]
     changed = [
         f"{key}={value}"
-        for key, value in second["config"].items()
-        if value != first["config"][key] and key not in ("layers_per_chunk", "num_microbatches")
+        for key, value in {**dict.fromkeys(first["config"], 0), **second["config"]}.items()
+        if value != first["config"].get(key, 0) and key not in ("layers_per_chunk", "num_microbatches")
     ]
     behind = second["iteration_s"] / first["iteration_s"] - 1.0
     return f"the next best has {', '.join(changed)} and takes {behind:.2%} longer a step"

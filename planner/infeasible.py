@@ -33,11 +33,11 @@ def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[s
         changes, each of which alone makes the question feasible; empty where none of the tried ones does).
     """
     lifted = [change for change in (_without(problem, name) for name in _LIFTED) if change is not None]
-    more = _devices_needed(problem)
+    others = [change for change in (_devices_needed(problem), _with_offload(problem)) if change is not None]
     return {
         "binding_constraint": lifted[0]["constraint"] if lifted else _binding(problem, report),
         "nearest_miss": _nearest(report),
-        "least_change": lifted + ([] if more is None else [more]),
+        "least_change": lifted + others,
     }
 
 
@@ -115,6 +115,18 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
         "max_step_time": f"{_duration_at_least(found.step_s)} a step",
     }[name]
     return {"constraint": name, "change": needed}
+
+
+def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
+    """Optimizer states in host memory, where that was not allowed, the host's memory is known, and it is enough."""
+    known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
+    if problem.limits.optimizer_offload or "optimizer_offload" in problem.fixed or not known:
+        return None
+    found = _try(replace(problem, limits=replace(problem.limits, optimizer_offload=True)))
+    if found is None:
+        return None
+    change = f"optimizer states in host memory, {format_duration(found.step_s)} a step (not validated)"
+    return {"constraint": "optimizer_offload", "change": change}
 
 
 def _usd_at_least(value: float) -> str:

@@ -109,6 +109,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     )
     _check_choices(spec, shape, machine, problems)
     _check_framework(spec, rules, problems)
+    _check_offload(spec, machine, problems)
     limits = _limits(spec, machine, workload, price, problems)
     problems.check()
     problem = TrainingProblem(
@@ -375,6 +376,16 @@ def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Proble
         problems.say("fixed.activation_recompute", f"{rules.name} has {offered}, not {recompute}")
 
 
+def _check_offload(spec: TrainingSpec, machine: Machine, problems: Problems) -> None:
+    """States in host memory need a host whose memory is known."""
+    asked = spec.constraints.optimizer_offload or spec.fixed.optimizer_offload
+    if asked and machine.host_memory_bytes is None and spec.constraints.host_memory is None:
+        where = "fixed" if spec.fixed.optimizer_offload else "constraints"
+        problems.say(
+            f"{where}.optimizer_offload", "the catalog has no host memory for these nodes: give cluster.host_memory"
+        )
+
+
 def _limits(
     spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
 ) -> TrainingLimits:
@@ -404,6 +415,7 @@ def _limits(
         max_usd_per_hour=wanted.max_usd_per_hour,
         max_usd_per_run=wanted.max_usd_per_run,
         max_step_s=min(steps) if steps else None,
+        optimizer_offload=wanted.optimizer_offload,
     )
 
 

@@ -50,11 +50,19 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         global_batch_size=batch,
         sequence_length=workload.sequence_length,
         precision=workload.precision,
+        recompute_num_layers=_block(problem),
+        optimizer_offload=bool(fixed.get("optimizer_offload", False)),
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:
         raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
     return config
+
+
+def _block(problem: TrainingProblem) -> int:
+    """Layers of each chunk that are recomputed; ``block`` alone means one."""
+    is_block = problem.fixed.get("activation_recompute") == "block"
+    return int(problem.fixed.get("recompute_num_layers", 1)) if is_block else 0
 
 
 def _schedule(problem: TrainingProblem, pipeline: int, chunks: int) -> str:

@@ -132,6 +132,9 @@ class ConstraintsSpec(SpecModel):
     )
     memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
     host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
+    optimizer_offload: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="optimizer states may lie in host memory, where nothing else fits (not validated)"
+    )
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
     min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="use at least so many, such as all that are rented"
@@ -158,8 +161,18 @@ class FixedSpec(SpecModel):
     micro_batch_size: Count | None = None
     zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
     sequence_parallel: Annotated[bool, Field(strict=True)] | None = None
-    activation_recompute: Literal["none", "selective", "full"] | None = None
+    activation_recompute: Literal["none", "selective", "block", "full"] | None = None
+    recompute_num_layers: Count | None = Field(
+        default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
+    )
+    optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
     pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
+
+    @model_validator(mode="after")
+    def _block_has_layers(self) -> FixedSpec:
+        if self.recompute_num_layers is not None and self.activation_recompute != "block":
+            raise ValueError("recompute_num_layers goes with activation_recompute: block")
+        return self
 
     def pinned(self) -> dict[str, int | str | bool]:
         """Only what is pinned."""

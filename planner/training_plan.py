@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from importlib.metadata import version
 from typing import Any
@@ -35,7 +35,7 @@ LISTED_EXAMPLES = 6
 
 def config_document(config: TrainingConfig) -> dict[str, Any]:
     """The choices as plain JSON."""
-    return {**asdict(config), "layers_per_chunk": list(config.layers_per_chunk), "world_size": config.world_size}
+    return {**config.choices, "layers_per_chunk": list(config.layers_per_chunk), "world_size": config.world_size}
 
 
 def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:
@@ -44,14 +44,18 @@ def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:
     return TrainingConfig(**{**values, "layers_per_chunk": tuple(values["layers_per_chunk"])})
 
 
-def time_interval(problem: TrainingProblem, value: float, *, schedule: str = "none") -> Interval:
+def time_interval(
+    problem: TrainingProblem, value: float, *, schedule: str = "none", unmeasured_share: float = 0.0
+) -> Interval:
     """A time or a rate with the calibration's held-out 90th percentile of error as a factor either way.
 
-    A pipeline schedule without measured runs adds :data:`UNMEASURED_SCHEDULE_ERROR`.
+    A pipeline schedule without measured runs adds :data:`UNMEASURED_SCHEDULE_ERROR`, a part of the step that nobody
+    measured (``unmeasured_share`` of it) adds itself: it may take twice as long.
     """
     spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
     if not SCHEDULES[schedule].validated:
         spread += UNMEASURED_SCHEDULE_ERROR
+    spread += unmeasured_share
     return Interval(value=value, low=value / spread, high=value * spread)
 
 
@@ -78,7 +82,11 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
             times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
     if problem.machine.device.tdp_w is not None:
         times["energy_j_per_step"] = priced.step_s * devices * problem.machine.device.tdp_w
-    metrics = {name: time_interval(problem, value, schedule=config.pipeline_schedule) for name, value in times.items()}
+    on_host = priced.breakdown_s["optimizer step"] / priced.step_s if config.optimizer_offload else 0.0
+    metrics = {
+        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=on_host)
+        for name, value in times.items()
+    }
     metrics["peak_memory_bytes"] = Interval(
         value=priced.typical_bytes, low=priced.typical_bytes * 0.9, high=priced.safe_bytes
     )
@@ -105,11 +113,14 @@ def _stage_row(stage: StageBytes) -> dict[str, Any]:
         **{f"{name}_bytes": value for name, value in stage.components.items()},
         "typical_bytes": stage.typical_bytes,
         "safe_bytes": stage.safe_bytes,
+        **({"host_bytes": stage.host_bytes} if stage.host_bytes else {}),
     }
 
 
-def evidence_of(problem: TrainingProblem, term: str) -> EvidenceLevel:
+def evidence_of(problem: TrainingProblem, term: str, *, optimizer_offload: bool = False) -> EvidenceLevel:
     """How well the rate behind a part of the step is known."""
+    if term == "optimizer step" and optimizer_offload:
+        return EvidenceLevel.ASSUMED
     products = {"matrix products", "experts", "recompute", "embedding, LM head and loss"}
     if term in products:
         fitted = gemm_curve(problem.machine.device, problem.workload.precision).is_fitted
@@ -127,7 +138,7 @@ def breakdown(problem: TrainingProblem, priced: Priced) -> tuple[dict[str, Any],
             "name": name,
             "seconds": seconds,
             "share": seconds / priced.step_s,
-            "evidence": evidence_of(problem, name).value,
+            "evidence": evidence_of(problem, name, optimizer_offload=priced.config.optimizer_offload).value,
         }
         for name, seconds in rows
         if seconds > 0.0
@@ -159,10 +170,14 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
 
 def _not_validated(config: TrainingConfig) -> dict[str, list[str]]:
     """What the plan uses that no measured run has confirmed; empty where there is nothing."""
-    schedule = SCHEDULES[config.pipeline_schedule]
-    if schedule.validated:
-        return {}
-    return {"not_validated": [f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}"]}
+    schedule, said = SCHEDULES[config.pipeline_schedule], []
+    if not schedule.validated:
+        said.append(f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}")
+    if config.activation_recompute == "block":
+        said.append("recompute of the first layers of each chunk: no measured run; between none and full, which have")
+    if config.optimizer_offload:
+        said.append("optimizer states in host memory: no measured run; rates of host and link are assumed")
+    return {"not_validated": said} if said else {}
 
 
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -104,15 +104,15 @@ def training_config(plan: Plan) -> TrainingConfig:
     """Read the choices back from a (possibly stored) training plan."""
     if plan.kind != "training":
         raise EmitError(f"plan {plan.plan_id} is of the kind {plan.kind!r}; training launchers need kind 'training'")
-    names = TrainingConfig.__dataclass_fields__
-    missing = sorted(names.keys() - plan.config.keys())
+    choices = fields(TrainingConfig)
+    missing = sorted({item.name for item in choices if item.default is MISSING} - plan.config.keys())
     if missing:
         status = plan.solution.get("status", "unknown")
         raise EmitError(
             f"plan {plan.plan_id} has no complete configuration to launch (status {status}; "
             f"missing: {', '.join(missing)}); emit a plan whose status is optimal or feasible"
         )
-    chosen: dict[str, Any] = {name: plan.config[name] for name in names}
+    chosen: dict[str, Any] = {item.name: plan.config[item.name] for item in choices if item.name in plan.config}
     return TrainingConfig(**{**chosen, "layers_per_chunk": tuple(chosen["layers_per_chunk"])})
 
 

@@ -43,6 +43,11 @@ _KNOWN_NAMES = {"precision": ("bf16", "fp16"), "activation_recompute": ("none", 
 _PRECISION_KEYS = {"bf16": ("bf16.enabled", "bfloat16.enabled"), "fp16": ("fp16.enabled",)}
 _ZERO_STAGES = (0, 1, 2, 3)
 _AUTO = "auto"
+_OFFLOAD = "zero_optimization.offload_optimizer"
+_OFFLOAD_NOTE = (
+    "With the optimizer states in host memory the script must hand over DeepSpeedCPUAdam as its optimizer; DeepSpeed "
+    "refuses one that runs on the device."
+)
 _NOTES = (
     f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and hands it to deepspeed.initialize. It gets "
     "what the JSON has no word for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
@@ -90,6 +95,13 @@ def _read_zero(words: Words) -> Mapping[str, Any]:
     return stated(zero_stage=stage)
 
 
+def _read_offload(words: Words) -> Mapping[str, Any]:
+    device = words.get(f"{_OFFLOAD}.device")
+    if device not in {None, "none", "cpu"}:
+        raise ValueError(f"{_OFFLOAD}.device is none or cpu here, not {device!r} (NVMe is not modelled)")
+    return stated(optimizer_offload=True if device == "cpu" else None)
+
+
 def _read_tensor(words: Words) -> Mapping[str, Any]:
     """0 (the default) switches AutoTP off."""
     key = "tensor_parallel.autotp_size"
@@ -130,6 +142,16 @@ TERMS = (
             "zero_optimization.contiguous_gradients",
         ),
         said_by="zero_optimization.stage",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="optimizer_offload",
+        words=lambda config, _: (
+            {f"{_OFFLOAD}.device": "cpu", f"{_OFFLOAD}.pin_memory": True} if config.optimizer_offload else {}
+        ),
+        read=_read_offload,
+        keys=(f"{_OFFLOAD}.device", f"{_OFFLOAD}.pin_memory"),
+        said_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3)",
         verified_by=_PARSER,
     ),
     Term(
@@ -179,7 +201,7 @@ def job(request: TrainingRequest) -> Job:
         # JSON has no comments and DeepSpeed owns every key, so the stamp is in the file beside it.
         files=(Artifact(path=CONFIG_FILE, content=text), script.config_file(request, VERIFIED)),
         settings=(script.script_setting(request.script),),
-        notes=(*_NOTES, *tensor_note),
+        notes=(*_NOTES, *tensor_note, *([_OFFLOAD_NOTE] if request.config.optimizer_offload else [])),
     )
 
 

@@ -7,7 +7,7 @@ A framework makes a :class:`Job`; :mod:`.torchrun` starts it from scripts, and t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.errors import EmitError
@@ -82,5 +82,5 @@ class Job:
 
 def plan_fields(request: TrainingRequest) -> dict[str, Any]:
     """Every choice of the plan as plain JSON, for programs that read it themselves."""
-    fields = asdict(request.config)
+    fields = request.config.choices
     return {**fields, "layers_per_chunk": list(fields["layers_per_chunk"]), "world_size": request.config.world_size}

@@ -46,7 +46,7 @@ _SAFE_WORD = re.compile(r"[A-Za-z0-9_.,:=*|+()\[\]/-]+")
 # Choices by name: what Megatron-LM has a word for.
 _KNOWN_NAMES = {
     "precision": ("bf16", "fp16", "fp8"),
-    "activation_recompute": ("none", "selective", "full"),
+    "activation_recompute": ("none", "selective", "block", "full"),
     "pipeline_schedule": ("none", "1f1b", "interleaved"),
 }
 # Changes of one choice, from the smallest to the largest, in search of a configuration that is accepted.

@@ -133,6 +133,9 @@ def _recompute(config: TrainingConfig, _: ModelShape) -> Words:
         return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
     if config.activation_recompute == "full":
         return {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": "1"}
+    if config.activation_recompute == "block":
+        layers = str(config.recompute_num_layers)
+        return {"--recompute-granularity": "full", "--recompute-method": "block", "--recompute-num-layers": layers}
     return {}
 
 
@@ -142,6 +145,8 @@ def _read_recompute(words: Words) -> Mapping[str, Any]:
         raise ValueError(f"--recompute-granularity is selective or full, not {granularity!r}")
     if granularity is None and "--recompute-activations" in words:
         granularity = "selective"
+    if granularity == "full" and words.get("--recompute-method") == "block":
+        return stated(activation_recompute="block", recompute_num_layers=count(words, "--recompute-num-layers"))
     return stated(activation_recompute=granularity)
 
 
@@ -247,6 +252,17 @@ TERMS = (
             "--recompute-num-layers",
         ),
         said_by="--recompute-granularity, --recompute-modules, --recompute-method, --recompute-num-layers",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="optimizer_offload",
+        # The optimizer on the host takes the precision-aware path, and the parser insists on both.
+        words=lambda config, _: (
+            {"--optimizer-cpu-offload": "", "--use-precision-aware-optimizer": ""} if config.optimizer_offload else {}
+        ),
+        read=lambda words: {"optimizer_offload": True} if "--optimizer-cpu-offload" in words else {},
+        keys=("--optimizer-cpu-offload", "--use-precision-aware-optimizer"),
+        said_by="--optimizer-cpu-offload, --use-precision-aware-optimizer",
         verified_by=_PARSER,
     ),
     Term(

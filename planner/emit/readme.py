@@ -24,7 +24,7 @@ def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> A
     job = launch.job
     request = job.request
     config = request.config
-    rows = "\n".join(f"| {name} | {getattr(config, name)} |" for name in config.__dataclass_fields__)
+    rows = "\n".join(f"| {name} | {value} |" for name, value in config.choices.items())
     variables = "\n".join(
         f"| `{row.name}` | {f'`{row.default}`' if row.default else '–'} | {row.meaning} |" for row in job.settings
     )

@@ -7,10 +7,12 @@ array of shape ``[n]``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.model_shapes import ModelShape
@@ -28,6 +30,7 @@ class Recompute(IntEnum):
     NONE = 0
     SELECTIVE = 1  # the attention core (Korthikanti et al., arXiv:2205.05198)
     FULL = 2  # every layer from its input
+    BLOCK = 3  # the first layers of each chunk from their inputs, the others not
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +43,8 @@ class StageClass:
         has_head: the stage holds the LM head and computes the loss.
         first_index: lowest index of such a stage: it keeps the most micro-batches in flight.
         count: how many stages are of this class.
+        first_layers: for n = 0, 1, … up to the longest chunk: layers of each kind among the first n of every chunk of
+            the stage (what recompute in blocks of n recomputes); empty where no block is asked for.
     """
 
     layers: tuple[int, ...]
@@ -47,6 +52,14 @@ class StageClass:
     has_head: bool
     first_index: int
     count: int
+    first_layers: tuple[tuple[int, ...], ...] = ()
+
+    def recomputed(self, num_layers: IntArray) -> IntArray:
+        """Layers of each kind among the first ``num_layers`` of the stage's chunks, [kinds, n]."""
+        if not num_layers.any():
+            return np.zeros((len(self.layers), len(num_layers)), dtype=np.int64)
+        table = np.array(self.first_layers, dtype=np.int64)
+        return table[np.minimum(num_layers, len(table) - 1)].T
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,20 +127,26 @@ def split_layers(
         schedule: pipeline schedule.
     """
     kinds, kind_of = layer_kinds(shape)
-    stages = [[0] * len(kinds) for _ in range(pipeline_parallel)]
+    chunks: list[list[tuple[int, ...]]] = [[] for _ in range(pipeline_parallel)]
     places = stage_of_chunk(schedule, pipeline_parallel, virtual_pipeline_stages)
     layer = 0
     for chunk, count in enumerate(layers_per_chunk):
-        for index in kind_of[layer : layer + count]:
-            stages[places[chunk]][index] += 1
+        chunks[places[chunk]].append(kind_of[layer : layer + count])
         layer += count
     last = places[-1]
-    distinct: dict[tuple[tuple[int, ...], bool, bool], list[int]] = {}
-    for stage, counts in enumerate(stages):
-        distinct.setdefault((tuple(counts), stage == 0, stage == last), []).append(stage)
+    distinct: dict[tuple[tuple[tuple[int, ...], ...], bool, bool], list[int]] = {}
+    for stage, inside in enumerate(chunks):
+        distinct.setdefault((first_layers(inside, len(kinds)), stage == 0, stage == last), []).append(stage)
     classes = tuple(
-        StageClass(layers=layers, has_embedding=first, has_head=end, first_index=where[0], count=len(where))
-        for (layers, first, end), where in distinct.items()
+        StageClass(
+            layers=table[-1],
+            has_embedding=first,
+            has_head=end,
+            first_index=where[0],
+            count=len(where),
+            first_layers=table,
+        )
+        for (table, first, end), where in distinct.items()
     )
     return PipelineSplit(
         pipeline_parallel=pipeline_parallel,
@@ -141,6 +160,26 @@ def split_layers(
             for stage in range(pipeline_parallel)
         ),
     )
+
+
+def first_layers(chunks: Sequence[Sequence[int]], num_kinds: int) -> tuple[tuple[int, ...], ...]:
+    """Layers of each kind among the first n layers of every chunk, n from 0 to the longest chunk.
+
+    Args:
+        chunks: kind of each layer, chunk by chunk.
+        num_kinds: how many kinds there are.
+
+    >>> first_layers([[0, 1], [1, 1, 1]], 2)
+    ((0, 0), (1, 1), (1, 3), (1, 4))
+    """
+    counts = [0] * num_kinds
+    table = [tuple(counts)]
+    for position in range(max(map(len, chunks))):
+        for chunk in chunks:
+            if position < len(chunk):
+                counts[chunk[position]] += 1
+        table.append(tuple(counts))
+    return tuple(table)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +200,9 @@ class Candidates:
     num_microbatches: IntArray
     zero_stage: IntArray
     recompute: IntArray
+    recompute_num_layers: IntArray
     sequence_parallel: BoolArray
+    optimizer_offload: BoolArray
 
     def __len__(self) -> int:
         return len(self.tensor_parallel)

@@ -14,13 +14,14 @@ Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries,
     · MLP: input shared with the norm, each product's output and the activation's output ÷t
     · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
 
-full recompute keeps 2h a layer and one layer's working set; selective recompute drops what the attention core keeps.
+full recompute keeps 2h a layer and one layer's working set, recompute of a block the same of the first layers of each
+chunk alone; selective recompute drops what the attention core keeps.
 A stage holds as many micro-batches as the schedule keeps in flight (:mod:`.pipeline`). The last stage adds the logits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,11 +31,13 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.candidates import (
     Candidates,
     FloatArray,
+    IntArray,
     LayerKind,
     Recompute,
     StageClass,
 )
 from meshplan.planner.estimators.compute import activation_bytes
+from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER
 from meshplan.planner.estimators.pipeline import in_flight
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
@@ -58,12 +61,14 @@ class StageMemory:
         components: name (of :data:`COMPONENTS`) → bytes.
         typical_bytes: expected peak.
         safe_bytes: bound that a run must not exceed.
+        host_bytes: optimizer states, with the copies that go to and fro, that the rank keeps in its host's memory.
     """
 
     stage: StageClass
     components: Mapping[str, FloatArray]
     typical_bytes: FloatArray
     safe_bytes: FloatArray
+    host_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +103,13 @@ class MemoryModel:
         typical = sum(components.values(), np.zeros_like(components["weights"]))
         variable = typical - components["fixed"]
         safe = components["fixed"] + constants.safe_fixed_bytes + variable * constants.safe_factor
-        return StageMemory(stage=stage, components=components, typical_bytes=typical, safe_bytes=safe)
+        return StageMemory(
+            stage=stage,
+            components=components,
+            typical_bytes=typical,
+            safe_bytes=safe,
+            host_bytes=self._host_bytes(stage),
+        )
 
     # --- states ---------------------------------------------------------------------------------------------------
 
@@ -148,23 +159,39 @@ class MemoryModel:
     def _states(self, stage: StageClass) -> Mapping[str, FloatArray]:
         recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
         extra = self.calibration.memory.extra_bytes_per_parameter
-        lora = self.workload.phase is Phase.LORA
-        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
-        # (resident, trained, ranks that share one copy); adapters sit on the dense part only.
-        shares = (
-            (dense, self.lora_parameters(stage) if lora else dense, batch.data_parallel_shard * batch.context_parallel),
-            (experts, 0.0 * experts if lora else experts, self._expert_shard()),
-        )
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
-        for parameters, trained, ranks in shares:
+        on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
+        for parameters, trained, ranks in self._shares(stage):
             resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
             weights = weights + resident * recipe.weight_bytes
             gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
-            states = recipe.optimizer_bytes + extra
+            states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
+
+    def _shares(self, stage: StageClass) -> tuple[tuple[FloatArray, FloatArray, FloatArray], ...]:
+        """(Resident, trained, ranks that share one copy) of a rank's parameters; adapters sit on the dense part."""
+        batch = self.candidates
+        lora = self.workload.phase is Phase.LORA
+        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
+        return (
+            (dense, self.lora_parameters(stage) if lora else dense, batch.data_parallel_shard * batch.context_parallel),
+            (experts, 0.0 * experts if lora else experts, self._expert_shard()),
+        )
+
+    def _host_bytes(self, stage: StageClass) -> FloatArray:
+        """What one rank keeps in its host's memory, [n]."""
+        batch = self.candidates
+        if not batch.optimizer_offload.any():
+            return np.zeros(len(batch))
+        sharded = batch.zero_stage >= ZERO_OPTIMIZER
+        owned = sum(
+            (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)), np.zeros(len(batch))
+        )
+        each = self.calibration.recipe.optimizer_bytes + HOST_COPY_BYTES_PER_PARAMETER
+        return np.where(batch.optimizer_offload, owned * each, 0.0)
 
     def _expert_shard(self) -> FloatArray:
         """Ranks that share one copy of the sharded states of an expert, [n]."""
@@ -232,12 +259,13 @@ class MemoryModel:
         return experts + BYTES_16_BIT * shape.mlp_matrices * moe.shared_intermediate_size / t
 
     def _activations(self, stage: StageClass) -> FloatArray:
-        batch, split, shape = self.candidates, self.candidates.split, self.shape
+        batch, shape = self.candidates, self.shape
         kinds = self.candidates.split.kinds
-        inputs = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._kept_input_shards()
+        inputs = self._layer_input_bytes()
         held: FloatArray = np.zeros(len(batch))
         largest = held
-        for kind, dealt in zip(kinds, stage.layers, strict=True):
+        in_block = stage.recomputed(batch.recompute_num_layers)
+        for kind, dealt, again in zip(kinds, stage.layers, in_block, strict=True):
             count = dealt + self._nextn_layers(stage) * (kind == kinds[-1])
             if count == 0:
                 continue
@@ -248,18 +276,62 @@ class MemoryModel:
                 [inputs, selective],
                 default=whole,
             )
-            held = held + count * kept
-            largest = np.maximum(largest, whole - kept)
-        flying = in_flight(
+            held = held + count * kept - again * (whole - inputs)
+            largest = np.maximum(largest, whole - np.where(again > 0, inputs, kept))
+        flying = self._in_flight(stage)
+        entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
+        embedded = entering * stage.has_embedding
+        return flying * (held + embedded) + largest
+
+    def _in_flight(self, stage: StageClass) -> FloatArray:
+        """Micro-batches whose activations the stage holds, [n]."""
+        split = self.candidates.split
+        return in_flight(
             split.schedule,
             pipeline_parallel=split.pipeline_parallel,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             stage=stage.first_index,
-            num_microbatches=batch.num_microbatches,
+            num_microbatches=self.candidates.num_microbatches,
         )
-        entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
-        embedded = entering * stage.has_embedding
-        return flying * (held + embedded) + largest
+
+    def least_recomputed(self, safe_bytes: Sequence[FloatArray], limit_bytes: float) -> IntArray:
+        """Fewest layers of each chunk that must be recomputed for every stage to stay within a limit, [n].
+
+        A stage that recomputes the first n layers of its chunks drops Σ_k r_k(n)·(A_k − I_k) of each micro-batch in
+        flight and keeps max_k (A_k − I_k) once (A_k, I_k what a layer of kind k and its input keep), so that memory
+        falls with n and the first n that fits is the least.
+
+        Args:
+            safe_bytes: of each stage class without recompute, [n] each.
+            limit_bytes: device memory.
+
+        Returns:
+            n from 0 (fits without); one more than the longest chunk where none is enough.
+        """
+        batch, constants = self.candidates, self.calibration.memory
+        per_byte = np.asarray(constants.activation_factor) * constants.safe_factor
+        inputs = self._layer_input_bytes()
+        dropped = np.stack([self.layer_bytes(kind) - inputs for kind in batch.split.kinds])
+        least = np.zeros(len(batch), dtype=np.int64)
+        for stage, safe in zip(batch.split.classes, safe_bytes, strict=True):
+            table = np.array(stage.first_layers, dtype=np.float64)
+            flying, excess = self._in_flight(stage), (safe - limit_bytes) / per_byte
+            found, open_rows = np.zeros(len(batch), dtype=np.int64), excess > 0
+            for n, layers in enumerate(table[1:], start=1):
+                working = np.max(dropped * (layers > 0)[:, None], axis=0)
+                enough = open_rows & (flying * (layers @ dropped) - working >= excess)
+                found[enough] = n
+                open_rows &= ~enough
+                if not open_rows.any():
+                    break
+            found[open_rows] = max(batch.split.layers_per_chunk) + 1
+            least = np.maximum(least, found)
+        return least
+
+    def _layer_input_bytes(self) -> FloatArray:
+        """What a recomputed layer keeps of one micro-batch, [n]."""
+        wide = activation_bytes(self.workload) * self.shape.hidden_size
+        return wide * self._tokens / self._kept_input_shards()
 
     def _kept_input_shards(self) -> FloatArray:
         batch = self.candidates

@@ -24,6 +24,7 @@ class StageBytes:
         components: name → typical bytes.
         typical_bytes: expected peak.
         safe_bytes: bound that a run must not exceed.
+        host_bytes: states that the rank keeps in its host's memory.
     """
 
     first_stage: int
@@ -32,6 +33,7 @@ class StageBytes:
     components: Mapping[str, float]
     typical_bytes: float
     safe_bytes: float
+    host_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,8 +99,17 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         num_microbatches=one(config.num_microbatches),
         zero_stage=one(config.zero_stage),
         recompute=one(int(Recompute[config.activation_recompute.upper()])),
+        recompute_num_layers=one(config.recompute_num_layers),
         sequence_parallel=np.array([config.sequence_parallel]),
+        optimizer_offload=np.array([config.optimizer_offload]),
     )
+
+
+def _recomputed_layers(config: TrainingConfig) -> int:
+    """Layers whose forward pass runs twice."""
+    if config.activation_recompute == "full":
+        return sum(config.layers_per_chunk)
+    return sum(min(layers, config.recompute_num_layers) for layers in config.layers_per_chunk)
 
 
 def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
@@ -114,6 +125,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             components={name: float(values[0]) for name, values in memory.components.items()},
             typical_bytes=float(memory.typical_bytes[0]),
             safe_bytes=float(memory.safe_bytes[0]),
+            host_bytes=float(memory.host_bytes[0]),
         )
         for memory in estimate.stages
     )
@@ -129,5 +141,5 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             config.global_batch_size,
             frozen_weights=problem.workload.phase is Phase.LORA,
         ),
-        recompute_flops_share=1.0 / 3.0 if config.activation_recompute == "full" else 0.0,
+        recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
     )

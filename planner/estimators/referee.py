@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from meshplan.planner.estimators.candidates import StageClass, layer_kinds
+from meshplan.planner.estimators.candidates import StageClass, first_layers, layer_kinds
 from meshplan.planner.estimators.list_schedules import (
     EQUAL,
     Nominal,
@@ -89,7 +89,7 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
     model = _model(problem, config)
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
     kinds, kind_of = layer_kinds(problem.shape)
-    seconds, layer = [], 0
+    seconds, shares, layer = [], [], 0
     for chunk, count in enumerate(config.layers_per_chunk):
         inside = kind_of[layer : layer + count]
         layer += count
@@ -99,13 +99,15 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
             has_head=chunk == len(config.layers_per_chunk) - 1,
             first_index=stage_of_chunk(config.pipeline_schedule, p, v)[chunk],
             count=1,
+            first_layers=first_layers([inside], len(kinds)),
         )
-        seconds.append(float(model.chunk_s(part)[0]))
-    share = float(model.forward_share[0])
-    parts = (share, 1.0 - share - WEIGHT_GRADIENT_SHARE, WEIGHT_GRADIENT_SHARE)
-    forward, inputs, weights = (tuple(part * chunk for chunk in seconds) for part in parts)
-    mean = float(np.mean(seconds))
-    nominal = (share * mean, parts[1] * mean, parts[2] * mean)
+        whole, share = model.chunk_s(part)
+        seconds.append(float(whole[0]))
+        shares.append(float(share[0]))
+    forward = tuple(share * whole for share, whole in zip(shares, seconds, strict=True))
+    weights = tuple(WEIGHT_GRADIENT_SHARE * whole for whole in seconds)
+    inputs = tuple(whole - f - w for whole, f, w in zip(seconds, forward, weights, strict=True))
+    nominal = (float(np.mean(forward)), float(np.mean(inputs)), float(np.mean(weights)))
     order = pipeline_order(config.pipeline_schedule, p, v, config.num_microbatches, nominal=nominal)
     return simulate(order, ChunkTimes(forward_s=forward, input_gradient_s=inputs, weight_gradient_s=weights))
 

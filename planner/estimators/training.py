@@ -36,6 +36,7 @@ from meshplan.planner.estimators.compute import (
     activation_bytes,
 )
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
+from meshplan.planner.estimators.offload import host_optimizer_s
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
@@ -138,7 +139,8 @@ class TrainingModel:
 
     # --- one layer ------------------------------------------------------------------------------------------------
 
-    def _layer(self, kind: LayerKind) -> _LayerTimes:
+    def _layer(self, kind: LayerKind, *, in_block: bool = False) -> _LayerTimes:
+        """One layer of a kind; ``in_block``: as one of those that recompute of a block recomputes."""
         compute, batch = self._compute, self.candidates
         attention = compute.attention_core(kind)
         products = compute.attention_projections()
@@ -151,10 +153,11 @@ class TrainingModel:
         else:
             products = products + compute.mlp(self.shape.intermediate_size)
         elementwise = compute.elementwise(kind)
-        again = (batch.recompute == Recompute.FULL).astype(np.float64)
+        again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
         recipe = self.calibration.recipe
-        core_again = again if recipe.flash_attention else (batch.recompute != Recompute.NONE) * 1.0
-        again = again + (batch.recompute == Recompute.SELECTIVE) * (1.0 - recipe.selective_kept_share)
+        selective = batch.recompute == Recompute.SELECTIVE
+        core_again = again if recipe.flash_attention else np.maximum(again, selective)
+        again = again + selective * (1.0 - recipe.selective_kept_share)
         parts = {
             "matrix products": products.total_s,
             "attention": attention.total_s,
@@ -228,13 +231,39 @@ class TrainingModel:
 
     # --- one stage, one step ----------------------------------------------------------------------------------------
 
-    def _stage(self, stage: StageClass, layers: Mapping[int, _LayerTimes]) -> dict[str, FloatArray]:
+    def _layers(self) -> tuple[dict[int, _LayerTimes], dict[int, _LayerTimes]]:
+        """Times of each kind of layer, as most layers run and as those in a recomputed block do."""
+        kinds = self.candidates.split.kinds
+        layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
+        if not self.candidates.recompute_num_layers.any():
+            return layers, layers
+        return layers, {index: self._layer(kind, in_block=True) for index, kind in enumerate(kinds)}
+
+    def _block_s(
+        self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
+    ) -> FloatArray:
+        """What recompute of a block adds to one micro-batch on a stage, [n]."""
+        counts = stage.recomputed(self.candidates.recompute_num_layers)
+        zero = np.zeros_like(layers[0].total_s)
+        return sum((counts[i] * (in_block[i].total_s - layers[i].total_s) for i in layers), zero)
+
+    def _forward_shares(self, stage_s: FloatArray, block_s: FloatArray) -> FloatArray:
+        """Forward part of a micro-batch on a stage that recomputes a block: a third of what it takes without, [n]."""
+        in_block = self.candidates.recompute == Recompute.BLOCK
+        return np.where(in_block, FORWARD_SHARE * (1.0 - block_s / stage_s), self.forward_share)
+
+    def _stage(
+        self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
+    ) -> dict[str, FloatArray]:
         """Seconds by name that one micro-batch takes on a stage, ZeRO-3 transfers included."""
         parts: dict[str, FloatArray] = {}
         zero = np.zeros_like(next(iter(layers.values())).total_s)
+        counts = stage.recomputed(self.candidates.recompute_num_layers)
         for index, count in enumerate(stage.layers):
             for name, seconds in layers[index].parts.items():
                 parts[name] = parts.get(name, zero) + count * seconds
+                if in_block is not layers:
+                    parts[name] = parts[name] + counts[index] * (in_block[index].parts[name] - seconds)
         ends = zero
         if stage.has_embedding:
             ends = ends + self._compute.embedding().total_s
@@ -343,7 +372,19 @@ class TrainingModel:
             owned = self.memory.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
             owned = owned + self.memory.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
         rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
-        return owned * ADAM_BYTES_PER_PARAMETER / rate
+        on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
+        if not batch.optimizer_offload.any():
+            return on_device
+        on_host = host_optimizer_s(
+            owned,
+            self.machine.device,
+            np.minimum(self.machine.devices_per_host, batch.world_size),
+            gradient_bytes=self.calibration.recipe.gradient_reduce_bytes,
+            weight_bytes=self.calibration.recipe.weight_bytes,
+            adam_bytes=ADAM_BYTES_PER_PARAMETER,
+        )
+        # Never faster than on the device, so that what fits without offload needs none.
+        return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)
 
     def _neighbour_messages_s(self) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
@@ -367,26 +408,32 @@ class TrainingModel:
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
         return (split.pipeline_parallel - 1) * each + waits * each
 
-    def chunk_s(self, chunk: StageClass) -> FloatArray:
-        """Forward + backward of one micro-batch on some layers with their ends, [n]."""
-        layers = {index: self._layer(kind) for index, kind in enumerate(self.candidates.split.kinds)}
-        parts = self._stage(chunk, layers)
-        return sum(parts.values(), np.zeros_like(layers[0].total_s))
+    def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Forward + backward of one micro-batch on some layers with their ends, and the forward part of it, [n]."""
+        layers, in_block = self._layers()
+        seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
+        return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
 
     def estimate(self) -> TrainingEstimate:
         """Price the batch."""
         split = self.candidates.split
-        kinds = self.candidates.split.kinds
-        layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
-        stage_parts = [self._stage(stage, layers) for stage in split.classes]
+        layers, in_block = self._layers()
+        stage_parts = [self._stage(stage, layers, in_block) for stage in split.classes]
         stage_s = [sum(parts.values(), np.zeros_like(layers[0].total_s)) for parts in stage_parts]
         slowest = np.maximum.reduce(stage_s)
+        share = self.forward_share
+        if in_block is not layers:
+            shares = [
+                self._forward_shares(seconds, self._block_s(stage, layers, in_block))
+                for stage, seconds in zip(split.classes, stage_s, strict=True)
+            ]
+            share = np.stack([shares[index] for index in split.class_of_stage])
         pipeline = staged_pipeline_s(
             split.schedule,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             num_microbatches=self.candidates.num_microbatches,
             stages_s=np.stack([stage_s[index] for index in split.class_of_stage]),
-            forward_share=self.forward_share,
+            forward_share=share,
         )
         outside = [
             (*self._data_parallel_s(stage, seconds), self._optimizer_s(stage))

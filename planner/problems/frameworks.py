@@ -150,6 +150,20 @@ def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
     return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
 
 
+def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
+    """Optimizer states in host memory need one of ``zero_stages``; none where there is no word for it."""
+    message = f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}"
+    return LegalityRule(
+        name=f"{framework}_optimizer_offload",
+        holds=lambda _, config: np.logical_not(config.optimizer_offload) | np.isin(config.zero_stage, zero_stages),
+        message=message
+        if zero_stages
+        else f"optimizer_offload: {framework} has no word for the optimizer states alone",
+        stage="parser",
+        source=source,
+    )
+
+
 _ZERO_2 = 2
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
@@ -292,6 +306,7 @@ _MEGATRON_RULES = (
         stage="run time",
         source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py, _get_dp_tp_mesh",
     ),
+    offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
 )
 
 MEGATRON = FrameworkRules(
@@ -303,6 +318,7 @@ MEGATRON = FrameworkRules(
     pipeline_schedules=("none", "1f1b", "interleaved"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=128,
+    recompute_modes=("none", "selective", "block", "full"),
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
@@ -335,4 +351,5 @@ ANY_FRAMEWORK = FrameworkRules(
     pipeline_schedules=("none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
+    recompute_modes=("none", "selective", "block", "full"),
 )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from typing import Any
 
 from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.model_shapes import ModelShape
@@ -66,7 +67,8 @@ class TrainingConfig:
         expert_tensor_parallel: devices that split each expert's matrix products.
         sequence_parallel: norms and dropout are split over the tensor-parallel devices.
         zero_stage: 0 nothing, 1 optimizer states, 2 + gradients, 3 + parameters are sharded.
-        activation_recompute: ``none``, ``selective`` (attention core only) or ``full`` (whole layers).
+        activation_recompute: ``none``, ``selective`` (attention core only), ``block`` (the first layers of each chunk)
+            or ``full`` (all layers).
         pipeline_schedule: ``none`` (one stage) or another key of
             :data:`meshplan.planner.estimators.pipeline.SCHEDULES`.
         layers_per_chunk: transformer layers of each model chunk, in the order in which a token visits them; the
@@ -77,6 +79,8 @@ class TrainingConfig:
         global_batch_size: sequences in one optimizer step.
         sequence_length: tokens in one sequence.
         precision: of matrix products: ``bf16``, ``fp16`` or ``fp8``.
+        recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
+        optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
     """
 
     tensor_parallel: int
@@ -97,6 +101,14 @@ class TrainingConfig:
     global_batch_size: int
     sequence_length: int
     precision: str
+    recompute_num_layers: int = 0
+    optimizer_offload: bool = False
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """Every choice under its name; what is at a default is left out, so that a new choice changes no old plan."""
+        named = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
+        return {name: value for name, (value, default) in named.items() if value != default}
 
     @property
     def world_size(self) -> int:
@@ -132,6 +144,7 @@ class TrainingLimits:
         max_usd_per_hour: of the devices in use.
         max_usd_per_run: for all training tokens.
         max_step_s: longest optimizer step.
+        optimizer_offload: optimizer states may lie in host memory.
     """
 
     memory_bytes: float
@@ -141,6 +154,7 @@ class TrainingLimits:
     max_usd_per_run: float | None = None
     max_step_s: float | None = None
     min_devices: int = 1
+    optimizer_offload: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

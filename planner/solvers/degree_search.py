@@ -15,6 +15,15 @@ recompute repeats the forward pass, and p stages with m micro-batches leave T(c)
 :func:`~meshplan.planner.estimators.pipeline.least_bubble`. What is left is priced completely, so the incumbent is
 optimal under the estimator and the gap is 0; a search that is cut short reports the best bound of what it did not
 visit.
+
+*Recompute of a block.* A candidate that exceeds the memory without recompute has others beside it that recompute the
+first r layers of each chunk, 1 ≤ r < the layers of a chunk. Time does not fall with r and memory does not grow, so the
+least r that fits is the best of them, and the only one that is priced
+(:meth:`~meshplan.planner.estimators.memory.MemoryModel.least_recomputed`). The bound of the candidate without recompute
+holds for them too.
+
+*Optimizer states in host memory* take no less time and no more device memory, where the limits allow them: only
+candidates that exceed the device memory are tried with them, under the limit of the host's memory.
 """
 
 from __future__ import annotations
@@ -22,14 +31,15 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
-from meshplan.planner.estimators.memory import MemoryModel
+from meshplan.planner.estimators.memory import MemoryModel, StageMemory
+from meshplan.planner.estimators.offload import USABLE_HOST_SHARE
 from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
@@ -109,6 +119,8 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         sequence_parallel=bool(candidates.sequence_parallel[row]),
         zero_stage=int(candidates.zero_stage[row]),
         activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
+        recompute_num_layers=int(candidates.recompute_num_layers[row]),
+        optimizer_offload=bool(candidates.optimizer_offload[row]),
         pipeline_schedule=split.schedule,
         layers_per_chunk=split.layers_per_chunk,
         micro_batch_size=int(candidates.micro_batch_size[row]),
@@ -121,9 +133,10 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
 
 def _simplicity(config: TrainingConfig) -> tuple[int, ...]:
     """Order among equals: fewer devices, then fewer and smaller departures from plain data parallelism."""
-    modes = ("none", "selective", "full")
+    modes = ("none", "selective", "block", "full")
     return (
         config.world_size,
+        config.optimizer_offload,
         config.zero_stage,
         config.pipeline_parallel,
         config.virtual_pipeline_stages,
@@ -132,6 +145,7 @@ def _simplicity(config: TrainingConfig) -> tuple[int, ...]:
         config.expert_parallel,
         config.expert_tensor_parallel,
         modes.index(config.activation_recompute),
+        config.recompute_num_layers,
         -config.data_parallel_shard,
         config.micro_batch_size,
     )
@@ -264,23 +278,81 @@ class DegreeSearch:
         hopeful = everything.take(self._may_be_kept(everything))
         self._rule_out(len(everything) - len(hopeful))
         batch = legal_candidates(self.problem, hopeful, self.report.refused)
+        if not len(batch):
+            return
+        stages = self._memory(batch).stages()
+        self._price_with_blocks(batch, stages)
+        if self.problem.limits.optimizer_offload and "optimizer_offload" not in self.problem.fixed:
+            safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+            beyond = batch.take(safe > self.problem.limits.memory_bytes)
+            on_host = replace(beyond, optimizer_offload=np.ones(len(beyond), dtype=bool))
+            on_host = legal_candidates(self.problem, on_host, self.report.refused)
+            if len(on_host):
+                self._price_with_blocks(on_host, self._memory(on_host).stages())
+
+    def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
+        """A batch, and what recompute of a block makes of it."""
+        memory = self._memory(batch)
+        if self._blocks_only or self._blocks_too:
+            self._price_within(*self._with_blocks(memory, stages))
+        if not self._blocks_only:
+            self._price_within(batch, stages)
+
+    def _memory(self, batch: Candidates) -> MemoryModel:
+        problem = self.problem
+        return MemoryModel(
+            shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
+        )
+
+    @property
+    def _blocks_only(self) -> bool:
+        """Recompute of a block was asked for."""
+        return self.problem.fixed.get("activation_recompute") == "block"
+
+    @property
+    def _blocks_too(self) -> bool:
+        """Recompute is free, and the framework can recompute a block."""
+        pinned = "activation_recompute" in self.problem.fixed
+        return not pinned and "block" in self.problem.rules.recompute_modes
+
+    def _with_blocks(
+        self, memory: MemoryModel, stages: Sequence[StageMemory]
+    ) -> tuple[Candidates, tuple[StageMemory, ...]]:
+        """The candidates without recompute that a block of recomputed layers brings within memory, and their memory."""
+        batch = memory.candidates
+        longest = max(batch.split.layers_per_chunk)
+        asked = self.problem.fixed.get("recompute_num_layers")
+        if asked is None:
+            least = memory.least_recomputed([stage.safe_bytes for stage in stages], self.problem.limits.memory_bytes)
+            if self._blocks_only:  # what would fit without takes one layer; what does not fit at all is a near miss
+                least = np.clip(least, 1, longest)
+        else:
+            least = np.full(len(batch), min(int(asked), longest))
+        fits = (batch.recompute == Recompute.NONE) & (least >= 1) & (least <= longest - (not self._blocks_only))
+        blocks = batch.take(fits)
+        blocks = replace(
+            blocks,
+            recompute=np.full(len(blocks), int(Recompute.BLOCK)),
+            recompute_num_layers=least[fits],
+        )
+        return blocks, self._memory(blocks).stages()
+
+    def _price_within(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
+        """Hold a batch with its memory against the limits; price and keep what is left."""
         self.report.considered += len(batch)
         self.report.priced += len(batch)
         if not len(batch):
             return
         problem = self.problem
-        memory = MemoryModel(
-            shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
-        )
-        stages = memory.stages()
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         keep = self._within("device memory", safe, problem.limits.memory_bytes, batch)
-        if problem.limits.host_memory_bytes is not None:
+        limit = self._host_limit(batch)
+        if limit is not None:
             states = np.maximum.reduce(
-                [stage.components["weights"] + stage.components["optimizer"] for stage in stages]
+                [stage.components["weights"] + stage.components["optimizer"] + stage.host_bytes for stage in stages]
             )
             host = states * np.minimum(problem.machine.devices_per_host, batch.world_size)
-            keep &= self._within("host memory", host, problem.limits.host_memory_bytes, batch)
+            keep &= self._within("host memory", host, limit, batch)
         batch, safe = batch.take(keep), safe[keep]
         if not len(batch):
             return
@@ -294,6 +366,13 @@ class DegreeSearch:
                 "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
             )
         self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+
+    def _host_limit(self, batch: Candidates) -> float | None:
+        """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
+        asked, there = self.problem.limits.host_memory_bytes, self.problem.machine.host_memory_bytes
+        if asked is not None or there is None or not batch.optimizer_offload.any():
+            return asked
+        return USABLE_HOST_SHARE * there
 
     def _may_be_kept(self, batch: Candidates) -> FloatArray:
         """Candidates that the sharper bound of the module docstring does not rule out, [n] booleans."""

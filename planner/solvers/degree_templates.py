@@ -1,7 +1,8 @@
 """Every legal candidate, as arrays: all choices but the pipeline split, sorted by the devices they need.
 
 A *template* is a candidate without its pipeline: (tensor, context, data, shard, expert, expert-tensor parallelism,
-micro-batch, ZeRO stage, recompute). For each pipeline split the templates that fit its share of the devices become
+micro-batch, ZeRO stage, recompute of whole layers or none: how many layers of a chunk recompute in blocks is left to
+the search). For each pipeline split the templates that fit its share of the devices become
 :class:`~meshplan.planner.estimators.candidates.Candidates`. What makes a value legal in itself (heads, batch, sequence,
 experts) is settled here, once; what ties choices together is asked of the framework's own rules.
 """
@@ -65,6 +66,7 @@ class RuleColumns:
     expert_parallel: IntArray
     expert_tensor_parallel: IntArray
     sequence_parallel: BoolArray
+    optimizer_offload: BoolArray
     zero_stage: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
@@ -160,7 +162,11 @@ def make_templates(problem: TrainingProblem) -> Templates:
 
 
 def _recompute_modes(problem: TrainingProblem) -> list[int]:
+    """The modes of templates. Recompute of a block starts from templates without recompute."""
     known = [mode for mode in Recompute if mode.name.lower() in problem.rules.recompute_modes]
+    if problem.fixed.get("activation_recompute") == Recompute.BLOCK.name.lower():
+        return [int(Recompute.NONE)] if Recompute.BLOCK in known else []
+    known = [mode for mode in known if mode is not Recompute.BLOCK]
     if "activation_recompute" in problem.fixed:
         pinned = Recompute[str(problem.fixed["activation_recompute"]).upper()]
         return [int(pinned)] if pinned in known else []
@@ -261,7 +267,13 @@ def template_candidates(
     columns = {name: array[rows] for name, array in templates.columns.items()}
     batch = problem.workload.global_batch_size
     microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
-    return Candidates(split=split, num_microbatches=microbatches, **columns)
+    return Candidates(
+        split=split,
+        num_microbatches=microbatches,
+        recompute_num_layers=np.zeros_like(microbatches),
+        optimizer_offload=np.full(len(microbatches), bool(problem.fixed.get("optimizer_offload", False))),
+        **columns,
+    )
 
 
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
@@ -270,6 +282,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         pipeline_parallel=batch.split.pipeline_parallel,
         virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
         num_microbatches=batch.num_microbatches,
+        optimizer_offload=batch.optimizer_offload,
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},

@@ -38,6 +38,11 @@ def test_tensor_parallelism_is_found_without_sequence_parallelism(catalog: Catal
     [
         ("torchtitan", {"workload": {**SPEC["workload"], "precision": "fp8"}}, r"workload\.precision"),
         ("deepspeed", {"fixed": {"activation_recompute": "selective"}}, r"fixed\.activation_recompute"),
+        (
+            "torchtitan",
+            {"fixed": {"activation_recompute": "block"}},
+            r"none, selective, full, not block",
+        ),
     ],
 )
 def test_a_choice_without_a_word_is_a_spec_error(

@@ -128,6 +128,9 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("fixed.tensor_parallel", 10**30, "less than or equal"),
         ("fixed.sequence_parallel", 1, "valid boolean"),
         ("fixed.activation_recompute", "some", "Input should be"),
+        ("fixed.optimizer_offload", 1, "valid boolean"),
+        ("constraints.optimizer_offload", "host", "valid boolean"),
+        ("fixed.recompute_num_layers", 2, "goes with activation_recompute: block"),
         ("kind", "serving", "Input should be 'training'"),
     ],
 )

@@ -170,6 +170,7 @@ def test_one_configuration_that_does_not_fit_is_infeasible_but_priced(catalog: C
 def test_evidence_follows_the_source_of_the_rate(catalog: Catalog) -> None:
     problem = resolve(SPEC, catalog).problem
     assert evidence_of(problem, "matrix products") is EvidenceLevel.FITTED
+    assert evidence_of(problem, "optimizer step", optimizer_offload=True) is EvidenceLevel.ASSUMED
     unknown = replace(problem, machine=replace(problem.machine, device=replace(problem.machine.device, gemm_curves={})))
     assert evidence_of(unknown, "matrix products") is EvidenceLevel.DATASHEET
     assert evidence_of(problem, "tensor-parallel communication") is problem.machine.link_level

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.parallelism import deal_layers
@@ -121,7 +122,10 @@ def objective_of(problem: TrainingProblem, config: TrainingConfig, step_s: float
 
 
 def price_all(problem: TrainingProblem) -> list[tuple[TrainingConfig, Priced]]:
-    """Every legal configuration, priced; neither objective nor limits (but ``max_devices``) matter here."""
+    """Every legal configuration without recompute of a block, priced.
+
+    Neither objective nor limits (but ``max_devices``) matter here.
+    """
     return [(config, price(problem, config)) for config in every_legal_config(problem)]
 
 
@@ -131,10 +135,31 @@ def brute_force(
     """Every feasible configuration with its objective, best first."""
     found = [
         (objective_of(problem, config, priced.step_s), config)
-        for config, priced in everything
+        for config, priced in [*everything, *_least_blocks(problem, everything)]
         if _within(problem, config, priced)
     ]
     return sorted(found, key=lambda item: item[0])
+
+
+def blocks_of(problem: TrainingProblem, config: TrainingConfig) -> Iterator[tuple[TrainingConfig, Priced]]:
+    """A configuration without recompute, with the first 1, 2, … layers of each chunk recomputed, but not all."""
+    for layers in range(1, max(config.layers_per_chunk)):
+        block = replace(config, activation_recompute="block", recompute_num_layers=layers)
+        yield block, price(problem, block)
+
+
+def _least_blocks(
+    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]]
+) -> Iterator[tuple[TrainingConfig, Priced]]:
+    """The smallest block that fits, of every configuration that does not fit without recompute."""
+    memory = problem.limits.memory_bytes
+    if "block" not in problem.rules.recompute_modes or "activation_recompute" in problem.fixed:
+        return
+    for config, priced in everything:
+        if config.activation_recompute == "none" and priced.safe_bytes > memory:
+            yield from itertools.islice(
+                (pair for pair in blocks_of(problem, config) if pair[1].safe_bytes <= memory), 1
+            )
 
 
 def _within(problem: TrainingProblem, config: TrainingConfig, priced: Priced) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.hardware import Device
@@ -195,7 +195,7 @@ def plan_for(shape: ModelShape, config: TrainingConfig, **fields: Any) -> Plan:
         "spec": {"kind": "training", "model": shape.slug},
         "spec_digest": "0" * 64,
         "catalog_digest": "1" * 64,
-        "config": asdict(config),
+        "config": config.choices,
         "predicted": {"step_time_s": Interval(value=1.0, low=0.9, high=1.1)},
         "solution": {"status": "optimal", "solver": "enumeration", "wall_s": 0.1, "cpu_s": 0.1},
         "rank_table": tuple(divmod(rank, 8) for rank in range(config.world_size)),

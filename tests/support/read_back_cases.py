@@ -58,6 +58,10 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned["data_parallel_shard"] = 1
     if reading.source == "torchtitan" and config.data_parallel_shard == config.context_parallel == 1:
         planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
+    if config.activation_recompute != "block":
+        planned.pop("recompute_num_layers", None)  # nothing to count
+    if not config.optimizer_offload:
+        planned.pop("optimizer_offload", None)  # needs no word
     if config.tensor_parallel == 1:
         planned.pop("sequence_parallel", None)  # nothing is split
     if config.pipeline_parallel == 1:

@@ -78,6 +78,7 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
             num_microbatches=draw.choice((1, 4, 7)),
             precision=draw.choice(("bf16", "fp16")),
             activation_recompute=draw.choice(("none", "full")),
+            optimizer_offload=draw.random() < 0.3,
         )
         if not DEEPSPEED.broken(shape, config):
             found.append((shape, config))
@@ -96,6 +97,8 @@ def test_random_legal_plans_are_accepted_and_read_back(module: Any, tmp_path: Pa
         words = json.loads(files["deepspeed_config.json"])
         parsed = parse(module, words, config.world_size)
         assert parsed.zero_optimization_stage == config.zero_stage
+        offload = parsed.zero_config.offload_optimizer
+        assert (offload is not None and offload.device == "cpu") is config.optimizer_offload
         assert parsed.gradient_accumulation_steps == config.num_microbatches
         assert parsed.train_micro_batch_size_per_gpu == config.micro_batch_size
         assert parsed.train_batch_size == config.global_batch_size * config.tensor_parallel
@@ -118,6 +121,7 @@ WORDS = emitter.configuration(request_for(LLAMA_70B, config_for(LLAMA_70B, data_
         {"train_batch_size": WORDS["train_batch_size"] + 1},
         {"gradient_accumulation_steps": 3},
         {"zero_optimization": {"stage": 4}},
+        {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "moon"}}},
         {"zero_optimization": {"stage": 2, "overlap_com": True}},
         {"zero_optimization": {"stage": "two"}},
         {"tensor_parallel": {"autotp_size": "two"}},

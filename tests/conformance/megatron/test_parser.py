@@ -69,11 +69,15 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
         "context_parallel": draw.choice((1, 1, 2)),
         "data_parallel": draw.choice((1, 2, 3, 4, 8)),
         "zero_stage": draw.choice((0, 1, 1, 2, 3)),
-        "activation_recompute": draw.choice(("none", "selective", "full")),
+        "activation_recompute": draw.choice(("none", "selective", "block", "full")),
         "micro_batch_size": draw.choice((1, 2)),
         "num_microbatches": draw.choice((1, 2, 6, 8, 12)),
         "precision": draw.choice(("bf16", "bf16", "fp16") if shape.moe else ("bf16", "fp16", "fp8")),
     }
+    if choices["zero_stage"] == 1:
+        choices["optimizer_offload"] = draw.random() < 0.25
+    if choices["activation_recompute"] == "block":
+        choices["recompute_num_layers"] = draw.choice((1, 2, max(layers)))
     if draw.random() < 0.5:
         choices["layers_per_chunk"] = tuple(layers)
     if shape.moe is not None:
@@ -166,6 +170,10 @@ def test_legal_plans_are_accepted_and_read_back(megatron: Any, tmp_path: Path) -
         assert parsed.global_batch_size == config.global_batch_size
         assert parsed.use_distributed_optimizer == (config.zero_stage > 0)
         assert parsed.use_megatron_fsdp == (config.zero_stage > 1)
+        assert parsed.optimizer_cpu_offload is config.optimizer_offload
+        block = config.activation_recompute == "block"
+        assert (parsed.recompute_method == "block") is block
+        assert not block or parsed.recompute_num_layers == config.recompute_num_layers
     assert refused == []
 
 
@@ -268,6 +276,7 @@ def test_parser_rules_agree_on_random_illegal_plans(megatron: Any) -> None:
         ("--pipeline-model-parallel-layout", "t*20|t*20|t*20|t*20L"),
         ("--tensor-model-parallel-size", "7"),
         ("--recompute-granularity", "some"),
+        ("--optimizer-cpu-offload", "--bf16"),
         ("--rotary-base", "5e5"),
         ("--recompute-gran", "full"),
         ("--no-such-flag", "1"),

@@ -70,6 +70,7 @@ def test_argument_file_reads_back_as_words() -> None:
 
 def test_every_choice_of_a_plan_is_said_or_derived() -> None:
     derived = {"virtual_pipeline_stages", "pipeline_schedule", "num_microbatches", "data_parallel"}
+    derived.add("recompute_num_layers")  # said with activation_recompute
     assert {term.name for term in megatron_terms.TERMS} | derived == {field.name for field in fields(TrainingConfig)}
 
 
@@ -205,7 +206,7 @@ def test_what_cannot_be_said_is_refused_with_the_nearest_that_can(
         (MIXTRAL, {"data_parallel": 4, "expert_parallel": 8}, "the same plan with expert_parallel = 4"),
         (LLAMA_70B, {"data_parallel": 6, "data_parallel_shard": 4}, "constraints.target: megatron"),
         (QWEN3_4B, {"precision": "fp4"}, "one of bf16, fp16, fp8"),
-        (QWEN3_4B, {"activation_recompute": "block"}, "one of none, selective, full"),
+        (QWEN3_4B, {"activation_recompute": "some"}, "one of none, selective, block, full"),
         (QWEN3_4B, {"pipeline_parallel": 2, "pipeline_schedule": "zb-h1"}, "one of none, 1f1b, interleaved"),
     ],
 )

@@ -18,6 +18,7 @@ from meshplan.planner.estimators.pipeline import (
 from meshplan.planner.estimators.referee import UNFLUSHED, pipeline_order
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.estimators.simulation import ChunkTimes, peak_in_flight, simulate
+from meshplan.planner.estimators.zero_bubble import MOST_STAGES, ROUNDS, unlike_stages_s
 
 FEW = settings(max_examples=80, deadline=None)
 
@@ -94,11 +95,46 @@ def test_zb_2p_has_no_bubble_where_a_third_is_weight_gradients(p: int) -> None:
 
 
 @FEW
-@given(stages=stage_times, rounds=st.integers(1, 4), schedule=st.sampled_from(["zb-h1", "zb-1p"]))
-def test_zero_bubble_with_unlike_stages_is_an_upper_bound(stages: list[float], rounds: int, schedule: str) -> None:
-    m = rounds * len(stages)
-    handmade = refereed_s("zb-h1", stages, 1, m, 1 / 3)
-    assert closed_s(schedule, stages, 1, m, 1 / 3) >= handmade * (1 - 1e-9)
+@given(stages=stage_times, m=st.integers(1, 40), forward=forward_shares)
+def test_zb_h1_is_exact(stages: list[float], m: int, forward: float) -> None:
+    stages[0] += 0.01  # never alike
+    upper = pipeline_s(
+        "zb-h1",
+        pipeline_parallel=len(stages),
+        virtual_pipeline_stages=1,
+        num_microbatches=np.array([m]),
+        slowest_stage_s=np.array([max(stages)]),
+        sum_of_stages_s=np.array([sum(stages)]),
+    )[0]
+    expected = min(refereed_s("zb-h1", stages, 1, m, forward), upper)
+    assert closed_s("zb-h1", stages, 1, m, forward) == pytest.approx(expected, rel=1e-9)
+
+
+@settings(max_examples=25, deadline=None)
+@given(stages=st.lists(st.floats(0.5, 1.5), min_size=2, max_size=6), more=st.integers(0, 20))
+def test_zb_1p_is_within_one_percent_of_the_referee(stages: list[float], more: int) -> None:
+    worst = SCHEDULES["zb-1p"].error
+    assert worst is not None
+    m = len(stages) + more
+    referee = refereed_s("zb-1p", stages, 1, m, 1 / 3)
+    assert closed_s("zb-1p", stages, 1, m, 1 / 3) == pytest.approx(referee, rel=worst)
+
+
+def test_many_unlike_stages_keep_the_upper_bound() -> None:
+    random = np.random.default_rng(2)
+    stages = [float(t) for t in random.uniform(0.5, 1.5, MOST_STAGES + 1)]
+    m = 2 * len(stages)
+    assert closed_s("zb-h1", stages, 1, m, 1 / 3) >= refereed_s("zb-h1", stages, 1, m, 1 / 3)
+
+
+def test_the_steady_state_of_zb_h1_adds_the_slowest_stage() -> None:
+    """Running ROUNDS · p micro-batches tells all of them."""
+    random = np.random.default_rng(3)
+    for p in (2, 5, 8):
+        stages = random.uniform(0.3, 2.0, (p, 1))
+        parts = (stages / 3, 0.35 * stages, (2 / 3 - 0.35) * stages)
+        few, many = (unlike_stages_s(*parts, np.array([m]), flushed=True)[0] for m in (ROUNDS * p, ROUNDS * p + 7))
+        assert many - few == pytest.approx(7 * stages.max())
 
 
 @given(stages=stage_times, m=st.integers(1, 40), forward=forward_shares)

@@ -183,6 +183,10 @@ def test_batch_options_count_where_the_command_says_nothing() -> None:
         ("--use-torch-fsdp2", {"zero_stage": 3}),
         ("--recompute-activations", {"activation_recompute": "selective"}),
         (
+            "--recompute-granularity full --recompute-method block --recompute-num-layers 3",
+            {"activation_recompute": "block", "recompute_num_layers": 3},
+        ),
+        (
             "--num-layers 32 --pipeline-model-parallel-size 4 --num-layers-per-virtual-pipeline-stage 2",
             {"virtual_pipeline_stages": 4, "pipeline_schedule": "interleaved"},
         ),

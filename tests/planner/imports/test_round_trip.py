@@ -27,7 +27,7 @@ DEGREES = {
     "micro_batch_size": st.sampled_from((1, 2)),
     "num_microbatches": st.sampled_from((4, 8, 12)),
 }
-RECOMPUTE = st.sampled_from(("none", "selective", "full"))
+RECOMPUTE = st.sampled_from(("none", "selective", "block", "full"))
 
 
 @st.composite
@@ -43,6 +43,10 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
         "precision": draw(st.sampled_from(("bf16", "fp16", "fp8"))),
         "sequence_parallel": draw(st.booleans()),
     }
+    if choices["zero_stage"] == 1:
+        choices["optimizer_offload"] = draw(st.booleans())
+    if choices["activation_recompute"] == "block":
+        choices["recompute_num_layers"] = draw(st.integers(1, 9))
     if shape.moe is not None:
         choices["expert_parallel"] = draw(st.sampled_from((1, 2, 8)))
         choices["expert_tensor_parallel"] = draw(st.sampled_from((1, 2)))
@@ -69,6 +73,8 @@ def pytorch_plans(draw: st.DrawFn, target: str) -> tuple[ModelShape, TrainingCon
         "precision": draw(st.sampled_from(rules.precisions)),
         "sequence_parallel": draw(st.booleans()) and rules.sequence_parallel,
     }
+    if target == "deepspeed" and choices["zero_stage"]:
+        choices["optimizer_offload"] = draw(st.booleans())
     return LLAMA_70B, config_for(LLAMA_70B, **choices)
 
 

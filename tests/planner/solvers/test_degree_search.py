@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from core_cases import DENSE, LATENT, MOE, machine_with, problem_of
-from degree_brute_force import brute_force, objective_of, price_all
+from degree_brute_force import blocks_of, brute_force, objective_of, price_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +37,7 @@ LIMITS: list[tuple[str, dict[str, float]]] = [
     ("dense", {"max_usd_per_run": 12.0}),
     ("dense", {"host_memory_bytes": 6.0e9}),
     ("dense", {"max_usd_per_hour": 17.5, "max_step_s": 0.0215}),
+    ("pinned", {"memory_bytes": 7.3e9}),
 ]
 ALL = [(name, limits, objective) for name, limits in LIMITS for objective in TrainingObjective]
 
@@ -72,6 +73,51 @@ def test_the_limits_bind(name: str, limits: dict[str, float]) -> None:
     """A limit that leaves the optimum alone tests nothing."""
     free, bound = problem_of(**QUESTIONS[name]), problem_of(**QUESTIONS[name], limits=limits)
     assert brute_force(free, everything(name))[0][0] < brute_force(bound, everything(name))[0][0]
+
+
+@pytest.mark.parametrize("memory_bytes", [6.2e9, 6.4e9, 6.6e9, 6.8e9])
+def test_no_number_of_recomputed_layers_is_better_than_the_one_that_is_priced(memory_bytes: float) -> None:
+    """The search prices the least block that fits; brute force prices all of them."""
+    limits = {"memory_bytes": memory_bytes}
+    problem = problem_of(**QUESTIONS["pinned"], limits=limits)
+    plain = everything("pinned")
+    every_block = [
+        pair for config, _ in plain if config.activation_recompute == "none" for pair in blocks_of(problem, config)
+    ]
+    fitting = [priced.step_s for _, priced in [*plain, *every_block] if priced.safe_bytes <= memory_bytes]
+    solution, _ = search_degrees(problem)
+    assert solution.objective == pytest.approx(min(fitting), rel=1e-9)
+
+
+def test_a_block_of_layers_is_taken_where_it_is_the_fastest_that_fits() -> None:
+    base = {"pipeline_parallel": 1, "tensor_parallel": 1, "context_parallel": 1, "micro_batch_size": 2}
+    question: dict[str, Any] = {"num_devices": 4, "global_batch_size": 8, "rules": MEGATRON}
+    free, _ = search_degrees(problem_of(DENSE, **question, fixed=base))
+    assert free.assignment is not None
+    limits = {"memory_bytes": free.assignment.safe_bytes - 0.3e9}
+    solution, _ = search_degrees(problem_of(DENSE, **question, fixed=base, limits=limits))
+    assert solution.assignment is not None
+    config = solution.assignment.config
+    assert config.activation_recompute == "block"
+    assert 1 <= config.recompute_num_layers < DENSE.num_hidden_layers
+    whole, _ = search_degrees(
+        problem_of(DENSE, **question, fixed={**base, "activation_recompute": "full"}, limits=limits)
+    )
+    assert solution.objective is not None
+    assert whole.objective is not None
+    assert solution.objective < whole.objective
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"), [({}, 1), ({"recompute_num_layers": 2}, 2), ({"recompute_num_layers": 9}, 3)]
+)
+def test_a_pinned_block_is_taken_as_asked(asked: dict[str, int], found: int) -> None:
+    """Memory is plenty: one layer unless more are asked for, at most a whole chunk."""
+    fixed = {"activation_recompute": "block", "pipeline_parallel": 2, "virtual_pipeline_stages": 1, **asked}
+    solution, _ = search_degrees(problem_of(DENSE, num_devices=4, global_batch_size=4, fixed=fixed))
+    assert solution.assignment is not None
+    assert solution.assignment.config.activation_recompute == "block"
+    assert solution.assignment.config.recompute_num_layers == found
 
 
 @pytest.mark.parametrize("keep", [1, 3, 24])
