@@ -57,7 +57,7 @@ def _pool_text(pool: Pool) -> str:
         ("devices of a worker", pool.layout.num_devices),
     ]
     choices += [(name, getattr(pool.layout, name)) for name in pool.layout.__dataclass_fields__]
-    choices += [(name, getattr(pool.limits, name)) for name in pool.limits.__dataclass_fields__]
+    choices += [(name, getattr(pool.limits, name)) for name in pool.limits.__dataclass_fields__ if name != "admission"]
     choices += [("formats", pool.quantization.label), ("hosts", plain(pool.node_type))]
     rows = "\n".join(f"| {name} | {value} |" for name, value in choices)
     return f"## Role {pool.role.value}\n\n| choice | value |\n|---|---|\n{rows}"
