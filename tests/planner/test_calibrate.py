@@ -199,3 +199,13 @@ def test_many_constants_at_once_are_each_alone() -> None:
     together = row.log_predicted(thetas)
     alone = [float(row.log_predicted(theta[None])[0]) for theta in thetas]
     assert together == pytest.approx(alone)
+
+
+def test_a_group_left_out_in_first_order_is_a_group_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick way to leave a group out predicts it as fitting everything again without it does."""
+    runs = runs_of(noise=0.05, shapes=(LARGE,))
+    quick = {item.id: item.error for item in calibrate(runs, source="", date="2026-01-01").held_out}
+    monkeypatch.setattr("meshplan.planner.calibrate.FAR", 0.0)
+    exact = {item.id: item.error for item in calibrate(runs, source="", date="2026-01-01").held_out}
+    assert max(abs(quick[name] - exact[name]) for name in exact) < 0.03
+    assert np.mean([abs(quick[name] - exact[name]) for name in exact]) < 0.005
