@@ -11,7 +11,7 @@ for a framework on a generation. The prior is what keeps a constant that the row
 *Method.* Gauss–Newton; the derivatives come from pricing a row under all perturbed constants in one vectorised call.
 
 *Error.* Leave one group out: every group is predicted by constants fitted without it. That error, not the error of the
-fit, becomes the interval.
+fit, becomes the interval. The constants of all rows are first moved as far as first order tells (:class:`_Tangent`).
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ FRACTIONS = frozenset(
     if name.endswith(("efficiency", "overlap", "inside", "window")) and name != "low_precision_efficiency"
 )
 # Spread of a framework's constants about the global ones, relative to the prior of the global ones. Chosen by nested
-# cross-validation (README): constants that only mixtures of experts see are held closer, because no set has more than a
-# handful of groups with experts.
+# cross-validation (planner/README.md): constants that only mixtures of experts see are held closer, because no set has
+# more than a handful of groups with experts.
 LOOSE, TIGHT = 2.0, 0.3
 EXPERT_CONSTANTS = frozenset(name for name in FITTED if "expert" in name or "moe" in name)
 LOCAL_SPREAD = SPREAD * np.array([TIGHT if name in EXPERT_CONSTANTS else LOOSE for name in FITTED])
@@ -273,9 +273,9 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
     for row in rows:
         sets[_key(row.run)].append(row)
     fitted = {key: fit(members, overall, LOCAL_SPREAD) for key, members in sorted(sets.items())}
-    everything = _Tangent.at(overall, rows)
-    held_out = _held_out(rows, sets, fitted, everything, literature)
-    unseen = _unseen(rows, everything, literature)
+    tangent = _Tangent.at(overall, rows)
+    held_out = _held_out(rows, sets, fitted, tangent, literature)
+    unseen = _unseen(rows, tangent, literature)
     memory = calibrate_memory(observed)
 
     def made(key: Key, theta: FloatArray, members: Sequence[_Row], own: Sequence[HeldOut]) -> Calibration:
