@@ -80,19 +80,22 @@ def curve_facts(content: Mapping[str, Any], device: str) -> Iterator[dict[str, A
     """
     measured = content["same_silicon"].get(device, device)
     rows: Mapping[str, Any] = content["gemm_curves"][measured]
-    yield from (fact for precision, row in rows.items() for fact in _facts(content, precision, row))
+    share = float(content["power_limited"].get(device, 1.0))
+    yield from (fact for precision, row in rows.items() for fact in _facts(content, precision, row, share))
     for precision, same in content["same_kernels"].items():
         if same in rows:
-            yield from _facts(content, precision, rows[same])
+            yield from _facts(content, precision, rows[same], share)
 
 
-def _facts(content: Mapping[str, Any], precision: str, row: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _facts(
+    content: Mapping[str, Any], precision: str, row: Mapping[str, Any], share: float
+) -> Iterator[dict[str, Any]]:
     if precision not in GEMM_PRECISIONS:
         raise CatalogError(f"efficiency.yaml: unknown precision {precision!r}; one of {', '.join(GEMM_PRECISIONS)}")
     ((_, source),) = content["sources"].items()
     error = f"held-out error median {row['median_error']:.1%}, 90th percentile {row['p90_error']:.1%}"
     values = {
-        RATE_FIELD: parse_quantity(row["rate"], Dimension.FLOPS_PER_S),
+        RATE_FIELD: share * parse_quantity(row["rate"], Dimension.FLOPS_PER_S),
         BANDWIDTH_FIELD: parse_quantity(row["bandwidth"], Dimension.BYTES_PER_S),
         SATURATION_FIELD: float(row["inner_saturation"]),
     }

@@ -2,7 +2,7 @@
 
 Measurements state a model by a few Hugging Face keys and seldom by its ``model_type``. What they leave open follows
 from the one thing that they all state: a gated MLP means Llama's rules (no biases, RMSNorm, untied), a plain one
-means those of Megatron's GPT (biases, LayerNorm, tied embedding).
+means those of Megatron's GPT (biases, LayerNorm, tied embedding). gpt-oss is known by its name.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from meshplan.catalogs.config_fields import FIELDS, shorten
 from meshplan.catalogs.config_scope import language_section, scope_problems
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.model_config import build_shape, config_error
-from meshplan.catalogs.model_families import GENERIC, YES, Family
+from meshplan.catalogs.model_families import FAMILIES, GENERIC, YES, Family
 from meshplan.catalogs.model_shapes import ModelShape
 
 ASSUMED_VOCAB_SIZE = 32_000
@@ -58,11 +58,15 @@ def shape_from_observation(model: Mapping[str, object]) -> ModelShape:
     config = {"vocab_size": ASSUMED_VOCAB_SIZE} | {key: value for key, value in model.items() if value is not None}
     if "layer_type_counts" in config:
         config["layer_types"] = _mixed_layers(config["layer_type_counts"], name)
+    slug = name.lower().replace(" ", "-")
+    # Experts with biases and attention sinks stand in no key of a measurement, only in the family.
+    family_name = "gpt_oss" if slug.startswith("gpt-oss") else ""
+    family = FAMILIES[family_name] if family_name else _GATED if gated else _PLAIN
     shape = build_shape(
         config,
-        _GATED if gated else _PLAIN,
-        family_name="",
-        slug=name.lower().replace(" ", "-"),
+        family,
+        family_name=family_name,
+        slug=slug,
         name=name,
         source=str(model.get("architecture_source", "")),
     )

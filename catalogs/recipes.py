@@ -24,11 +24,17 @@ class Unstated:
         zero_stage: 0 to 3.
         activation_recompute: ``none``, ``selective`` or ``full``.
         sequence_parallel: with tensor parallelism.
+        deals_evenly: layers are dealt to stages without regard to the embedding and the LM head, what is left over to
+            the last stages; otherwise as Megatron-LM's recipes do.
+        peak_is_allocated: a peak is what tensors held (torch's ``max_memory_allocated``); otherwise what the device
+            had in use, context and caches included.
     """
 
     zero_stage: int = 1
     activation_recompute: str = "none"
     sequence_parallel: bool = True
+    deals_evenly: bool = False
+    peak_is_allocated: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +44,7 @@ class Recipe:
     Args:
         framework: our name.
         observed_as: names in published measurements.
+        mixed_precision_mode: the mode of this behaviour, where the framework has a switch; empty where it has none.
         before: this is how the framework behaved before that release (``26.04``); empty where it always did.
         calibrated_as: the framework whose constants it shares.
         relatives: whose constants to take on hardware where the framework itself was not measured, best first.
@@ -47,6 +54,7 @@ class Recipe:
 
     framework: str
     observed_as: tuple[str, ...]
+    mixed_precision_mode: str
     before: str
     calibrated_as: str
     relatives: tuple[str, ...]
@@ -62,6 +70,7 @@ def recipes() -> Mapping[str, Recipe]:
         name: Recipe(
             framework=name,
             observed_as=tuple(entry["observed_as"]),
+            mixed_precision_mode=str(entry.get("mixed_precision_mode", "")),
             before=str(entry.get("before", "")),
             calibrated_as=str(entry.get("calibrated_as", name)),
             relatives=tuple(entry.get("relatives", ())),
@@ -80,6 +89,7 @@ def recipe_named(framework: str) -> Recipe:
     return Recipe(
         framework=framework,
         observed_as=(framework,),
+        mixed_precision_mode="",
         before="",
         calibrated_as=framework,
         relatives=(),
@@ -88,10 +98,13 @@ def recipe_named(framework: str) -> Recipe:
     )
 
 
-def recipe_observed_as(name: str, release: str | None = None) -> Recipe:
-    """The framework that a measurement calls ``name``, in the behaviour of its release where that changed."""
+def recipe_observed_as(name: str, release: str | None = None, mixed_precision_mode: str | None = None) -> Recipe:
+    """The framework that a measurement calls ``name``, in the behaviour of its release and mode where these matter."""
     found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
     for recipe in found:
         if recipe.before and release is not None and release_numbers(release) < release_numbers(recipe.before):
             return recipe
-    return next((recipe for recipe in found if not recipe.before), recipe_named(name))
+        if recipe.mixed_precision_mode and recipe.mixed_precision_mode == mixed_precision_mode:
+            return recipe
+    usual = (recipe for recipe in found if not recipe.before and not recipe.mixed_precision_mode)
+    return next(usual, recipe_named(name))

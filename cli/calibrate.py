@@ -163,6 +163,10 @@ def _error_rows(result: Calibrated) -> list[dict[str, Any]]:
     rows = [_error_row("all, group held out", [item.error for item in result.held_out])] if result.held_out else []
     if result.unseen:
         rows.append(_error_row("all, framework never seen", [item.error for item in result.unseen]))
+    kinds: dict[str, list[float]] = {}
+    for item in result.held_out:
+        kinds.setdefault(item.strategy, []).append(item.error)
+    rows += [_error_row(f"{name}, group held out", errors) for name, errors in sorted(kinds.items())]
     return rows + [_error_row(name, errors) for name, errors in sorted(sets.items())]
 
 

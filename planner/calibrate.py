@@ -11,7 +11,7 @@ for a framework on a generation. The prior is what keeps a constant that the row
 *Method.* Gauss–Newton; the derivatives come from pricing a row under all perturbed constants in one vectorised call.
 
 *Error.* Leave one group out: every group is predicted by constants fitted without it. That error, not the error of the
-fit, becomes the interval.
+fit, becomes the interval. The constants of all rows are first moved as far as first order tells (:class:`_Tangent`).
 """
 
 from __future__ import annotations
@@ -59,8 +59,12 @@ FRACTIONS = frozenset(
     for name in FITTED
     if name.endswith(("efficiency", "overlap", "inside", "window")) and name != "low_precision_efficiency"
 )
-# Spread of a framework's constants about the global ones, relative to the prior of the global ones.
-LOCAL_SPREAD = 0.7
+# Spread of a framework's constants about the global ones, relative to the prior of the global ones. Chosen by nested
+# cross-validation (planner/README.md): constants that only mixtures of experts see are held closer, because no set has
+# more than a handful of groups with experts.
+LOOSE, TIGHT = 2.0, 0.3
+EXPERT_CONSTANTS = frozenset(name for name in FITTED if "expert" in name or "moe" in name)
+LOCAL_SPREAD = SPREAD * np.array([TIGHT if name in EXPERT_CONSTANTS else LOOSE for name in FITTED])
 NOISE = 0.05  # run-to-run and version noise of a measured step, relative (repeat_spread of the observations)
 HUBER = 2.0  # in units of NOISE
 STEP = 1e-3
@@ -70,7 +74,11 @@ MAX_MOVE = 1.0
 END = 1e-4  # how close to 0 or 1 a fraction may start
 LEAST_COST_S = 1e-9  # where a time that is stored as 0 starts
 FEWEST_FOR_P90 = 5
-WARM_ITERATIONS = 3  # from the constants of all rows, when a few rows are left out
+# When a group is left out, the constants of all rows are moved as far as first order tells; what moves further than
+# FAR, in fit units, is fitted again from there.
+TANGENT_ROUNDS = 6
+WARM_ITERATIONS = 2
+FAR = 0.6
 # Half-width where nothing at all could be held out: two frameworks are needed to predict one from the other.
 UNJUDGED_P90 = 0.5
 UNMEASURED = MemoryConstants(safe_factor=UNMEASURED_SAFE_FACTOR)
@@ -85,6 +93,7 @@ class HeldOut:
         group: left out.
         framework: our name.
         architecture: hardware generation.
+        strategy: what kind of run, :attr:`ObservedRun.strategy`.
         error: predicted / measured − 1.
         is_moe: the model is a mixture of experts.
     """
@@ -93,6 +102,7 @@ class HeldOut:
     group: str
     framework: str
     architecture: str
+    strategy: str
     error: float
     is_moe: bool
 
@@ -143,6 +153,58 @@ class _Row:
         return np.log(np.broadcast_to(step_s, (len(thetas),)))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tangent:
+    """The rows' predictions in first order about one set of constants.
+
+    Args:
+        theta: where, [J].
+        residual: ln measured − ln predicted there, [n].
+        slope: ∂ ln predicted/∂θ, [n, J].
+        groups: of the rows.
+    """
+
+    theta: FloatArray
+    residual: FloatArray
+    slope: FloatArray
+    groups: tuple[str, ...]
+
+    @classmethod
+    def at(cls, theta: FloatArray, rows: Sequence[_Row]) -> _Tangent:
+        """Price the rows at ``theta`` and beside it."""
+        moved = np.vstack([theta, theta + STEP * np.eye(len(theta))])
+        logs = np.array([row.log_predicted(moved) for row in rows])
+        measured = np.array([row.log_measured for row in rows])
+        return cls(
+            theta=theta,
+            residual=measured - logs[:, 0],
+            slope=(logs[:, 1:] - logs[:, :1]) / STEP,
+            groups=tuple(row.run.group for row in rows),
+        )
+
+    def without(self, group: str) -> _Tangent:
+        """The same without the rows of a group."""
+        return self.of([index for index, own in enumerate(self.groups) if own != group])
+
+    def of(self, kept: Sequence[int]) -> _Tangent:
+        """The same with some of the rows."""
+        groups = tuple(self.groups[index] for index in kept)
+        return replace(self, residual=self.residual[kept], slope=self.slope[kept], groups=groups)
+
+    def solved(self, prior: FloatArray, spread: FloatArray, *, rounds: int) -> FloatArray:
+        """Minimum of the objective as far as first order tells, Huber's weights taken anew ``rounds`` times."""
+        counts = Counter(self.groups)
+        weights = np.array([1.0 / np.sqrt(counts[group]) for group in self.groups])
+        theta = self.theta
+        for _ in range(rounds):
+            residual = self.residual - self.slope @ (theta - self.theta)
+            weight = weights / np.maximum(1.0, np.abs(residual) / (HUBER * NOISE)) / NOISE**2
+            normal = (self.slope * weight[:, None]).T @ self.slope + np.diag(1.0 / spread**2)
+            gradient = (self.slope * weight[:, None]).T @ residual - (theta - prior) / spread**2
+            theta = theta + np.clip(np.linalg.solve(normal, gradient), -MAX_MOVE, MAX_MOVE)
+        return theta
+
+
 def fit(
     rows: Sequence[_Row],
     prior: FloatArray,
@@ -161,21 +223,11 @@ def fit(
         iterations: at most so many.
     """
     theta = (prior if start is None else start).copy()
-    counts = Counter(row.run.group for row in rows)
-    weights = np.array([1.0 / np.sqrt(counts[row.run.group]) for row in rows])
-    measured = np.array([row.log_measured for row in rows])
-    size = len(theta)
     for _ in range(iterations):
-        moved = np.vstack([theta, theta + STEP * np.eye(size)])
-        logs = np.array([row.log_predicted(moved) for row in rows])
-        residual = measured - logs[:, 0]
-        slope = (logs[:, 1:] - logs[:, :1]) / STEP
-        weight = weights / np.maximum(1.0, np.abs(residual) / (HUBER * NOISE)) / NOISE**2
-        normal = (slope * weight[:, None]).T @ slope + np.diag(1.0 / spread**2)
-        gradient = (slope * weight[:, None]).T @ residual - (theta - prior) / spread**2
-        change = np.clip(np.linalg.solve(normal, gradient), -MAX_MOVE, MAX_MOVE)
-        theta = theta + change
-        if np.max(np.abs(change)) < CONVERGED:
+        moved = _Tangent.at(theta, rows).solved(prior, spread, rounds=1)
+        change = np.max(np.abs(moved - theta))
+        theta = moved
+        if change < CONVERGED:
             break
     return theta
 
@@ -220,8 +272,10 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
     sets: dict[Key, list[_Row]] = defaultdict(list)
     for row in rows:
         sets[_key(row.run)].append(row)
-    held_out = _held_out(rows, sets, overall, literature)
-    unseen = _unseen(rows, overall, literature)
+    fitted = {key: fit(members, overall, LOCAL_SPREAD) for key, members in sorted(sets.items())}
+    tangent = _Tangent.at(overall, rows)
+    held_out = _held_out(rows, sets, fitted, tangent, literature)
+    unseen = _unseen(rows, tangent, literature)
     memory = calibrate_memory(observed)
 
     def made(key: Key, theta: FloatArray, members: Sequence[_Row], own: Sequence[HeldOut]) -> Calibration:
@@ -243,11 +297,11 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
     local = [
         made(
             key,
-            fit(sets[key], overall, LOCAL_SPREAD * SPREAD),
+            theta,
             sets[key],
             [item for item in held_out if (item.framework, item.architecture) == key],
         )
-        for key in sorted(sets)
+        for key, theta in fitted.items()
     ]
     everything = made(("any", "any"), overall, rows, unseen)
     return Calibrated(calibrations=(everything, *local), held_out=tuple(held_out), unseen=tuple(unseen), memory=memory)
@@ -269,37 +323,48 @@ def _judge(row: _Row, key: Key, theta: FloatArray) -> HeldOut:
         group=row.run.group,
         framework=key[0],
         architecture=key[1],
+        strategy=row.run.strategy,
         error=error,
         is_moe=row.run.problem.shape.moe is not None,
     )
 
 
 def _held_out(
-    rows: Sequence[_Row], sets: Mapping[Key, Sequence[_Row]], overall: FloatArray, literature: FloatArray
+    rows: Sequence[_Row],
+    sets: Mapping[Key, Sequence[_Row]],
+    fitted: Mapping[Key, FloatArray],
+    everything: _Tangent,
+    literature: FloatArray,
 ) -> list[HeldOut]:
     """Each group predicted by a global set and a local set that were both fitted without it."""
+    overall = everything.theta
     found = []
     for key, members in sets.items():
+        whole = _Tangent.at(fitted[key], members)
         for group in sorted({row.run.group for row in members}):
-            without = fit(
-                [row for row in rows if row.run.group != group],
-                literature,
-                SPREAD,
-                start=overall,
-                iterations=WARM_ITERATIONS,
-            )
+            without = everything.without(group).solved(literature, SPREAD, rounds=TANGENT_ROUNDS)
+            if np.max(np.abs(without - overall)) > FAR:
+                kept = [row for row in rows if row.run.group != group]
+                without = fit(kept, literature, SPREAD, start=overall, iterations=WARM_ITERATIONS)
             others = [row for row in members if row.run.group != group]
-            theta = fit(others, without, LOCAL_SPREAD * SPREAD) if others else without
+            theta = without
+            if others:
+                start = whole.without(group).solved(without, LOCAL_SPREAD, rounds=TANGENT_ROUNDS)
+                theta = fit(others, without, LOCAL_SPREAD, start=start, iterations=WARM_ITERATIONS)
             found += [_judge(row, key, theta) for row in members if row.run.group == group]
     return found
 
 
-def _unseen(rows: Sequence[_Row], overall: FloatArray, literature: FloatArray) -> list[HeldOut]:
+def _unseen(rows: Sequence[_Row], everything: _Tangent, literature: FloatArray) -> list[HeldOut]:
     """Each framework predicted by the global set of all the others."""
     found = []
-    for framework in sorted({_key(row.run)[0] for row in rows}):
-        others = [row for row in rows if _key(row.run)[0] != framework]
-        theta = fit(others, literature, SPREAD, start=overall, iterations=WARM_ITERATIONS) if others else literature
+    frameworks = [_key(row.run)[0] for row in rows]
+    for framework in sorted(set(frameworks)):
+        kept = [index for index, own in enumerate(frameworks) if own != framework]
+        theta = literature
+        if kept:
+            start = everything.of(kept).solved(literature, SPREAD, rounds=TANGENT_ROUNDS)
+            theta = fit([rows[index] for index in kept], literature, SPREAD, start=start, iterations=WARM_ITERATIONS)
         found += [_judge(row, _key(row.run), theta) for row in rows if _key(row.run)[0] == framework]
     return found
 
@@ -337,14 +402,14 @@ def refine(
         found = []
         for row in members:
             others = [other for other in members if other is not row]
-            found.append(_judge(row, key, fit(others, start, LOCAL_SPREAD * SPREAD) if others else start))
+            found.append(_judge(row, key, fit(others, start, LOCAL_SPREAD) if others else start))
         held_out += found
         made.append(
             replace(
                 prior,
                 framework=key[0],
                 architecture=key[1],
-                time=constants_of(fit(members, start, LOCAL_SPREAD * SPREAD), prior.time),
+                time=constants_of(fit(members, start, LOCAL_SPREAD), prior.time),
                 memory=memory[key[0]].constants if key[0] in memory else prior.memory,
                 time_error_p90=_refined_p90(found, prior, is_moe=False),
                 moe_time_error_p90=_refined_p90(found, prior, is_moe=True),

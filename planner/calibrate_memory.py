@@ -34,6 +34,8 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "logits_bytes_per_entry": (12.0, 3.0),
     "extra_bytes_per_parameter": (0.0, 5.0),
 }
+# fixed_bytes where a peak is what tensors held: no device context, no communication buffers, no cache.
+ALLOCATED_FIXED = (0.5e9, 0.5e9)
 NOISE = 0.03  # relative: printing in whole GB, allocator luck
 LIMIT_NOISE = 0.10  # of a run that fitted: usable memory is an upper limit, not a reading
 ROUNDS = 8
@@ -104,9 +106,14 @@ def _stage_bytes(run: ObservedRun, calibration: Calibration) -> list[float]:
     return [stage.typical_bytes for stage in priced.stages]
 
 
+def _allocated(peaks: Sequence[_Peak]) -> bool:
+    return any(recipe_named(peak.run.framework).unstated.peak_is_allocated for peak in peaks)
+
+
 def _solve(peaks: Sequence[_Peak]) -> FloatArray:
-    prior = np.array([mean for mean, _ in PRIOR.values()])
-    spread = np.array([deviation for _, deviation in PRIOR.values()])
+    known = {**PRIOR, "fixed_bytes": ALLOCATED_FIXED} if _allocated(peaks) else PRIOR
+    prior = np.array([mean for mean, _ in known.values()])
+    spread = np.array([deviation for _, deviation in known.values()])
     theta = prior.copy()
     for _ in range(ROUNDS):
         counted = [peak for peak in peaks if peak.counts(theta)]

@@ -18,8 +18,9 @@ from meshplan.catalogs.errors import CatalogError, Problem, SpecError
 from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.observed_model import shape_from_observation
 from meshplan.catalogs.recipes import Recipe, recipe_observed_as
+from meshplan.planner.estimators.memory import ZERO_PARAMETERS
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
-from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.parallelism import deal_evenly, deal_layers
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import (
@@ -84,6 +85,17 @@ class ObservedRun:
         """Hardware generation."""
         return self.problem.machine.device.architecture
 
+    @property
+    def strategy(self) -> str:
+        """What kind of run it is, for summaries: the part of the model that its error tests."""
+        if self.problem.shape.moe is not None:
+            return "MoE"
+        if self.problem.workload.phase is Phase.LORA:
+            return "LoRA"
+        if self.config.zero_stage >= ZERO_PARAMETERS:
+            return "dense FSDP"
+        return "dense pipeline" if self.config.pipeline_parallel > 1 else "dense data/tensor"
+
 
 def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     """The rows of a file, blank lines skipped.
@@ -134,7 +146,11 @@ class ObservationReader:
     def _training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
         sections = ("model", "hardware", "framework", "parallelism", "workload")
         model, hardware, framework, choices, workload = (Section(row, name) for name in sections)
-        recipe = recipe_observed_as(framework.text("name"), str(framework.values.get("version") or "") or None)
+        recipe = recipe_observed_as(
+            framework.text("name"),
+            str(framework.values.get("version") or "") or None,
+            str(choices.values.get("mixed_precision_mode") or "") or None,
+        )
         shape = shape_from_observation(model.values)
         machine = self.machine(hardware)
         phase = _phase(workload)
@@ -286,7 +302,7 @@ def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple
         zero_stage=zero,
         activation_recompute=_recompute(choices, filled, recipe),
         pipeline_schedule=_schedule(choices, pipeline, chunks),
-        layers_per_chunk=_layers(problem, choices, pipeline * chunks),
+        layers_per_chunk=_layers(problem, choices, recipe, pipeline * chunks),
         micro_batch_size=micro,
         num_microbatches=choices.whole("num_microbatches", max(batch // (data * micro), 1)),
         global_batch_size=batch,
@@ -336,13 +352,15 @@ def _schedule(choices: Section, pipeline: int, chunks: int) -> str:
     return SCHEDULES[stated]
 
 
-def _layers(problem: TrainingProblem, choices: Section, chunks: int) -> tuple[int, ...]:
+def _layers(problem: TrainingProblem, choices: Section, recipe: Recipe, chunks: int) -> tuple[int, ...]:
     layers = problem.shape.num_hidden_layers
     if chunks > layers + 2:
         raise UnsupportedError(f"{chunks} model chunks for {layers} layers")
     stated = choices.counts("layers_per_stage")
+    if stated is None and recipe.unstated.deals_evenly:
+        return deal_evenly(layers, chunks)
     if stated is None:
-        return deal_layers(layers, chunks)
+        return deal_layers(layers, chunks, num_nextn_predict_layers=problem.shape.num_nextn_predict_layers)
     if len(stated) == chunks and sum(stated) == layers + 2:  # the embedding and the LM head counted as layers
         stated = tuple(count - (i == 0) - (i == chunks - 1) for i, count in enumerate(stated))
     if len(stated) != chunks or sum(stated) != layers or min(stated) < 0:

@@ -8,22 +8,30 @@ from __future__ import annotations
 from collections.abc import Collection
 
 
-def deal_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+def deal_layers(num_layers: int, num_chunks: int, *, num_nextn_predict_layers: int = 0) -> tuple[int, ...]:
     """Layers of each chunk: even where that divides, else the embedding and the LM head count as a layer each.
 
     Megatron-LM names the second rule ``--account-for-embedding-in-pipeline-split`` and
     ``--account-for-loss-in-pipeline-split``. What is left over goes to the later chunks, which keep fewer
     micro-batches in flight, never to the last one, which computes the loss.
 
+    A multi-token-prediction layer lies on the last chunk and has a loss of its own: it counts as two layers there. The
+    embedding counts where the rest does not divide anyway.
+
     Args:
         num_layers: transformer layers.
         num_chunks: pipeline stages × chunks a stage, at most ``num_layers`` + 2.
+        num_nextn_predict_layers: multi-token-prediction layers.
 
     >>> deal_layers(80, 8)
     (10, 10, 10, 10, 10, 10, 10, 10)
     >>> deal_layers(126, 16)
     (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
+    >>> deal_layers(61, 16, num_nextn_predict_layers=1)
+    (4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1)
     """
+    if num_nextn_predict_layers:
+        return _deal_to_the_emptiest(num_layers, num_chunks, at_end=1 + 2 * num_nextn_predict_layers)
     if num_layers % num_chunks == 0:
         return (num_layers // num_chunks,) * num_chunks
     base, extra = divmod(num_layers + 2, num_chunks)
@@ -33,6 +41,29 @@ def deal_layers(num_layers: int, num_chunks: int) -> tuple[int, ...]:
     units[0] -= 1
     units[-1] -= 1
     return tuple(units)
+
+
+def deal_evenly(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk without regard to embedding and LM head, what is left over to the last chunks.
+
+    >>> deal_evenly(32, 6)
+    (5, 5, 5, 5, 6, 6)
+    """
+    base, extra = divmod(num_layers, num_chunks)
+    return (base,) * (num_chunks - extra) + (base + 1,) * extra
+
+
+def _deal_to_the_emptiest(num_layers: int, num_chunks: int, *, at_end: int) -> tuple[int, ...]:
+    """Even where ``at_end`` layers' worth of other work lies on the last chunk; what is left over to later chunks."""
+    at_start = 1 if (num_layers + at_end) % num_chunks else 0
+    loads = [at_start, *[0] * (num_chunks - 2), at_end]
+    layers = [0] * num_chunks
+    preferred = [*range(num_chunks - 2, -1, -1), num_chunks - 1]
+    for _ in range(num_layers):
+        chunk = min(preferred, key=lambda index: loads[index])
+        loads[chunk] += 1
+        layers[chunk] += 1
+    return tuple(layers)
 
 
 # Schedules that the search looks at, by chunks a stage; then those that are only taken when pinned: GPipe is never

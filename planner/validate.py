@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.calibration import Calibration
 from meshplan.planner.estimators.compute import peak_flops_per_s
-from meshplan.planner.estimators.memory import ZERO_PARAMETERS
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, ObservedRun
@@ -109,22 +108,11 @@ def _question(run: ObservedRun) -> str:
 
 
 def _labels(run: ObservedRun) -> dict[str, str]:
-    config, shape = run.config, run.problem.shape
-    if shape.moe is not None:
-        strategy = "MoE"
-    elif run.problem.workload.phase.value == "lora":
-        strategy = "LoRA"
-    elif config.zero_stage >= ZERO_PARAMETERS:
-        strategy = "dense FSDP"
-    elif config.pipeline_parallel > 1:
-        strategy = "dense pipeline"
-    else:
-        strategy = "dense data/tensor"
     return {
         "framework": run.framework,
         "device": run.problem.machine.device.slug,
-        "model": shape.name,
-        "strategy": strategy,
+        "model": run.problem.shape.name,
+        "strategy": run.strategy,
     }
 
 

@@ -40,6 +40,12 @@ PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
 HIDDEN_ELEMENTS_PER_LAYER = 10.0
 # Bytes moved per logit forward and backward: 16-bit logits, their fp32 copy, softmax, gradient (read and written).
 LOSS_BYTES_PER_LOGIT = 20.0
+# Hidden-size elements of a routed copy read and written in an expert layer's forward: sorted by expert before it is
+# sent and after it has arrived, and both undone.
+ROUTED_HIDDEN_PASSES = 8.0
+# The clamped activation of experts with biases (gpt-oss) has no fused kernel: width-sized tensors that it reads and
+# writes forward (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's weight 3).
+CLAMPED_ACTIVATION_PASSES = 19.0
 LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
 # Weight products of one expert forward: the joined input matrices and the output matrix.
 PRODUCTS_PER_EXPERT = 2.0
@@ -283,8 +289,9 @@ class ComputeModel:
         if kind.is_moe and shape.moe is not None:
             moe = shape.moe
             routed = self.tokens / t * moe.num_experts_per_token * batch.expert_tensor_parallel
-            activated = shape.mlp_matrices * moe.expert_intermediate_size / batch.expert_tensor_parallel
-            elements = elements + routed * (activated + 4.0 * shape.hidden_size)  # dispatch and combine: read, write
+            passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else shape.mlp_matrices
+            activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
+            elements = elements + routed * (activated + ROUTED_HIDDEN_PASSES * shape.hidden_size)
             elements = elements + self.tokens * shape.mlp_matrices * moe.shared_intermediate_size / t
         else:
             elements = elements + self.tokens * shape.mlp_matrices * shape.intermediate_size / t

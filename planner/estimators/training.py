@@ -4,7 +4,7 @@
              communication + optimizer + fixed overhead
 
     stage time = Σ layers of the stage · layer time (+ embedding, + LM head and loss)
-    layer time = ((device time)⁴ + (host time)⁴)^¼        host launches and device work overlap; the slower one shows
+    layer time = √(device time² + host time²)             host launches and device work overlap; the slower one shows
     device time = compute (+ recompute) + exposed tensor-, context- and expert-parallel communication
 
 Every term keeps its name, so that a plan can say where its time goes.
@@ -173,7 +173,7 @@ class TrainingModel:
         constants = self.calibration.time
         waits = kind.is_moe and not self.workload.drops_tokens
         host = constants.host_s_per_moe_layer * recipe.moe_host_factor if waits else constants.host_s_per_layer
-        total = np.sqrt(np.sqrt(device**4 + np.asarray(host) ** 4))
+        total = np.sqrt(device**2 + np.asarray(host) ** 2)
         return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
 
     def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:

@@ -45,3 +45,10 @@ def test_a_curve_says_where_it_comes_from(catalog: Catalog) -> None:
 
 def test_a_device_without_measurements_has_no_curve(catalog: Catalog) -> None:
     assert catalog.device("mi300x").gemm_curves == {}
+
+
+def test_a_board_with_a_lower_power_limit_multiplies_slower(catalog: Catalog) -> None:
+    """500 W of 700 W on the same die: √(5/7) of the rate, the bandwidth as it is."""
+    limited, full = (catalog.device(slug) for slug in ("h100-sxm-96gb", "h100-sxm-80gb"))
+    assert limited.gemm_curves["bf16"][0] == pytest.approx((500 / 700) ** 0.5 * full.gemm_curves["bf16"][0], rel=1e-3)
+    assert limited.gemm_curves["bf16"][1:] == full.gemm_curves["bf16"][1:]

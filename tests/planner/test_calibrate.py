@@ -100,7 +100,11 @@ def test_the_units_of_the_fit_go_there_and_back() -> None:
 
 
 def test_planted_constants_come_back() -> None:
-    """Within 8 % where the runs can see them (the prior pulls them a little); predictions within 1 % (median)."""
+    """Within 8 % where the runs can see them (the prior pulls them a little); predictions within 1 % (median).
+
+    Memory-bound operators within 15 %: expert constants stay close to the global ones on purpose (``TIGHT``), and what
+    they do not take up, the traffic of routed tokens does.
+    """
     runs = runs_of()
     made = calibrate(runs, source="planted", date="2026-01-01")
     everything, local = made.calibrations
@@ -109,11 +113,11 @@ def test_planted_constants_come_back() -> None:
     for name in (
         "gemm_efficiency",
         "attention_efficiency",
-        "memory_op_efficiency",
         "step_overhead_s",
         "host_s_per_layer",
     ):
         assert getattr(local.time, name) == pytest.approx(float(getattr(PLANTED, name)), rel=0.08), name
+    assert local.time.memory_op_efficiency == pytest.approx(float(PLANTED.memory_op_efficiency), rel=0.15)
     assert np.median(np.abs(errors(runs, local))) < 0.01
     assert np.max(np.abs(errors(runs, local))) < 0.06
     literature = np.quantile(np.abs(errors(runs, planted(TimeConstants()))), 0.9)
@@ -199,3 +203,13 @@ def test_many_constants_at_once_are_each_alone() -> None:
     together = row.log_predicted(thetas)
     alone = [float(row.log_predicted(theta[None])[0]) for theta in thetas]
     assert together == pytest.approx(alone)
+
+
+def test_a_group_left_out_in_first_order_is_a_group_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quick way to leave one of many groups out predicts it as fitting everything again without it does."""
+    runs = [replace(run, group=run.id) for run in runs_of(noise=0.05, shapes=(LARGE,))]
+    quick = {item.id: item.error for item in calibrate(runs, source="", date="2026-01-01").held_out}
+    monkeypatch.setattr("meshplan.planner.calibrate.FAR", 0.0)
+    exact = {item.id: item.error for item in calibrate(runs, source="", date="2026-01-01").held_out}
+    assert max(abs(quick[name] - exact[name]) for name in exact) < 0.03
+    assert np.mean([abs(quick[name] - exact[name]) for name in exact]) < 0.005
