@@ -102,8 +102,8 @@ def test_the_units_of_the_fit_go_there_and_back() -> None:
 def test_planted_constants_come_back() -> None:
     """Within 8 % where the runs can see them (the prior pulls them a little); predictions within 1 % (median).
 
-    Memory-bound operators within 15 %: expert constants stay close to the global ones on purpose (``TIGHT``), and what
-    they do not take up, the traffic of routed tokens does.
+    Memory-bound operators within 15 %: host time joins device time smoothly, so that part of what they take looks like
+    it, and expert constants stay close to the global ones on purpose (``TIGHT``).
     """
     runs = runs_of()
     made = calibrate(runs, source="planted", date="2026-01-01")
