@@ -51,6 +51,8 @@ _SEARCH_SHARE = 0.5
 _FIRST_GAP, _LEAST_GAP = 0.008, 5e-4
 # Share of the budget that the exchanges after a dive may take.
 _EXCHANGE_SHARE = 0.2
+# Relative distance from which integer programs hardly bring cost and bound closer: large fleets round well.
+_CLOSE = 2e-3
 # A family is branched on where its replicas lie at least this far from a whole number.
 _FAMILY_WAVERS = 0.02
 
@@ -155,7 +157,7 @@ class FleetSearch:
 
     def sharpened(self, fleet: Fleet, budget: Budget) -> Fleet:
         """The fleet that integer programs over the cuts make of what the search has found, within the whole budget."""
-        if fleet.usable is None or fleet.bound >= fleet.cost:
+        if fleet.usable is None or fleet.bound >= fleet.cost * (1.0 - _CLOSE):
             return fleet
         spent = self._relaxation.work_s + self._exchange_work_s
         left = min(budget.work_s - spent, budget.deadline_s - time.monotonic())
