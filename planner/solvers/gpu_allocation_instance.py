@@ -109,7 +109,10 @@ def families(instance: Instance) -> FloatArray:
     """[families, types] 1 where a type belongs to the family: near-identical types, of each more than one.
 
     One type of a family does nearly what another does, so that what matters is how many of them there are together.
+    With spares it matters more which types are in use at all, since each brings spares of its own: no families then.
     """
+    if instance.spare:
+        return np.zeros((0, len(instance.price)))
     leaders: list[int] = []
     of_leader: dict[int, list[int]] = {}
     for g in np.argsort(-instance.price, kind="stable").tolist():

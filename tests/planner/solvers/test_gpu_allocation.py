@@ -217,8 +217,9 @@ def test_near_identical_types_agree_with_scip(problem: GpuAllocationProblem) -> 
 
 def test_families_hold_types_of_similar_price_and_speed() -> None:
     rows = [[1.0, 2.0], [1.05, 1.9], [4.0, 8.0], [1.0, 2.0], [0.0, 2.1]]
-    instance = instance_of(make([1.0, 1.1, 4.0, 3.0, 1.05], rows, [1.0, 1.0]))
-    assert families(instance).tolist() == [[1.0, 1.0, 0.0, 0.0, 1.0]]
+    prices = [1.0, 1.1, 4.0, 3.0, 1.05]
+    assert families(instance_of(make(prices, rows, [1.0, 1.0]))).tolist() == [[1.0, 1.0, 0.0, 0.0, 1.0]]
+    assert not len(families(instance_of(make(prices, rows, [1.0, 1.0], spare=1))))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)
