@@ -27,8 +27,8 @@ def alternatives(searched: Searched) -> dict[str, Any]:
 
     Returns:
         ``single_type`` (node type → objective), ``without`` (offer in use → objective), ``growth`` (rows of
-        rate_factor, objective), ``one_more`` (capped offer that binds → objective with one more unit), ``pareto`` (rows
-        of slo_factor, objective).
+        rate_factor, objective), ``one_more`` (capped offer that binds → objective with one more unit), ``larger_quota``
+        (rows of quota, more_devices, objective, where a quota binds), ``pareto`` (rows of slo_factor, objective).
     """
     allocation, base = searched.solution.assignment, _base(searched)
     if allocation is None:
@@ -40,7 +40,8 @@ def alternatives(searched: Searched) -> dict[str, Any]:
         "single_type": {name: _cost(_only(base, {name})) for name in types},
         "without": {base.offers[o].name: _cost(_capped(base, o, 0)) for o in used} if len(base.offers) > 1 else {},
         "growth": [{"rate_factor": factor, "objective": _cost(scaled(base, factor))} for factor in GROWTH],
-        "one_more": dict(_one_more(base, allocation, present)),
+        "one_more": dict(_one_more(base, present)),
+        "larger_quota": list(_larger_quota(base, present)),
         "pareto": pareto(searched),
     }
 
@@ -95,6 +96,11 @@ def notes(searched: Searched, found: Mapping[str, Any]) -> list[str]:
             said.append(f"without {name}: {value - cost:+.2f} {unit}")
     for name, value in found["one_more"].items():
         said.append(f"one more {name} saves {cost - value:.2f} {unit}")
+    for row in found["larger_quota"]:
+        more, saved = row["more_devices"], cost - row["objective"]
+        said.append(
+            f"{more} more device{'s' * (more > 1)} for {row['quota']} save{'s' * (more == 1)} {saved:.2f} {unit}"
+        )
     step = next((row for row in found["growth"] if row["objective"] is not None), None)
     if step is not None:
         added = step["objective"] - cost
@@ -134,14 +140,28 @@ def _only(problem: FleetProblem, node_types: set[str]) -> FleetProblem:
     return replace(problem, offers=offers)
 
 
-def _one_more(problem: FleetProblem, allocation: FleetAllocation, present: float) -> Iterator[tuple[str, float]]:
-    """Capped offers of which one more unit is worth something, and what the fleet costs then."""
+def _one_more(problem: FleetProblem, present: float) -> Iterator[tuple[str, float]]:
+    """Capped offers of which one more unit is worth something, whether the cap is met or not, and the cost then."""
     for o, offer in enumerate(problem.offers):
-        if offer.max_count is None or max(stage[o] for stage in allocation.units) < offer.max_count:
+        if offer.max_count is None:
             continue
         value = _cost(_capped(problem, o, offer.max_count + 1))
         if value is not None and value < present * (1.0 - _LEAST_SAVING):
             yield offer.name, value
+
+
+def _larger_quota(problem: FleetProblem, present: float) -> Iterator[dict[str, Any]]:
+    """Quotas that are worth something larger by their smallest unit, and what the fleet costs then.
+
+    Every quota is tried: one that the fleet leaves room in may be what kept a quite different fleet out.
+    """
+    for q, quota in enumerate(problem.quotas):
+        unit = min(problem.offers[o].num_devices for o in quota.offers)
+        larger = replace(quota, max_devices=quota.max_devices + unit)
+        quotas = tuple(larger if i == q else one for i, one in enumerate(problem.quotas))
+        value = _cost(replace(problem, quotas=quotas))
+        if value is not None and value < present * (1.0 - _LEAST_SAVING):
+            yield {"quota": quota.name, "more_devices": unit, "objective": value}
 
 
 def carried(compiled: Compiled, allocation: FleetAllocation) -> float:

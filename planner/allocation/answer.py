@@ -132,6 +132,7 @@ def fleet_document(compiled: Compiled, allocation: FleetAllocation, stage: int) 
                 "node_type": offer.node_type,
                 "provider": offer.provider,
                 "region": offer.region,
+                "zone": offer.zone,
                 "terms": offer.terms,
                 "count": count,
                 "num_devices": offer.num_devices,

@@ -2,10 +2,13 @@
 
 Requests of every bucket arrive in one stream (gaps of a Gamma distribution with the workload's burstiness, or the
 trace's own), a router sends each to a kind by the plan's weights, and each kind serves its part with the replicas that
-carry load (spares stand idle). Attained is the share of a service's requests that keep a promise's limit; a promise at
-the 99th percentile is kept where the lower end of that share's 95 % interval is at least 0.99. Requests of one run miss
-a promise together (a burst fills the queue for minutes), so there are :data:`NUM_RUNS` independent runs, and the
-interval is the wider of Student's over the means of the runs and of Wilson's, as if all requests were independent.
+carry load (spares stand idle). Units that are interrupted are missing as often as stated: every state of such a pool
+is served, and each request meets one of them (:mod:`meshplan.planner.allocation.interruptions`).
+
+Attained is the share of a service's requests that keep a promise's limit; a promise at the 99th percentile is kept
+where the lower end of that share's 95 % interval is at least 0.99. Requests of one run miss a promise together (a burst
+fills the queue for minutes), so there are :data:`NUM_RUNS` independent runs, and the interval is the wider of Student's
+over the means of the runs and of Wilson's, as if all requests were independent.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.allocation.capacity import Offering, pool_of
+from meshplan.planner.allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
 from meshplan.planner.allocation.question import AllocationQuestion, Service
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetProblem
-from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests, Role, ServingConfig, ServingWorkload
+from meshplan.planner.problems.serving import Arrival, Objective, Requests, Role, ServingConfig, ServingWorkload
 from meshplan.planner.simulation.arrivals import scaled
 from meshplan.planner.simulation.deployment import serve, site_of
 from meshplan.planner.simulation.metrics import (
@@ -30,6 +34,7 @@ from meshplan.planner.simulation.metrics import (
     samples_of,
     wilson_lower,
 )
+from meshplan.planner.simulation.run import ServingRun
 
 # Independent runs, and Student's t of their number less one at 97.5 %.
 NUM_RUNS, STUDENT_T = 20, 2.093
@@ -208,6 +213,7 @@ class _Runs:
         self.problem, self.offerings = problem, offerings
         self.service = service
         counts = allocation.replicas[problem.stage_of(scenario)]
+        self.counts = counts
         self.usable = [max(count - problem.min_spare_replicas, 0) for count in counts]
         self.within: dict[Objective, list[Bools]] = {promise: [] for promise in service.promises}
         self.latency: dict[Objective, list[NDArray[np.float64]]] = {promise: [] for promise in service.promises}
@@ -236,13 +242,12 @@ class _Runs:
             self.within[promise].append(np.zeros(num, dtype=bool))
             self.latency[promise].append(np.full(num, np.nan))
         for g in np.unique(routed).tolist():
-            self._serve_kind(g, requests, np.flatnonzero(routed == g), self._pools(g, shares))
+            self._serve_kind(g, requests, np.flatnonzero(routed == g), self._kinds_with(g, shares), rng)
 
-    def _pools(self, g: int, shares: NDArray[np.float64]) -> tuple[Pool, ...]:
-        here = self.offerings[g]
-        pool = pool_of(here.replica, self.service, self.usable[g])
-        if here.kind.role is Role.MIXED:
-            return (pool,)
+    def _kinds_with(self, g: int, shares: NDArray[np.float64]) -> tuple[int, ...]:
+        """The kinds that serve a request sent to kind ``g``: itself, or a prefill and a decode kind."""
+        if self.offerings[g].kind.role is Role.MIXED:
+            return (g,)
         used = [k for k, row in enumerate(shares) if row.any()]
         prefill, decode = (
             [k for k in used if self.offerings[k].kind.role is role] for role in (Role.PREFILL, Role.DECODE)
@@ -250,15 +255,57 @@ class _Runs:
         if len(prefill) != 1 or len(decode) != 1:
             message = f"{len(prefill)} prefill and {len(decode)} decode kinds: one of each can be replayed"
             raise SpecError([Problem(path="", message=message)])
-        return pool, pool_of(self.offerings[decode[0]].replica, self.service, self.usable[decode[0]])
+        return g, decode[0]
 
-    def _serve_kind(self, g: int, requests: Requests, chosen: Ints, pools: tuple[Pool, ...]) -> None:
+    def _states(self, kinds: tuple[int, ...]) -> list[PoolState]:
+        """What is left of the kinds' pools, by shares of the time."""
+        return states_together(
+            [
+                states_of(
+                    self.problem.offers[self.offerings[k].kind.offer],
+                    self.offerings[k].kind,
+                    count=self.counts[k],
+                    usable=self.usable[k],
+                )
+                for k in kinds
+            ]
+        )
+
+    def _serve_kind(
+        self, g: int, requests: Requests, chosen: Ints, kinds: tuple[int, ...], rng: np.random.Generator
+    ) -> None:
         part = Requests(
             arrival_s=requests.arrival_s[chosen],
             input_length=requests.input_length[chosen],
             output_length=requests.output_length[chosen],
         )
+        states = self._states(kinds)
+        # Drawn only where there is a choice: plans without interruptions see the same requests as ever.
+        met = np.zeros(len(part), dtype=np.int64)
+        if [state.share for state in states] != [1.0]:
+            met = np.searchsorted(np.cumsum([state.share for state in states]), rng.random(len(part)), side="right")
+        everything = np.zeros(len(part), dtype=bool)
+        rate = sum(
+            interruptions_per_s(self.problem.offers[k.offer], k) for k in (self.offerings[k].kind for k in kinds)
+        )
+        for number, state in enumerate(states):
+            here = met == number
+            if not all(state.usable) or not here.any():
+                continue
+            run = self._run(part, kinds, state)
+            if not number:
+                self.num_rejected += run.num_rejected
+            if rate:  # what a vanishing replica was serving is lost
+                here &= rng.random(len(part)) >= -np.expm1(-rate * (run.finish_s - run.arrival_s))
+            everything |= self._noted(run, chosen, here)
+        self.of_kind.setdefault(g, []).append(everything)
+
+    def _run(self, part: Requests, kinds: tuple[int, ...], state: PoolState) -> ServingRun:
         problem = self.service.problem
+        pools = tuple(
+            pool_of(self.offerings[k].replica, self.service, usable)
+            for k, usable in zip(kinds, state.usable, strict=True)
+        )
         workload = ServingWorkload(
             arrival=Arrival.TRACE,
             input_length=float(part.input_length.mean()),
@@ -266,18 +313,21 @@ class _Runs:
             prefix_hit_rate=problem.workload.prefix_hit_rate,
             trace=part,
         )
-        config = ServingConfig(engine=problem.rules.name, pools=pools)
-        run = serve(site_of(problem), config, workload)
-        self.num_rejected += run.num_rejected
-        everything = np.ones(len(part), dtype=bool)
+        return serve(site_of(problem), ServingConfig(engine=problem.rules.name, pools=pools), workload)
+
+    def _noted(self, run: ServingRun, chosen: Ints, here: Bools) -> Bools:
+        """Keep what the requests that met this state saw; which of them keep every promise."""
+        everything = here.copy()
         for promise in self.service.promises:
             within = attained(run, [promise])
-            self.within[promise][-1][chosen] = within
+            self.within[promise][-1][chosen[here]] = within[here]
             everything &= within
             metric = "tpot" if promise.metric == "itl" else promise.metric
             counted = run.is_served & (run.output_length > 1) if metric == "tpot" else run.is_served
-            self.latency[promise][-1][chosen[counted]] = samples_of(run, metric)
-        self.of_kind.setdefault(g, []).append(everything)
+            seen = np.full(len(run), np.nan)
+            seen[counted] = samples_of(run, metric)
+            self.latency[promise][-1][chosen[here]] = seen[here]
+        return everything
 
     def kept(self, index: int, promise: Objective) -> Kept:
         """A promise held against what was served."""

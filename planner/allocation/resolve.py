@@ -87,19 +87,22 @@ def _offers(
             continue
         nodes[node.slug] = node
         for price in _prices(asked, node, path, problems):
-            if price.terms == SPOT and asked.interruption_headroom is None:
+            if price.terms == SPOT and asked.interruption_headroom is None and asked.interruptions_per_hour is None:
                 problems.say(
                     f"{path}.interruption_headroom",
                     "spot nodes are taken away: say which share of a replica's capacity stays free for the traffic of "
-                    "interrupted ones, such as 0.2 (0 for none)",
+                    "interrupted ones, such as 0.2 (0 for none), or how often they go (interruptions_per_hour) and for "
+                    "how long (interruption_s), and the replay finds the share",
                 )
             if spec.objective is FleetObjective.POWER and node.device.tdp_w is None:
                 problems.say(f"{path}.type", f"the board power of {node.device.name} is not known; leave it out")
-            offer = _offer(spec, asked, node, price)
-            if offer.name in prices:
-                problems.say(path, f"{offer.name} is offered twice; put both into one entry")
-            prices[offer.name] = price
-            offers.append(offer)
+            zones: list[str | None] = [None] if asked.zones is None else [*asked.zones]
+            for zone in zones:
+                offer = _offer(spec, asked, node, price, zone)
+                if offer.name in prices:
+                    problems.say(path, f"{offer.name} is offered twice; put both into one entry")
+                prices[offer.name] = price
+                offers.append(offer)
     return offers, prices, nodes
 
 
@@ -139,12 +142,13 @@ def _prices(asked: OfferSpec, node: NodeType, path: str, problems: Problems) -> 
     return list(newest.values())
 
 
-def _offer(spec: AllocationSpec, asked: OfferSpec, node: NodeType, price: Price) -> Offer:
+def _offer(spec: AllocationSpec, asked: OfferSpec, node: NodeType, price: Price, zone: str | None) -> Offer:
     by_device = spec.market.rent == "device"
     size = node.num_devices if by_device else 1
     watt = node.device.tdp_w
     devices = node.num_devices // size
     parts = [node.slug, *(part for part in (price.provider, price.region) if part not in (ANY, "yours"))]
+    parts += [] if zone is None else [zone]
     if price.terms != ON_DEMAND:
         parts.append(price.terms)
     # The provider is often the first word of the node type: it is not said twice.
@@ -158,15 +162,24 @@ def _offer(spec: AllocationSpec, asked: OfferSpec, node: NodeType, price: Price)
         node_type=node.slug,
         provider=price.provider,
         region=None if price.region == ANY else price.region,
+        zone=zone,
         terms=price.terms,
         interruption_headroom=(asked.interruption_headroom or 0.0) if price.terms == SPOT else 0.0,
+        interruptions_per_hour=(asked.interruptions_per_hour or 0.0) if price.terms == SPOT else 0.0,
+        interruption_s=(asked.interruption_s or 0.0) if price.terms == SPOT else 0.0,
         power_w=None if watt is None else watt * devices,
         present=asked.present_nodes * size,
     )
 
 
 def _is_under(quota: QuotaSpec, offer: Offer) -> bool:
-    wanted = ((quota.provider, offer.provider), (quota.region, offer.region), (quota.terms, offer.terms))
+    wanted = (
+        (quota.type, offer.node_type),
+        (quota.provider, offer.provider),
+        (quota.region, offer.region),
+        (quota.zone, offer.zone),
+        (quota.terms, offer.terms),
+    )
     return all(want is None or want == have for want, have in wanted)
 
 

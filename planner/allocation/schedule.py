@@ -18,7 +18,7 @@ from meshplan.planner.allocation.alternatives import scaled, with_headroom_of
 from meshplan.planner.allocation.replay import NUM_RUNS, NUM_SCREENED, Replay
 from meshplan.planner.allocation.search import Compiled, Searched, replay_scenario
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation
-from meshplan.planner.solvers.gpu_allocation_schedule import Schedule, solve_schedule
+from meshplan.planner.solvers.gpu_allocation_schedule import Memory, Schedule, solve_schedule
 from meshplan.planner.solvers.solution import Solution
 
 # Upper ends of the bands, as shares of the peak.
@@ -78,11 +78,13 @@ def plan_hours(
     compiled = replace(searched.compiled, problem=with_headroom_of(searched, searched.compiled.problem))
     traffic = np.array(factors, dtype=float)
     band = np.searchsorted(BANDS, traffic * (1.0 - 1e-12))
-    margins = np.ones(len(BANDS))
+    margins, memory = np.ones(len(BANDS)), Memory()
     last: HourlyPlan | None = None
     for rounds in range(1, MAX_ROUNDS + 1):
         planned = np.minimum(traffic * margins[band], 1.0)
-        solution = solve_schedule(compiled.problem, planned.tolist(), start_usd=start_usd, stop_usd=stop_usd)
+        solution = solve_schedule(
+            compiled.problem, planned.tolist(), start_usd=start_usd, stop_usd=stop_usd, memory=memory
+        )
         if solution.assignment is None or not searched.replays:
             return last or HourlyPlan(solution=solution, margins=tuple(margins.tolist()), replays=(), num_rounds=rounds)
         replays = _replays(searched, compiled, solution.assignment, traffic, band, seed + rounds * NUM_RUNS)

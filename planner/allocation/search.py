@@ -97,6 +97,7 @@ def assemble(
         switch_hours=spec.switching.hours,
         tied=_tied(question),
         quotas=question.quotas,
+        routing_steps=spec.constraints.routing_steps,
     )
     return Compiled(
         question=question,

@@ -121,6 +121,21 @@ class OfferSpec(SpecModel):
     interruption_headroom: Share | None = Field(
         default=None, description="share of a spot replica's capacity kept free for the traffic of interrupted ones"
     )
+    zones: Annotated[list[str], Field(min_length=1)] | None = Field(
+        default=None, description="parts of the region, each an offer of its own with its own max_nodes"
+    )
+    interruptions_per_hour: Annotated[float, Field(ge=0, le=60)] | None = Field(
+        default=None, description="how often a spot node is taken away; the replay takes it away as often"
+    )
+    interruption_s: Annotated[float, Field(gt=0, le=86400)] | None = Field(
+        default=None, description="until a replacement of an interrupted node serves"
+    )
+
+    @model_validator(mode="after")
+    def _rate_and_duration(self) -> OfferSpec:
+        if (self.interruptions_per_hour is None) != (self.interruption_s is None):
+            raise ValueError("interruptions_per_hour and interruption_s go together: how often, and for how long")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -137,15 +152,20 @@ class OfferSpec(SpecModel):
 class QuotaSpec(SpecModel):
     """A limit on several offers together; what is left out is any."""
 
+    type: str | None = Field(default=None, description="node type of the catalog")
     provider: str | None = None
     region: str | None = None
+    zone: str | None = None
     terms: str | None = None
     max_devices: Nodes
 
     @property
     def name(self) -> str:
         """What it is on."""
-        return " ".join(part for part in (self.provider, self.region, self.terms) if part) or "all offers"
+        return (
+            " ".join(part for part in (self.type, self.provider, self.region, self.zone, self.terms) if part)
+            or "all offers"
+        )
 
 
 class MarketSpec(SpecModel):
@@ -167,6 +187,9 @@ class AllocationConstraintsSpec(SpecModel):
         default=0, description="replicas of each kind in use that carry no load: N + this many"
     )
     max_devices_per_replica: Count | None = None
+    routing_steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = Field(
+        default=None, description="shares are multiples of one over this: 100 for a router that takes whole percents"
+    )
     disaggregated: bool = Field(default=False, description="prefill and decode may run on different offers")
     max_usd_per_hour: Dollars | None = None
     max_power_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None

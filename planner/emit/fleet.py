@@ -103,6 +103,8 @@ def _node_pool(plan: Plan, unit: Mapping[str, Any]) -> dict[str, Any]:
     ]
     if unit["region"]:
         requirements.append(("topology.kubernetes.io/region", unit["region"]))
+    if unit.get("zone"):
+        requirements.append(("topology.kubernetes.io/zone", unit["zone"]))
     return {
         "apiVersion": "karpenter.sh/v1",
         "kind": "NodePool",
@@ -124,7 +126,8 @@ def skypilot_resources(plan: Plan) -> tuple[Artifact, ...]:
     """A SkyPilot task for each AWS offer that holds its nodes: servers are started on them with ``sky exec``."""
     found = []
     for unit in _aws_nodes(plan):
-        place = f"{_AWS}/{unit['region']}" if unit["region"] else _AWS
+        # SkyPilot's infra: cloud/region/zone; a zone without its region has no place there.
+        place = "/".join([_AWS, *([unit["region"], *filter(None, [unit.get("zone")])] if unit["region"] else [])])
         task = {
             "name": object_name(unit["offer"]),
             "num_nodes": unit["count"],

@@ -27,6 +27,7 @@ Source: the problem is that of Mélange (Griggs et al., arXiv:2404.14527), with 
 from __future__ import annotations
 
 import math
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ _BUCKET_KEYS = ("input_tokens", "output_tokens")
 _RANGE_ENDS = 2
 _MOST_SHOWN = 5
 _MOST_CHARACTERS = 60
+_OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour|currency")
 # Stands in for a number that was refused: a legal price, share and rate, so that it raises no second complaint.
 _HARMLESS = 0.5
 
@@ -197,7 +199,8 @@ class _Reader:
         if not isinstance(item, Mapping):
             self.say(path, f"expected an object with the keys {', '.join(_TYPE_KEYS)}, got {_describe(item)}")
             return GpuType(name="", usd_per_hour=0.0)
-        self._unknown_keys(item, _TYPE_KEYS, path)
+        self._dollars_only(item, path)
+        self._unknown_keys({key: value for key, value in item.items() if not _is_currency(key)}, _TYPE_KEYS, path)
         name, region, terms = item.get("name"), item.get("region"), item.get("terms", TERMS[0])
         if not isinstance(name, str) or not name:
             self.say(f"{path}.name", f"expected a name, got {_describe(name)}")
@@ -213,12 +216,22 @@ class _Reader:
             self.say(f"{path}.interruption_headroom", f"expected a share from 0 to below 1, got {headroom}")
         return GpuType(
             name=name,
-            usd_per_hour=self._amount(item.get("usd_per_hour"), f"{path}.usd_per_hour"),
+            usd_per_hour=self._price(item, path),
             max_count=None if most is None else self._count(most, f"{path}.max_count"),
             region=region,
             terms=terms,
             interruption_headroom=headroom,
         )
+
+    def _dollars_only(self, item: Mapping[str, Any], path: str) -> None:
+        for key in item:
+            if _is_currency(key):
+                self.say(f"{path}.{key}", "prices are in USD here, no exchange rates are kept; convert to usd_per_hour")
+
+    def _price(self, item: Mapping[str, Any], path: str) -> float:
+        if "usd_per_hour" not in item and any(_is_currency(key) for key in item):
+            return _HARMLESS  # that has been said
+        return self._amount(item.get("usd_per_hour"), f"{path}.usd_per_hour")
 
     def _bucket(self, item: Any, path: str) -> Bucket:
         if not isinstance(item, Mapping):
@@ -345,6 +358,12 @@ class _Reader:
             if key not in known:
                 where = f"{path}.{key}" if path else str(key)
                 self.say(where, f"unknown key{did_you_mean(closest_names(str(key), known))}")
+
+
+def _is_currency(key: Any) -> bool:
+    """Whether a key of a type gives its price in other money than dollars."""
+    match = _OTHER_CURRENCY.fullmatch(str(key))
+    return match is not None and match["currency"] != "usd"
 
 
 def _describe(value: Any) -> str:

@@ -49,8 +49,11 @@ class Offer:
         node_type: catalog name; empty where there is none.
         provider: who rents it out.
         region: where it is.
+        zone: part of the region.
         terms: ``on-demand``, ``spot``, ``reserved`` …
         interruption_headroom: share of each replica's capacity kept free for the traffic of interrupted ones.
+        interruptions_per_hour: how often one unit is taken away; what the replay plays.
+        interruption_s: until a replacement serves.
         power_w: of a unit at full load; None where unknown.
         present: units that run today.
     """
@@ -62,8 +65,11 @@ class Offer:
     node_type: str = ""
     provider: str = ""
     region: str | None = None
+    zone: str | None = None
     terms: str = "on-demand"
     interruption_headroom: float = 0.0
+    interruptions_per_hour: float = 0.0
+    interruption_s: float = 0.0
     power_w: float | None = None
     present: int = 0
 
@@ -150,6 +156,8 @@ class FleetProblem:
         tied: groups of buckets that the router cannot tell apart (it sees a prompt, not the answer to come): they are
             sent in the same shares. Buckets in no group are routed by themselves.
         quotas: limits on several offers together.
+        routing_steps: shares are whole multiples of one over this, which is all that the router can express; None for
+            any share.
     """
 
     name: str
@@ -169,6 +177,7 @@ class FleetProblem:
     switch_hours: float = 1.0
     tied: tuple[tuple[int, ...], ...] = ()
     quotas: tuple[Quota, ...] = ()
+    routing_steps: int | None = None
 
     @property
     def routed_together(self) -> tuple[tuple[int, ...], ...]:
@@ -244,7 +253,7 @@ def as_plain(problem: FleetProblem) -> GpuAllocationProblem | None:
         return None
     if problem.objective is not FleetObjective.COST or any(kind.role is not Role.MIXED for kind in problem.kinds):
         return None
-    if problem.start_usd or problem.stop_usd:
+    if problem.start_usd or problem.stop_usd or problem.routing_steps is not None:
         return None
     types = []
     for g, kind in enumerate(problem.kinds):

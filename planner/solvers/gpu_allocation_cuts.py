@@ -27,7 +27,7 @@ from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, balance
 # Estimated seconds of one integer program: of reading it, and of an iteration of its simplex method.
 _PROGRAM_S, _ITERATION_S = 0.1, 4.5e-4
 # Boxes after which SCIP's bound is taken as it is.
-_MAX_NODES = 200
+_MAX_NODES = 300
 # Replicas added to a fleet that does not carry the load before it is given up.
 _MOST_ADDED = 3
 # Relative distance at which bound and fleet count as met: SCIP's tolerance.
@@ -64,10 +64,11 @@ def sharpen(
         cuts: inequalities known so far; grows.
         work_s: estimated processor seconds that may be spent.
     """
-    spent = 0.0
-    while spent < work_s and cost - bound > _MET * cost:
+    spent = program_s = 0.0
+    while spent + program_s < work_s and cost - bound > _MET * cost:
         solved, iterations = _cheapest(instance, cuts.matrix())
-        spent += _PROGRAM_S + _ITERATION_S * iterations
+        program_s = _PROGRAM_S + _ITERATION_S * iterations
+        spent += program_s
         if solved is None:
             break
         candidate, least = solved

@@ -18,10 +18,12 @@ from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, balance
 
 # Inequalities remembered: the newest, which come from the boxes now searched.
 _MOST_CUTS = 400
+# Inequalities that sift the neighbours first.
+_NARROW_CUTS = 40
 # Routings tried in one round of exchanges.
 _MOST_TRIALS = 12
 # Estimated seconds to list and sift the neighbours of a fleet.
-_SIFTING_S, _SIFTING_S_PER_ENTRY = 0.005, 6e-7
+_SIFTING_S, _SIFTING_S_PER_ENTRY = 0.004, 1.5e-7
 
 
 class CutPool:
@@ -58,8 +60,12 @@ def improve(
         The fleet found, or None, and the estimated work, s.
     """
     candidates = _cheaper_neighbours(instance, usable, cost, cutoff)
-    room = _room(candidates, pool.matrix())
     work_s = _SIFTING_S + _SIFTING_S_PER_ENTRY * candidates.size
+    cuts = pool.matrix()
+    cuts = cuts[np.argsort(cuts @ usable, kind="stable")]  # those met most narrowly here tell most neighbours apart
+    narrow, rest = cuts[:_NARROW_CUTS], cuts[_NARROW_CUTS:]
+    candidates = candidates[_room(candidates, narrow) >= 1.0 - WHOLE]
+    room = np.minimum(_room(candidates, narrow), _room(candidates, rest))
     for _ in range(_MOST_TRIALS):
         left = room >= 1.0 - WHOLE
         candidates, room = candidates[left], room[left]

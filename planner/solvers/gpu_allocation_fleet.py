@@ -13,7 +13,8 @@ from __future__ import annotations
 import importlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ FloatArray = npt.NDArray[np.float64]
 SOLVER = "mixed-integer program (SCIP)"
 # Boxes after which SCIP's best fleet is taken with its gap: about half a minute for 40 kinds and 50 buckets.
 MAX_NODES = 50_000
+# The same for the routing in steps over a given fleet, which need not be the emptiest, only fit.
+ROUTING_MAX_NODES = 500
 # What the routing may overrun a capacity by: SCIP's tolerance on a row.
 _FITS = 1e-6
 
@@ -53,6 +56,8 @@ def solve_fleet(
     Raises:
         SolverError: a solver broke.
     """
+    if problem.routing_steps is not None:
+        return _in_steps(problem, backend)
     plain = as_plain(problem) if backend == "scip" else None
     if plain is None:
         return _by_program(problem, backend)
@@ -81,6 +86,30 @@ def solve_fleet(
     )
 
 
+def _in_steps(problem: FleetProblem, backend: str) -> Solution[FleetAllocation]:
+    """The fleet for any shares where it has a routing in steps; else what the program with whole shares finds."""
+    free = solve_fleet(replace(problem, routing_steps=None), backend=backend)
+    if free.assignment is None:
+        return free
+    found = [route(problem, s, free.assignment.replicas[problem.stage_of(s)]) for s in range(len(problem.scenarios))]
+    if all(peak <= 1.0 + _FITS for _, peak in found):
+        shares = [shares for shares, _ in found]
+        stepped = allocation_of(problem, free.assignment.units, free.assignment.replicas, shares)
+        return replace(free, assignment=stepped)
+    solution = _by_program(problem, backend)
+    if solution.objective is None or solution.bound is None or free.bound is None:
+        return solution
+    bound = min(max(solution.bound, free.bound), solution.objective)
+    return replace(
+        solution,
+        bound=bound,
+        gap=relative_gap(solution.objective, bound),
+        status=status_of(solution.objective, bound),
+        wall_s=free.wall_s + solution.wall_s,
+        cpu_s=free.cpu_s + solution.cpu_s,
+    )
+
+
 def _by_program(problem: FleetProblem, backend: str) -> Solution[FleetAllocation]:
     importlib.import_module("ortools.linear_solver.pywraplp")  # before the clocks start
     started, cpu_started = time.monotonic(), time.process_time()
@@ -92,7 +121,10 @@ def _by_program(problem: FleetProblem, backend: str) -> Solution[FleetAllocation
     if solved.values:
         units = tuple(tuple(round(solved.values[column]) for column in stage) for stage in built.units)
         replicas = tuple(tuple(round(solved.values[column]) for column in stage) for stage in built.replicas)
-        allocation = routed(problem, units, replicas)
+        if problem.routing_steps is None:
+            allocation = routed(problem, units, replicas)
+        else:
+            allocation = allocation_of(problem, units, replicas, _whole_shares(problem, built.shares, solved.values))
         objective = fleet_objective(problem, units)
         bound = objective if solved.bound >= solved.objective else min(solved.bound, objective)
         gap, status = relative_gap(objective, bound), status_of(objective, bound)
@@ -137,18 +169,46 @@ def routed(
     Raises:
         SolverError: the replicas do not carry the traffic.
     """
+    found = [route(problem, s, replicas[problem.stage_of(s)]) for s in range(len(problem.scenarios))]
+    peak = max(peak for _, peak in found)
+    if peak > 1.0 + _FITS * max(len(problem.buckets), 1):
+        raise SolverError(f"the routing over the chosen fleet needs {peak:.6f} times its capacity")
+    return allocation_of(problem, units, replicas, [shares for shares, _ in found])
+
+
+def allocation_of(
+    problem: FleetProblem,
+    units: tuple[tuple[int, ...], ...],
+    replicas: tuple[tuple[int, ...], ...],
+    shares: Sequence[FloatArray],
+) -> FleetAllocation:
+    """The decision with what its routing fills: [scenarios] of [kinds, buckets] shares."""
     routing, utilization = [], []
-    for s in range(len(problem.scenarios)):
-        shares, peak = route(problem, s, replicas[problem.stage_of(s)])
-        if peak > 1.0 + _FITS * max(len(problem.buckets), 1):
-            raise SolverError(f"the routing over the chosen fleet needs {peak:.6f} times its capacity")
-        load = loads(problem, s)
-        busy = np.where(shares > 0, shares * np.where(np.isfinite(load), load, 0.0), 0.0).sum(axis=1)
+    for s, of_scenario in enumerate(shares):
+        busy = busy_replicas(problem, s, of_scenario)
         usable = np.array([_usable(problem, count) for count in replicas[problem.stage_of(s)]], dtype=float)
         full = np.divide(busy, usable, out=np.zeros_like(busy), where=usable > 0)
-        routing.append(tuple(tuple(row) for row in shares.tolist()))
+        routing.append(tuple(tuple(row) for row in of_scenario.tolist()))
         utilization.append(tuple(full.tolist()))
     return FleetAllocation(units=units, replicas=replicas, routing=tuple(routing), utilization=tuple(utilization))
+
+
+def busy_replicas(problem: FleetProblem, scenario: int, shares: FloatArray) -> FloatArray:
+    """[kinds] replicas that a routing keeps busy."""
+    load = loads(problem, scenario)
+    busy: FloatArray = np.where(shares > 0, shares * np.where(np.isfinite(load), load, 0.0), 0.0).sum(axis=1)
+    return busy
+
+
+def _whole_shares(
+    problem: FleetProblem, columns: Mapping[tuple[int, int, int], int], values: Sequence[float]
+) -> list[FloatArray]:
+    """[scenarios] of [kinds, buckets] the program's shares, to the step."""
+    steps = problem.routing_steps or 1
+    shares = [np.zeros((len(problem.kinds), len(problem.buckets))) for _ in problem.scenarios]
+    for (s, g, b), column in columns.items():
+        shares[s][g, b] = round(steps * values[column]) / steps
+    return shares
 
 
 def _usable(problem: FleetProblem, count: int) -> int:
@@ -157,6 +217,8 @@ def _usable(problem: FleetProblem, count: int) -> int:
 
 def route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> tuple[FloatArray, float]:
     """Shares that minimise the peak over the kinds of load / (u · usable replicas): a linear program.
+
+    With steps it is a mixed-integer program, stopped after some boxes: its shares may not be the best in steps.
 
     Returns:
         [kinds, buckets] shares, and the peak: above 1 the replicas do not carry the scenario; ∞ where a bucket has
@@ -180,11 +242,13 @@ def route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> tupl
     shares = np.zeros(load.shape)
     if not any(problem.scenarios[scenario].request_rate_per_s):
         return shares, 0.0
-    solved = solve_relaxed(program)
+    steps = problem.routing_steps
+    solved = solve_relaxed(program) if steps is None else solve_program(program, max_nodes=ROUTING_MAX_NODES)
     if not solved.values:
         return shares, math.inf
     for (g, b), column in columns.items():
-        shares[g, b] = max(solved.values[column], 0.0)
+        share = max(solved.values[column], 0.0)
+        shares[g, b] = share if steps is None else round(steps * share) / steps
     return shares, solved.objective
 
 

@@ -17,6 +17,7 @@ Constraints   Σ_{g mixed, prefill} x_sgb = 1;  Σ_{g prefill} x_sgb = Σ_{g dec
               prefill and decode kinds: at most one of each role and service in use, of one provider and region
               N_to equal in all t for reserved offers;  Σ_o power_o · N_to ≤ max_power_w;  Σ_o c_o · N_to ≤ budget
               Σ_{o in quota} D_o · N_to ≤ max_devices
+              x_sgb = k_sgb / steps, k whole, where the router knows steps only
               N_to − present_o ≤ a_to;  present_o − N_to ≤ z_to
 """
 
@@ -227,6 +228,9 @@ def share_columns(
     for g in np.flatnonzero(serves).tolist():
         role = problem.kinds[g].role
         column = columns[g] = program.column(0.0, most)
+        if problem.routing_steps is not None:
+            steps = program.column(0.0, float(problem.routing_steps), whole=True)
+            program.row({column: float(problem.routing_steps), steps: -1.0}, low=0.0, high=0.0)
         if role is not Role.DECODE:
             whole[column] = 1.0
         if role is not Role.MIXED:

@@ -13,6 +13,8 @@ from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, IntArray
 # A bucket with traffic counts as at least this much of a replica: below lies the rounding of the linear programs.
 _LEAST_LOAD = 1e-6
 _NARROW = 5_000  # entries of the load matrix
+# Types of one family: prices, and loads of the median bucket that both serve, within this factor of its dearest type's.
+_ALIKE = 1.15
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,3 +103,35 @@ def instance_of(problem: GpuAllocationProblem) -> Instance:
         most=np.minimum(np.ceil(all_servable / utilization), cap),
         spare=spare,
     )
+
+
+def families(instance: Instance) -> FloatArray:
+    """[families, types] 1 where a type belongs to the family: near-identical types, of each more than one.
+
+    One type of a family does nearly what another does, so that what matters is how many of them there are together.
+    With spares it matters more which types are in use at all, since each brings spares of its own: no families then.
+    """
+    if instance.spare:
+        return np.zeros((0, len(instance.price)))
+    leaders: list[int] = []
+    of_leader: dict[int, list[int]] = {}
+    for g in np.argsort(-instance.price, kind="stable").tolist():
+        leader = next((other for other in leaders if _alike(instance, g, other)), None)
+        if leader is None:
+            leaders.append(g)
+        of_leader.setdefault(g if leader is None else leader, []).append(g)
+    shared = [types for types in of_leader.values() if len(types) > 1]
+    members = np.zeros((len(shared), len(instance.price)))
+    for row, types in zip(members, shared, strict=True):
+        row[types] = 1.0
+    return members
+
+
+def _alike(instance: Instance, g: int, other: int) -> bool:
+    if instance.price[other] > _ALIKE * instance.price[g]:
+        return False
+    both = np.isfinite(instance.load[g]) & np.isfinite(instance.load[other])
+    if not both.any():
+        return False
+    ratio = float(np.median(instance.load[g, both] / instance.load[other, both]))
+    return 1.0 / _ALIKE <= ratio <= _ALIKE

@@ -3,13 +3,15 @@
 Two programs over the corners k of each group's polytope (λ ≥ 0, Σ_k λ_k = 1 in each group):
 
 *cheapest fleet*  min Σ_g slope_g · m_g + penalty_g · e_g  with  utilization_g · m_g + e_g ≥ Σ_k λ_k ℓ_kg,
-                                                           low ≤ m ≤ high, e ≥ 0
+                                                           low ≤ m ≤ high, e ≥ 0,
+                                                           low_f ≤ Σ_{g in f} m_g ≤ high_f for each family f
 *best balance*    min t                                    with  t · capacity_g ≥ Σ_k λ_k ℓ_kg
 
 The duals w of the capacity rows are prices of a busy replica. They name the next corner (the cheapest at w) and, by
 weak duality and for *any* w ≥ 0, the bounds
 
-    cheapest fleet ≥ L(w) + Σ_g min over low ≤ m ≤ high of (slope_g − utilization_g · w_g) · m
+    cheapest fleet ≥ L(w) + Σ_g min over low ≤ m ≤ high of (slope_g − utilization_g · w_g − v_f(g)) · m
+                          + Σ_f min over low_f ≤ s ≤ high_f of v_f · s          for any v, here the families' duals
     best balance   ≥ L(w) / Σ_g w_g · capacity_g
 
 computed here in plain sums, so a wrong LP answer could cost time, never a wrong proof. (Dantzig–Wolfe decomposition:
@@ -169,7 +171,7 @@ class Relaxed:
     """Solution of the relaxation of one box of fleets.
 
     Args:
-        usable: [types] usable replicas, fractional.
+        usable: [types + families] usable replicas, fractional.
         needed: [types] usable replicas that a routing found on the way needs, recomputed from the routing.
         bound: no fleet in the box is cheaper, USD/h.
         missing: busy replicas that found no place within the box; above 0 when it may hold no fleet that works.
@@ -189,6 +191,7 @@ class FleetRelaxation:
     Args:
         polytope: the loads.
         utilization: [types] load that one usable replica may carry.
+        members: [families, types] 1 where a type belongs to a family, whose replicas are bounded together; else 0.
         penalty_usd_per_hour: [types] price of a missing busy replica, far above any real one.
         on_cut: told of every valid inequality met: cut · m ≥ 1.
     """
@@ -197,23 +200,30 @@ class FleetRelaxation:
         self,
         polytope: LoadPolytope,
         utilization: FloatArray,
+        members: FloatArray,
         penalty_usd_per_hour: FloatArray,
         on_cut: Callable[[FloatArray], None],
     ) -> None:
         self._columns = _Columns(polytope)
-        self._on_cut = on_cut
+        self._on_cut, self._members = on_cut, members
         self._polytope, self._utilization, self._penalty = polytope, utilization, penalty_usd_per_hour
         self._prices: FloatArray = penalty_usd_per_hour
         self._set_up()
 
     def _set_up(self) -> None:
-        """The columns that are not corners: usable replicas, and replicas that are missing."""
+        """The columns that are not corners: usable replicas of types and of families, and replicas that are missing."""
         solver = self._columns.solver
-        self._usable = [solver.NumVar(0.0, self._columns.infinity, "") for _ in self._columns.rows]
+        num_types, num_families = len(self._columns.rows), len(self._members)
+        self._usable = [solver.NumVar(0.0, self._columns.infinity, "") for _ in range(num_types + num_families)]
         self._missing = [solver.NumVar(0.0, self._columns.infinity, "") for _ in self._columns.rows]
         for g, row in enumerate(self._columns.rows):
             row.SetCoefficient(self._usable[g], float(self._utilization[g]))
             row.SetCoefficient(self._missing[g], 1.0)
+        self._sums = [solver.Constraint(0.0, 0.0) for _ in self._members]
+        for f, row in enumerate(self._sums):
+            row.SetCoefficient(self._usable[num_types + f], 1.0)
+            for g in np.flatnonzero(self._members[f]).tolist():
+                row.SetCoefficient(self._usable[g], -1.0)
         self.raise_penalty(1.0)
 
     @property
@@ -239,8 +249,8 @@ class FleetRelaxation:
 
         Args:
             slope: [types] USD/h of a usable replica.
-            low: [types] least usable replicas.
-            high: [types] most.
+            low: [types + families] least usable replicas.
+            high: [types + families] most.
             cutoff: stop as soon as the bound reaches this, USD/h.
             constant: added to the objective, USD/h.
             tolerance: stop when objective and bound are relatively this close.
@@ -249,22 +259,24 @@ class FleetRelaxation:
             self._columns.forget(self._prices)
             self._set_up()
         objective_terms = self._columns.solver.Objective()
-        for g, variable in enumerate(self._usable):
-            variable.SetBounds(float(low[g]), float(high[g]))
-            objective_terms.SetCoefficient(variable, float(slope[g]))
-        best = constant + float(slope @ low)  # what w = 0 proves
+        for variable, least, most in zip(self._usable, low.tolist(), high.tolist(), strict=True):
+            variable.SetBounds(least, most)
+        for variable, usd in zip(self._usable, slope.tolist(), strict=False):  # a family's are paid by type
+            objective_terms.SetCoefficient(variable, usd)
+        best = constant + float(slope @ low[: len(slope)])  # what w = 0 proves
         while True:
             objective = self._columns.solve() + constant
             prices = self._columns.prices()
+            worth = np.array([row.dual_value() for row in self._sums])  # −v: the rows read s − Σ m = 0
             if float(prices.max()) <= 0.0:  # the least counts already suffice
+                best = max(best, constant + self._least_rent(slope, worth, low, high))
                 break
             corner = self._polytope.cheapest(prices)
             prices = floored(prices)
             least = float(corner.costs.sum())
             self._on_cut(self._utilization * prices / least)
-            saving = slope - self._utilization * prices
-            bound = constant + least + float(np.minimum(saving * low, saving * high).sum())
-            best = max(best, bound)
+            rent = self._least_rent(slope - self._utilization * prices, worth, low, high)
+            best = max(best, constant + least + rent)
             close = objective - best <= tolerance * max(abs(objective), 1e-300)
             if best >= cutoff or close or not self._columns.add_improving(corner):
                 break
@@ -273,6 +285,11 @@ class FleetRelaxation:
         missing = sum(variable.solution_value() for variable in self._missing)
         needed = self._columns.loads() / self._utilization
         return Relaxed(usable=usable, needed=needed, bound=best, missing=missing, prices=prices)
+
+    def _least_rent(self, slope: FloatArray, worth: FloatArray, low: FloatArray, high: FloatArray) -> float:
+        """Least slope · m − worth · (s − S m) over low ≤ (m, s) ≤ high, where S sums the families' types."""
+        slopes = np.concatenate([slope + worth @ self._members, -worth])
+        return float(np.minimum(slopes * low, slopes * high).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

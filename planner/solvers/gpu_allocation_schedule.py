@@ -33,10 +33,12 @@ import numpy.typing as npt
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetObjective, FleetProblem, Scenario
-from meshplan.planner.solvers.gpu_allocation_fleet import route, routed, solve_fleet
+from meshplan.planner.solvers.gpu_allocation_fleet import allocation_of, route, solve_fleet
 from meshplan.planner.solvers.solution import Solution, Status, relative_gap, status_of
 
 FloatArray = npt.NDArray[np.float64]
+# Fleets that were asked for before.
+Memory = dict[FleetProblem, Solution[FleetAllocation]]
 # Distance of two levels of traffic.
 LEVEL_STEP = 0.01
 # Fleets that the dynamic program chooses from; its work grows with their square.
@@ -67,7 +69,12 @@ class Schedule:
 
 
 def solve_schedule(
-    problem: FleetProblem, factors: Sequence[float], *, start_usd: float, stop_usd: float
+    problem: FleetProblem,
+    factors: Sequence[float],
+    *,
+    start_usd: float,
+    stop_usd: float,
+    memory: Memory | None = None,
 ) -> Solution[Schedule]:
     """Find the cheapest schedule.
 
@@ -76,6 +83,7 @@ def solve_schedule(
         factors: [hours] f.
         start_usd: s.
         stop_usd: p.
+        memory: fleets solved for other schedules of the same problem; grows.
 
     Raises:
         SpecError: the problem has several scenarios or another objective than cost.
@@ -88,11 +96,12 @@ def solve_schedule(
     problem = replace(problem, start_usd=0.0, stop_usd=0.0)
     traffic = np.array(factors, dtype=float)
     levels = traffic_levels(traffic)
-    found = [solve_fleet(_at(problem, level)) for level in levels]
+    memory = {} if memory is None else memory
+    found = [_solved(_at(problem, level), memory) for level in levels]
     schedule = bound = gap = None
     status, cost = Status.INFEASIBLE, None
     if found[-1].assignment is not None:
-        candidates = _candidates(problem, levels, found)
+        candidates = _candidates(problem, levels, found, memory)
         schedule = _best_schedule(problem, traffic, candidates, start_usd, stop_usd)
         cost = schedule.rent_usd + schedule.switching_usd
         bound = min(_bound(problem, traffic, levels, found, start_usd, stop_usd), cost)
@@ -110,15 +119,25 @@ def solve_schedule(
 
 
 def traffic_levels(traffic: FloatArray) -> FloatArray:
-    """Levels in rising order, such that every hour lies at most LEVEL_STEP below one; 0 is one where it occurs."""
+    """Levels in rising order, such that every hour lies at most LEVEL_STEP below one; 0 is one where it occurs.
+
+    Few different rates are their own levels. Many share a grid that hangs on the busiest hour alone: schedules with the
+    same peak ask about the same levels.
+    """
     rates = np.unique(traffic)
     if len(rates) <= 1.0 / LEVEL_STEP:
         return rates
-    levels: list[float] = []
-    for rate in rates[::-1].tolist():
-        if not levels or rate == 0.0 or rate < levels[-1] / (1.0 + LEVEL_STEP):
-            levels.append(rate)
-    return np.array(levels[::-1])
+    peak, step = float(rates[-1]), math.log1p(LEVEL_STEP)
+    deepest = math.floor(math.log(peak / float(rates[rates > 0.0][0])) / step)
+    grid = peak * np.exp(-step * np.arange(deepest, -1, -1))
+    grid[-1] = peak
+    return grid if rates[0] > 0.0 else np.concatenate([[0.0], grid])
+
+
+def _solved(problem: FleetProblem, memory: Memory) -> Solution[FleetAllocation]:
+    if problem not in memory:
+        memory[problem] = solve_fleet(problem)
+    return memory[problem]
 
 
 def _at(problem: FleetProblem, factor: float) -> FleetProblem:
@@ -134,28 +153,30 @@ def _at(problem: FleetProblem, factor: float) -> FleetProblem:
 class _Candidate:
     units: tuple[int, ...]
     replicas: tuple[int, ...]
+    shares: FloatArray
     carries: float
 
 
 def _candidates(
-    problem: FleetProblem, levels: FloatArray, found: Sequence[Solution[FleetAllocation]]
+    problem: FleetProblem, levels: FloatArray, found: Sequence[Solution[FleetAllocation]], memory: Memory
 ) -> list[_Candidate]:
     """Fleets to choose from, with what each carries."""
     seen: dict[tuple[tuple[int, ...], tuple[int, ...]], FleetAllocation] = {}
     chains = [solution.assignment for solution in found if solution.assignment is not None]
     stride = max(2 * len(levels) // MAX_CANDIDATES, 1)
-    chains += _rising(problem, levels[::stride]) + _falling(problem, levels[::-stride], found[-1])
+    chains += _rising(problem, levels[::stride], memory)
+    chains += _falling(problem, levels[::-stride], found[-1], memory)
     for fleet in chains:
         seen.setdefault((fleet.units[0], fleet.replicas[0]), fleet)
-    return [_Candidate(units, replicas, _carries(problem, replicas)) for units, replicas in seen]
+    return [_candidate(problem, fleet) for fleet in seen.values()]
 
 
-def _rising(problem: FleetProblem, levels: FloatArray) -> list[FleetAllocation]:
+def _rising(problem: FleetProblem, levels: FloatArray, memory: Memory) -> list[FleetAllocation]:
     """At each level the cheapest fleet that holds the level below's: nothing is given back while traffic rises."""
     fleets: list[FleetAllocation] = []
     held = (0,) * len(problem.offers)
     for level in levels:
-        solution = solve_fleet(_within(_at(problem, level), low=held))
+        solution = _solved(_within(_at(problem, level), low=held), memory)
         if solution.assignment is None:
             break
         fleets.append(solution.assignment)
@@ -163,7 +184,9 @@ def _rising(problem: FleetProblem, levels: FloatArray) -> list[FleetAllocation]:
     return fleets
 
 
-def _falling(problem: FleetProblem, levels: FloatArray, top: Solution[FleetAllocation]) -> list[FleetAllocation]:
+def _falling(
+    problem: FleetProblem, levels: FloatArray, top: Solution[FleetAllocation], memory: Memory
+) -> list[FleetAllocation]:
     """At each level the cheapest fleet that the level above's holds: nothing new is rented while traffic falls."""
     fleets: list[FleetAllocation] = []
     held = None if top.assignment is None else top.assignment.units[0]
@@ -171,7 +194,7 @@ def _falling(problem: FleetProblem, levels: FloatArray, top: Solution[FleetAlloc
         if held is None:
             break
         offers = tuple(replace(offer, max_count=most) for offer, most in zip(problem.offers, held, strict=True))
-        solution = solve_fleet(_at(replace(problem, offers=offers), level))
+        solution = _solved(_at(replace(problem, offers=offers), level), memory)
         if solution.assignment is None:
             break
         fleets.append(solution.assignment)
@@ -186,10 +209,27 @@ def _within(problem: FleetProblem, *, low: Sequence[int]) -> FleetProblem:
     return replace(problem, offers=present, stop_usd=2.0 * dearest + 1.0)
 
 
-def _carries(problem: FleetProblem, replicas: tuple[int, ...]) -> float:
-    """φ of a fleet with its replicas as they are laid."""
-    peak = route(problem, 0, replicas)[1]
-    return math.inf if peak <= 0.0 else (1.0 + _ROUNDING) / peak
+def _candidate(problem: FleetProblem, fleet: FleetAllocation) -> _Candidate:
+    """A fleet with the routing that leaves the most room, and φ with its replicas as they are laid.
+
+    Routing in steps is kept as it was found: that search has its limits.
+    """
+    units, replicas = fleet.units[0], fleet.replicas[0]
+    if problem.routing_steps is None:
+        shares, peak = route(problem, 0, replicas)
+    else:
+        shares = np.array(fleet.routing[0])
+        peak = peak_of(problem, replicas, shares)
+    return _Candidate(units, replicas, shares, math.inf if peak <= 0.0 else (1.0 + _ROUNDING) / peak)
+
+
+def peak_of(problem: FleetProblem, replicas: tuple[int, ...], shares: FloatArray) -> float:
+    """How full the fullest kind is, as a multiple of what it may be; ∞ where some bucket is sent nowhere."""
+    arrives = np.array(problem.scenarios[0].request_rate_per_s) > 0.0
+    if (arrives & ~shares.any(axis=0)).any():
+        return math.inf
+    full = allocation_of(problem, ((),), (replicas,), [shares]).utilization[0]
+    return max((used / problem.fill(g) for g, used in enumerate(full)), default=0.0)
 
 
 # --- dynamic program --------------------------------------------------------------------------------------------------
@@ -241,7 +281,7 @@ def _changes(before: FloatArray, after: FloatArray, start_usd: float, stop_usd: 
 
 def _routed_fleet(problem: FleetProblem, candidate: _Candidate, factor: float) -> FleetAllocation:
     """The fleet with its routing at the most traffic that it is given."""
-    return routed(_at(problem, factor), (candidate.units,), (candidate.replicas,))
+    return allocation_of(_at(problem, factor), (candidate.units,), (candidate.replicas,), [candidate.shares])
 
 
 # --- bound ------------------------------------------------------------------------------------------------------------

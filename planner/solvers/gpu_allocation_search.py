@@ -11,6 +11,9 @@ The step at m_g = 0 (the spares) needs no indicator: within a box low ≤ m ≤ 
 slope c_g · (1 + spare / high_g) where low_g = 0, and exact once the box excludes 0. So a type is branched on where m_g
 is fractional *or* where the envelope still lies below the true cost.
 
+Near-identical types make up for each other, so a bound on one of them alone proves little. They form families, and
+boxes bound the replicas of a family together as well, low_f ≤ Σ_{g in f} m_g ≤ high_f; families are branched on first.
+
 Bound          the least bound of the open boxes; where all prices are multiples of some step (cents), so are all
                costs, and a box within one step of the best fleet is closed.
 """
@@ -27,7 +30,7 @@ import numpy as np
 
 from meshplan.planner.solvers.gpu_allocation_cuts import sharpen
 from meshplan.planner.solvers.gpu_allocation_exchange import CutPool, improve
-from meshplan.planner.solvers.gpu_allocation_instance import Instance
+from meshplan.planner.solvers.gpu_allocation_instance import Instance, families
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, LoadPolytope
 from meshplan.planner.solvers.gpu_allocation_relaxation import EXACT, WHOLE, FleetRelaxation, Relaxed, balance
 from meshplan.planner.solvers.solution import OnProgress, Progress
@@ -42,9 +45,16 @@ _PRICE_DECIMALS = 6
 # Relative distance within which the bound of a whole box counts as met by the best fleet.
 _MET = 1e-8
 # Share of a wide problem's budget for branch and bound; integer programs over its cuts get the rest.
-_SEARCH_SHARE = 0.45
-# Types searched apart: at most this share of all, with this share of the budget.
-_FEW_TYPES, _FEW_TYPES_WORK = 0.5, 0.4
+_SEARCH_SHARE = 0.5
+# Wide problems raise the bound of all boxes to this relative distance of the best fleet, then to half of it, and so on
+# down to the least, then without a goal: a box is not looked at more closely than the goal asks for.
+_FIRST_GAP, _LEAST_GAP = 0.008, 5e-4
+# Share of the budget that the exchanges after a dive may take.
+_EXCHANGE_SHARE = 0.2
+# Relative distance from which integer programs hardly bring cost and bound closer: large fleets round well.
+_CLOSE = 2e-3
+# A family is branched on where its replicas lie at least this far from a whole number.
+_FAMILY_WAVERS = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +102,19 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class _Box:
+    """Fleets between two counts of every type and family.
+
+    Args:
+        low: [types + families].
+        high: [types + families].
+        relaxed: of it.
+        is_stopped: the relaxation went only as far as the goal of its time: too little to branch on.
+    """
+
     low: FloatArray
     high: FloatArray
     relaxed: Relaxed
+    is_stopped: bool = False
 
 
 class FleetSearch:
@@ -116,11 +136,18 @@ class FleetSearch:
         start = np.maximum(start, 1e-9 * max(float(start.max()), 1e-9))
         polytope = LoadPolytope(load, start)
         self._cuts = CutPool(len(price))
-        self._relaxation = FleetRelaxation(polytope, utilization, _PENALTY * start, self._cuts.add)
+        self._members = families(instance)
+        # What is branched on: types, and families as if each were one of its types' mean price.
+        self._rent = np.concatenate([price, self._members @ price / np.maximum(self._members.sum(axis=1), 1.0)])
+        num_types = len(price)
+        self._dear = np.zeros(len(self._rent), dtype=bool)
+        if len(self._members):
+            self._dear[num_types:] = self._rent[num_types:] > np.median(self._rent[num_types:])
+        self._relaxation = FleetRelaxation(polytope, utilization, self._members, _PENALTY * start, self._cuts.add)
         self._exchange_work_s = 0.0
-        self._few_tried: set[bytes] = set()
         self._relaxation.start_from(polytope.cheapest(start))
         self._tolerance = EXACT if instance.narrow else _ROUGH
+        self._gap = 0.0 if instance.narrow else _FIRST_GAP
         self._step = price_step(price)
         self._best: FloatArray | None = None
         self._cost = math.inf
@@ -130,7 +157,7 @@ class FleetSearch:
 
     def sharpened(self, fleet: Fleet, budget: Budget) -> Fleet:
         """The fleet that integer programs over the cuts make of what the search has found, within the whole budget."""
-        if fleet.usable is None or fleet.bound >= fleet.cost:
+        if fleet.usable is None or fleet.bound >= fleet.cost * (1.0 - _CLOSE):
             return fleet
         spent = self._relaxation.work_s + self._exchange_work_s
         left = min(budget.work_s - spent, budget.deadline_s - time.monotonic())
@@ -140,18 +167,28 @@ class FleetSearch:
 
     def run(self) -> Fleet:
         """Search until the bound meets the best fleet or the budget is spent."""
-        root = self._relax(np.zeros_like(self._most), self._most)
+        most = np.concatenate([self._most, self._members @ self._most])
+        root = self._relax(np.zeros_like(most), most)
         heap: list[tuple[float, int, _Box]] = [] if root is None else [(root.relaxed.bound, 0, root)]
         pushed = 0
         next_dive = 0 if self._tolerance > EXACT else _NODES_BEFORE_DIVES
+        pause, together = _NODES_BETWEEN_DIVES, True
         while heap and heap[0][0] < self._cutoff() and not self._spent():
-            if self._nodes >= next_dive:
-                next_dive = self._nodes + _NODES_BETWEEN_DIVES
-                self._dive(heap[0][2])
-                self._exchange()
-                self._search_few_types(heap[0][2].relaxed.usable)
+            if heap[0][0] >= self._goal():
+                self._gap = self._gap / 2.0 if self._gap > _LEAST_GAP else 0.0
+                continue
             bound, _, box = heapq.heappop(heap)
-            for child in self._branch(box):
+            if box.is_stopped:
+                again = self._relax(box.low, box.high)
+                found = [] if again is None else [again]
+            else:
+                if self._nodes >= next_dive:
+                    together = len(self._members) > 0 and not together
+                    self._dive(box, together=together)
+                    self._exchange()
+                    next_dive, pause = self._nodes + pause, 2 * pause
+                found = self._branch(box)
+            for child in found:
                 pushed += 1
                 heapq.heappush(heap, (max(bound, child.relaxed.bound), pushed, child))
         bound = heap[0][0] if heap and heap[0][0] < self._cutoff() else self._cost
@@ -165,32 +202,14 @@ class FleetSearch:
         return self._budget.spent(self._relaxation.work_s + self._exchange_work_s)
 
     def _exchange(self) -> None:
-        """Exchange replicas of the best fleet until no better one is found nearby."""
-        while self._best is not None and not self._spent():
+        """Exchange replicas of the best fleet until no better one is found nearby, or a part of the budget is spent."""
+        most_s = self._exchange_work_s + _EXCHANGE_SHARE * self._budget.work_s
+        while self._best is not None and self._exchange_work_s < most_s and not self._spent():
             better, work_s = improve(self._instance, self._best, self._cost, self._cutoff(), self._cuts)
             self._exchange_work_s += work_s
             if better is None:
                 return
             self._accept(better)
-
-    def _search_few_types(self, relaxed: FloatArray) -> None:
-        """Search apart the types of the best fleet and of the relaxation: fewer types, far fewer boxes."""
-        if self._best is None or self._tolerance <= EXACT or self._spent():
-            return
-        few = np.flatnonzero((self._best > 0) | (relaxed > WHOLE))
-        if few.tobytes() in self._few_tried or len(few) > len(self._price) * _FEW_TYPES:
-            return
-        self._few_tried.add(few.tobytes())
-        part = self._instance.only(few)
-        work_s = _FEW_TYPES_WORK * self._budget.work_s if math.isfinite(self._budget.work_s) else _FEW_TYPES_WORK
-        search = FleetSearch(part, Budget(work_s=work_s, deadline_s=self._budget.deadline_s))
-        search._best, search._cost = self._best[few], self._cost
-        found = search.run()
-        self._exchange_work_s += search._relaxation.work_s + search._exchange_work_s
-        if found.usable is not None and found.cost < self._cost:
-            whole = np.zeros_like(self._best)
-            whole[few] = found.usable
-            self._accept(whole)
 
     def _cutoff(self) -> float:
         """A box whose bound reaches this holds no better fleet than the best one."""
@@ -199,23 +218,44 @@ class FleetSearch:
         slack = EXACT * self._cost / 2
         return self._cost - max(self._step - slack, slack)
 
-    def _relax(self, low: FloatArray, high: FloatArray) -> _Box | None:
-        """Relax a box and take note of the fleet near its solution; None when nothing better is inside."""
+    def _goal(self) -> float:
+        """What the bound of every box is raised to before any of them is looked at more closely."""
+        return min(self._cutoff(), self._cost * (1.0 - self._gap))
+
+    def _relax(self, low: FloatArray, high: FloatArray, *, goal: bool = True) -> _Box | None:
+        """Relax a box, no further than to the goal, and take note of the fleet near its solution.
+
+        Returns:
+            None when nothing better is inside.
+        """
+        if not self._is_open(low, high):
+            return None
         self._nodes += 1
-        tolerance, raises = self._tolerance, 0
+        tolerance, raises, num_types = self._tolerance, 0, len(self._price)
         while True:
-            opened = low > 0
-            envelope = self._price * (1.0 + np.where(opened, 0.0, self._spare / np.maximum(high, 1.0)))
+            opened = low[:num_types] > 0
+            step = np.where(opened, 0.0, self._spare / np.maximum(high[:num_types], 1.0))
+            envelope = self._price * (1.0 + step)
             constant = float(self._price[opened].sum()) * self._spare
             relaxed = self._relaxation.solve(
-                envelope, low, high, cutoff=self._cutoff(), constant=constant, tolerance=tolerance
+                envelope,
+                low,
+                high,
+                cutoff=self._goal() if goal else self._cutoff(),
+                constant=constant,
+                tolerance=tolerance,
             )
             if self._nodes == 1:
                 self._prices = relaxed.prices
             if relaxed.bound >= self._cutoff():
                 return None
-            if relaxed.missing > WHOLE * (1.0 + float(self._utilization @ high)) and raises < _MOST_RAISES:
-                found = balance(self._load, self._utilization * high, tolerance=WHOLE)
+            if goal and relaxed.bound >= self._goal():
+                self._consider(relaxed.needed)
+                return _Box(low, high, relaxed, is_stopped=True)
+            capacity = self._utilization * high[:num_types]
+            missed = relaxed.missing > WHOLE * (1.0 + float(capacity.sum()))
+            if missed and raises < _MOST_RAISES and not self._bounded_together(high):
+                found = balance(self._load, capacity, tolerance=WHOLE)
                 if found is None or found.bound > 1.0 + WHOLE:
                     return None
                 if found.peak <= 1.0 + WHOLE:
@@ -226,7 +266,7 @@ class FleetSearch:
             self._consider(relaxed.needed)
             if relaxed.bound >= self._cutoff():
                 return None
-            if tolerance > EXACT and self._branching_type(relaxed.usable, low, high) is None:
+            if tolerance > EXACT and self._branching(relaxed.usable, low, high) is None:
                 tolerance = EXACT  # whole, but not yet proven: solve to the end
                 continue
             return _Box(low, high, relaxed)
@@ -245,29 +285,48 @@ class FleetSearch:
             if self._on_progress is not None:
                 self._on_progress(Progress(incumbent=cost, bound=None, note=f"branch and bound, box {self._nodes}"))
 
-    def _branching_type(self, usable: FloatArray, low: FloatArray, high: FloatArray) -> int | None:
-        """The type whose whole number costs most to ignore; None when the relaxation is exact here."""
+    def _is_open(self, low: FloatArray, high: FloatArray) -> bool:
+        """Whether some counts of the types add up to counts of the families within the bounds."""
+        num_types = len(self._price)
+        least, most = self._members @ low[:num_types], self._members @ high[:num_types]
+        return bool((low <= high).all() and (least <= high[num_types:]).all() and (most >= low[num_types:]).all())
+
+    def _bounded_together(self, high: FloatArray) -> bool:
+        """Whether some family may have fewer replicas than its types one by one."""
+        num_types = len(self._price)
+        return bool((high[num_types:] < self._members @ high[:num_types]).any())
+
+    def _branching(self, usable: FloatArray, low: FloatArray, high: FloatArray) -> int | None:
+        """The type or family whose whole number costs most to ignore; None when the relaxation is exact here.
+
+        Families go first: another type of the family makes up for what one type alone is denied.
+        """
+        num_types = len(self._price)
         nearest = np.round(usable)
         distance = np.abs(usable - nearest)
         score = np.where(distance > WHOLE * np.maximum(1.0, nearest), distance, 0.0)
+        together = np.where(score[num_types:] > _FAMILY_WAVERS, score[num_types:], 0.0)
+        if together.any():
+            return num_types + int((together * np.maximum(self._rent[num_types:], 1e-9)).argmax())
+        score, usable, nearest = score[:num_types], usable[:num_types], nearest[:num_types]
+        low, high = low[:num_types], high[:num_types]
         if self._spare:
             inside = (low == 0) & (nearest > 0) & (usable < high - WHOLE)
             score = np.where(inside, np.maximum(score, self._spare * (1.0 - usable / np.maximum(high, 1.0))), score)
         if not score.any():
             return None
-        weighted = score * np.maximum(self._price, 1e-9)
-        return int(weighted.argmax())
+        return int((score * np.maximum(self._price, 1e-9)).argmax())
 
     def _branch(self, box: _Box) -> list[_Box]:
-        """Cut the box in two at a type's count."""
+        """Cut the box in two at the count of a type or a family."""
         usable = box.relaxed.usable
-        g = self._branching_type(usable, box.low, box.high)
+        g = self._branching(usable, box.low, box.high)
         if g is None:  # whole: the fleet in it has been taken note of, unless a capacity is met to the last digit
             self._least_whole = min(self._least_whole, box.relaxed.bound)
             return []
         nearest = round(float(usable[g]))
         at = nearest if abs(usable[g] - nearest) <= WHOLE * max(1.0, nearest) else math.floor(usable[g])
-        if self._spare and box.low[g] == 0 and at >= 1:
+        if self._spare and g < len(self._price) and box.low[g] == 0 and at >= 1:
             at = 0  # in use or not: decides about the spares
         down, up = box.high.copy(), box.low.copy()
         down[g], up[g] = at, at + 1
@@ -276,23 +335,33 @@ class FleetSearch:
             children.append(self._relax(up, box.high))
         return [child for child in children if child is not None]
 
-    def _dive(self, box: _Box) -> None:
-        """Round one type after the other and relax again after each: dear types first, cheap ones make up the rest."""
+    def _dive(self, box: _Box, *, together: bool) -> None:
+        """Round one type after the other and relax again after each: dear types first, cheap ones make up the rest.
+
+        Args:
+            box: where to begin.
+            together: round families before types, all but the cheaper half of them.
+        """
         current: _Box | None = box
+        num_types = len(self._price)
         while current is not None and not self._spent():
             usable, low, high = current.relaxed.usable, current.low, current.high
             nearest = np.round(usable)
             distance = np.abs(usable - nearest)
             fractional = (distance > WHOLE * np.maximum(1.0, nearest)) & (low < high)
+            dear = fractional & self._dear & (distance > _FAMILY_WAVERS)
+            fractional[num_types:] = False
+            if together and dear.any():
+                fractional = dear
             if not fractional.any():
                 return
-            g = int(np.where(fractional, self._price + 1e-9, 0.0).argmax())
+            g = int(np.where(fractional, self._rent + 1e-9, 0.0).argmax())
             down, up = high.copy(), low.copy()
             down[g], up[g] = math.floor(usable[g]), math.ceil(usable[g])
             choices = [(low, down), (up, high)]
             if nearest[g] > usable[g]:
                 choices.reverse()
-            current = self._relax(*choices[0]) or self._relax(*choices[1])
+            current = self._relax(*choices[0], goal=False) or self._relax(*choices[1], goal=False)
 
 
 def cheapest_fleet(instance: Instance, budget: Budget, on_progress: OnProgress | None = None) -> Fleet | None:

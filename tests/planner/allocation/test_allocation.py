@@ -161,6 +161,19 @@ def test_a_router_that_sees_prompts_only_pays_for_it(catalog: Catalog) -> None:
     assert costs[0] <= costs[1] + 1e-9
 
 
+def test_router_weights_are_in_the_routers_steps(catalog: Catalog) -> None:
+    market = {"offers": [{"type": "aws-g5-xlarge", "max_nodes": 3}, {"type": "aws-g6e-xlarge"}]}
+    for steps in (4, 100):
+        made = make_plan(spec(market=market, constraints={"routing_steps": steps}), catalog)
+        assert made.answer is not None
+        assert made.solution["kept"]
+        for bucket in made.answer["services"][0]["buckets"]:
+            weights = bucket["scenarios"][0]["weights"].values()
+            assert sum(weights) == pytest.approx(1.0, abs=1e-12)
+            assert all(abs(steps * share - round(steps * share)) < 1e-9 for share in weights)
+    assert "routing_steps" in next(iter(refused(spec(constraints={"routing_steps": 0}), catalog)))
+
+
 def test_two_models_share_a_fleet(catalog: Catalog) -> None:
     first = {"name": "small", **{key: SPEC[key] for key in ("model", "workload", "slo")}}
     second = {**copy.deepcopy(first), "name": "other", "model": "mistral-7b"}
@@ -278,6 +291,38 @@ def test_a_quota_below_the_need_says_by_how_much(catalog: Catalog) -> None:
         assert (solve_fleet(compiled(spec(market=market), catalog).problem).assignment is not None) == feasible
     market["quotas"] = [{"provider": "gcp", "max_devices": 2}]
     assert "no offer is of gcp" in refused(spec(market=market), catalog)["market.quotas[0]"]
+
+
+def test_caps_hold_by_type_region_and_zone(catalog: Catalog) -> None:
+    zones = ["us-east-1a", "us-east-1b"]
+    market: dict[str, Any] = {"offers": [{"type": "aws-g6e-xlarge", "zones": zones, "max_nodes": 3}]}
+    free = compiled(spec(market=market), catalog).problem
+    assert [offer.name for offer in free.offers] == [f"aws-g6e-xlarge/us-east-1/{zone}" for zone in zones]
+    found = solve_fleet(free).assignment
+    assert found is not None
+    assert max(found.units[0]) <= 3 < sum(found.units[0])
+    market["quotas"] = [{"type": "aws-g6e-xlarge", "zone": "us-east-1a", "max_devices": 2}]
+    capped = solve_fleet(compiled(spec(market=market), catalog).problem).assignment
+    assert capped is not None
+    assert capped.units[0][0] <= 2
+    market["quotas"] = [{"zone": "us-east-1c", "max_devices": 2}]
+    assert "no offer is of us-east-1c" in refused(spec(market=market), catalog)["market.quotas[0]"]
+
+
+def test_a_quota_that_binds_has_its_price_in_words(catalog: Catalog) -> None:
+    market: dict[str, Any] = {"offers": [{"type": "aws-g6e-xlarge"}]}
+    alone = solve_fleet(compiled(spec(market=market), catalog).problem).assignment
+    assert alone is not None
+    fewer = alone.units[0][0] - 1  # so that a whole node of another type has to come in
+    market["offers"].append({"type": "dgx-h100"})
+    market["quotas"] = [{"type": "aws-g6e-xlarge", "max_devices": fewer}]
+    made = make_plan(spec(market=market, replay={"enabled": False}), catalog)
+    assert made.answer is not None
+    (row,) = made.answer["alternatives"]["larger_quota"]
+    market["quotas"][0]["max_devices"] = fewer + 1
+    assert row["objective"] == pytest.approx(solve_fleet(compiled(spec(market=market), catalog).problem).objective)
+    saved = made.solution["objective"] - row["objective"]
+    assert f"1 more device for aws-g6e-xlarge saves {saved:.2f} USD/h" in made.answer["notes"]
 
 
 def test_a_budget_below_the_least_says_the_least(catalog: Catalog) -> None:

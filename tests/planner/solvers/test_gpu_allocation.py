@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from meshplan.planner.problems.gpu_allocation import Bucket, GpuAllocationProblem, GpuType
 from meshplan.planner.solvers.gpu_allocation import answer, solve
+from meshplan.planner.solvers.gpu_allocation_instance import families, instance_of
 from meshplan.planner.solvers.gpu_allocation_milp import prove
 from meshplan.planner.solvers.solution import Progress, Status
 
@@ -190,6 +191,35 @@ def test_agrees_with_scip(problem: GpuAllocationProblem) -> None:
     else:
         assert document["status"] == "optimal"
         assert document["cost_usd_per_hour"] == pytest.approx(proven.cost, rel=1e-9, abs=1e-9)
+
+
+@st.composite
+def with_near_identical_types(draw: st.DrawFn) -> GpuAllocationProblem:
+    """Each type is offered again, up to three times, a little dearer or cheaper and a little faster or slower."""
+    problem = draw(problems(types=2, buckets=4))
+    around = st.integers(94, 106).map(lambda percent: percent / 100)
+    types, rows = [], []
+    for one, row in zip(problem.gpu_types, problem.max_request_rate_per_s, strict=True):
+        for copy in range(draw(st.integers(1, 3))):
+            price = round(one.usd_per_hour * draw(around), 3)
+            types.append(replace(one, name=f"{one.name}-{copy}", usd_per_hour=price))
+            rows.append(tuple(most * draw(around) for most in row))
+    return replace(problem, gpu_types=tuple(types), max_request_rate_per_s=tuple(rows))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(problem=with_near_identical_types())
+def test_near_identical_types_agree_with_scip(problem: GpuAllocationProblem) -> None:
+    proven = prove(problem, "scip")
+    answered(problem)
+    assert cost_of(problem) == pytest.approx(math.inf if proven.cost is None else proven.cost, rel=1e-9, abs=1e-9)
+
+
+def test_families_hold_types_of_similar_price_and_speed() -> None:
+    rows = [[1.0, 2.0], [1.05, 1.9], [4.0, 8.0], [1.0, 2.0], [0.0, 2.1]]
+    prices = [1.0, 1.1, 4.0, 3.0, 1.05]
+    assert families(instance_of(make(prices, rows, [1.0, 1.0]))).tolist() == [[1.0, 1.0, 0.0, 0.0, 1.0]]
+    assert not len(families(instance_of(make(prices, rows, [1.0, 1.0], spare=1))))
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

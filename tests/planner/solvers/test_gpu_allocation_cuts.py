@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.planner.problems.gpu_allocation import Bucket, GpuAllocationProblem, GpuType
+from meshplan.planner.solvers import gpu_allocation_instance
 from meshplan.planner.solvers.gpu_allocation import solve
 from meshplan.planner.solvers.gpu_allocation_cuts import sharpen
 from meshplan.planner.solvers.gpu_allocation_exchange import CutPool
@@ -65,6 +68,28 @@ def test_wide_problems_agree_with_the_plain_program(seed: int) -> None:
     assert solution.bound <= least * (1.0 + 1e-6)
     assert least * (1.0 - 1e-6) <= solution.objective
     assert solution.objective <= least * 1.01
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_wide_problems_with_near_identical_types_agree_with_the_plain_program(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_allocation_instance, "_NARROW", 0)  # the search for wide problems, at the referee's size
+    once, rng = wide(seed, num_types=3, num_buckets=40, usd_per_hour=12.0), np.random.default_rng(seed)
+    rows, types = [], []
+    for one, row in zip(once.gpu_types, once.max_request_rate_per_s, strict=True):
+        for copy in range(2):
+            price = round(one.usd_per_hour * rng.uniform(0.97, 1.03), 3)
+            types.append(replace(one, name=f"{one.name}-{copy}", usd_per_hour=price))
+            rows.append(tuple((np.array(row) * rng.lognormal(0.0, 0.1, len(row))).tolist()))
+    problem = replace(once, gpu_types=tuple(types), max_request_rate_per_s=tuple(rows))
+    assert not instance_of(problem).narrow
+    solution, least = solve(problem), prove(problem, "scip").cost
+    assert least is not None
+    assert solution.bound is not None
+    assert solution.objective is not None
+    assert solution.bound * (1.0 - 1e-6) <= least <= solution.objective * (1.0 + 1e-6)
+    assert solution.objective <= solution.bound * 1.01
 
 
 def test_the_same_wide_question_has_the_same_answer() -> None:

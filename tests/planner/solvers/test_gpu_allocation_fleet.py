@@ -266,6 +266,31 @@ def test_a_router_that_sees_less_never_costs_less(problem: FleetProblem) -> None
     assert cost_of(replace(problem, tied=())) <= cost_of(problem) + 1e-6
 
 
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(problem=fleets(scenarios=2, tied=True), steps=st.sampled_from([1, 3, 16]))
+def test_a_router_with_steps_gets_shares_in_steps_that_fit(problem: FleetProblem, steps: int) -> None:
+    stepped = replace(problem, routing_steps=steps)
+    solution = solve_fleet(stepped)
+    assert cost_of(stepped) == pytest.approx(cost_of(stepped, "cbc"), rel=1e-6)
+    assert cost_of(problem) <= cost_of(stepped) + 1e-6
+    assert cost_of(replace(problem, routing_steps=2 * steps)) <= cost_of(stepped) + 1e-6
+    if solution.assignment is None:
+        return
+    for s, shares in enumerate(solution.assignment.routing):
+        rates = problem.scenarios[s].request_rate_per_s
+        counts = solution.assignment.replicas[problem.stage_of(s)]
+        for b, rate in enumerate(rates):
+            assert sum(row[b] for row in shares) == pytest.approx(1.0 if rate else 0.0, abs=1e-12)
+        for g, row in enumerate(shares):
+            assert all(abs(steps * share - round(steps * share)) < 1e-9 for share in row)
+            busy = sum(
+                share * rate / most
+                for share, rate, most in zip(row, rates, problem.max_request_rate_per_s[g], strict=True)
+                if share
+            )
+            assert busy <= problem.fill(g) * max(counts[g] - problem.min_spare_replicas, 0) + 1e-5
+
+
 # --- what each part means ---------------------------------------------------------------------------------------------
 
 
@@ -289,6 +314,26 @@ def test_replicas_of_two_shapes_share_a_node() -> None:
     found = solve_fleet(node()).assignment
     assert found is not None
     assert (found.units, found.replicas) == (((1,),), ((3, 1),))
+
+
+def test_shares_that_no_router_can_express_cost_more() -> None:
+    # 4.2 requests/s over two offers of 3 and 2: the first takes 0.53 to 0.71 of them, so thirds fit and halves do not.
+    two = node(
+        offers=(
+            Offer(name="a", usd_per_hour=3.0, max_count=1),
+            Offer(name="b", usd_per_hour=2.0, max_count=1),
+            Offer(name="c", usd_per_hour=9.0),
+        ),
+        kinds=tuple(ReplicaKind(name=name, offer=o) for o, name in enumerate("abc")),
+        buckets=(Bucket(input_tokens=(1, 10), output_tokens=(1, 10)),),
+        scenarios=(Scenario(name="", request_rate_per_s=(4.2,)),),
+        max_request_rate_per_s=((3.0,), (2.0,), (5.0,)),
+    )
+    assert solve_fleet(two).objective == 5.0
+    assert solve_fleet(replace(two, routing_steps=2)).objective == 9.0
+    in_thirds = solve_fleet(replace(two, routing_steps=3)).assignment
+    assert in_thirds is not None
+    assert [row[0] for row in in_thirds.routing[0]] == [2 / 3, 1 / 3, 0.0]
 
 
 def test_a_node_is_rented_whole() -> None:

@@ -82,6 +82,15 @@ def test_one_wrong_value_of_a_type(change: dict[str, Any], path: str, message: s
     assert message in refused(document)[f"gpu_types[1].{path}"]
 
 
+@pytest.mark.parametrize("key", ["eur_per_hour", "currency"])
+def test_other_money_is_refused_without_a_wrong_hint(key: str) -> None:
+    document = toy()
+    document["gpu_types"][0][key] = document["gpu_types"][0].pop("usd_per_hour")
+    ((path, message),) = refused(document).items()
+    assert path == f"gpu_types[0].{key}"
+    assert "convert to usd_per_hour" in message
+
+
 def test_names_must_be_unique_and_have_capacities() -> None:
     document = toy()
     document["gpu_types"][1]["name"] = "A10G"

@@ -129,6 +129,23 @@ def test_one_type_is_scheduled_exactly() -> None:
         assert solution.objective == pytest.approx(least)
 
 
+def test_every_hour_of_a_router_with_steps_is_in_steps() -> None:
+    problem = replace(market([1.0, 2.3], [[1.0, 0.5], [2.0, 3.0]], [4.0, 3.0]), routing_steps=4)
+    factors = [0.3, 0.7, 1.0, 0.7, 0.0]
+    solution = solve_schedule(problem, factors, start_usd=0.4, stop_usd=0.1)
+    assert solution.assignment is not None
+    for hour, k in enumerate(solution.assignment.fleet_of):
+        fleet = solution.assignment.fleets[k]
+        for g, row in enumerate(fleet.routing[0]):
+            assert all(4 * share == round(4 * share) for share in row)
+            rates = zip(row, problem.scenarios[0].request_rate_per_s, problem.max_request_rate_per_s[g], strict=True)
+            busy = sum(factors[hour] * share * rate / most for share, rate, most in rates)
+            assert busy <= fleet.replicas[0][g] + 1e-5
+    free = solve_schedule(replace(problem, routing_steps=None), factors, start_usd=0.4, stop_usd=0.1)
+    assert (solution.bound or 0.0) <= (solution.objective or 0.0)
+    assert (free.bound or 0.0) <= (solution.objective or 0.0) + 1e-9
+
+
 def test_a_constant_load_costs_the_constant_fleet() -> None:
     problem = market([1.0, 2.3], [[1.0, 0.5], [2.0, 3.0]], [4.0, 3.0])
     solution = solve_schedule(problem, [1.0] * 24, start_usd=0.0, stop_usd=0.0)
