@@ -18,7 +18,10 @@ from meshplan.planner.solvers.rank_mapping_states import TINY, MappingStates
 
 # Candidates of one step in one mapping. Chosen with tests/benchmarks/rank_mapping.py, as are the shares below.
 MAX_STARTS = 4  # nodes that look for a partner
-MAX_PARTNERS = 64
+MAX_PARTNERS, LEAST_PARTNERS = 64, 16
+PARTNER_NODES = (
+    16_384  # partners × nodes: a large job has good moves everywhere, and rings that are long to look through
+)
 NUM_SEGMENTS, NUM_RING_RUNS = 48, 48
 
 COIN = 0.5
@@ -53,9 +56,9 @@ def exchange_nodes(states: MappingStates, temperature_s: Floats, rng: np.random.
         place = sender % states.pipelines
         first[:, critical] = states.rings[chain[:, 0], sender]
         first[:, critical + 1] = states.rings[chain[:, 0], sender - place + (place + 1) % states.pipelines]
+    partners = max(LEAST_PARTNERS, min(MAX_PARTNERS, PARTNER_NODES // states.num_nodes))
     everybody = np.arange(states.num_nodes)
-    few = states.num_nodes <= MAX_PARTNERS
-    second = everybody if few else rng.choice(states.num_nodes, MAX_PARTNERS, replace=False)
+    second = everybody if len(everybody) <= partners else rng.choice(everybody, partners, replace=False)
     energies = states.exchange_energies_s(first, second).reshape(states.num_chains, -1)
     chains, taken = chosen(states.energy_s, energies, temperature_s, rng)
     if chains.size:

@@ -8,6 +8,7 @@ steps, never in seconds, so that one seed gives one answer.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,20 +23,22 @@ from meshplan.planner.solvers.rank_mapping_states import MappingStates
 # Share of the steps done → chains: many at first, because no small move changes which island holds which stage; then
 # only the best, whose longer search is worth more.
 CHAINS = ((0.0, 32), (0.1, 16), (0.2, 8))
+CHAIN_NODES = 2048  # of all chains together: large jobs need their steps more than company
+LEAST_CHAIN_SHARE = 0.25  # so that at least one chain starts from each constructed layout
 NORM_DOUBLINGS = (5, 6)  # p = 32, then 64: smooth first, close to the maximum later
 START_TEMPERATURE = 8e-3  # of the best energy at the start; islands need it to come to the right stages
 END_TEMPERATURE = 5e-4  # below it nothing moves any more
 TEMPERATURE_SPREAD = 2.0  # between the warmest and the coldest chain
-COLDER_BEYOND_NODES = 64  # one move changes the energy of a larger job less
+COLDER_BEYOND_NODES, COLDER_POWER = 64, 1.5  # one move changes the energy of a larger job less
 NUM_RESAMPLINGS = 40
 RESAMPLED_FRACTION = 0.25
 
 # Small jobs need few steps and have an exact search besides. A step costs about as much as (STEP_OVERHEAD_NODES + n)
-# nodes, which keeps 32 and 64 nodes within seconds; MIN_LARGE_STEPS of 1,024 nodes stay within a minute.
+# nodes, which keeps 32 and 64 nodes within seconds; LARGE_STEPS_PER_NODE of 1,024 nodes stay within a minute.
 STEPS_PER_NODE_POWER_4 = 1 / 64
 STEP_OVERHEAD_NODES = 256
 MAX_NODE_STEPS = 3_000_000
-MIN_LARGE_STEPS = 6_000
+LARGE_STEPS_PER_NODE = 18
 CLOCK_CHECK_STEPS = 64
 
 
@@ -50,8 +53,12 @@ class Found:
 
 def default_steps(num_nodes: int) -> int:
     """Steps of one search."""
-    affordable = max(MIN_LARGE_STEPS, MAX_NODE_STEPS / (STEP_OVERHEAD_NODES + num_nodes))
+    affordable = max(MAX_NODE_STEPS / (STEP_OVERHEAD_NODES + num_nodes), LARGE_STEPS_PER_NODE * num_nodes)
     return int(min(STEPS_PER_NODE_POWER_4 * num_nodes**4, affordable))
+
+
+def _affordable(chains: int, num_nodes: int) -> int:
+    return max(int(LEAST_CHAIN_SHARE * chains), min(chains, CHAIN_NODES // num_nodes))
 
 
 def identity_lines(costs: LinkCosts) -> Ints:
@@ -83,10 +90,9 @@ def neighbourly_order(costs: LinkCosts) -> Ints:
 def starting_lines(costs: LinkCosts, num_chains: int, rng: np.random.Generator) -> Ints:
     """[K, P, d]: half constructed (neighbours share a stage, or a pipeline; by index and by links), half random."""
     stages, pipelines, nodes = costs.num_stages, costs.num_pipelines, costs.num_nodes
-    orders = (np.arange(nodes), neighbourly_order(costs))
-    layouts = [
-        layout for order in orders for layout in (order.reshape(stages, pipelines), order.reshape(pipelines, stages).T)
-    ]
+    orders = (neighbourly_order(costs), np.arange(nodes))
+    layouts = [order.reshape(stages, pipelines) for order in orders]
+    layouts += [order.reshape(pipelines, stages).T for order in orders]
     # Which island is the first stage matters and no small move changes it: every copy has its own order of stages.
     constructed = [
         layouts[chain % len(layouts)][rng.permutation(stages) if chain >= len(layouts) else np.arange(stages)]
@@ -116,18 +122,18 @@ def anneal(
         on_improvement: told the best objective at every resampling that improved it.
     """
     rng = np.random.default_rng(seed)
-    lines = starting_lines(costs, CHAINS[0][1], rng)
+    chains = {int(share * steps): _affordable(count, costs.num_nodes) for share, count in CHAINS}
+    lines = starting_lines(costs, chains[0], rng)
     states = MappingStates(costs, lines, lines, ring_scale_s=ring_scale_s)
     best = _Best(states)
     shares = available_moves(costs)
     moves = list(shares)
     kinds = rng.choice(len(moves), size=steps, p=list(shares.values())) if moves else np.zeros(0, dtype=np.int64)
-    fewer = {int(share * steps): chains for share, chains in CHAINS[1:]}
     told = float(best.values_s.min())
     phase = -(-steps // len(NORM_DOUBLINGS))
     resample_every = max(1, steps // NUM_RESAMPLINGS)
     scale_s = 0.0
-    start_temperature = START_TEMPERATURE * min(1.0, COLDER_BEYOND_NODES / costs.num_nodes)
+    start_temperature = START_TEMPERATURE * min(1.0, (COLDER_BEYOND_NODES / costs.num_nodes) ** COLDER_POWER)
     for step, kind in enumerate(kinds):
         if step % phase == 0:
             states.set_exponent(NORM_DOUBLINGS[step // phase])
@@ -137,9 +143,9 @@ def anneal(
             if on_improvement is not None and best.values_s.min() < told:
                 told = float(best.values_s.min())
                 on_improvement(told)
-        if step in fewer:
-            states.keep_chains(np.argsort(states.energy_s, kind="stable")[: fewer[step]])
-        if step in fewer or step % resample_every == 0:
+        if chains.get(step, states.num_chains) < states.num_chains:
+            states.keep_chains(np.argsort(states.energy_s, kind="stable")[: chains[step]])
+        if step in chains or step % resample_every == 0:
             warmth = _warmth(states)
         if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
             break
@@ -185,5 +191,5 @@ def _warmth(states: MappingStates) -> Floats:
 
 def _resample(states: MappingStates) -> None:
     order = np.argsort(states.energy_s, kind="stable")
-    count = int(RESAMPLED_FRACTION * states.num_chains)
+    count = math.ceil(RESAMPLED_FRACTION * states.num_chains)
     states.copy_chains(order[-count:], order[:count])

@@ -1,4 +1,4 @@
-"""Benchmark: python tests/benchmarks/rank_mapping.py (FOLDER [NAME …] | --families | --generate FILE) [--seed N].
+"""Benchmark: python tests/benchmarks/rank_mapping.py (FOLDER | --families | --generate FILE) [--names …] [--seed N].
 
 Prints objective, bound, gap, identity, CPU seconds and, where FOLDER has a reference.csv, the ratio to the best known
 objective. ``--families`` solves generated instances (``rank_mapping_families.py``) with matrices from ``--seed``;
@@ -28,7 +28,7 @@ HEAD = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("--names", nargs="*", help="parts of names; without it all are solved")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--answers", type=Path, help="folder to write the answers to")
     parser.add_argument("--families", action="store_true")
