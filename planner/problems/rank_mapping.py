@@ -29,6 +29,11 @@ KNOWN_KEYS = ("kind", "name", *REQUIRED_COUNTS, *OPTIONAL_COUNTS, *REQUIRED_AMOU
 # A bad matrix is often bad everywhere (a wrong unit, a transposed file): name the first few links, count the rest.
 MAX_LINKS_NAMED = 8
 
+# Beyond these no link of a cluster lies and the matrix is in another unit: a tenth of 10 Mbit/s Ethernet; light to the
+# moon and back takes less than 3 s.
+LEAST_FASTEST_BYTES_PER_S = 1.25e5
+MOST_LEAST_LATENCY_S = 3.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RankMappingProblem:
@@ -86,6 +91,7 @@ class RankMappingProblem:
                 fix="measure it again, or leave a node with a dead link out (and lower the parallel degrees)",
             )
             reader.check_connected("bandwidth_bytes_per_s", bandwidth)
+            reader.check_bandwidth_unit("bandwidth_bytes_per_s", bandwidth)
         latency = reader.matrix("latency_s", num_nodes) if document.get("latency_s") is not None else None
         if latency is not None:
             reader.check_links(
@@ -95,6 +101,7 @@ class RankMappingProblem:
                 rule="must be a finite number of seconds, 0 or more",
                 fix="leave latency_s out where it was not measured",
             )
+            reader.check_latency_unit("latency_s", latency)
         if reader.problems or num_nodes is None or bandwidth is None:
             raise SpecError(reader.problems)
         np.fill_diagonal(bandwidth, 1.0)
@@ -242,6 +249,26 @@ class _Reader:
             )
         if len(senders) > MAX_LINKS_NAMED:
             self.problem(key, f"{len(senders) - MAX_LINKS_NAMED} more links of this sort")
+
+    def check_bandwidth_unit(self, key: str, matrix: NDArray[np.float64]) -> None:
+        """Note a matrix whose fastest link is slower than any link of a cluster: 25 for 25 GB/s."""
+        links = matrix[~np.eye(len(matrix), dtype=bool)]
+        fastest = links[np.isfinite(links)].max(initial=0.0)
+        if 0.0 < fastest < LEAST_FASTEST_BYTES_PER_S:
+            self.problem(
+                key,
+                f"has {fastest:g} bytes/s as its fastest link, which no cluster has; "
+                "the unit is bytes per second: 25 GB/s is 25e9, 200 Gb/s too",
+            )
+
+    def check_latency_unit(self, key: str, matrix: NDArray[np.float64]) -> None:
+        """Note a matrix whose least latency is longer than any network's: 5 for 5 µs."""
+        links = matrix[~np.eye(len(matrix), dtype=bool)]
+        least = links[np.isfinite(links)].min(initial=np.inf)
+        if MOST_LEAST_LATENCY_S < least < np.inf:
+            self.problem(
+                key, f"has {least:g} s as its least latency, which no cluster has; the unit is seconds: 5 µs is 5e-6"
+            )
 
     def check_connected(self, key: str, matrix: NDArray[np.float64]) -> None:
         """Note nodes that no chain of working links leads to, or from."""

@@ -12,9 +12,9 @@ Constraints
     the cells are filled by a bijection; each stage's d nodes stand in a ring of any order.
 
 Method
-    annealing of many chains (``rank_mapping_search``), exact best rings for d ≤ 8, a bound from the structure of the
-    links (``rank_mapping_bound``), and for n ≤ 16 a search over partial mappings that either finds better or raises
-    the bound (``rank_mapping_exact``). Stopping is by work; the time limit is a safety.
+    annealing on whole neighbourhoods (``rank_mapping_search``), exact best rings for d ≤ 8, a bound from the structure
+    of the links (``rank_mapping_bound``), and for n ≤ 16 a search over partial mappings that either finds better or
+    raises the bound (``rank_mapping_exact``). Stopping is by work; the time limit is a safety.
 
 Source: the problem is Pipette's worker mapping (Yim et al., arXiv:2405.18093), with every stage's ring counted.
 """

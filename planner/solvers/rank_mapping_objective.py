@@ -1,7 +1,5 @@
-"""Time that a rank mapping spends on the network: link costs, exact evaluation, and many mappings at once.
+"""Time that a rank mapping spends on the network: link costs, exact evaluation, best rings.
 
-:class:`MappingStates` is the only thing that the local search talks to: propose a move in every chain, look at the
-energies, keep or undo. A richer objective (shared NICs, tensor or expert groups) replaces this class, not the search.
 Notation and equations: ``planner/solvers/README.md``.
 """
 

@@ -1,44 +1,45 @@
-"""Local search for rank mappings: annealing of many chains at once, started from constructed and random layouts.
+"""Local search for rank mappings: annealing of a few chains at once, started from constructed and random layouts.
 
-Each step proposes one small move in every chain (NumPy works on all chains at once, which pays for the interpreter),
-accepts by the Metropolis rule on the smooth energy of :class:`MappingStates`, and remembers the best true objective.
-From time to time the worst chains restart from the best ones. Work is counted in steps, never in seconds, so that
-one seed gives one answer.
+Each step draws one move in every chain from a neighbourhood evaluated whole (``rank_mapping_moves``; NumPy works on all
+candidates of all chains at once, which pays for the interpreter), on the smooth energy of :class:`MappingStates`, and
+remembers the best true objective. From time to time the worst chains restart from the best ones. Work is counted in
+steps, never in seconds, so that one seed gives one answer.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.solvers.rank_mapping_objective import NUM_NODES_WITH_ONE_RING, Floats, Ints, LinkCosts
+from meshplan.planner.solvers.rank_mapping_moves import available_moves
+from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts, best_rings
 from meshplan.planner.solvers.rank_mapping_states import MappingStates
 
-# Chosen on random, island and degraded-link matrices of 16 to 64 nodes (tests/benchmarks/rank_mapping.py).
-CHAIN_NODES = 2048  # nodes of all chains together, so that a step of a large job costs little more than a small one's
-MIN_CHAINS, MAX_CHAINS = 12, 32
+# Chosen on generated instances of all families of tests/benchmarks/rank_mapping_families.py.
+# Share of the steps done → chains: many at first, because no small move changes which island holds which stage; then
+# only the best, whose longer search is worth more.
+CHAINS = ((0.0, 32), (0.1, 16), (0.2, 8))
+CHAIN_NODES = 2048  # of all chains together: large jobs need their steps more than company
+LEAST_CHAIN_SHARE = 0.25  # so that at least one chain starts from each constructed layout
 NORM_DOUBLINGS = (5, 6)  # p = 32, then 64: smooth first, close to the maximum later
-START_TEMPERATURE = 1e-2  # of the best energy at the start: accepts what loses about a percent
-END_TEMPERATURE = 2e-4
-COLDER_BEYOND_NODES = 64  # one move changes the energy of a larger job less
+START_TEMPERATURE = 8e-3  # of the best energy at the start; islands need it to come to the right stages
+END_TEMPERATURE = 5e-4  # below it nothing moves any more
+TEMPERATURE_SPREAD = 2.0  # between the warmest and the coldest chain
+COLDER_BEYOND_NODES, COLDER_POWER = 64, 1.5  # one move changes the energy of a larger job less
 NUM_RESAMPLINGS = 40
 RESAMPLED_FRACTION = 0.25
-CRITICAL_PIPELINE_SHARE = 1 / 3  # of node exchanges that start in the slowest pipeline; as many at the slowest link
-NUM_CANDIDATES = 8  # partners looked at for one node exchange
-MOVE_SHARES = (0.5, 0.25, 0.25)  # node exchange, segment exchange, ring runs
 
-# Small jobs need steps in proportion to n³; the cap keeps 64 nodes within seconds and 1,024 nodes within a minute.
-STEPS_PER_NODE_CUBED = 0.6
-MAX_STEPS = 16_000
-MAX_STEPS_PER_NODE = 16
+# Small jobs need few steps and have an exact search besides. A step costs about as much as (STEP_OVERHEAD_NODES + n)
+# nodes, which keeps 32 and 64 nodes within seconds; LARGE_STEPS_PER_NODE of 1,024 nodes stay within a minute.
+STEPS_PER_NODE_POWER_4 = 1 / 64
+STEP_OVERHEAD_NODES = 256
+MAX_NODE_STEPS = 3_000_000
+LARGE_STEPS_PER_NODE = 18
 CLOCK_CHECK_STEPS = 64
-
-COIN = 0.5
-SLOWEST_LINK_SHARE = 0.6  # of ring moves that cut at the slowest link
-NEAR_CUT_PLACES = 3  # how far from that cut the next one mostly lies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -52,12 +53,12 @@ class Found:
 
 def default_steps(num_nodes: int) -> int:
     """Steps of one search."""
-    return int(min(STEPS_PER_NODE_CUBED * num_nodes**3, MAX_STEPS + MAX_STEPS_PER_NODE * num_nodes))
+    affordable = max(MAX_NODE_STEPS / (STEP_OVERHEAD_NODES + num_nodes), LARGE_STEPS_PER_NODE * num_nodes)
+    return int(min(STEPS_PER_NODE_POWER_4 * num_nodes**4, affordable))
 
 
-def default_chains(num_nodes: int) -> int:
-    """Chains of one search."""
-    return max(MIN_CHAINS, min(MAX_CHAINS, CHAIN_NODES // num_nodes))
+def _affordable(chains: int, num_nodes: int) -> int:
+    return max(int(LEAST_CHAIN_SHARE * chains), min(chains, CHAIN_NODES // num_nodes))
 
 
 def identity_lines(costs: LinkCosts) -> Ints:
@@ -89,10 +90,9 @@ def neighbourly_order(costs: LinkCosts) -> Ints:
 def starting_lines(costs: LinkCosts, num_chains: int, rng: np.random.Generator) -> Ints:
     """[K, P, d]: half constructed (neighbours share a stage, or a pipeline; by index and by links), half random."""
     stages, pipelines, nodes = costs.num_stages, costs.num_pipelines, costs.num_nodes
-    orders = (np.arange(nodes), neighbourly_order(costs))
-    layouts = [
-        layout for order in orders for layout in (order.reshape(stages, pipelines), order.reshape(pipelines, stages).T)
-    ]
+    orders = (neighbourly_order(costs), np.arange(nodes))
+    layouts = [order.reshape(stages, pipelines) for order in orders]
+    layouts += [order.reshape(pipelines, stages).T for order in orders]
     # Which island is the first stage matters and no small move changes it: every copy has its own order of stages.
     constructed = [
         layouts[chain % len(layouts)][rng.permutation(stages) if chain >= len(layouts) else np.arange(stages)]
@@ -116,133 +116,80 @@ def anneal(
     Args:
         costs: of the links.
         seed: of the pseudo-random choices.
-        steps: moves proposed in every chain.
+        steps: moves looked for in every chain.
         ring_scale_s: a ring time near the best one (see :class:`MappingStates`).
         deadline_s: value of ``time.monotonic()`` after which to stop; None for the whole work.
         on_improvement: told the best objective at every resampling that improved it.
     """
     rng = np.random.default_rng(seed)
-    num_chains = default_chains(costs.num_nodes)
-    lines = starting_lines(costs, num_chains, rng)
+    chains = {int(share * steps): _affordable(count, costs.num_nodes) for share, count in CHAINS}
+    lines = starting_lines(costs, chains[0], rng)
     states = MappingStates(costs, lines, lines, ring_scale_s=ring_scale_s)
-    moves = _available_moves(costs)
-    best, best_lines, best_rings = states.objective_s(), states.lines.copy(), states.rings.copy()
-    if moves is None:
-        steps = 0
-    kinds = rng.choice(len(MOVE_SHARES), size=steps, p=moves) if steps else np.zeros(0, dtype=np.int64)
-    told = float(best.min())
-    phase = -(-steps // len(NORM_DOUBLINGS)) if steps else 1
+    best = _Best(states)
+    shares = available_moves(costs)
+    moves = list(shares)
+    kinds = rng.choice(len(moves), size=steps, p=list(shares.values())) if moves else np.zeros(0, dtype=np.int64)
+    told = float(best.values_s.min())
+    phase = -(-steps // len(NORM_DOUBLINGS))
     resample_every = max(1, steps // NUM_RESAMPLINGS)
     scale_s = 0.0
-    start_temperature = START_TEMPERATURE * min(1.0, COLDER_BEYOND_NODES / costs.num_nodes)
-    for step in range(steps):
+    start_temperature = START_TEMPERATURE * min(1.0, (COLDER_BEYOND_NODES / costs.num_nodes) ** COLDER_POWER)
+    for step, kind in enumerate(kinds):
         if step % phase == 0:
             states.set_exponent(NORM_DOUBLINGS[step // phase])
             scale_s = scale_s or float(states.energy_s.min())
         if step and step % resample_every == 0:
             _resample(states)
-            if on_improvement is not None and best.min() < told:
-                told = float(best.min())
+            if on_improvement is not None and best.values_s.min() < told:
+                told = float(best.values_s.min())
                 on_improvement(told)
+        if chains.get(step, states.num_chains) < states.num_chains:
+            states.keep_chains(np.argsort(states.energy_s, kind="stable")[: chains[step]])
+        if step in chains or step % resample_every == 0:
+            warmth = _warmth(states)
         if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
             break
         cooling = (END_TEMPERATURE / START_TEMPERATURE) ** (step / steps)
-        slack = scale_s * start_temperature * cooling * rng.exponential(size=num_chains)
-        limit = states.energy_s + slack
-        states.settle(_PROPOSALS[kinds[step]](states, rng) <= limit)
-        objective = states.objective_s()
-        better = np.flatnonzero(objective < best)
+        moves[kind](states, scale_s * start_temperature * cooling * warmth, rng)
+        best.see(states)
+    return best.found(costs)
+
+
+class _Best:
+    """The best mapping that each chain saw, and of ended chains those that are among the K best.
+
+    [K] seconds, [K, n] lines and rings.
+    """
+
+    def __init__(self, states: MappingStates) -> None:
+        self.values_s, self.lines, self.rings = states.objective_s.copy(), states.lines.copy(), states.rings.copy()
+
+    def see(self, states: MappingStates) -> None:
+        if states.num_chains < len(self.values_s):
+            kept = np.argsort(self.values_s, kind="stable")[: states.num_chains]
+            self.values_s, self.lines, self.rings = self.values_s[kept], self.lines[kept], self.rings[kept]
+        better = np.flatnonzero(states.objective_s < self.values_s)
         if better.size:
-            best[better] = objective[better]
-            best_lines[better], best_rings[better] = states.lines[better], states.rings[better]
-    winner = int(best.argmin())
-    shape = (costs.num_stages, costs.num_pipelines)
-    found_lines, found_rings = best_lines[winner].reshape(shape), best_rings[winner].reshape(shape)
-    return Found(lines=found_lines, rings=found_rings, objective_s=costs.objective_s(found_lines, found_rings))
+            self.values_s[better] = states.objective_s[better]
+            self.lines[better], self.rings[better] = states.lines[better], states.rings[better]
+
+    def found(self, costs: LinkCosts) -> Found:
+        """The best of all, each with the best order of its rings where that is affordable."""
+        shape = (costs.num_stages, costs.num_pipelines)
+        lines = [nodes.reshape(shape) for nodes in self.lines]
+        rings = [best_rings(costs.ring_s, nodes.reshape(shape)) for nodes in self.rings]
+        values = [costs.objective_s(*mapping) for mapping in zip(lines, rings, strict=True)]
+        winner = int(np.argmin(values))
+        return Found(lines=lines[winner], rings=rings[winner], objective_s=values[winner])
 
 
-def _available_moves(costs: LinkCosts) -> list[float] | None:
-    """Shares of the kinds of move that can change anything here; None when none can."""
-    lines, rings = costs.num_stages > 1, costs.num_pipelines > NUM_NODES_WITH_ONE_RING
-    possible = (lines, lines and costs.num_pipelines > 1, rings)
-    shares = [share if able else 0.0 for share, able in zip(MOVE_SHARES, possible, strict=True)]
-    total = sum(shares)
-    return [share / total for share in shares] if total else None
+def _warmth(states: MappingStates) -> Floats:
+    """[K] factors of the temperature: the better a chain, the colder. It settles while the others go on looking."""
+    spread = TEMPERATURE_SPREAD ** np.linspace(-0.5, 0.5, states.num_chains)
+    return np.asarray(spread[states.energy_s.argsort(kind="stable").argsort(kind="stable")])
 
 
 def _resample(states: MappingStates) -> None:
     order = np.argsort(states.energy_s, kind="stable")
-    count = int(RESAMPLED_FRACTION * states.num_chains)
+    count = math.ceil(RESAMPLED_FRACTION * states.num_chains)
     states.copy_chains(order[-count:], order[:count])
-
-
-def _index(uniform: Floats, size: int) -> Ints:
-    """Uniform numbers in [0, 1) → whole numbers 0 … size − 1."""
-    return (uniform * size).astype(np.int64)
-
-
-def _propose_node_exchange(states: MappingStates, rng: np.random.Generator) -> Floats:
-    """A node of the slowest pipeline, of the slowest link, or any, against any node of another stage."""
-    uniform = rng.random((5, states.num_chains))
-    pick = uniform[0, 0]
-    if pick < CRITICAL_PIPELINE_SHARE:
-        cell = _index(uniform[1], states.stages) * states.pipelines + states.slowest_pipeline()
-        first = states.lines[states.chain, cell]
-    elif pick < 2 * CRITICAL_PIPELINE_SHARE:
-        sender = states.slowest_ring_cell()
-        place = sender % states.pipelines
-        receiver = sender - place + (place + 1) % states.pipelines
-        first = states.rings[states.chain, np.where(uniform[1] < COIN, sender, receiver)]
-    else:
-        first = _index(uniform[1], states.num_nodes)
-    stage = states.line_cell[states.chain, first] // states.pipelines
-    candidates = _candidates(states, first, stage, rng)
-    second = states.most_promising(first, candidates) if states.pipelines > 1 else candidates[:, 0]
-    return states.exchange_nodes(first, second)
-
-
-def _candidates(states: MappingStates, first: Ints, stage: Ints, rng: np.random.Generator) -> Ints:
-    """[K, m] nodes of other stages: half any, half near a neighbour that ``first`` has in its pipeline or ring."""
-    size, half = states.pipelines, NUM_CANDIDATES // 2
-    uniform = rng.random((2, states.num_chains, NUM_CANDIDATES))
-    other_stage = (stage[:, None] + 1 + _index(uniform[0], states.stages - 1)) % states.stages
-    candidates = states.lines[states.chain[:, None], other_stage * size + _index(uniform[1], size)]
-    coins = rng.random((2, states.num_chains))
-    if coins[0, 0] < COIN:
-        step = np.where((coins[1] < COIN) & (stage > 0) | (stage == states.stages - 1), -size, size)
-        anchor = states.lines[states.chain, states.line_cell[states.chain, first] + step]
-        near = states.near_by_hop
-    else:
-        cell = states.ring_cell[states.chain, first]
-        anchor = states.rings[states.chain, cell - cell % size + (cell - 1) % size]
-        near = states.near_by_ring
-    close = near[anchor[:, None], _index(rng.random((states.num_chains, half)), near.shape[1])]
-    same_stage = states.line_cell[states.chain[:, None], close] // size == stage[:, None]
-    candidates[:, :half] = np.where(same_stage, candidates[:, :half], close)
-    return np.asarray(candidates)
-
-
-def _propose_segment_exchange(states: MappingStates, rng: np.random.Generator) -> Floats:
-    """The slowest pipeline, or any, against any other: a tail or a single stage."""
-    uniform = rng.random((5, states.num_chains))
-    first = states.slowest_pipeline() if uniform[0, 0] < COIN else _index(uniform[1], states.pipelines)
-    second = (first + 1 + _index(uniform[2], states.pipelines - 1)) % states.pipelines
-    start = _index(uniform[3], states.stages)
-    return states.exchange_segments(first, second, start, np.where(uniform[4] < COIN, states.stages, start + 1))
-
-
-def _propose_ring_runs(states: MappingStates, rng: np.random.Generator) -> Floats:
-    """Two neighbouring runs of one ring; mostly with the slowest link as one of the cuts and a short run beside it."""
-    uniform = rng.random((5, states.num_chains))
-    size = states.pipelines
-    cuts = _index(uniform[1:4], size + 1)
-    stage = _index(uniform[4], states.stages)
-    if uniform[0, 0] < SLOWEST_LINK_SHARE:
-        cell = states.slowest_ring_cell()
-        stage, cut = cell // size, cell % size + 1
-        near = (cut + 1 + _index(uniform[2], NEAR_CUT_PLACES)) % (size + 1)
-        cuts = np.stack([cut, np.where(uniform[1] < COIN, near, cuts[1]), cuts[2]])
-    return states.exchange_ring_runs(stage, np.sort(cuts, axis=0))
-
-
-_PROPOSALS = (_propose_node_exchange, _propose_segment_exchange, _propose_ring_runs)

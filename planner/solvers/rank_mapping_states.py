@@ -1,7 +1,9 @@
-"""Many rank mappings side by side, changed by small moves: what the local search of rank mappings works on.
+"""Many mappings side by side and the energies of whole neighbourhoods: what the local search of rank mappings works on.
 
-:class:`MappingStates` proposes one move in each of K mappings, shows the energies, and keeps or undoes each of
-them. A richer objective (shared NICs, tensor or expert groups) replaces this class and leaves the search alone.
+:class:`MappingStates` holds K mappings. Its three kinds of move are each a pair of methods: the energies that many
+candidates would have, all mappings and candidates in one pass of NumPy, and the application of one chosen candidate
+in some of the mappings. Energies of candidates come from differences; after a move the changed mappings are summed
+afresh, so that no error accumulates. A richer objective replaces this class and leaves the search alone.
 
 The energy replaces both maxima of the objective by norms, Σ(xᵖ)^(1/p): it sees the second-slowest pipeline and the
 number of slow ring links too, so that the search can walk where the maximum itself is flat.
@@ -9,24 +11,20 @@ number of slow ring links too, so that the search can walk where the maximum its
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
-from numpy.typing import NDArray
 
 from meshplan.planner.solvers.rank_mapping_objective import Floats, Ints, LinkCosts
-
-Bools = NDArray[np.bool_]
 
 # Powers of link costs are kept below 10^250, so that the sum of all of them stays a finite double.
 MAX_POWER_DECADES = 250.0
 
-TINY = 1e-300  # keeps zero costs out of denominators
-NUM_NEAREST = 12  # candidates a node, for moves that look for a better neighbour
+TINY = 1e-300  # keeps differences of rounded sums from being zero or less before a root is taken
 
 
 class MappingStates:
     """K mappings; cell q·d + r is stage q of pipeline r, ring cell q·d + i is place i in the ring of stage q.
+
+    Beyond the first and the last stage stands a node n that does not exist and costs nothing to reach.
 
     Args:
         costs: of the links, seconds.
@@ -37,240 +35,269 @@ class MappingStates:
 
     def __init__(self, costs: LinkCosts, lines: Ints, rings: Ints, *, ring_scale_s: float) -> None:
         self.costs = costs
-        self.num_chains, self.stages, self.pipelines = lines.shape
+        num_chains, self.stages, self.pipelines = lines.shape
         self.num_nodes = costs.num_nodes
-        self.chain = np.arange(self.num_chains)
-        self.lines = lines.reshape(self.num_chains, -1).copy()
-        self.rings = rings.reshape(self.num_chains, -1).copy()
-        cells = np.broadcast_to(np.arange(self.num_nodes), self.lines.shape)
-        self.line_cell, self.ring_cell = np.empty_like(self.lines), np.empty_like(self.rings)
-        np.put_along_axis(self.line_cell, self.lines, cells, axis=1)
-        np.put_along_axis(self.ring_cell, self.rings, cells, axis=1)
-        self.pipeline_s = costs.pipeline_times_s(lines)
+        self._allocate(lines.reshape(num_chains, -1).copy(), rings.reshape(num_chains, -1).copy())
+        self._hop_s = np.pad(costs.hop_s, (0, 1))
+        self._cells = np.arange(self.num_nodes)
         self._ring_scale_s = ring_scale_s if ring_scale_s > 0.0 else 1.0
-        self._along = np.arange(self.pipelines)
-        self._stage_start = np.arange(self.stages) * self.pipelines
-        self._chain_2d, self._chain_3d = self.chain[:, None], self.chain[:, None, None]
-        self.near_by_hop, self.near_by_ring = _nearest(costs.hop_s), _nearest(costs.ring_s)
-        self._settle: Callable[[Bools], None] = lambda _: None
+        start, along = self._cells - self._cells % self.pipelines, self._cells % self.pipelines
+        self._next_cell = start + (along + 1) % self.pipelines
+        self._cell_before = start + (along - 1) % self.pipelines
         self.set_exponent(1)
 
     def set_exponent(self, doublings: int) -> None:
         """Use the norm with p = 2**doublings; powers and roots are then repeated squares and square roots."""
         self._doublings = doublings
         self._max_ratio = 10.0 ** (MAX_POWER_DECADES / 2.0**doublings)
-        self._power = self._raised(np.minimum(self.costs.ring_s / self._ring_scale_s, self._max_ratio))
-        following = self._stage_start[:, None] + np.roll(self._along, -1)
-        self.link_power = self._power[self.rings, self.rings[:, following.ravel()]]
-        self.ring_energy, self.pipeline_energy = self._ring_energies(), self._pipeline_energies()
+        self._power = self._raised(self.costs.ring_s / self._ring_scale_s)
+        self._power_into = np.ascontiguousarray(self._power.T)
+        self._refresh(np.arange(self.num_chains))
 
-    @property
-    def energy_s(self) -> Floats:
-        """[K] smooth stand-in for the objective, seconds."""
-        return self.ring_energy + self.pipeline_energy
+    def _allocate(self, lines: Ints, rings: Ints) -> None:
+        """Room for the mappings [K, n] and for what follows from them, which :meth:`_refresh` fills."""
+        self.num_chains = len(lines)
+        self.lines, self.rings = lines, rings
+        self.line_cell, self.ring_cell = np.empty_like(lines), np.empty_like(rings)
+        self.pipeline_s = np.empty((self.num_chains, self.pipelines))
+        self.link_power = np.empty((self.num_chains, self.num_nodes))
+        self.ring_power, self.pipeline_power, self.slowest_s, self.energy_s, self.objective_s = (
+            np.empty(self.num_chains) for _ in range(5)
+        )
 
-    def objective_s(self) -> Floats:
-        """[K] true objective, seconds."""
-        return np.asarray(self.pipeline_s.max(axis=1) + self._ring_scale_s * self._root(self.link_power.max(axis=1)))
+    def keep_chains(self, kept: Ints) -> None:
+        """Go on with these chains only."""
+        self._allocate(self.lines[kept], self.rings[kept])
+        self._refresh(np.arange(self.num_chains))
 
-    def slowest_pipeline(self) -> Ints:
-        """[K] pipeline that binds."""
-        return np.asarray(self.pipeline_s.argmax(axis=1))
+    def copy_chains(self, target: Ints, source: Ints) -> None:
+        """Overwrite the chains ``target`` by the chains ``source``."""
+        self.lines[target], self.rings[target] = self.lines[source], self.rings[source]
+        self._refresh(target)
 
-    def slowest_ring_cell(self) -> Ints:
-        """[K] ring cell whose outgoing link binds."""
-        return np.asarray(self.link_power.argmax(axis=1))
+    # --- exchange of two nodes -------------------------------------------------------------------------------------
 
-    def most_promising(self, first: Ints, candidates: Ints) -> Ints:
-        """[K] the candidate whose exchange with ``first`` raises the energy least, to first order.
+    def exchange_energies_s(self, first: Ints, second: Ints) -> Floats:
+        """[K, m, c] energies if a node of ``first`` and one of ``second`` exchanged places; ∞ for one and the same.
 
-        dE = E/p · dS/S for each of the two norms E = S^(1/p). Neighbours that are themselves exchanged are ignored:
-        :meth:`exchange_nodes` evaluates the choice exactly.
+        Each takes the other's pipeline cell. In different stages each also enters the other's ring where it adds the
+        least power, with o₁ … o_{d−1} left there: power(oᵢ, new) + power(new, oᵢ₊₁) − power(oᵢ, oᵢ₊₁).
 
         Args:
-            first: [K] nodes.
-            candidates: [K, m] nodes of other stages.
+            first: [K, m] nodes.
+            second: [c] nodes, the same for all mappings.
         """
-        rows, chosen = self._chain_2d, first[:, None]
-        ring_rise = self._entering_power(first[:, None], candidates) + self._entering_power(candidates, first[:, None])
-        ring_rise = ring_rise * (self.ring_energy / np.maximum(self.link_power.sum(axis=1), TINY))[:, None]
-        slowest = np.maximum(self.pipeline_s.max(axis=1), TINY)[:, None]
-        here, there = self.line_cell[rows, chosen], self.line_cell[rows, candidates]
-        now_here = self.pipeline_s[rows, here % self.pipelines]
-        now_there = self.pipeline_s[rows, there % self.pipelines]
-        change_here = self._hops_s(here, candidates) - self._hops_s(here, chosen)
-        change_there = self._hops_s(there, chosen) - self._hops_s(there, candidates)
-        new = np.stack([now_here + change_here, now_there + change_there]) / slowest
-        new = np.clip(new, 0.0, self._max_ratio)
-        old = np.stack([np.broadcast_to(now_here, now_there.shape), now_there]) / slowest
-        pipeline_rise = (self._raised(new) - self._raised(old)).sum(axis=0) * slowest
-        best = (ring_rise + pipeline_rise).argmin(axis=1)
-        return np.asarray(candidates[self.chain, best])
+        chain = np.arange(self.num_chains)[:, None]
+        cell, partner_cell = self.line_cell[chain, first], self.line_cell[chain, second]
+        power = np.broadcast_to(self.ring_power[:, None, None], (*first.shape, len(second)))
+        if self.pipelines > 1:
+            same_stage = (cell // self.pipelines)[:, :, None] == (partner_cell // self.pipelines)[:, None, :]
+            rise = self._rise_at_first(first, second) + self._rise_at_second(first, second)
+            power = np.maximum(power + np.where(same_stage, 0.0, rise), TINY)
+        energies = self._ring_scale_s * self._root(power)
+        if self.stages > 1:
+            energies = energies + self._pipelines_after_exchange_s(first, second, cell, partner_cell)
+        return np.where(first[:, :, None] == second, np.inf, energies)
 
-    def _hops_s(self, cells: Ints, nodes: Ints) -> Floats:
-        """Time of both hops of a pipeline cell if it held the node."""
-        stage = cells // self.pipelines
-        rows = self._chain_2d
-        before = self.lines[rows, np.maximum(cells - self.pipelines, 0)]
-        after = self.lines[rows, np.minimum(cells + self.pipelines, self.num_nodes - 1)]
-        first_hop = np.where(stage > 0, self.costs.hop_s[before, nodes], 0.0)
-        return np.asarray(first_hop + np.where(stage < self.stages - 1, self.costs.hop_s[nodes, after], 0.0))
+    def exchange(self, chains: Ints, first: Ints, second: Ints) -> None:
+        """Exchange two nodes in each of some mappings.
 
-    def _entering_power(self, leaving: Ints, entering: Ints) -> Floats:
-        """[K, m] least change of a ring's powers when ``leaving`` goes and ``entering`` takes any place."""
-        size, rows, chain = self.pipelines, self._chain_2d, self._chain_3d
-        place = self.ring_cell[rows, leaving]
-        start = (place - place % size)[:, :, None]
-        turned = start + (place[:, :, None] - start + self._along[1:]) % size
-        others = self.rings[chain, turned]
-        following = np.roll(others, -1, axis=2)
-        node = entering[:, :, None]
+        Args:
+            chains: [k] mappings.
+            first: [k] nodes.
+            second: [k] nodes, each different from the first.
+        """
+        cell, partner_cell = self.line_cell[chains, first], self.line_cell[chains, second]
+        self.lines[chains, cell], self.lines[chains, partner_cell] = second, first
+        apart = np.flatnonzero(cell // self.pipelines != partner_cell // self.pipelines)
+        for leaving, entering in ((first, second), (second, first)):
+            self._replace_in_ring(chains[apart], leaving[apart], entering[apart])
+        self._refresh(chains)
+
+    def _rise_at_first(self, first: Ints, second: Ints) -> Floats:
+        """[K, m, c] change of power of the ring of each first node when a second node comes in its stead."""
+        others, following = self._others(np.arange(self.num_chains)[:, None], first)
         between = self._power[others, following]
-        harm = self._power[others, node] + self._power[node, following] - between
-        gone = self._power[others[:, :, -1], leaving] + self._power[leaving, others[:, :, 0]] - between[:, :, -1]
-        return np.asarray(harm.min(axis=2) - gone)
+        gone = self._power[others[..., -1], first] + self._power[first, others[..., 0]] - between[..., -1]
+        everybody = len(second) == self.num_nodes
+        out_of = self._power if everybody else self._power[:, second]
+        into = self._power_into if everybody else self._power_into[:, second]
+        least = np.full((*first.shape, len(second)), np.inf)
+        for place in range(self.pipelines - 1):
+            harm = out_of[others[..., place]] + into[following[..., place]]
+            np.minimum(least, harm - between[..., place, None], out=least)
+        return np.asarray(least - gone[..., None])
 
-    def exchange_nodes(self, first: Ints, second: Ints) -> Floats:
-        """Propose that two nodes of different stages change places; return the new energies.
+    def _rise_at_second(self, first: Ints, second: Ints) -> Floats:
+        """[K, m, c] change of power of the ring of each second node when a first node comes in its stead."""
+        chain, size = np.arange(self.num_chains)[:, None], self.pipelines
+        from_ring = self._power_into[first[:, :, None], self.rings[:, None, :]]
+        to_ring = self._power[first[:, :, None], self.rings[:, None, :]]
+        skipped = self._power[self.rings[:, self._cell_before], self.rings[:, self._next_cell]]
+        gone = self.link_power[:, self._cell_before] + self.link_power - skipped
+        harm = from_ring + to_ring[..., self._next_cell] - self.link_power[:, None, :]
+        instead = from_ring[..., self._cell_before] + to_ring[..., self._next_cell] - skipped[:, None, :]
+        elsewhere = _least_of_the_others(harm.reshape(*first.shape, self.stages, size)).reshape(harm.shape)
+        rise = np.minimum(instead, elsewhere) - gone[:, None, :]
+        return np.asarray(np.take_along_axis(rise, self.ring_cell[chain, second][:, None, :], axis=2))
 
-        Each takes the other's pipeline cell, and enters the other's ring where it does least harm.
+    def _pipelines_after_exchange_s(self, first: Ints, second: Ints, cell: Ints, partner_cell: Ints) -> Floats:
+        """[K, m, c] norm of the pipelines' times."""
+        chain = np.arange(self.num_chains)[:, None]
+        before, after = self._neighbours()
+        here, there = (
+            (before[chain, cell], after[chain, cell]),
+            (before[chain, partner_cell], after[chain, partner_cell]),
+        )
+        node, other = first[:, :, None], second[None, None, :]
+        hop_to = self._hop_s[:, second]
+        rise = hop_to[here[0]] + hop_to[here[1]]
+        rise -= (self._hop_s[here[0], first] + self._hop_s[here[1], first])[..., None]
+        partner_rise = self._hop_s[node, there[0][:, None]] + self._hop_s[node, there[1][:, None]]
+        partner_rise -= (self._hop_s[there[0], second] + self._hop_s[there[1], second])[:, None]
+        pipeline, partner_pipeline = cell % self.pipelines, partner_cell % self.pipelines
+        same = pipeline[:, :, None] == partner_pipeline[:, None, :]
+        # Neighbours keep the hop between them, which both rises count as gone.
+        kept = np.where((here[0][..., None] == other) | (here[1][..., None] == other), 2.0 * hop_to[first], 0.0)
+        now, partner_now = (
+            self.pipeline_s[chain, pipeline][..., None],
+            self.pipeline_s[chain, partner_pipeline][:, None],
+        )
+        slowest = self.slowest_s[:, None, None]
+        new = self._raised((now + rise + np.where(same, partner_rise + kept, 0.0)) / slowest)
+        change = new - self._raised(now / slowest)
+        partner_change = self._raised((partner_now + partner_rise) / slowest) - self._raised(partner_now / slowest)
+        power = self.pipeline_power[:, None, None] + change + np.where(same, 0.0, partner_change)
+        return np.asarray(slowest * self._root(np.maximum(power, TINY)))
+
+    def _others(self, chains: Ints, nodes: Ints) -> tuple[Ints, Ints]:
+        """[…, d − 1] the other nodes of a node's ring, from its successor on, and each one's successor among them."""
+        cell = self.ring_cell[chains, nodes][..., None]
+        start = cell - cell % self.pipelines
+        turned = start + (cell - start + np.arange(1, self.pipelines)) % self.pipelines
+        others = self.rings[chains[..., None], turned]
+        return others, np.roll(others, -1, axis=-1)
+
+    def _replace_in_ring(self, chains: Ints, leaving: Ints, entering: Ints) -> None:
+        if self.pipelines == 1:
+            self.rings[chains, self.ring_cell[chains, leaving]] = entering
+            return
+        others, following = self._others(chains, leaving)
+        node = entering[:, None]
+        harm = self._power[others, node] + self._power[node, following] - self._power[others, following]
+        turned = (harm.argmin(axis=1)[:, None] + 1 + np.arange(self.pipelines - 1)) % (self.pipelines - 1)
+        ring = np.concatenate([node, np.take_along_axis(others, turned, axis=1)], axis=1)
+        start = self.ring_cell[chains, leaving] // self.pipelines * self.pipelines
+        self.rings[chains[:, None], start[:, None] + np.arange(self.pipelines)] = ring
+
+    # --- exchange of parts of two pipelines ------------------------------------------------------------------------
+
+    def segment_energies_s(self, first: Ints, second: Ints, start: Ints, stop: Ints) -> Floats:
+        """[K, m] energies if two pipelines exchanged their nodes in the stages start … stop − 1. No ring changes.
 
         Args:
-            first: [K] nodes.
-            second: [K] nodes, of another stage than ``first``.
+            first: [K, m] pipelines.
+            second: [K, m] pipelines, each different from the first.
+            start: [K, m] first stage of the part.
+            stop: [K, m] stage after the part, at most P.
         """
-        rows, chain = self._chain_2d, self._chain_3d
-        leaving = np.stack([first, second], axis=1)
-        entering = leaving[:, ::-1]
-        places = self.ring_cell[rows, leaving]
-        ring_cells, new_rings = self._reinserted(places, entering)
-        old_power = self.link_power[chain, ring_cells]
-        self.link_power[chain, ring_cells] = self._power[new_rings, np.roll(new_rings, -1, axis=2)]
+        chain, size = np.arange(self.num_chains)[:, None], self.pipelines
+        padded = self._padded_lines()
+        hops = self._hop_s[padded[:, :-1], padded[:, 1:]]
+        upto = np.concatenate([np.zeros((self.num_chains, 1, size)), hops.cumsum(axis=1)], axis=1)
+        now = [self.pipeline_s[chain, pipeline] for pipeline in (first, second)]
+        inside = [upto[chain, stop, pipeline] - upto[chain, start + 1, pipeline] for pipeline in (first, second)]
+        nodes = [
+            [padded[chain, stage, pipeline] for stage in (start, start + 1, stop, stop + 1)]
+            for pipeline in (first, second)
+        ]
+        slowest = self.slowest_s[:, None]
+        power = self.pipeline_power[:, None]
+        for own, other in ((0, 1), (1, 0)):
+            joints = self._hop_s[nodes[own][0], nodes[own][1]] + self._hop_s[nodes[own][2], nodes[own][3]]
+            seams = self._hop_s[nodes[own][0], nodes[other][1]] + self._hop_s[nodes[other][2], nodes[own][3]]
+            new = now[own] - inside[own] - joints + inside[other] + seams
+            power = power + self._raised(new / slowest) - self._raised(now[own] / slowest)
+        ring_s = self._ring_scale_s * self._root(self.ring_power)
+        return np.asarray(ring_s[:, None] + slowest * self._root(np.maximum(power, TINY)))
 
-        line_cells = self.line_cell[rows, leaving]
-        self.lines[rows, line_cells] = entering
-        touched = line_cells % self.pipelines
-        old_pipeline_s = self.pipeline_s[rows, touched]
-        self.pipeline_s[rows, touched] = self._line_times_s(self._line_nodes(touched))
-        ring_energy, pipeline_energy = self._ring_energies(), self._pipeline_energies()
-
-        def settle(accepted: Bools) -> None:
-            undo, keep = np.flatnonzero(~accepted), np.flatnonzero(accepted)
-            self.link_power[undo[:, None, None], ring_cells[undo]] = old_power[undo]
-            self.lines[undo[:, None], line_cells[undo]] = leaving[undo]
-            self.pipeline_s[undo[:, None], touched[undo]] = old_pipeline_s[undo]
-            self.rings[keep[:, None, None], ring_cells[keep]] = new_rings[keep]
-            self.ring_cell[keep[:, None, None], new_rings[keep]] = ring_cells[keep]
-            self.line_cell[keep[:, None], entering[keep]] = line_cells[keep]
-            self.ring_energy = np.where(accepted, ring_energy, self.ring_energy)
-            self.pipeline_energy = np.where(accepted, pipeline_energy, self.pipeline_energy)
-
-        self._settle = settle
-        return ring_energy + pipeline_energy
-
-    def exchange_segments(self, first: Ints, second: Ints, start: Ints, stop: Ints) -> Floats:
-        """Propose that two pipelines exchange their nodes in the stages start … stop − 1; return the new energies.
-
-        Stages keep their nodes, so that no ring changes. A whole tail costs one pair of hops, a single stage two.
-        """
+    def exchange_segments(self, chains: Ints, first: Ints, second: Ints, start: Ints, stop: Ints) -> None:
+        """Exchange parts of two pipelines in each of some mappings; all arguments [k]."""
         stage = np.arange(self.stages)
         inside = (stage >= start[:, None]) & (stage < stop[:, None])
-        touched = np.stack([first, second], axis=1)
-        nodes = self._line_nodes(touched)
-        new = np.where(inside[:, None, :], nodes[:, ::-1], nodes)
-        old_pipeline_s = self.pipeline_s[self._chain_2d, touched]
-        self.pipeline_s[self._chain_2d, touched] = self._line_times_s(new)
-        pipeline_energy = self._pipeline_energies()
+        cells = stage * self.pipelines + first[:, None], stage * self.pipelines + second[:, None]
+        row = chains[:, None]
+        old = self.lines[row, cells[0]], self.lines[row, cells[1]]
+        self.lines[row, cells[0]] = np.where(inside, old[1], old[0])
+        self.lines[row, cells[1]] = np.where(inside, old[0], old[1])
+        self._refresh(chains)
 
-        def settle(accepted: Bools) -> None:
-            undo, keep = np.flatnonzero(~accepted), np.flatnonzero(accepted)
-            self.pipeline_s[undo[:, None], touched[undo]] = old_pipeline_s[undo]
-            cells = self._stage_start + touched[keep][:, :, None]
-            self.lines[keep[:, None, None], cells] = new[keep]
-            self.line_cell[keep[:, None, None], new[keep]] = cells
-            self.pipeline_energy = np.where(accepted, pipeline_energy, self.pipeline_energy)
+    # --- exchange of neighbouring runs of a ring -------------------------------------------------------------------
 
-        self._settle = settle
-        return self.ring_energy + pipeline_energy
+    def ring_run_energies_s(self, stage: Ints, cuts: Ints) -> Floats:
+        """[K, m] energies if two neighbouring runs of a ring changed places.
 
-    def exchange_ring_runs(self, stage: Ints, cuts: Ints) -> Floats:
-        """Propose to exchange two neighbouring runs of one ring; return the new energies.
-
-        No run is reversed, because links are directed: this is or-opt for short runs and 3-opt for long ones.
+        No run is reversed, because links are directed: this is or-opt for short runs and 3-opt for long ones. Three
+        links go, three come.
 
         Args:
-            stage: [K] whose ring.
-            cuts: [3, K] sorted places a ≤ b ≤ c: the runs a … b − 1 and b … c − 1 change places.
+            stage: [K, m] whose ring.
+            cuts: [3, K, m] sorted places a ≤ b ≤ c: the runs a … b − 1 and b … c − 1 change places.
         """
+        chain, size = np.arange(self.num_chains)[:, None], self.pipelines
+        ahead = [self.rings[chain, stage * size + (cut - 1) % size] for cut in cuts]
+        behind = [self.rings[chain, stage * size + cut % size] for cut in cuts]
+        change = -sum(self._power[ahead[cut], behind[cut]] for cut in range(3))
+        change = change + self._power[ahead[0], behind[1]] + self._power[ahead[2], behind[0]]
+        change = change + self._power[ahead[1], behind[2]]
+        # Fewer than three different cuts (0 and d are the same one) exchange nothing.
+        moves = (cuts[0] < cuts[1]) & (cuts[1] < cuts[2]) & (cuts[2] - cuts[0] < size)
+        power = np.maximum(self.ring_power[:, None] + np.where(moves, change, 0.0), TINY)
+        pipeline_s = self.slowest_s * self._root(self.pipeline_power)
+        return np.asarray(pipeline_s[:, None] + self._ring_scale_s * self._root(power))
+
+    def exchange_ring_runs(self, chains: Ints, stage: Ints, cuts: Ints) -> None:
+        """Exchange neighbouring runs in each of some mappings: stage [k], cuts [3, k]."""
         begin, middle, end = cuts[:, :, None]
-        place = self._along
+        place = np.arange(self.pipelines)
         seam = begin + end - middle
         source = np.where((place >= begin) & (place < seam), place + middle - begin, place)
         source = np.where((place >= seam) & (place < end), place - (end - middle), source)
         start = stage[:, None] * self.pipelines
-        cells = start + place
-        new = self.rings[self._chain_2d, start + source]
-        old_power = self.link_power[self._chain_2d, cells]
-        self.link_power[self._chain_2d, cells] = self._power[new, np.roll(new, -1, axis=1)]
-        ring_energy = self._ring_energies()
+        self.rings[chains[:, None], start + place] = self.rings[chains[:, None], start + source]
+        self._refresh(chains)
 
-        def settle(accepted: Bools) -> None:
-            undo, keep = np.flatnonzero(~accepted)[:, None], np.flatnonzero(accepted)[:, None]
-            self.link_power[undo, cells[undo[:, 0]]] = old_power[undo[:, 0]]
-            self.rings[keep, cells[keep[:, 0]]] = new[keep[:, 0]]
-            self.ring_cell[keep, new[keep[:, 0]]] = cells[keep[:, 0]]
-            self.ring_energy = np.where(accepted, ring_energy, self.ring_energy)
+    # --- sums ------------------------------------------------------------------------------------------------------
 
-        self._settle = settle
-        return ring_energy + self.pipeline_energy
+    def _refresh(self, chains: Ints) -> None:
+        """Bring everything that follows from lines and rings up to date in some mappings."""
+        row, grid = chains[:, None], (len(chains), self.stages, self.pipelines)
+        lines, rings = self.lines[chains], self.rings[chains]
+        self.line_cell[row, lines] = self._cells
+        self.ring_cell[row, rings] = self._cells
+        links = self._power[rings, rings[:, self._next_cell]]
+        times = self.costs.pipeline_times_s(lines.reshape(grid))
+        slowest = times.max(axis=1)
+        scale = np.where(slowest > 0.0, slowest, 1.0)
+        ring_power, pipeline_power = links.sum(axis=1), self._raised(times / scale[:, None]).sum(axis=1)
+        self.link_power[chains], self.pipeline_s[chains], self.slowest_s[chains] = links, times, scale
+        self.ring_power[chains], self.pipeline_power[chains] = ring_power, pipeline_power
+        norms = self._ring_scale_s * self._root(np.stack([ring_power, links.max(axis=1)]))
+        self.energy_s[chains] = norms[0] + scale * self._root(pipeline_power)
+        self.objective_s[chains] = norms[1] + slowest
 
-    def settle(self, accepted: Bools) -> None:
-        """Keep the proposed move in the chains ``accepted`` [K], undo it in the others."""
-        self._settle(accepted)
+    def _padded_lines(self) -> Ints:
+        """[K, P + 2, d] with the node that does not exist before and behind."""
+        grid = self.lines.reshape(self.num_chains, self.stages, self.pipelines)
+        return np.pad(grid, ((0, 0), (1, 1), (0, 0)), constant_values=self.num_nodes)
 
-    def copy_chains(self, target: Ints, source: Ints) -> None:
-        """Overwrite the chains ``target`` by the chains ``source``."""
-        for values in (self.lines, self.rings, self.line_cell, self.ring_cell):
-            values[target] = values[source]
-        for seconds in (self.pipeline_s, self.link_power, self.ring_energy, self.pipeline_energy):
-            seconds[target] = seconds[source]
-
-    def _reinserted(self, places: Ints, entering: Ints) -> tuple[Ints, Ints]:
-        """Ring cells [K, 2, d] and their new nodes when the nodes at ``places`` [K, 2] leave and others enter.
-
-        The remaining o₁ … o_{d−1} keep their circular order; the new node goes between the neighbours (oᵢ, oᵢ₊₁)
-        with the least power(oᵢ, new) + power(new, oᵢ₊₁) − power(oᵢ, oᵢ₊₁).
-        """
-        size = self.pipelines
-        start = (places - places % size)[:, :, None]
-        cells = start + self._along
-        node = entering[:, :, None]
-        if size == 1:
-            return cells, node
-        turned = start + (places[:, :, None] - start + self._along[1:]) % size
-        others = self.rings[self._chain_3d, turned]
-        following = np.roll(others, -1, axis=2)
-        harm = self._power[others, node] + self._power[node, following] - self._power[others, following]
-        best = harm.argmin(axis=2)[:, :, None]
-        order = (best + 1 + self._along[:-1]) % (size - 1)
-        return cells, np.concatenate([node, np.take_along_axis(others, order, axis=2)], axis=2)
-
-    def _line_nodes(self, pipelines: Ints) -> Ints:
-        """[K, m, P] nodes of m pipelines in each chain."""
-        return np.asarray(self.lines[self._chain_3d, self._stage_start + pipelines[:, :, None]])
-
-    def _line_times_s(self, nodes: Ints) -> Floats:
-        return np.asarray(self.costs.hop_s[nodes[..., :-1], nodes[..., 1:]].sum(axis=-1))
-
-    def _ring_energies(self) -> Floats:
-        return self._ring_scale_s * self._root(self.link_power.sum(axis=1))
-
-    def _pipeline_energies(self) -> Floats:
-        slowest = self.pipeline_s.max(axis=1)
-        ratio = self.pipeline_s / np.where(slowest > 0.0, slowest, 1.0)[:, None]
-        return np.asarray(slowest * self._root(np.maximum(self._raised(ratio).sum(axis=1), 1.0)))
+    def _neighbours(self) -> tuple[Ints, Ints]:
+        """[K, n] nodes before and behind each cell in its pipeline."""
+        padded = self._padded_lines().reshape(self.num_chains, -1)
+        return padded[:, : self.num_nodes], padded[:, 2 * self.pipelines :]
 
     def _raised(self, values: Floats) -> Floats:
+        values = np.minimum(values, self._max_ratio)
         for _ in range(self._doublings):
             values = values * values
         return values
@@ -281,8 +308,18 @@ class MappingStates:
         return values
 
 
-def _nearest(cost: Floats) -> Ints:
-    """[n, m] the cheapest partners of each node as a sender, without itself."""
-    return np.argsort(cost + np.diag(np.full(len(cost), np.inf)), axis=1, kind="stable")[
-        :, : min(NUM_NEAREST, len(cost) - 1)
-    ]
+def _least_of_the_others(values: Floats) -> Floats:
+    """[…, d] least value of each ring without place i and the one before it; ∞ where nothing is left.
+
+    Windows of d − 2 places from i + 1 on, by doubling.
+    """
+    size = values.shape[-1]
+    length = size - 2
+    if length < 1:
+        return np.full(values.shape, np.inf)
+    around = np.concatenate([values, values], axis=-1)[..., 1:-1]
+    width = 1
+    while 2 * width <= length:
+        around = np.minimum(around[..., :-width], around[..., width:])
+        width *= 2
+    return np.asarray(np.minimum(around[..., :size], around[..., length - width : length - width + size]))

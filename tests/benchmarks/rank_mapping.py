@@ -1,7 +1,8 @@
-"""Rank-mapping benchmark: python tests/benchmarks/rank_mapping.py FOLDER [NAME …] [--seed N] | --generate FILE.
+"""Benchmark: python tests/benchmarks/rank_mapping.py (FOLDER | --families | --generate FILE) [--names …] [--seed N].
 
 Prints objective, bound, gap, identity, CPU seconds and, where FOLDER has a reference.csv, the ratio to the best known
-objective. ``--generate`` writes a 1,024-node instance: islands joined by slower links, some nodes and links degraded.
+objective. ``--families`` solves generated instances (``rank_mapping_families.py``) with matrices from ``--seed``;
+``--generate`` writes a 1,024-node instance: islands joined by slower links, some nodes and links degraded.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ import argparse
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import rank_mapping_families as families
 
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping import answer, solve
 
 HEAD = (
-    f"{'instance':34} {'objective_s':>12} {'bound_s':>12} {'gap':>7} {'identity_s':>11} "
+    f"{'instance':48} {'objective_s':>12} {'bound_s':>12} {'gap':>7} {'identity_s':>11} "
     f"{'cpu_s':>7} {'ratio':>8}  status"
 )
 
@@ -25,31 +28,43 @@ HEAD = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, nargs="?")
-    parser.add_argument("names", nargs="*")
+    parser.add_argument("--names", nargs="*", help="parts of names; without it all are solved")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--answers", type=Path, help="folder to write the answers to")
+    parser.add_argument("--families", action="store_true")
     parser.add_argument("--generate", type=Path)
     arguments = parser.parse_args()
     if arguments.generate:
         arguments.generate.write_text(json.dumps(islands(seed=arguments.seed)))
         return
-    references = read_references(arguments.folder / "reference.csv")
     print(HEAD)
+    if arguments.families:
+        for shape in families.SHAPES:
+            problem = families.problem(*shape, arguments.seed)
+            if not arguments.names or any(name in problem.name for name in arguments.names):
+                print_row(problem.name, problem, None, 0)
+        return
+    references = read_references(arguments.folder / "reference.csv")
     for file in sorted(arguments.folder.glob("*.json")):
         if arguments.names and not any(name in file.stem for name in arguments.names):
             continue
         problem = RankMappingProblem.from_document(json.loads(file.read_text()), file.parent)
-        solution = solve(problem, seed=arguments.seed)
-        document = answer(problem, solution)
+        document = print_row(file.stem, problem, references.get(file.stem), arguments.seed)
         if arguments.answers:
             (arguments.answers / file.name).write_text(json.dumps(document))
-        reference = references.get(file.stem)
-        ratio = f"{document['objective_s'] / reference:8.5f}" if reference else " " * 8
-        print(
-            f"{file.stem:34} {document['objective_s']:12.6f} {document['bound_s']:12.6f} {document['gap']:7.2%} "
-            f"{document['identity_s']:11.6f} {solution.cpu_s:7.2f} {ratio}  {document['status']}",
-            flush=True,
-        )
+
+
+def print_row(name: str, problem: RankMappingProblem, reference: float | None, seed: int) -> dict[str, Any]:
+    """Solve one instance and print a line; returns the answer."""
+    solution = solve(problem, seed=seed)
+    document = answer(problem, solution)
+    ratio = f"{document['objective_s'] / reference:8.5f}" if reference else " " * 8
+    print(
+        f"{name:48} {document['objective_s']:12.6f} {document['bound_s']:12.6f} {document['gap']:7.2%} "
+        f"{document['identity_s']:11.6f} {solution.cpu_s:7.2f} {ratio}  {document['status']}",
+        flush=True,
+    )
+    return document
 
 
 def read_references(file: Path) -> dict[str, float]:

@@ -107,6 +107,24 @@ def test_a_matrix_of_the_wrong_shape_with_a_bad_number_of_nodes(tmp_path: Path) 
     assert set(problems) == {"num_nodes", "bandwidth_bytes_per_s"}
 
 
+@pytest.mark.parametrize("fastest", [25.0, 200.0, 25_000.0])
+def test_a_bandwidth_in_another_unit_is_named_with_the_right_one(tmp_path: Path, fastest: float) -> None:
+    """GB/s, Gb/s and MB/s."""
+    problems = problems_of(tmp_path, bandwidth_bytes_per_s=np.full((4, 4), fastest).tolist())
+    assert f"has {fastest:g} bytes/s as its fastest link" in problems["bandwidth_bytes_per_s"]
+    assert "25 GB/s is 25e9" in problems["bandwidth_bytes_per_s"]
+
+
+def test_a_latency_in_another_unit_is_named_with_the_right_one(tmp_path: Path) -> None:
+    problems = problems_of(tmp_path, latency_s=np.full((4, 4), 5.0).tolist())
+    assert "5 µs is 5e-6" in problems["latency_s"]
+
+
+def test_one_slow_link_among_fast_ones_is_no_wrong_unit(tmp_path: Path) -> None:
+    problem = RankMappingProblem.from_document(document(bandwidth_bytes_per_s=with_link(1e3)), tmp_path)
+    assert problem.bandwidth_bytes_per_s[1, 2] == 1e3
+
+
 def test_degrees_must_fill_the_nodes(tmp_path: Path) -> None:
     assert "more than the 4 nodes" in problems_of(tmp_path, pipeline_parallel=3)["num_nodes"]
     assert "leave 2 of 4 nodes" in problems_of(tmp_path, pipeline_parallel=1)["num_nodes"]
