@@ -1,4 +1,4 @@
-"""Zero-bubble pipelines whose stages differ: ZB-H1's order run through exactly, for many candidates at once.
+"""Zero-bubble pipelines whose stages differ: ZB-H1's order run through, for many candidates at once.
 
 The closed form m·max t + β·(Σ t − max t) is exact for stages that are alike and too long otherwise, because a slow
 stage hides the bubbles of the others. Here the order of :func:`~meshplan.planner.estimators.schedules.zb_h1` is run
@@ -20,8 +20,8 @@ import numpy as np
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
 from meshplan.planner.estimators.schedules import BACKWARD, FORWARD, Op, zb_h1
 
-# From here on a micro-batch more adds max t (random stage times 0.3 to 2 of each other: to rounding with a flush, to
-# 0.1 % without; tests hold it).
+# From here on a micro-batch more adds max t: exact where one stage is clearly the slowest; where another is nearly as
+# slow, that one may rule for longer, and the time is up to 1 % too long (tests hold both, over random stage times).
 ROUNDS = 3
 # More stages take a second and more of NumPy for a batch of candidates; they keep the upper bound.
 MOST_STAGES = 16

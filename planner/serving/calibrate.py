@@ -36,7 +36,7 @@ FloatArray = NDArray[np.float64]
 # name → prior standard deviation in the logarithm: how far an engine may be from the literature. What passes before an
 # engine starts on a request depends on flags and front ends more than on anything that could be known beforehand.
 FITTED: Mapping[str, float] = {
-    "decode_factor": 0.15,
+    "decode_factor": 0.1,
     "prefill_factor": 0.3,
     "host_step_s": 0.5,
     "host_s_per_seq": 0.5,
@@ -47,9 +47,10 @@ FITTED: Mapping[str, float] = {
 SPREAD = np.array(list(FITTED.values()))
 # Spread of each part of the model over that of μ. These, the spreads and the loss were chosen among a few dozen by the
 # held-out error, which is flat around them: neighbours are within one point.
-ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.3, 0.3
-# The same for what a generation of devices does under every engine, by constant: host time depends little on it, the
-# way to the engine not at all.
+ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.2, 0.2
+# The same by constant: engines differ in host time far more than in what their kernels take; a generation of devices
+# has little to do with host time, and nothing with the way to the engine.
+OF_ENGINE = np.array([1.0, 1.0, 3.0, 3.0, 3.0, 1.0, 1.0])
 OF_GENERATION = np.array([1.0, 1.0, 0.5, 0.5, 0.5, 0.2, 0.2])
 # Scatter of a metric that no constant explains, in the logarithm: another release of the same engine moves both
 # latencies by about 15 %, and the time to first token three times as much from run to run as the time per token.
@@ -233,7 +234,7 @@ def _share(part: Part) -> FloatArray:
     if not engine and not generation:
         return np.ones_like(SPREAD)
     if not generation:
-        return np.full_like(SPREAD, ENGINE_SHARE)
+        return ENGINE_SHARE * OF_ENGINE
     return GENERATION_SHARE * OF_GENERATION if not engine else np.full_like(SPREAD, REST_SHARE)
 
 

@@ -215,6 +215,7 @@ def test_an_estimate_of_the_plan_agrees_with_the_plan(catalog: Catalog) -> None:
     names = {"tensor_parallel", "pipeline_parallel", "context_parallel", "data_parallel", "micro_batch_size"}
     names |= {"data_parallel_shard", "virtual_pipeline_stages", "zero_stage", "activation_recompute"}
     names |= {"sequence_parallel", "pipeline_schedule"}
+    names |= {"recompute_num_layers"} & set(plan.config)
     one = estimate_plan({**SPEC, "fixed": {name: plan.config[name] for name in names}}, catalog)
     assert one.config == plan.config
     assert one.predicted == plan.predicted
