@@ -47,7 +47,7 @@ FITTED: Mapping[str, float] = {
 SPREAD = np.array(list(FITTED.values()))
 # Spread of each part of the model over that of μ. These, the spreads and the loss were chosen among a few dozen by the
 # held-out error, which is flat around them: neighbours are within one point.
-ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.2, 0.2
+ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.2, 0.3
 # The same by constant: engines differ in host time far more than in what their kernels take; a generation of devices
 # has little to do with host time, and nothing with the way to the engine.
 OF_ENGINE = np.array([1.0, 1.0, 3.0, 3.0, 3.0, 1.0, 1.0])
@@ -393,22 +393,22 @@ def refined(rows: Sequence[Row], start: ServingConstants) -> ServingConstants:
     """
     prior = theta_of(start)
     theta = prior
-    spread = REFINE_SHARE * SPREAD
     for _ in range(OWN_ITERATIONS):
         linear = linearised(rows, _always(theta))
         move: FloatArray = theta
         for _ in range(REWEIGHTINGS):
             residual = np.abs(linear.target - linear.slope @ move) / linear.scale
             use = 1.0 / np.maximum(1.0, residual / HUBER) / linear.scale**2
-            normal = (linear.slope * use[:, None]).T @ linear.slope + np.diag(1.0 / spread**2)
-            weighed = (linear.slope * use[:, None]).T @ linear.target + prior / spread**2
+            normal = (linear.slope * use[:, None]).T @ linear.slope + np.diag(1.0 / OWN_SPREAD**2)
+            weighed = (linear.slope * use[:, None]).T @ linear.target + prior / OWN_SPREAD**2
             move = np.asarray(np.linalg.solve(normal, weighed), dtype=np.float64)
         theta = theta + np.clip(move - theta, -MAX_MOVE, MAX_MOVE)
     return constants_of(theta)
 
 
-# Spread of one server's constants about those of its engine and generation, over that of μ.
-REFINE_SHARE = 1.0
+# Spread of one server's constants about those of its engine and generation: a single point does not tell steps and
+# offset before the first token apart, and the way to a server is less its own than what it waits for.
+OWN_SPREAD = np.array([0.15, 0.3, 0.8, 0.8, 0.8, 1.0, 0.3])
 
 
 def refine_serving(
