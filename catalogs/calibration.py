@@ -105,6 +105,11 @@ class FrameworkRecipe:
         moe_host_factor: host time of a dropless MoE layer over ``host_s_per_moe_layer``.
         selective_kept_share: of the activations that selective recompute keeps once the attention core's are dropped;
             below 1 where it also recomputes some of the matrix products.
+        overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed unless it is said that
+            they do not; otherwise only where it is said that they do.
+        restacks_sequences: gathers and scatters of a split sequence copy what they move once more, because the sequence
+            is not the tensor's first dimension; half of it where they run beside the products.
+        gathers_fp8: tensor-parallel gathers carry fp8 where the products are fp8 with one scale a tensor.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
         source: citation.
     """
@@ -121,6 +126,9 @@ class FrameworkRecipe:
     deduplicates_dispatch: bool = True
     moe_host_factor: float = 1.0
     selective_kept_share: float = 1.0
+    overlaps_tensor_parallel: bool = True
+    restacks_sequences: bool = False
+    gathers_fp8: bool = False
     full_recompute_keeps_input_sharded: bool = False
     source: str = ""
 

@@ -28,6 +28,7 @@ class Unstated:
             the last stages; otherwise as Megatron-LM's recipes do.
         peak_is_allocated: a peak is what tensors held (torch's ``max_memory_allocated``); otherwise what the device
             had in use, context and caches included.
+        is_eager: memory-bound operators run one by one unless ``torch.compile`` is named; otherwise they are fused.
     """
 
     zero_stage: int = 1
@@ -35,6 +36,7 @@ class Unstated:
     sequence_parallel: bool = True
     deals_evenly: bool = False
     peak_is_allocated: bool = False
+    is_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

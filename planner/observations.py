@@ -52,6 +52,12 @@ BITS_PER_BYTE = 8.0
 DEFAULT_LORA_RANK = 16
 # How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
 DROPPING_MARK = "(tokendrop)"
+# torchtitan's checkpointing of every second layer: as many layers as half of each chunk.
+ALTERNATE_LAYERS = "selective layer"
+# How fp8 tensors are scaled, in torchao's words, and how published rows mark it.
+ROW_SCALING = "rowwise"
+FLOAT8_SCALINGS = ("tensorwise", ROW_SCALING)
+FLOAT8_CAVEAT = "float8 linear layers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +174,9 @@ class ObservationReader:
                 phase=phase,
                 drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
                 lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase is Phase.LORA else 0,
+                is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
+                scales_rows=_scales_rows(row),
+                overlaps_tensor_parallel=_overlaps_tensor_parallel(choices),
             ),
             limits=TrainingLimits(
                 memory_bytes=float(machine.device.usable_memory_bytes), max_devices=machine.num_devices
@@ -203,7 +212,7 @@ class ObservationReader:
             raise UnsupportedError(f"the catalog has no node type with {device.slug}, so its links are unknown")
         num_devices = hardware.whole("num_devices")
         per_host = hardware.whole("devices_per_node", nodes[0].devices_per_host)
-        node = next((node for node in nodes if node.devices_per_host == per_host), nodes[0])
+        node = _typical_node([node for node in nodes if node.devices_per_host == per_host] or nodes)
         network = _network_bytes_per_s(str(hardware.values.get("inter_node") or ""), per_host)
         slices = hardware.whole("slices", 0, least=0, most=num_devices)
         domain = max(node.num_devices, per_host) if node.num_hosts > 1 else per_host
@@ -218,6 +227,12 @@ class ObservationReader:
             scale_out_bytes_per_s=network or node.scale_out_bytes_per_s_per_device,
             scale_out_latency_s=0.0 if link is None else link.latency_s,
         )
+
+
+def _typical_node(nodes: list[NodeType]) -> NodeType:
+    """The node type that a row means which names the device alone: the (upper) median of the networks on offer."""
+    networked = [node for node in nodes if node.scale_out_bytes_per_s_per_device] or nodes
+    return sorted(networked, key=lambda node: node.scale_out_bytes_per_s_per_device)[len(networked) // 2]
 
 
 _PER_NODE = re.compile(r"(\d+)\s*x\D[^,]*?(\d+)\s*Gb", re.IGNORECASE)
@@ -258,11 +273,33 @@ def _precision(row: Mapping[str, Any]) -> str:
     return str(precision)
 
 
+def _scales_rows(row: Mapping[str, Any]) -> bool:
+    """Whether fp8 tensors have a scale for each row: ``float8_scaling``, or the caveat that published rows carry."""
+    stated = row.get("float8_scaling")
+    if stated is not None:
+        if stated not in FLOAT8_SCALINGS:
+            raise UnsupportedError(f"float8_scaling must be one of {', '.join(FLOAT8_SCALINGS)}, is {shown(stated)}")
+        return bool(stated == ROW_SCALING)
+    caveats = row.get("caveats")
+    words = [str(caveat) for caveat in caveats] if isinstance(caveats, list) else []
+    return any(word.startswith(FLOAT8_CAVEAT) and ROW_SCALING in word for word in words)
+
+
+def _overlaps_tensor_parallel(choices: Section) -> bool | None:
+    """Whether tensor-parallel collectives run beside the products; None where the row does not say."""
+    for key in ("async_tensor_parallel", "tensor_parallel_comm_overlap"):
+        if choices.states(key):
+            return choices.flag(key, default=False)
+    return None
+
+
 def _recompute(choices: Section, filled: list[str], recipe: Recipe) -> str:
     if not choices.states("activation_recompute"):
         filled.append("activation_recompute")
         return recipe.unstated.activation_recompute
     stated = choices.text("activation_recompute")
+    if stated.lower() == ALTERNATE_LAYERS:
+        return "block"
     word = stated.replace(",", " ").lower().partition(" ")[0]
     if word in ("none", "full", "selective"):
         return word
@@ -289,6 +326,8 @@ def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple
     zero = _zero_stage(choices, filled, recipe)
     chunks = choices.whole("virtual_pipeline_stages", 1) if pipeline > 1 else 1
     expert, expert_tensor = _expert_degrees(problem, choices, tensor * context * data)
+    recompute = _recompute(choices, filled, recipe)
+    layers = _layers(problem, choices, recipe, pipeline * chunks)
     config = TrainingConfig(
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
@@ -300,9 +339,10 @@ def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple
         expert_tensor_parallel=expert_tensor,
         sequence_parallel=choices.flag("sequence_parallel", default=recipe.unstated.sequence_parallel) and tensor > 1,
         zero_stage=zero,
-        activation_recompute=_recompute(choices, filled, recipe),
+        activation_recompute=recompute,
+        recompute_num_layers=max(layers) // 2 if recompute == "block" else 0,
         pipeline_schedule=_schedule(choices, pipeline, chunks),
-        layers_per_chunk=_layers(problem, choices, recipe, pipeline * chunks),
+        layers_per_chunk=layers,
         micro_batch_size=micro,
         num_microbatches=choices.whole("num_microbatches", max(batch // (data * micro), 1)),
         global_batch_size=batch,

@@ -23,6 +23,13 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, LayerKind
 from meshplan.planner.estimators.flops import attention_width, mean_context
+from meshplan.planner.estimators.operator_traffic import (
+    BYTES_16_BIT,
+    EAGER,
+    FUSED,
+    ROW_SCALING_EXTRA_BYTES,
+    OperatorTraffic,
+)
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
 # Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
@@ -30,16 +37,11 @@ GEMM_TILE = 128
 # Backward over forward of fused attention: five products against two (arXiv:2205.14135, algorithm 4).
 FLASH_BACKWARD_RATIO = 2.5
 PLAIN_BACKWARD_RATIO = 2.0
-BYTES_16_BIT = 2.0
 BYTES_32_BIT = 4.0
 # Passes over the attention scores that unfused attention makes forward: the first product writes them; scale, mask and
 # softmax read and write them, at once in 16 bits (Megatron's fused kernel), in two steps in fp32; dropout reads and
 # writes; the second product reads.
 PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
-# Hidden-size elements read and written in one layer's forward: two norms (2 each), two residual additions (3 each).
-HIDDEN_ELEMENTS_PER_LAYER = 10.0
-# Bytes moved per logit forward and backward: 16-bit logits, their fp32 copy, softmax, gradient (read and written).
-LOSS_BYTES_PER_LOGIT = 20.0
 # Hidden-size elements of a routed copy read and written in an expert layer's forward: sorted by expert before it is
 # sent and after it has arrived, and both undone.
 ROUTED_HIDDEN_PASSES = 8.0
@@ -174,6 +176,10 @@ class ComputeModel:
         return activation_bytes(self.workload)
 
     @property
+    def _traffic(self) -> OperatorTraffic:
+        return EAGER if self.workload.is_eager else FUSED
+
+    @property
     def tokens(self) -> FloatArray:
         """T, tokens of a micro-batch on one device, [n]."""
         batch = self.candidates
@@ -199,7 +205,16 @@ class ComputeModel:
         backward = gemm_s(curve, m, k, n, efficiency=efficiency, element_bytes=width)
         if self.workload.phase is not Phase.LORA:
             backward = backward + gemm_s(curve, n, k, m, efficiency=efficiency, element_bytes=width)
-        return Cost(forward_s=forward, backward_s=backward)
+        cost = Cost(forward_s=forward, backward_s=backward)
+        if name in LOW_PRECISION and self.workload.scales_rows:
+            cost = cost + self._row_scaling(m, n, k)
+        return cost
+
+    def _row_scaling(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Cost:
+        """What a scale for each row costs one weight matrix: inputs and weights forward, output gradients backward."""
+        forward = self.memory_op(ROW_SCALING_EXTRA_BYTES * (m * k + n * k), backward_ratio=0.0)
+        gradients = self.memory_op(ROW_SCALING_EXTRA_BYTES * m * n, backward_ratio=1.0)
+        return Cost(forward_s=forward.forward_s, backward_s=gradients.backward_s)
 
     def memory_op(self, forward_bytes: FloatArray, *, backward_ratio: float = 2.0) -> Cost:
         """A memory-bound operator that moves ``forward_bytes`` forward."""
@@ -283,18 +298,20 @@ class ComputeModel:
     def elementwise(self, kind: LayerKind) -> Cost:
         """Norms, residuals, rotary embedding, activation function, expert permutation of one layer."""
         shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
-        elements = HIDDEN_ELEMENTS_PER_LAYER * shape.hidden_size * self.sharded_tokens
-        rotary = 2.0 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
+        traffic = self._traffic
+        elements = traffic.hidden * shape.hidden_size * self.sharded_tokens
+        activation = traffic.activation(shape.mlp_matrices)
+        rotary = traffic.rotary * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
         elements = elements + rotary * self.tokens / t
         if kind.is_moe and shape.moe is not None:
             moe = shape.moe
             routed = self.tokens / t * moe.num_experts_per_token * batch.expert_tensor_parallel
-            passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else shape.mlp_matrices
+            passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else activation
             activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
             elements = elements + routed * (activated + ROUTED_HIDDEN_PASSES * shape.hidden_size)
-            elements = elements + self.tokens * shape.mlp_matrices * moe.shared_intermediate_size / t
+            elements = elements + self.tokens * activation * moe.shared_intermediate_size / t
         else:
-            elements = elements + self.tokens * shape.mlp_matrices * shape.intermediate_size / t
+            elements = elements + self.tokens * activation * shape.intermediate_size / t
         return self.memory_op(self.activation_bytes * elements)
 
     def embedding(self) -> Cost:
@@ -308,5 +325,5 @@ class ComputeModel:
         product = self.gemm(
             self.tokens, columns, np.full_like(self.tokens, float(self.shape.hidden_size)), precision=precision
         )
-        moved = LOSS_BYTES_PER_LOGIT / 2.0 * self.tokens * columns
+        moved = self._traffic.loss_bytes / 2.0 * self.tokens * columns
         return product + self.memory_op(moved, backward_ratio=1.0)

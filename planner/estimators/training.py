@@ -31,6 +31,7 @@ from meshplan.planner.estimators.candidates import (
 )
 from meshplan.planner.estimators.communication import CommunicationModel
 from meshplan.planner.estimators.compute import (
+    LOW_PRECISION,
     ComputeModel,
     Cost,
     activation_bytes,
@@ -52,6 +53,14 @@ UNHIDDEN_SHARE = 0.05
 # Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
 # weight written (4 + 12 + 12 + 2).
 ADAM_BYTES_PER_PARAMETER = 30.0
+# Of the bytes of an all-reduce, where its gather half is in fp8 and its scatter half in 16 bits.
+FP8_GATHER_SHARE = 0.75
+# What a gather and a scatter that restack their tensor read and write, over the tensor (torch.cat of torch.chunk in
+# torch/distributed/_functional_collectives.py): each reads and writes it once.
+COPIES_RESTACKED = 4.0
+# The same where products and collectives are pipelined: the gather's pieces are used where they lie, the scatter's are
+# stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+COPIES_OVERLAPPED = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -180,13 +189,26 @@ class TrainingModel:
         """Exposed time of a layer's tensor-parallel collectives.
 
         Two all-reduces (or gather + scatter pairs with sequence parallelism, same volume) of T·h elements forward
-        and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones.
+        and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones. Where gathers
+        carry fp8, half of an all-reduce moves one byte instead of two; where the framework restacks split sequences,
+        a gather and a scatter copy the tensor in memory too.
         """
         batch, links = self.candidates, self._links
         volume = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
         each = links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
+        recipe = self.calibration.recipe
         passes = 4.0 + 2.0 * recompute_full
-        return passes * each * (1.0 - self.calibration.time.tensor_parallel_overlap)
+        if recipe.gathers_fp8 and self.workload.precision in LOW_PRECISION and not self.workload.scales_rows:
+            passes = passes * FP8_GATHER_SHARE
+        asked = self.workload.overlaps_tensor_parallel
+        overlaps = recipe.overlaps_tensor_parallel if asked is None else asked
+        if overlaps:
+            each = each * (1.0 - self.calibration.time.tensor_parallel_overlap)
+        if recipe.restacks_sequences:
+            copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * volume
+            copies = self._compute.memory_op(copied, backward_ratio=0.0).forward_s
+            each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
+        return passes * each
 
     def _context_parallel_s(self, attention: Cost) -> FloatArray:
         """Exposed time of passing keys and values round the context-parallel ring.

@@ -33,6 +33,12 @@ class TrainingWorkload:
         lora_rank: rank of the adapters, 0 unless phase is LORA.
         drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
             the host waits in every layer to learn how many tokens arrived.
+        is_eager: memory-bound operators run one by one (PyTorch without ``torch.compile``), each through memory;
+            otherwise they are fused.
+        scales_rows: fp8 tensors have one scale for each row or column (torchao's ``rowwise``); otherwise one for the
+            tensor, or what the framework's constants were fitted on.
+        overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed ("async TP", Transformer
+            Engine's user buffers); None where nobody says: as the framework does unasked.
     """
 
     sequence_length: int
@@ -41,6 +47,9 @@ class TrainingWorkload:
     phase: Phase = Phase.PRETRAINING
     lora_rank: int = 0
     drops_tokens: bool = False
+    is_eager: bool = False
+    scales_rows: bool = False
+    overlaps_tensor_parallel: bool | None = None
 
     @property
     def tokens_per_step(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import math
+import statistics
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,9 @@ def test_what_a_row_leaves_out_is_filled_and_named(reader: ObservationReader) ->
         (("parallelism", "pipeline_schedule"), "dualpipe", "dualpipe"),
         (("parallelism", "layers_per_stage"), [8], "layers_per_stage"),
         (("parallelism", "zero_stage"), 4, "zero_stage"),
+        (("parallelism", "torch_compile"), "yes", "parallelism.torch_compile"),
+        (("parallelism", "async_tensor_parallel"), 1, "parallelism.async_tensor_parallel"),
+        (("float8_scaling",), "columns", "float8_scaling"),
         (("parallelism", "zero1_group_size"), 3, "zero1_group_size"),
         (("parallelism", "tensor_parallel"), 1.5, "parallelism.tensor_parallel"),
         (("measured", "iteration_s"), -1.0, "measured.iteration_s"),
@@ -164,6 +168,42 @@ def test_a_missing_section_is_named(reader: ObservationReader) -> None:
         row = {key: value for key, value in ROW.items() if key != section}
         with pytest.raises(UnsupportedError, match=section):
             reader.training_run(row, CONSTANTS)
+
+
+def test_a_run_says_how_its_kernels_ran(reader: ObservationReader) -> None:
+    usual = reader.training_run(ROW, CONSTANTS).problem.workload
+    assert (usual.is_eager, usual.scales_rows, usual.overlaps_tensor_parallel) == (False, False, None)
+    torchtitan = (("framework",), {"name": "torchtitan", "version": "2025-06"})
+    assert reader.training_run(changed(torchtitan), CONSTANTS).problem.workload.is_eager
+    compiled = changed(torchtitan, (("parallelism", "torch_compile"), True))
+    assert not reader.training_run(compiled, CONSTANTS).problem.workload.is_eager
+    for key in ("async_tensor_parallel", "tensor_parallel_comm_overlap"):
+        for said in (True, False):
+            run = reader.training_run(changed((("parallelism", key), said)), CONSTANTS)
+            assert run.problem.workload.overlaps_tensor_parallel is said
+    for name, value in (
+        ("float8_scaling", "rowwise"),
+        ("caveats", ["float8 linear layers, bf16 attention: float8 rowwise"]),
+    ):
+        run = reader.training_run(changed((("precision",), "fp8"), ((name,), value)), CONSTANTS)
+        assert run.problem.workload.scales_rows
+
+
+def test_every_second_layer_recomputed_is_half_of_each_chunk(reader: ObservationReader) -> None:
+    run = reader.training_run(changed((("parallelism", "activation_recompute"), "selective layer")), CONSTANTS)
+    assert (run.config.activation_recompute, run.config.recompute_num_layers) == ("block", 1)
+
+
+def test_an_unnamed_network_is_the_median_of_the_node_types(reader: ObservationReader, catalog: Catalog) -> None:
+    """Not the first by name: p4de's 50 Gb/s a device would stand for every A100."""
+    hardware = {"device": "a100-sxm-80gb", "num_devices": 16, "devices_per_node": 8}
+    machine = reader.training_run(changed((("hardware",), hardware)), CONSTANTS).problem.machine
+    offered = [
+        node.scale_out_bytes_per_s_per_device
+        for node in catalog.node_types()
+        if (node.device.slug, node.devices_per_host) == ("a100-sxm-80gb", 8) and node.scale_out_bytes_per_s_per_device
+    ]
+    assert machine.scale_out_bytes_per_s == statistics.median_high(offered)
 
 
 def finite(result: ValidatedRow) -> None:

@@ -21,7 +21,7 @@ from meshplan.planner.validation import MetricSummary, Validation
 
 OBSERVATIONS = Path(__file__).parent / "observations.jsonl"
 # A little above what was seen (README.md).
-MEDIAN_STEP_ERROR, MEAN_STEP_ERROR = 0.035, 0.065
+MEDIAN_STEP_ERROR, MEAN_STEP_ERROR = 0.035, 0.060
 MEDIAN_MEMORY_ERROR = 0.02
 # Runs that worked although the safe bound is beyond their device: too many, and only to be lowered.
 TURNED_DOWN = 16
