@@ -340,7 +340,8 @@ def shapes_section(plan: Plan, width: int) -> str:
     columns = (
         Column(key="name", title="Cache"),
         Column(key="label", title="assumed"),
-        Column(key="ttft_p99_s", title="TTFT p99", right=True, text=format_duration, wrap=False),
+        Column(key="ttft_mean_s", title="TTFT", right=True, text=format_duration, wrap=False),
+        Column(key="ttft_p99_s", title="p99", right=True, text=format_duration, wrap=False),
         Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
         Column(key="num_rejected", title="rejected", right=True, wrap=False),
         Column(key="words", title=f"words in {plan.config['engine']}", wrap=False),

@@ -39,7 +39,8 @@ class SimulatedShape:
     Args:
         name: what is done differently.
         label: sizes and rates that were assumed.
-        ttft_p99_s: simulated.
+        ttft_mean_s: simulated.
+        ttft_p99_s: simulated: of requests whose prefix nobody had yet, where there are that many.
         tpot_mean_s: simulated.
         num_rejected: requests that fit nowhere.
         num_preemptions: requests thrown out for want of cache, each time counted.
@@ -49,6 +50,7 @@ class SimulatedShape:
 
     name: str
     label: str
+    ttft_mean_s: float
     ttft_p99_s: float
     tpot_mean_s: float
     num_rejected: int
@@ -147,6 +149,7 @@ def _shape(metrics: Metrics, *, name: str, label: str, by_engine: bool, source: 
     return SimulatedShape(
         name=name,
         label=label,
+        ttft_mean_s=metrics.latencies["ttft"].mean,
         ttft_p99_s=metrics.latencies["ttft"].p99,
         tpot_mean_s=metrics.latencies["tpot"].mean,
         num_rejected=metrics.num_rejected,

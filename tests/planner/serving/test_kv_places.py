@@ -60,7 +60,7 @@ def test_a_plan_without_a_tier_says_what_one_would_bring(catalog: Catalog) -> No
     assert all(row["validated"] is False for row in rows.values())
     assert rows["prefixes kept in host memory"]["by_engine"]
     assert not rows["prefixes kept on NVMe"]["by_engine"]
-    assert rows["prefixes kept in host memory"]["ttft_p99_s"] < without.predicted["ttft_p99_s"].value
+    assert rows["prefixes kept in host memory"]["ttft_mean_s"] < 0.9 * without.predicted["ttft_mean_s"].value
     assert not [row for row in kept.answer["what_if_simulated"] if "prefixes" in row["name"]]
 
 
