@@ -68,14 +68,14 @@ class BenchmarkRun:
     attention_data_parallel: int
 
 
-CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], bool]] = {
-    "precision": lambda run, value: bool(run.precision == value),
-    "input_length": lambda run, value: bool(run.input_length == value),
-    "output_length": lambda run, value: bool(run.output_length == value),
-    "most_tensor_parallel": lambda run, value: bool(run.tensor_parallel <= value),
-    "least_concurrency": lambda run, value: bool(run.concurrency >= value),
-    "most_concurrency": lambda run, value: bool(run.concurrency <= value),
-    "attention_data_parallel": lambda run, value: bool((run.attention_data_parallel > 1) == value),
+CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
+    "precision": lambda run, value: run.precision == value,
+    "input_length": lambda run, value: run.input_length == value,
+    "output_length": lambda run, value: run.output_length == value,
+    "most_tensor_parallel": lambda run, value: run.tensor_parallel <= value,
+    "least_concurrency": lambda run, value: run.concurrency >= value,
+    "most_concurrency": lambda run, value: run.concurrency <= value,
+    "attention_data_parallel": lambda run, value: (run.attention_data_parallel > 1) == value,
 }
 
 

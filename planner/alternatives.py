@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.problems.training import TrainingProblem
-from meshplan.planner.solvers.degree_search import LIMITS, SearchReport, search_degrees
+from meshplan.planner.solvers.degree_report import LIMITS, SearchReport
+from meshplan.planner.solvers.degree_search import search_degrees
 from meshplan.planner.solvers.joint_search import placed_problem, search_plans
 
 Choices = Mapping[str, int | str | bool]

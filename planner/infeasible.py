@@ -13,7 +13,8 @@ from typing import Any
 
 from meshplan.catalogs.units import Dimension, format_bytes, format_duration, format_usd, parse_quantity
 from meshplan.planner.problems.training import TrainingLimits, TrainingObjective, TrainingProblem
-from meshplan.planner.solvers.degree_search import LIMITS, ScoredConfig, SearchReport, search_degrees
+from meshplan.planner.solvers.degree_report import LIMITS, ScoredConfig, SearchReport
+from meshplan.planner.solvers.degree_search import search_degrees
 from meshplan.planner.training_plan import config_document
 
 # More than this many times the cluster is no longer advice.

@@ -22,7 +22,7 @@ from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.rank_placement import mapping_document, rank_table
 from meshplan.planner.resolve import Resolved
-from meshplan.planner.solvers.degree_search import ScoredConfig, SearchReport
+from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport
 from meshplan.planner.solvers.placement import Placement
 
 SECONDS_PER_HOUR = 3600.0

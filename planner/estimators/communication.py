@@ -30,6 +30,8 @@ from meshplan.planner.problems.machine import Machine
 
 # What a machine without a network gets where a plan would need one: slow enough never to be chosen.
 NO_NETWORK_BYTES_PER_S = 1.0
+# Part of a hidden collective that cannot be hidden: the first and last bucket.
+UNHIDDEN_SHARE = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

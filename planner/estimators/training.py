@@ -29,30 +29,22 @@ from meshplan.planner.estimators.candidates import (
     Recompute,
     StageClass,
 )
-from meshplan.planner.estimators.communication import CommunicationModel
+from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.estimators.compute import (
     LOW_PRECISION,
     ComputeModel,
     Cost,
     activation_bytes,
 )
-from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel, StageMemory
-from meshplan.planner.estimators.offload import host_optimizer_s
+from meshplan.planner.estimators.data_parallel import FORWARD_SHARE, DataParallelModel
+from meshplan.planner.estimators.memory import MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.training import Phase, TrainingWorkload
+from meshplan.planner.problems.training import TrainingWorkload
 
-# The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
-BACKWARD_SHARE = 2.0 / 3.0
-FORWARD_SHARE = 1.0 / 3.0
 # One of four equal parts with full recompute: forward, forward again, two backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
-# Part of a hidden collective that cannot be hidden: the first and last bucket.
-UNHIDDEN_SHARE = 0.05
-# Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
-# weight written (4 + 12 + 12 + 2).
-ADAM_BYTES_PER_PARAMETER = 30.0
 # Of the bytes of an all-reduce, where its gather half is in fp8 and its scatter half in 16 bits.
 FP8_GATHER_SHARE = 0.75
 # What a gather and a scatter that restack their tensor read and write, over the tensor (torch.cat of torch.chunk in
@@ -144,6 +136,17 @@ class TrainingModel:
         """The memory side of the same batch."""
         return MemoryModel(
             shape=self.shape, workload=self.workload, candidates=self.candidates, calibration=self.calibration
+        )
+
+    @property
+    def _data_parallel(self) -> DataParallelModel:
+        return DataParallelModel(
+            machine=self.machine,
+            workload=self.workload,
+            candidates=self.candidates,
+            calibration=self.calibration,
+            memory=self.memory,
+            links=self._links,
         )
 
     # --- one layer ------------------------------------------------------------------------------------------------
@@ -297,116 +300,8 @@ class TrainingModel:
                 parts[name] = parts[name] + self.shape.num_nextn_predict_layers * seconds
         parts["embedding, LM head and loss"] = ends
         busy = sum(parts.values(), zero)
-        parts["data-parallel communication"] = self._fully_sharded_s(stage, busy)
+        parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
         return parts
-
-    def _fully_sharded_s(self, stage: StageClass, busy: FloatArray) -> FloatArray:
-        """Exposed ZeRO-3 transfers of one micro-batch: two parameter gathers and a gradient scatter.
-
-        ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too.
-        """
-        batch, recipe = self.candidates, self.calibration.recipe
-        if not (batch.zero_stage >= ZERO_PARAMETERS).any():
-            return np.zeros_like(busy)
-        size, stride = self._data_group()
-        gather = self._links.gather_s(self.memory.dense_parameters(stage) * recipe.parameter_gather_bytes, size, stride)
-        scatter = self._links.gather_s(self.memory.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
-        expert_size, expert_stride = self._expert_data_group()
-        experts = self.memory.expert_parameters(stage)
-        gather = gather + self._links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
-        scatter = scatter + self._links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
-        if self.workload.phase is Phase.LORA:
-            scatter = np.zeros_like(scatter)
-        moved = 2.0 * gather + scatter
-        hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
-        return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
-
-    def _data_group(self) -> tuple[FloatArray, FloatArray]:
-        """Size and stride of the ranks that share one copy of the dense states."""
-        batch = self.candidates
-        return batch.data_parallel_shard * batch.context_parallel, batch.tensor_parallel
-
-    def _expert_data_group(self) -> tuple[FloatArray, FloatArray]:
-        batch = self.candidates
-        size = np.maximum(batch.expert_data_parallel * batch.data_parallel_shard // batch.data_parallel, 1)
-        return size, batch.expert_parallel * batch.expert_tensor_parallel
-
-    def _replica_reduce_s(self, reduced_bytes: FloatArray) -> FloatArray:
-        """All-reduce between the copies where states are sharded in smaller groups (HSDP)."""
-        batch = self.candidates
-        copies = batch.data_parallel // batch.data_parallel_shard
-        stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
-        share = reduced_bytes / (batch.data_parallel_shard * batch.context_parallel)
-        return self._links.all_reduce_s(share, copies, stride)
-
-    def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a step's gradient reduction and parameter gathering on a stage, hidden or not, for ZeRO 0–2."""
-        batch, recipe, links = self.candidates, self.calibration.recipe, self._links
-        lora = self.workload.phase is Phase.LORA
-        dense = self.memory.lora_parameters(stage) if lora else self.memory.dense_parameters(stage)
-        experts = np.zeros_like(dense) if lora else self.memory.expert_parameters(stage)
-        reduce_s = gather_s = np.zeros_like(dense)
-        full = (batch.data_parallel * batch.context_parallel, batch.tensor_parallel)
-        full_experts = (batch.expert_data_parallel, batch.expert_parallel * batch.expert_tensor_parallel)
-        for parameters, shard, everyone in (
-            (dense, self._data_group(), full),
-            (experts, self._expert_data_group(), full_experts),
-        ):
-            gradient_bytes = parameters * recipe.gradient_reduce_bytes
-            whole = links.all_reduce_s(gradient_bytes, *everyone)
-            sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes)
-            reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
-            gathered = links.gather_s(parameters * recipe.parameter_gather_bytes, *shard)
-            gather_s = gather_s + np.where(batch.zero_stage == 0, 0.0, gathered)
-        return reduce_s, gather_s
-
-    def _data_parallel_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Exposed data-parallel seconds of a step outside the micro-batches, and all of its gradient reduction."""
-        batch, constants = self.candidates, self.calibration.time
-        reduce_s, gather_s = self._gradient_and_parameter_s(stage)
-        window = constants.data_parallel_window if self.calibration.recipe.overlaps_data_parallel else 0.0
-
-        def exposed(seconds: FloatArray, share: float) -> FloatArray:
-            return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
-
-        outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
-        # ZeRO-3 gathers and scatters in every micro-batch; the copies of smaller groups still meet once a step.
-        copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
-        growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
-        return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
-
-    def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
-        """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
-        if self.workload.phase is Phase.LORA:
-            trained = self.memory.lora_parameters(stage)
-        else:
-            trained = self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
-        return self._replica_reduce_s(trained * self.calibration.recipe.gradient_reduce_bytes)
-
-    def _optimizer_s(self, stage: StageClass) -> FloatArray:
-        batch = self.candidates
-        if self.workload.phase is Phase.LORA:
-            owned = self.memory.lora_parameters(stage)
-        else:
-            dense_ranks, _ = self._data_group()
-            expert_ranks, _ = self._expert_data_group()
-            sharded = batch.zero_stage >= 1
-            owned = self.memory.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
-            owned = owned + self.memory.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
-        rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
-        on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
-        if not batch.optimizer_offload.any():
-            return on_device
-        on_host = host_optimizer_s(
-            owned,
-            self.machine.device,
-            np.minimum(self.machine.devices_per_host, batch.world_size),
-            gradient_bytes=self.calibration.recipe.gradient_reduce_bytes,
-            weight_bytes=self.calibration.recipe.weight_bytes,
-            adam_bytes=ADAM_BYTES_PER_PARAMETER,
-        )
-        # Never faster than on the device, so that what fits without offload needs none.
-        return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)
 
     def _neighbour_messages_s(self) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
@@ -457,8 +352,9 @@ class TrainingModel:
             stages_s=np.stack([stage_s[index] for index in split.class_of_stage]),
             forward_share=share,
         )
+        states = self._data_parallel
         outside = [
-            (*self._data_parallel_s(stage, seconds), self._optimizer_s(stage))
+            (*states.exposed_s(stage, seconds), states.optimizer_s(stage))
             for stage, seconds in zip(split.classes, stage_s, strict=True)
         ]
         # The step ends when the stage with the most left to do is done.

@@ -30,9 +30,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -43,7 +42,8 @@ from meshplan.planner.estimators.offload import USABLE_HOST_SHARE
 from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
-from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
+from meshplan.planner.problems.training import TrainingObjective, TrainingProblem
+from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.solvers.degree_templates import (
     Templates,
     legal_candidates,
@@ -59,96 +59,7 @@ KEEP = 24
 CHUNK_ROWS = 16_384
 # Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
 TIE_RELATIVE = 1e-9
-# Names of the limits, in the order in which candidates are held against them.
-LIMITS = ("device memory", "host memory", "step time", "cost of the run")
 SOLVER_NAME = "enumeration with bounds"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScoredConfig:
-    """One priced candidate.
-
-    Args:
-        config: its choices.
-        objective: f(T, n), smaller is better.
-        step_s: T.
-        safe_bytes: M.
-    """
-
-    config: TrainingConfig
-    objective: float
-    step_s: float
-    safe_bytes: float
-
-
-@dataclass(slots=True, kw_only=True)
-class SearchReport:
-    """What a search saw.
-
-    Args:
-        considered: legal candidates, priced or ruled out by the bound.
-        priced: of those, completely priced.
-        ruled_out: not priced because their bound is no better than the incumbents.
-        refused: reason → candidates refused by a rule.
-        over_limit: limit → candidates beyond it.
-        nearest_miss: limit → the candidate that exceeds it least, and by how much (in the limit's unit).
-        illegal: reason → single values that no candidate may take.
-    """
-
-    considered: int = 0
-    priced: int = 0
-    ruled_out: int = 0
-    refused: Counter[str] = field(default_factory=Counter)
-    over_limit: Counter[str] = field(default_factory=Counter)
-    nearest_miss: dict[str, tuple[float, TrainingConfig]] = field(default_factory=dict)
-    illegal: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> TrainingConfig:
-    """One row of a batch as a configuration."""
-    split, workload = candidates.split, problem.workload
-    return TrainingConfig(
-        tensor_parallel=int(candidates.tensor_parallel[row]),
-        pipeline_parallel=split.pipeline_parallel,
-        virtual_pipeline_stages=split.virtual_pipeline_stages,
-        context_parallel=int(candidates.context_parallel[row]),
-        data_parallel=int(candidates.data_parallel[row]),
-        data_parallel_shard=int(candidates.data_parallel_shard[row]),
-        expert_parallel=int(candidates.expert_parallel[row]),
-        expert_tensor_parallel=int(candidates.expert_tensor_parallel[row]),
-        sequence_parallel=bool(candidates.sequence_parallel[row]),
-        zero_stage=int(candidates.zero_stage[row]),
-        activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
-        recompute_num_layers=int(candidates.recompute_num_layers[row]),
-        optimizer_offload=bool(candidates.optimizer_offload[row]),
-        pipeline_schedule=split.schedule,
-        layers_per_chunk=split.layers_per_chunk,
-        micro_batch_size=int(candidates.micro_batch_size[row]),
-        num_microbatches=int(candidates.num_microbatches[row]),
-        global_batch_size=workload.global_batch_size,
-        sequence_length=workload.sequence_length,
-        precision=workload.precision,
-    )
-
-
-def _simplicity(config: TrainingConfig) -> tuple[int, ...]:
-    """Order among equals: fewer devices, then fewer and smaller departures from plain data parallelism."""
-    modes = ("none", "selective", "block", "full")
-    return (
-        config.world_size,
-        config.optimizer_offload,
-        config.zero_stage,
-        config.pipeline_parallel,
-        config.virtual_pipeline_stages,
-        config.tensor_parallel,
-        config.context_parallel,
-        config.expert_parallel,
-        config.expert_tensor_parallel,
-        modes.index(config.activation_recompute),
-        config.recompute_num_layers,
-        -config.data_parallel_shard,
-        config.micro_batch_size,
-    )
 
 
 class DegreeSearch:
@@ -412,15 +323,8 @@ class DegreeSearch:
                     safe_bytes=float(safe[row]),
                 )
             )
-        self.best.sort(key=self.order)
+        self.best.sort(key=lambda scored: order_of(scored, self.problem.objective))
         del self.best[self.keep :]
-
-    def order(self, scored: ScoredConfig) -> tuple[tuple[float, ...], tuple[int, ...]]:
-        """Best first, equals by simplicity. Devices + T/(1 + T) in one number has too few digits for a long T."""
-        values: tuple[float, ...] = (scored.objective,)
-        if self.problem.objective is TrainingObjective.NUM_DEVICES:
-            values = (scored.config.world_size, scored.step_s)
-        return tuple(float(f"{value:.9e}") for value in values), _simplicity(scored.config)
 
     def _solution(
         self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float

@@ -25,7 +25,8 @@ from meshplan.planner.estimators.fabric import BestLinks, Fabric, OneOrder
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.problems.network import Network
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
-from meshplan.planner.solvers.degree_search import KEEP, DegreeSearch, ScoredConfig, search_degrees
+from meshplan.planner.solvers.degree_report import ScoredConfig, order_of
+from meshplan.planner.solvers.degree_search import KEEP, DegreeSearch, search_degrees
 from meshplan.planner.solvers.placement import (
     FULL_STEPS,
     QUICK_STEPS,
@@ -271,7 +272,7 @@ class _Joint:
         return float(self.search.objective(np.asarray(step_s), np.asarray(float(config.world_size))))
 
     def _ranked(self) -> list[Placed]:
-        return sorted(self.placed.values(), key=lambda item: self.search.order(item.scored))
+        return sorted(self.placed.values(), key=lambda item: order_of(item.scored, self.search.problem.objective))
 
     def _beats(self, objective: float) -> bool:
         """Whether the best found is at least as good as anything with that bound."""

@@ -75,8 +75,8 @@ def test_an_fp8_product_is_the_one_of_the_engines(cuda: Any, monkeypatch: pytest
     backend = TorchBackend("cuda")
     result = backend.fp8_matmul(129, 256, 64)()
     ((left, right, *scales), named), *_ = calls
-    assert tuple(result.shape) == (129, 256)  # type: ignore[attr-defined]
-    assert result.dtype == named["out_dtype"] == cuda.bfloat16  # type: ignore[attr-defined]
+    assert tuple(result.shape) == (129, 256)
+    assert result.dtype == named["out_dtype"] == cuda.bfloat16
     assert left.dtype == right.dtype == cuda.float8_e4m3fn
     assert right.stride() == (1, 64)  # column by column
     assert all(scale.dtype == cuda.float32 and scale.device == left.device for scale in scales)
@@ -89,11 +89,11 @@ def test_the_fp8_product_is_a_product() -> None:
     """The same call on the processor, whose torch has the operator too: its values, which fake tensors have not."""
     torch = pytest.importorskip("torch")
     backend = TorchBackend("cpu")
-    backend._fp8_dtype = lambda: torch.float8_e4m3fn  # type: ignore[method-assign]
+    backend._fp8_dtype = lambda: torch.float8_e4m3fn
     multiply = backend.fp8_matmul(32, 48, 64)
     left, right, scale = (cell.cell_contents for cell in _cells(multiply, ("a", "b", "scale")))
     expected = (left.float() @ right.float()) * float(scale) ** 2
-    torch.testing.assert_close(multiply().float(), expected, rtol=0.01, atol=0.05)  # type: ignore[attr-defined]
+    torch.testing.assert_close(multiply().float(), expected, rtol=0.01, atol=0.05)
 
 
 @pytest.mark.torch

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.estimators.communication import UNHIDDEN_SHARE
 from meshplan.planner.estimators.fabric import (
     ALL_TO_ALL,
     RING,
@@ -23,7 +24,6 @@ from meshplan.planner.estimators.fabric import (
     slowest_pipeline_s,
 )
 from meshplan.planner.estimators.priced import price
-from meshplan.planner.estimators.training import UNHIDDEN_SHARE
 from meshplan.planner.problems.network import Network, Trunk
 
 DOMAIN = 4

@@ -31,7 +31,7 @@ TIB = 2.0**40
 
 
 def both(problem: TrainingProblem, config: TrainingConfig) -> tuple[Priced, Priced]:
-    return tuple(price(problem, replace(config, optimizer_offload=there)) for there in (False, True))  # type: ignore[return-value]
+    return tuple(price(problem, replace(config, optimizer_offload=there)) for there in (False, True))
 
 
 @FEW
@@ -128,9 +128,9 @@ def test_agrees_with_asking_twice(shape: object, objective: TrainingObjective, m
     machine = machine_with(4, host_memory_bytes=int(TIB))
     base: dict[str, object] = {"num_devices": 4, "global_batch_size": 4, "machine": machine, "objective": objective}
     free = {"limits": {"memory_bytes": memory_bytes, "optimizer_offload": True}}
-    solution, _ = search_degrees(problem_of(shape, **base, **free))  # type: ignore[arg-type]
+    solution, _ = search_degrees(problem_of(shape, **base, **free))
     pinned = [
-        search_degrees(problem_of(shape, **base, **free, fixed={"optimizer_offload": there}))[0]  # type: ignore[arg-type]
+        search_degrees(problem_of(shape, **base, **free, fixed={"optimizer_offload": there}))[0]
         for there in (False, True)
     ]
     found = [one.objective for one in pinned if one.objective is not None]

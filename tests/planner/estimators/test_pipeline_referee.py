@@ -33,6 +33,18 @@ def refereed_s(schedule: str, stages: list[float], v: int, m: int, forward: floa
     return result.unflushed_s if schedule in UNFLUSHED else result.flushed_s
 
 
+def textbook_s(schedule: str, stages: list[float], m: int) -> float:
+    """The form that knows only the slowest stage and the sum."""
+    return pipeline_s(
+        schedule,
+        pipeline_parallel=len(stages),
+        virtual_pipeline_stages=1,
+        num_microbatches=np.array([m]),
+        slowest_stage_s=np.array([max(stages)]),
+        sum_of_stages_s=np.array([sum(stages)]),
+    )[0]
+
+
 def closed_s(schedule: str, stages: list[float], v: int, m: int, forward: float) -> float:
     seconds = staged_pipeline_s(
         schedule,
@@ -99,14 +111,7 @@ def test_zb_2p_has_no_bubble_where_a_third_is_weight_gradients(p: int) -> None:
 def test_zb_h1_is_never_below_the_referee_and_within_one_percent(stages: list[float], m: int, forward: float) -> None:
     """Exact but where another stage is nearly as slow as the slowest: that one rules for longer than is run through."""
     stages[0] += 0.01  # never alike
-    upper = pipeline_s(
-        "zb-h1",
-        pipeline_parallel=len(stages),
-        virtual_pipeline_stages=1,
-        num_microbatches=np.array([m]),
-        slowest_stage_s=np.array([max(stages)]),
-        sum_of_stages_s=np.array([sum(stages)]),
-    )[0]
+    upper = textbook_s("zb-h1", stages, m)
     expected = min(refereed_s("zb-h1", stages, 1, m, forward), upper)
     assert expected * (1.0 - 1e-9) <= closed_s("zb-h1", stages, 1, m, forward) <= expected * 1.01
 
@@ -142,14 +147,7 @@ def test_the_steady_state_of_zb_h1_adds_the_slowest_stage() -> None:
 def test_1f1b_is_never_slower_than_the_textbook_and_never_faster_than_its_slowest_stage(
     stages: list[float], m: int, forward: float
 ) -> None:
-    textbook = pipeline_s(
-        "1f1b",
-        pipeline_parallel=len(stages),
-        virtual_pipeline_stages=1,
-        num_microbatches=np.array([m]),
-        slowest_stage_s=np.array([max(stages)]),
-        sum_of_stages_s=np.array([sum(stages)]),
-    )[0]
+    textbook = textbook_s("1f1b", stages, m)
     seconds = closed_s("1f1b", stages, 1, m, forward)
     assert max(m * max(stages), sum(stages)) * (1 - 1e-9) <= seconds <= textbook * (1 + 1e-9)
 

@@ -12,16 +12,8 @@ import pytest
 from meshplan.catalogs.repository import Catalog
 from meshplan.catalogs.serving_calibration import ServingCalibration, ServingConstants
 from meshplan.planner.observations import ObservationReader, read_rows
-from meshplan.planner.serving.calibrate import (
-    ANY,
-    ANY_ENGINE,
-    FITTED,
-    calibrate_serving,
-    constants_of,
-    parts_of,
-    refine_serving,
-    theta_of,
-)
+from meshplan.planner.serving.calibrate import ANY, ANY_ENGINE, calibrate_serving, refine_serving
+from meshplan.planner.serving.constants_fit import FITTED, constants_of, parts_of, theta_of
 from meshplan.planner.serving.observations import served_run
 from meshplan.planner.serving.prediction import PreparedRun
 

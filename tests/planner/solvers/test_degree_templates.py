@@ -12,7 +12,7 @@ from degree_brute_force import every_legal_config
 
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON, FrameworkRules
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
-from meshplan.planner.solvers.degree_search import config_of
+from meshplan.planner.solvers.degree_report import config_of
 from meshplan.planner.solvers.degree_templates import (
     legal_candidates,
     make_templates,

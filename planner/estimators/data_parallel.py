@@ -1,0 +1,157 @@
+"""What data parallelism adds to a step: collectives of parameters and gradients, and the optimizer, by ZeRO stage.
+
+Gradients are reduced behind the backward of the last micro-batch and parameters gathered before its forward, as far as
+``data_parallel_window`` says (ZeRO 0 to 2, arXiv:1910.02054); ZeRO-3 and FSDP gather and scatter in every micro-batch
+(arXiv:2304.11277); where states are sharded in groups (HSDP), the groups' copies meet once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.calibration import Calibration
+from meshplan.planner.estimators.candidates import Candidates, FloatArray, StageClass
+from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel
+from meshplan.planner.estimators.offload import host_optimizer_s
+from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.training import Phase, TrainingWorkload
+
+# The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
+BACKWARD_SHARE = 2.0 / 3.0
+FORWARD_SHARE = 1.0 / 3.0
+# Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
+# weight written (4 + 12 + 12 + 2).
+ADAM_BYTES_PER_PARAMETER = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelModel:
+    """Data-parallel side of a batch of candidates.
+
+    Args:
+        machine: the homogeneous cluster.
+        workload: what one step must do.
+        candidates: the batch.
+        calibration: constants and framework recipe.
+        memory: the memory side of the same batch.
+        links: its collectives.
+    """
+
+    machine: Machine
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+    memory: MemoryModel
+    links: CommunicationModel
+
+    def fully_sharded_s(self, stage: StageClass, busy: FloatArray) -> FloatArray:
+        """Exposed ZeRO-3 transfers of one micro-batch: two parameter gathers and a gradient scatter.
+
+        ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too.
+        """
+        batch, recipe = self.candidates, self.calibration.recipe
+        if not (batch.zero_stage >= ZERO_PARAMETERS).any():
+            return np.zeros_like(busy)
+        size, stride = self._data_group()
+        gather = self.links.gather_s(self.memory.dense_parameters(stage) * recipe.parameter_gather_bytes, size, stride)
+        scatter = self.links.gather_s(self.memory.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
+        expert_size, expert_stride = self._expert_data_group()
+        experts = self.memory.expert_parameters(stage)
+        gather = gather + self.links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
+        scatter = scatter + self.links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
+        if self.workload.phase is Phase.LORA:
+            scatter = np.zeros_like(scatter)
+        moved = 2.0 * gather + scatter
+        hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
+
+    def _data_group(self) -> tuple[FloatArray, FloatArray]:
+        """Size and stride of the ranks that share one copy of the dense states."""
+        batch = self.candidates
+        return batch.data_parallel_shard * batch.context_parallel, batch.tensor_parallel
+
+    def _expert_data_group(self) -> tuple[FloatArray, FloatArray]:
+        batch = self.candidates
+        size = np.maximum(batch.expert_data_parallel * batch.data_parallel_shard // batch.data_parallel, 1)
+        return size, batch.expert_parallel * batch.expert_tensor_parallel
+
+    def _replica_reduce_s(self, reduced_bytes: FloatArray) -> FloatArray:
+        """All-reduce between the copies where states are sharded in smaller groups (HSDP)."""
+        batch = self.candidates
+        copies = batch.data_parallel // batch.data_parallel_shard
+        stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
+        share = reduced_bytes / (batch.data_parallel_shard * batch.context_parallel)
+        return self.links.all_reduce_s(share, copies, stride)
+
+    def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a step's gradient reduction and parameter gathering on a stage, hidden or not, for ZeRO 0–2."""
+        batch, recipe, links = self.candidates, self.calibration.recipe, self.links
+        lora = self.workload.phase is Phase.LORA
+        dense = self.memory.lora_parameters(stage) if lora else self.memory.dense_parameters(stage)
+        experts = np.zeros_like(dense) if lora else self.memory.expert_parameters(stage)
+        reduce_s = gather_s = np.zeros_like(dense)
+        full = (batch.data_parallel * batch.context_parallel, batch.tensor_parallel)
+        full_experts = (batch.expert_data_parallel, batch.expert_parallel * batch.expert_tensor_parallel)
+        for parameters, shard, everyone in (
+            (dense, self._data_group(), full),
+            (experts, self._expert_data_group(), full_experts),
+        ):
+            gradient_bytes = parameters * recipe.gradient_reduce_bytes
+            whole = links.all_reduce_s(gradient_bytes, *everyone)
+            sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes)
+            reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
+            gathered = links.gather_s(parameters * recipe.parameter_gather_bytes, *shard)
+            gather_s = gather_s + np.where(batch.zero_stage == 0, 0.0, gathered)
+        return reduce_s, gather_s
+
+    def exposed_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Exposed data-parallel seconds of a step outside the micro-batches, and all of its gradient reduction."""
+        batch, constants = self.candidates, self.calibration.time
+        reduce_s, gather_s = self._gradient_and_parameter_s(stage)
+        window = constants.data_parallel_window if self.calibration.recipe.overlaps_data_parallel else 0.0
+
+        def exposed(seconds: FloatArray, share: float) -> FloatArray:
+            return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
+
+        outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
+        # ZeRO-3 gathers and scatters in every micro-batch; the copies of smaller groups still meet once a step.
+        copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
+        growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
+
+    def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
+        """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
+        if self.workload.phase is Phase.LORA:
+            trained = self.memory.lora_parameters(stage)
+        else:
+            trained = self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
+        return self._replica_reduce_s(trained * self.calibration.recipe.gradient_reduce_bytes)
+
+    def optimizer_s(self, stage: StageClass) -> FloatArray:
+        """Seconds of a stage's optimizer step, on the device or, where its states lie there, on the host."""
+        batch = self.candidates
+        if self.workload.phase is Phase.LORA:
+            owned = self.memory.lora_parameters(stage)
+        else:
+            dense_ranks, _ = self._data_group()
+            expert_ranks, _ = self._expert_data_group()
+            sharded = batch.zero_stage >= 1
+            owned = self.memory.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
+            owned = owned + self.memory.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
+        rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
+        on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
+        if not batch.optimizer_offload.any():
+            return on_device
+        on_host = host_optimizer_s(
+            owned,
+            self.machine.device,
+            np.minimum(self.machine.devices_per_host, batch.world_size),
+            gradient_bytes=self.calibration.recipe.gradient_reduce_bytes,
+            weight_bytes=self.calibration.recipe.weight_bytes,
+            adam_bytes=ADAM_BYTES_PER_PARAMETER,
+        )
+        # Never faster than on the device, so that what fits without offload needs none.
+        return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)
