@@ -45,6 +45,8 @@ PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
 # Hidden-size elements of a routed copy read and written in an expert layer's forward: sorted by expert before it is
 # sent and after it has arrived, and both undone.
 ROUTED_HIDDEN_PASSES = 8.0
+# The same where the dispatcher's kernels put tokens in the order of the experts as they arrive.
+FUSED_HIDDEN_PASSES = 4.0
 # The clamped activation of experts with biases (gpt-oss) has no fused kernel: width-sized tensors that it reads and
 # writes forward (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's weight 3).
 CLAMPED_ACTIVATION_PASSES = 19.0
@@ -308,7 +310,8 @@ class ComputeModel:
             routed = self.tokens / t * moe.num_experts_per_token * batch.expert_tensor_parallel
             passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else activation
             activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
-            elements = elements + routed * (activated + ROUTED_HIDDEN_PASSES * shape.hidden_size)
+            passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
+            elements = elements + routed * (activated + passes * shape.hidden_size)
             elements = elements + self.tokens * activation * moe.shared_intermediate_size / t
         else:
             elements = elements + self.tokens * activation * shape.intermediate_size / t

@@ -41,7 +41,7 @@ from meshplan.planner.estimators.memory import MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.training import TrainingWorkload
+from meshplan.planner.problems.training import Launches, TrainingWorkload
 
 # One of four equal parts with full recompute: forward, forward again, two backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
@@ -182,11 +182,16 @@ class TrainingModel:
             "expert-parallel communication": self._expert_parallel_s(kind, again),
         }
         device = sum(parts.values(), zero)
-        constants = self.calibration.time
-        waits = kind.is_moe and not self.workload.drops_tokens
-        host = constants.host_s_per_moe_layer * recipe.moe_host_factor if waits else constants.host_s_per_layer
-        total = np.sqrt(device**2 + np.asarray(host) ** 2)
+        total = np.sqrt(device**2 + np.asarray(self._host_s(kind)) ** 2)
         return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
+
+    def _host_s(self, kind: LayerKind) -> FloatArray:
+        """Host time of one layer, forward and backward."""
+        constants, practice = self.calibration.time, self.workload.practice
+        waits = kind.is_moe and not self.workload.drops_tokens
+        host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
+        left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
+        return np.asarray(host) * left[practice.launches]
 
     def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of a layer's tensor-parallel collectives.
@@ -243,7 +248,8 @@ class TrainingModel:
             return np.zeros(len(batch))
         routed = self._compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
         sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
-        copies = float(moe.num_experts_per_token) if self.calibration.recipe.deduplicates_dispatch else None
+        fused = self.workload.practice.fused_dispatch
+        copies = float(moe.num_experts_per_token) if fused else None
         each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
         inside = links.gather_s(
             sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
@@ -251,6 +257,7 @@ class TrainingModel:
         constants = self.calibration.time
         near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
         hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
+        hidden = hidden * self.workload.practice.overlaps_experts
         passes = 4.0 + 2.0 * recompute_full
         return passes * (each + inside) * (1.0 - hidden)
 

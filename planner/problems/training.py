@@ -21,6 +21,30 @@ class Phase(Enum):
     LORA = "lora"  # low-rank adapters on frozen weights (arXiv:2106.09685)
 
 
+class Launches(Enum):
+    """How the host starts the kernels of a layer."""
+
+    EAGER = "eager"  # one by one
+    PARTLY_GRAPHED = "partly-graphed"  # some parts of a layer from CUDA graphs: attention and router, or the MLP
+    GRAPHED = "graphed"  # the whole step from one CUDA graph
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingPractice:
+    """Switches of a framework that change how long a step takes but not what it computes.
+
+    Args:
+        launches: see :class:`Launches`.
+        fused_dispatch: kernels of their own put tokens in the order of the experts while they travel, and send one copy
+            to each domain (DeepEP, HybridEP); otherwise tokens are sorted in memory and an all-to-all sends every copy.
+        overlaps_experts: dispatch and combine of one micro-batch run beside the compute of another.
+    """
+
+    launches: Launches = Launches.EAGER
+    fused_dispatch: bool = False
+    overlaps_experts: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingWorkload:
     """What one optimizer step must do.
@@ -39,6 +63,7 @@ class TrainingWorkload:
             tensor, or what the framework's constants were fitted on.
         overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed ("async TP", Transformer
             Engine's user buffers); None where nobody says: as the framework does unasked.
+        practice: see :class:`TrainingPractice`.
     """
 
     sequence_length: int
@@ -50,6 +75,7 @@ class TrainingWorkload:
     is_eager: bool = False
     scales_rows: bool = False
     overlaps_tensor_parallel: bool | None = None
+    practice: TrainingPractice = TrainingPractice()
 
     @property
     def tokens_per_step(self) -> int:
