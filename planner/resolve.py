@@ -24,6 +24,7 @@ from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.network import Network
+from meshplan.planner.problems.precisions import missing_units
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec
 from meshplan.planner.topologies import described_network, usable_nodes
@@ -330,9 +331,9 @@ def _price(spec: TrainingSpec, cluster: Cluster) -> Price | None:
 def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, problems: Problems) -> None:
     """Choices that no search could make legal."""
     fixed, device = spec.fixed, machine.device
-    if spec.workload.precision not in device.peak_flops_per_s:
-        offered = ", ".join(sorted(device.peak_flops_per_s))
-        problems.say("workload.precision", f"{device.name} has no {spec.workload.precision} units (it has {offered})")
+    missing = missing_units(device, spec.workload.precision)
+    if missing is not None:
+        problems.say("workload.precision", missing)
     heads = shape.num_attention_heads
     if fixed.tensor_parallel is not None and heads % fixed.tensor_parallel:
         legal = [t for t in range(1, heads + 1) if heads % t == 0]

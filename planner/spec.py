@@ -20,7 +20,6 @@ from meshplan.planner.spec_fields import MAX_DEVICES, Bytes, Count, Dollars, Sec
 MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
 MAX_TRAINING_TOKENS = 1e18
-PRECISIONS = ("bf16", "fp16", "fp8")
 
 
 class NodesSpec(SpecModel):
@@ -84,7 +83,7 @@ class WorkloadSpec(SpecModel):
     global_batch_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="tokens in one step; a multiple of sequence_length"
     )
-    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
     optimizer: Literal["adam"] = "adam"
     phase: Phase = Phase.PRETRAINING
     lora_rank: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None

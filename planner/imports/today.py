@@ -13,8 +13,9 @@ from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Assumption, Reading
 from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.problems.precisions import PRECISIONS
 from meshplan.planner.serving.spec import ServingFixedSpec, read_serving_spec
-from meshplan.planner.spec import PRECISIONS, FixedSpec, read_training_spec
+from meshplan.planner.spec import FixedSpec, read_training_spec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog

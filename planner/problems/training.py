@@ -87,7 +87,7 @@ class TrainingConfig:
         num_microbatches: forward passes of one replica in one step.
         global_batch_size: sequences in one optimizer step.
         sequence_length: tokens in one sequence.
-        precision: of matrix products: ``bf16``, ``fp16`` or ``fp8``.
+        precision: of matrix products, one of :data:`meshplan.planner.problems.precisions.PRECISIONS`.
         recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
         optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
     """

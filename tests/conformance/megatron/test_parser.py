@@ -72,7 +72,7 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
         "activation_recompute": draw.choice(("none", "selective", "block", "full")),
         "micro_batch_size": draw.choice((1, 2)),
         "num_microbatches": draw.choice((1, 2, 6, 8, 12)),
-        "precision": draw.choice(("bf16", "bf16", "fp16") if shape.moe else ("bf16", "fp16", "fp8")),
+        "precision": draw.choice(("bf16", "bf16", "fp16") if shape.moe else ("bf16", "fp16", "fp8", "mxfp8")),
     }
     if choices["zero_stage"] == 1:
         choices["optimizer_offload"] = draw.random() < 0.25
@@ -381,3 +381,31 @@ def test_uneven_latent_model_with_a_token_predictor(megatron: Any) -> None:
         layers_per_chunk=(4, *(4,) * 14, 1),
     )
     assert refusal(megatron, DEEPSEEK_V3, config) is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        ("fp8", {"fp8": "hybrid", "fp8_recipe": "delayed", "fp4": None}),
+        ("mxfp8", {"fp8": "e4m3", "fp8_recipe": "mxfp8", "fp4": None}),
+    ],
+)
+def test_fp8_recipes_reach_the_configuration(megatron: Any, precision: str, expected: dict[str, Any]) -> None:
+    config = config_for(LLAMA_70B, tensor_parallel=8, precision=precision)
+    _, transformer = megatron.config(
+        words(config, LLAMA_70B), world_size=config.world_size, environment=environment(config, LLAMA_70B)
+    )
+    assert {name: getattr(transformer, name) for name in expected} == expected
+    assert transformer.bf16
+
+
+def test_nvfp4_is_known_and_excludes_fp8(megatron: Any) -> None:
+    """The parser takes the flags; the rest of the check asks for Transformer Engine 2.7, which the judge lacks."""
+    config = config_for(LLAMA_70B, tensor_parallel=8, precision="nvfp4")
+    said = words(config, LLAMA_70B)
+    assert {"--fp4-format", "--fp4-recipe"} <= set(said) & megatron.option_strings
+    assert "Transformer Engine >= 2.7" in (refusal(megatron, LLAMA_70B, config) or "")
+    for flag, value in (("--fp4-format", "e4m3"), ("--fp4-recipe", "mxfp4"), ("--fp8-format", "e4m3")):
+        reason = megatron.refusal([*said, flag, value], world_size=8, environment=environment(config, LLAMA_70B))
+        assert reason is not None
+        assert "Transformer Engine >= 2.7" not in reason
