@@ -58,6 +58,12 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
             what="optimizer states in host memory: no measured run; rates of host and link are assumed",
             share=_share(priced, "optimizer step"),
         )
+    imbalance = problem.workload.expert_imbalance
+    if imbalance > 1 and not problem.workload.drops_tokens:
+        yield Unconfirmed(
+            what=f"experts {imbalance:g} times the mean on the busiest rank, in every layer: no run states it",
+            share=_share(priced, "experts", "expert-parallel communication") * (1.0 - 1.0 / imbalance),
+        )
     if config.precision in {"mxfp8", "nvfp4"}:
         yield _block_scaled(problem, priced)
 

@@ -24,6 +24,8 @@ _LOW_PRECISION = {
     "mxfp8": {"--bf16": "", "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
     "nvfp4": {"--bf16": "", "--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"},
 }
+_CAPACITY, _PAD = "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity"
+_MAX_CAPACITY = 1024
 _SCALED_FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
@@ -97,6 +99,26 @@ def _experts(config: TrainingConfig, shape: ModelShape) -> Words:
 
 def _expert_tensor(config: TrainingConfig, shape: ModelShape) -> Words:
     return {} if shape.moe is None else {"--expert-tensor-parallel-size": str(config.expert_tensor_parallel)}
+
+
+def _capacity(config: TrainingConfig, _: ModelShape) -> Words:
+    """Padded, so that shapes are fixed and the estimate's rows are those that run."""
+    if not config.expert_capacity_factor:
+        return {}
+    return {_CAPACITY: f"{config.expert_capacity_factor:.9g}", _PAD: ""}
+
+
+def _read_capacity(words: Words) -> Mapping[str, Any]:
+    """A negative factor is Megatron-LM's word for none."""
+    if _CAPACITY not in words:
+        return {}
+    try:
+        factor = float(words[_CAPACITY])
+    except (TypeError, ValueError):
+        raise ValueError(f"{_CAPACITY} {words[_CAPACITY]!r} is no number") from None
+    if not factor < _MAX_CAPACITY or factor == 0:
+        raise ValueError(f"{_CAPACITY} {words[_CAPACITY]!r} is not above 0 and below {_MAX_CAPACITY}")
+    return {"expert_capacity_factor": factor} if factor > 0 else {}
 
 
 def _zero(config: TrainingConfig, _: ModelShape) -> Words:
@@ -225,6 +247,14 @@ TERMS = (
         keys=("--expert-tensor-parallel-size",),
         said_by="--expert-tensor-parallel-size",
         verified_by=_PARSER_AND_GROUPS,
+    ),
+    Term(
+        name="expert_capacity_factor",
+        words=_capacity,
+        read=_read_capacity,
+        keys=(_CAPACITY, _PAD),
+        said_by=f"{_CAPACITY}, {_PAD}",
+        verified_by=_PARSER,
     ),
     Term(
         name="zero_stage",

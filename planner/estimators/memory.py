@@ -38,6 +38,7 @@ from meshplan.planner.estimators.candidates import (
     StageClass,
 )
 from meshplan.planner.estimators.compute import activation_bytes
+from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER
 from meshplan.planner.estimators.pipeline import in_flight
 from meshplan.planner.problems.precisions import WEIGHT_COPY_BYTES
@@ -257,6 +258,7 @@ class MemoryModel:
             return BYTES_16_BIT * tensors * shape.intermediate_size / t
         moe = shape.moe
         routed = moe.num_experts_per_token * batch.expert_tensor_parallel / t
+        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
         experts = routed * (2.0 * BYTES_16_BIT * shape.hidden_size + BYTES_16_BIT * shape.mlp_matrices * width)
         return experts + BYTES_16_BIT * shape.mlp_matrices * moe.shared_intermediate_size / t

@@ -122,6 +122,8 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         spec["workload"] = {
             name: reading.values[name] for name in ("sequence_length", "global_batch_size", "precision")
         }
+        if "expert_capacity_factor" in reading.values:
+            spec["workload"]["expert_capacity_factor"] = reading.values["expert_capacity_factor"]
         fixed = {name: reading.values[name] for name in FixedSpec.model_fields if name in reading.values}
         read_training_spec({**spec, "fixed": fixed})
     else:

@@ -165,6 +165,17 @@ def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> Leg
     )
 
 
+def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for experts of a fixed capacity."""
+    return LegalityRule(
+        name=f"{framework}_has_no_expert_capacity",
+        holds=lambda _, config: np.asarray(config.expert_capacity_factor) == 0,
+        message=f"expert_capacity_factor: {reason} (workload.drops_tokens: false)",
+        stage="parser",
+        source=source,
+    )
+
+
 _ZERO_2 = 2
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"

@@ -83,6 +83,7 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
     if shape.moe is not None:
         choices["expert_parallel"] = draw.choice((1, 2, 4, 8))
         choices["expert_tensor_parallel"] = draw.choice((1, 1, 2))
+        choices["expert_capacity_factor"] = draw.choice((0.0, 0.0, 1.0, 1.25))
     if choices["zero_stage"]:
         choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], max(1, choices["data_parallel"] // 2)))
     return config_for(shape, **choices)
@@ -171,6 +172,8 @@ def test_legal_plans_are_accepted_and_read_back(megatron: Any, tmp_path: Path) -
         assert parsed.use_distributed_optimizer == (config.zero_stage > 0)
         assert parsed.use_megatron_fsdp == (config.zero_stage > 1)
         assert parsed.optimizer_cpu_offload is config.optimizer_offload
+        assert (parsed.moe_expert_capacity_factor or 0.0) == config.expert_capacity_factor
+        assert parsed.moe_pad_expert_input_to_capacity is (config.expert_capacity_factor > 0)
         block = config.activation_recompute == "block"
         assert (parsed.recompute_method == "block") is block
         assert not block or parsed.recompute_num_layers == config.recompute_num_layers

@@ -51,6 +51,7 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
     if shape.moe is not None:
         choices["expert_parallel"] = draw(st.sampled_from((1, 2, 8)))
         choices["expert_tensor_parallel"] = draw(st.sampled_from((1, 2)))
+        choices["expert_capacity_factor"] = draw(st.sampled_from((0.0, 0.5, 1.0, 1.25)))
     chunks = stages * choices["virtual_pipeline_stages"]
     if draw(st.booleans()):
         cuts = draw(
