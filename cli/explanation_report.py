@@ -32,6 +32,7 @@ def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TAB
         "Time": explanation.time,
         "Limits": "; ".join(explanation.limits),
         "Constants": explanation.calibration,
+        "Assumed": "; ".join(explanation.assumed),
         "Evidence": ", ".join(f"{percent(share)} {level}" for level, share in explanation.evidence.items()),
     }
     label_width = max(map(len, lines)) + 2

@@ -27,6 +27,7 @@ class Explanation:
         time: the largest parts of the step.
         limits: one sentence a limit, the binding ones first.
         calibration: what the estimator's constants rest on.
+        assumed: what the spec left open and no measurement settles, and what no measured run has confirmed.
         evidence: level of evidence → share of the step's time that rests on it.
         sources: what → citation.
     """
@@ -36,6 +37,7 @@ class Explanation:
     time: str
     limits: tuple[str, ...]
     calibration: str
+    assumed: tuple[str, ...]
     evidence: Mapping[str, float]
     sources: Mapping[str, str]
 
@@ -47,6 +49,7 @@ class Explanation:
             "time": self.time,
             "limits": list(self.limits),
             "calibration": self.calibration,
+            "assumed": list(self.assumed),
             "share_of_time_by_evidence": dict(self.evidence),
             "sources": dict(self.sources),
         }
@@ -60,6 +63,7 @@ def explain(plan: Plan) -> Explanation:
         time=_time(plan),
         limits=tuple(_limits(plan)),
         calibration=calibration(plan),
+        assumed=tuple(assumptions(plan)),
         evidence=plan.provenance.get("share_of_time_by_evidence", {}),
         sources=plan.provenance.get("sources", {}),
     )
@@ -94,6 +98,23 @@ def calibration(plan: Plan) -> str:
         f"constants fitted to {found['num_runs']} published runs ({where}); 90 % of the errors on held-out runs are "
         f"within {spread}"
     )
+
+
+def assumptions(plan: Plan) -> Iterator[str]:
+    """How tokens were taken to reach the experts, and what the plan says it has not validated."""
+    experts = (plan.provenance.get("model") or {}).get("moe")
+    workload = plan.spec.get("workload", {})
+    if experts:
+        capacity, imbalance = plan.config.get("expert_capacity_factor"), workload.get("expert_imbalance")
+        if capacity:
+            source = "the spec says so" if workload.get("expert_capacity_factor") else "assumed: the spec gives none"
+            yield f"tokens are dropped: every expert gets {capacity:g} times the mean, padded ({source})"
+        elif imbalance:
+            yield f"the busiest expert-parallel rank gets up to {imbalance:g} times the mean (the spec says so)"
+        else:
+            yield "balanced experts (assumed: the spec gives no expert_imbalance), no token dropped"
+    for entry in plan.provenance.get("not_validated", ()):
+        yield f"not validated: {entry}"
 
 
 def _excess(plan: Plan) -> str:

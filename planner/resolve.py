@@ -24,6 +24,7 @@ from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.network import Network
+from meshplan.planner.problems.precisions import missing_units
 from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec
 from meshplan.planner.topologies import described_network, usable_nodes
@@ -106,6 +107,9 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         precision=spec.workload.precision,
         phase=spec.workload.phase,
         lora_rank=spec.workload.lora_rank or 0,
+        drops_tokens=spec.workload.has_capacity,
+        expert_capacity_factor=spec.workload.expert_capacity_factor or 1.0,
+        expert_imbalance=spec.workload.expert_imbalance,
     )
     _check_choices(spec, shape, machine, problems)
     _check_framework(spec, rules, problems)
@@ -330,22 +334,16 @@ def _price(spec: TrainingSpec, cluster: Cluster) -> Price | None:
 def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, problems: Problems) -> None:
     """Choices that no search could make legal."""
     fixed, device = spec.fixed, machine.device
-    if spec.workload.precision not in device.peak_flops_per_s:
-        offered = ", ".join(sorted(device.peak_flops_per_s))
-        problems.say("workload.precision", f"{device.name} has no {spec.workload.precision} units (it has {offered})")
+    missing = missing_units(device, spec.workload.precision)
+    if missing is not None:
+        problems.say("workload.precision", missing)
     heads = shape.num_attention_heads
     if fixed.tensor_parallel is not None and heads % fixed.tensor_parallel:
         legal = [t for t in range(1, heads + 1) if heads % t == 0]
         problems.say("fixed.tensor_parallel", f"{fixed.tensor_parallel} does not divide {heads} heads; legal: {legal}")
     if fixed.pipeline_parallel is not None and fixed.pipeline_parallel > shape.num_hidden_layers:
         problems.say("fixed.pipeline_parallel", f"{fixed.pipeline_parallel} stages, {shape.num_hidden_layers} layers")
-    experts = 1 if shape.moe is None else shape.moe.num_experts
-    if fixed.expert_parallel is not None and experts % fixed.expert_parallel:
-        what = "a dense model has no experts" if shape.moe is None else f"it does not divide {experts} experts"
-        problems.say("fixed.expert_parallel", f"{fixed.expert_parallel}: {what}")
-    if shape.moe is None and (fixed.expert_tensor_parallel or 1) > 1:
-        message = f"{fixed.expert_tensor_parallel}: a dense model has no experts"
-        problems.say("fixed.expert_tensor_parallel", message)
+    _check_experts(spec, shape, problems)
     batch = spec.workload.num_sequences
     if fixed.data_parallel is not None and batch % fixed.data_parallel:
         problems.say("fixed.data_parallel", f"{fixed.data_parallel} does not divide the global batch of {batch}")
@@ -364,6 +362,25 @@ def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, prob
         problems.say("workload.sequence_length", f"{shape.name} has learned positions for {positions} tokens only")
     if spec.workload.phase is Phase.LORA and shape.latent is not None:
         problems.say("workload.phase", "LoRA on multi-head latent attention is not modelled yet")
+
+
+def _check_experts(spec: TrainingSpec, shape: ModelShape, problems: Problems) -> None:
+    """Words about experts need a model that has some, and degrees that divide them."""
+    fixed, workload = spec.fixed, spec.workload
+    if shape.moe is not None:
+        experts = shape.moe.num_experts
+        if fixed.expert_parallel is not None and experts % fixed.expert_parallel:
+            message = f"{fixed.expert_parallel}: it does not divide {experts} experts"
+            problems.say("fixed.expert_parallel", message)
+        return
+    dense = "a dense model has no experts"
+    for name in ("expert_parallel", "expert_tensor_parallel"):
+        degree = getattr(fixed, name) or 1
+        if degree > 1:
+            problems.say(f"fixed.{name}", f"{degree}: {dense}")
+    for name in ("expert_imbalance", "drops_tokens", "expert_capacity_factor"):
+        if name in workload.model_fields_set:
+            problems.say(f"workload.{name}", dense)
 
 
 def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:

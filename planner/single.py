@@ -52,6 +52,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         precision=workload.precision,
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
+        expert_capacity_factor=workload.capacity_factor,
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:

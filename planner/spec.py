@@ -20,7 +20,7 @@ from meshplan.planner.spec_fields import MAX_DEVICES, Bytes, Count, Dollars, Sec
 MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
 MAX_TRAINING_TOKENS = 1e18
-PRECISIONS = ("bf16", "fp16", "fp8")
+MAX_EXPERT_LOAD = 1024.0
 
 
 class NodesSpec(SpecModel):
@@ -84,10 +84,19 @@ class WorkloadSpec(SpecModel):
     global_batch_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="tokens in one step; a multiple of sequence_length"
     )
-    precision: Literal["bf16", "fp16", "fp8"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
     optimizer: Literal["adam"] = "adam"
     phase: Phase = Phase.PRETRAINING
     lora_rank: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None
+    expert_imbalance: Annotated[float, Field(ge=1, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] = Field(
+        default=1.0, description="token copies of the busiest expert-parallel rank over the mean; 1 balanced (dropless)"
+    )
+    drops_tokens: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="experts take a fixed number of rows and drop the tokens beyond; default dropless"
+    )
+    expert_capacity_factor: Annotated[float, Field(gt=0, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] | None = Field(
+        default=None, description="rows of each expert over the mean where tokens are dropped, 1 unless said"
+    )
     num_training_tokens: Annotated[float, Field(ge=1, le=MAX_TRAINING_TOKENS, allow_inf_nan=False)] | None = Field(
         default=None, description="of the whole run, such as 15e12"
     )
@@ -106,7 +115,19 @@ class WorkloadSpec(SpecModel):
             raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if (self.phase is Phase.LORA) != (self.lora_rank is not None):
             raise ValueError("phase 'lora' and lora_rank go together")
+        if self.drops_tokens is False and self.expert_capacity_factor is not None:
+            raise ValueError(f"expert_capacity_factor {self.expert_capacity_factor:g} drops tokens: drops_tokens: true")
+        if self.has_capacity and self.expert_imbalance > 1:
+            raise ValueError(
+                "expert_imbalance says nothing where tokens are dropped: every expert gets expert_capacity_factor "
+                "times the mean"
+            )
         return self
+
+    @property
+    def has_capacity(self) -> bool:
+        """Tokens beyond an expert's capacity are dropped."""
+        return bool(self.drops_tokens) or self.expert_capacity_factor is not None
 
     @property
     def num_sequences(self) -> int:

@@ -17,6 +17,7 @@ from meshplan.planner.alternatives import Alternative
 from meshplan.planner.estimators.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.priced import Priced, StageBytes
+from meshplan.planner.not_validated import unconfirmed, unmeasured_share
 from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
@@ -82,9 +83,9 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
             times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
     if problem.machine.device.tdp_w is not None:
         times["energy_j_per_step"] = priced.step_s * devices * problem.machine.device.tdp_w
-    on_host = priced.breakdown_s["optimizer step"] / priced.step_s if config.optimizer_offload else 0.0
+    unmeasured = unmeasured_share(problem, priced)
     metrics = {
-        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=on_host)
+        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=unmeasured)
         for name, value in times.items()
     }
     metrics["peak_memory_bytes"] = Interval(
@@ -162,21 +163,15 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "source": calibration.source,
             "date": calibration.date,
         },
-        **_not_validated(priced.config),
+        **_not_validated(problem, priced),
         "sources": dict(resolved.sources),
         "model": plain(problem.shape),
     }
 
 
-def _not_validated(config: TrainingConfig) -> dict[str, list[str]]:
+def _not_validated(problem: TrainingProblem, priced: Priced) -> dict[str, list[str]]:
     """What the plan uses that no measured run has confirmed; empty where there is nothing."""
-    schedule, said = SCHEDULES[config.pipeline_schedule], []
-    if not schedule.validated:
-        said.append(f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}")
-    if config.activation_recompute == "block":
-        said.append("recompute of the first layers of each chunk: no measured run; between none and full, which have")
-    if config.optimizer_offload:
-        said.append("optimizer states in host memory: no measured run; rates of host and link are assumed")
+    said = [entry.what for entry in unconfirmed(problem, priced)]
     return {"not_validated": said} if said else {}
 
 

@@ -45,7 +45,7 @@ VERIFIED = ParserVerified(
 _SAFE_WORD = re.compile(r"[A-Za-z0-9_.,:=*|+()\[\]/-]+")
 # Choices by name: what Megatron-LM has a word for.
 _KNOWN_NAMES = {
-    "precision": ("bf16", "fp16", "fp8"),
+    "precision": MEGATRON.precisions,
     "activation_recompute": ("none", "selective", "block", "full"),
     "pipeline_schedule": ("none", "1f1b", "interleaved"),
 }

@@ -18,6 +18,15 @@ _PARSER_AND_GROUPS = "parser and process groups"
 _ARGUMENT_LEVEL = "flags and types only: the rest of the check needs Transformer Engine"
 ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+# Master weights stay in bf16. Block scaling holds the exponent, so that both passes take e4m3.
+_LOW_PRECISION = {
+    "fp8": {"--bf16": "", "--fp8-format": "hybrid"},
+    "mxfp8": {"--bf16": "", "--fp8-format": "e4m3", "--fp8-recipe": "mxfp8"},
+    "nvfp4": {"--bf16": "", "--fp4-format": "e2m1", "--fp4-recipe": "nvfp4"},
+}
+_CAPACITY, _PAD = "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity"
+_MAX_CAPACITY = 1024
+_SCALED_FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
 _LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
@@ -92,6 +101,26 @@ def _expert_tensor(config: TrainingConfig, shape: ModelShape) -> Words:
     return {} if shape.moe is None else {"--expert-tensor-parallel-size": str(config.expert_tensor_parallel)}
 
 
+def _capacity(config: TrainingConfig, _: ModelShape) -> Words:
+    """Padded, so that shapes are fixed and the estimate's rows are those that run."""
+    if not config.expert_capacity_factor:
+        return {}
+    return {_CAPACITY: f"{config.expert_capacity_factor:.9g}", _PAD: ""}
+
+
+def _read_capacity(words: Words) -> Mapping[str, Any]:
+    """A negative factor is Megatron-LM's word for none."""
+    if _CAPACITY not in words:
+        return {}
+    try:
+        factor = float(words[_CAPACITY])
+    except (TypeError, ValueError):
+        raise ValueError(f"{_CAPACITY} {words[_CAPACITY]!r} is no number") from None
+    if not factor < _MAX_CAPACITY or factor == 0:
+        raise ValueError(f"{_CAPACITY} {words[_CAPACITY]!r} is not above 0 and below {_MAX_CAPACITY}")
+    return {"expert_capacity_factor": factor} if factor > 0 else {}
+
+
 def _zero(config: TrainingConfig, _: ModelShape) -> Words:
     overlap = {"--overlap-grad-reduce": ""}
     if config.zero_stage == 0:
@@ -151,17 +180,21 @@ def _read_recompute(words: Words) -> Mapping[str, Any]:
 
 
 def _precision(config: TrainingConfig, _: ModelShape) -> Words:
-    if config.precision == "fp8":
-        return {"--bf16": "", "--fp8-format": "hybrid"}
-    return {f"--{config.precision}": ""}
+    return _LOW_PRECISION.get(config.precision, {f"--{config.precision}": ""})
 
 
 def _read_precision(words: Words) -> Mapping[str, Any]:
     on = [name for name in ("bf16", "fp16") if f"--{name}" in words]
     if len(on) > 1:
         raise ValueError("--bf16 and --fp16 exclude each other")
+    if "--fp4-format" in words:
+        return {"precision": "nvfp4"}
     if "--fp8-format" in words:
-        return {"precision": "fp8"}
+        recipe = words.get("--fp8-recipe", "delayed")
+        if recipe not in {"mxfp8", *_SCALED_FP8_RECIPES}:
+            known = ", ".join(("mxfp8", *_SCALED_FP8_RECIPES))
+            raise ValueError(f"--fp8-recipe {recipe!r} is not modelled; known: {known}")
+        return {"precision": "mxfp8" if recipe == "mxfp8" else "fp8"}
     return {"precision": on[0]} if on else {}
 
 
@@ -214,6 +247,14 @@ TERMS = (
         keys=("--expert-tensor-parallel-size",),
         said_by="--expert-tensor-parallel-size",
         verified_by=_PARSER_AND_GROUPS,
+    ),
+    Term(
+        name="expert_capacity_factor",
+        words=_capacity,
+        read=_read_capacity,
+        keys=(_CAPACITY, _PAD),
+        said_by=f"{_CAPACITY}, {_PAD}",
+        verified_by=_PARSER,
     ),
     Term(
         name="zero_stage",
@@ -269,9 +310,9 @@ TERMS = (
         name="precision",
         words=_precision,
         read=_read_precision,
-        keys=("--bf16", "--fp16", "--fp8-format"),
-        said_by="--bf16, --fp16, --fp8-format",
-        verified_by=f"{_PARSER}; fp8 with experts: {_ARGUMENT_LEVEL}",
+        keys=("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe"),
+        said_by="--bf16, --fp16, --fp8-format, --fp8-recipe (mxfp8), --fp4-format, --fp4-recipe (nvfp4)",
+        verified_by=f"{_PARSER}; fp8 with experts, and nvfp4: {_ARGUMENT_LEVEL}",
     ),
     count_term("--micro-batch-size", "micro_batch_size", verified_by=_PARSER),
     count_term("--global-batch-size", "global_batch_size", verified_by=_PARSER),

@@ -17,6 +17,7 @@ from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of, verified_of
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.plan import Plan
+from meshplan.planner.problems.precisions import PRECISIONS
 from meshplan.planner.problems.training import TrainingConfig
 
 _DEVICES_PER_HOST = 8
@@ -39,7 +40,7 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "expert_tensor_parallel": (1, 2),
     "activation_recompute": ("none", "selective", "block", "full"),
     "optimizer_offload": (False, True),
-    "precision": ("bf16", "fp16", "fp8"),
+    "precision": PRECISIONS,
     "micro_batch_size": (1, 2),
     "global_batch_size": (64,),
     "sequence_length": (4096,),

@@ -38,6 +38,11 @@ _ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 SUBCOMMAND = "activation-checkpoint:"
 _PARALLELISM = "--parallelism."
 _TRAINING = "--training."
+COMPILE, NO_COMPILE = "--compile.enable", "--compile.no-enable"
+ASYNC, NO_ASYNC = "--compile.enable-async-tensor-parallel", "--compile.no-enable-async-tensor-parallel"
+KERNEL_WORDS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
+# As the estimate of a spec assumes the kernels; some of TorchTitan's configurations say otherwise.
+FIXED_WORDS = {COMPILE: "", NO_ASYNC: ""}
 SETTINGS = (
     Setting(name="TRAIN_STEPS", default="100", meaning="optimizer steps"),
     Setting(name="HF_ASSETS_PATH", default="", meaning="tokenizer of the model; unset: the path of its configuration"),
@@ -270,7 +275,7 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     """
     refuse(TORCHTITAN, request.shape, request.config, _KNOWN_NAMES)
     module, function = TORCHTITAN_CONFIGS[request.shape.slug]
-    words = {"--module": module, "--config": function, **say_all(TERMS, request.config, request.shape)}
+    words = {"--module": module, "--config": function, **FIXED_WORDS, **say_all(TERMS, request.config, request.shape)}
     return tuple((flag, value) if value else (flag,) for flag, value in words.items())
 
 
@@ -290,6 +295,7 @@ def job(request: TrainingRequest) -> Job:
         settings=SETTINGS,
         notes=(
             *notes,
+            "The plan is priced with compiled kernels and without asynchronous tensor parallelism; the flags say both.",
             "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
         ),
     )

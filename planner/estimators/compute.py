@@ -22,6 +22,7 @@ from meshplan.catalogs.calibration import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, LayerKind
+from meshplan.planner.estimators.expert_load import arriving_load, leaving_load
 from meshplan.planner.estimators.flops import attention_width, mean_context
 from meshplan.planner.estimators.operator_traffic import (
     BYTES_16_BIT,
@@ -281,9 +282,10 @@ class ComputeModel:
         return self.gemm(self.tokens, inputs * width / t, h) + self.gemm(self.tokens, h, width / t)
 
     def experts(self, moe: MixtureOfExperts) -> Cost:
-        """The routed experts of one MoE layer on one device, under balanced routing."""
+        """The routed experts of one MoE layer on the busiest device (:mod:`.expert_load`)."""
         batch = self.candidates
         received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
+        received = received * arriving_load(self.workload, moe, batch.expert_parallel)
         local = moe.num_experts / batch.expert_parallel
         h = np.full_like(received, float(self.shape.hidden_size))
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
@@ -310,8 +312,10 @@ class ComputeModel:
             routed = self.tokens / t * moe.num_experts_per_token * batch.expert_tensor_parallel
             passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else activation
             activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
+            load = arriving_load(self.workload, moe, batch.expert_parallel)
             passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
-            elements = elements + routed * (activated + passes * shape.hidden_size)
+            sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.hidden_size
+            elements = elements + routed * (load * activated + sorted_twice)
             elements = elements + self.tokens * activation * moe.shared_intermediate_size / t
         else:
             elements = elements + self.tokens * activation * shape.intermediate_size / t

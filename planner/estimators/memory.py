@@ -5,7 +5,8 @@ States per parameter on a rank, with w, g, o the framework's bytes of a weight, 
 
     ZeRO 0: w + g + o      1: w + g + o/d      2: w + (g + o)/d      3: (w + g + o)/d  (+ the layers gathered at a time)
 
-Experts are split over expert- and expert-tensor-parallel ranks and shared over their own replicas.
+Experts are split over expert- and expert-tensor-parallel ranks and shared over their own replicas. Block-scaled
+precisions keep low-precision copies of the weights beside w (:data:`.WEIGHT_COPY_BYTES`).
 
 Activations of one layer per token and device, in bytes of 16-bit tensors kept for the backward pass (generalises
 Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries, latent attention and experts):
@@ -37,8 +38,10 @@ from meshplan.planner.estimators.candidates import (
     StageClass,
 )
 from meshplan.planner.estimators.compute import activation_bytes
+from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER
 from meshplan.planner.estimators.pipeline import in_flight
+from meshplan.planner.problems.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
 BYTES_16_BIT = 2.0
@@ -161,10 +164,11 @@ class MemoryModel:
         extra = self.calibration.memory.extra_bytes_per_parameter
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
+        copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
         on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
         for parameters, trained, ranks in self._shares(stage):
             resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
-            weights = weights + resident * recipe.weight_bytes
+            weights = weights + resident * (recipe.weight_bytes + copies)
             gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
             states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
@@ -254,6 +258,7 @@ class MemoryModel:
             return BYTES_16_BIT * tensors * shape.intermediate_size / t
         moe = shape.moe
         routed = moe.num_experts_per_token * batch.expert_tensor_parallel / t
+        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
         width = moe.expert_intermediate_size / batch.expert_tensor_parallel
         experts = routed * (2.0 * BYTES_16_BIT * shape.hidden_size + BYTES_16_BIT * shape.mlp_matrices * width)
         return experts + BYTES_16_BIT * shape.mlp_matrices * moe.shared_intermediate_size / t

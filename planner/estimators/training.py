@@ -9,8 +9,8 @@
 
 Every term keeps its name, so that a plan can say where its time goes.
 
-Assumes: balanced routing; all stages' devices alike; the last micro-batch's backward hides gradient reduction as far
-as ``data_parallel_window`` says; the slowest stage sets the steady state.
+Assumes: routing as the workload says; all stages' devices alike; the last micro-batch's backward hides gradient
+reduction as far as ``data_parallel_window`` says; the slowest stage sets the steady state.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from meshplan.planner.estimators.compute import (
     activation_bytes,
 )
 from meshplan.planner.estimators.data_parallel import FORWARD_SHARE, DataParallelModel
+from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.memory import MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
@@ -240,13 +241,15 @@ class TrainingModel:
     def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of dispatching tokens to experts and combining their outputs.
 
-        Two all-to-alls forward and two backward of T/t·k·h elements from each device; expert tensor parallelism
-        adds a gather and a scatter of what arrived.
+        Two all-to-alls forward and two backward of T/t·k·h elements from each device, times the busiest rank's load
+        (:mod:`.expert_load`); expert tensor parallelism adds a gather and a scatter of what arrived.
         """
         moe, batch, links = self.shape.moe, self.candidates, self._links
         if moe is None or not kind.is_moe:
             return np.zeros(len(batch))
         routed = self._compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
+        # Of dispatch the busiest rank receives, of combine it sends: either direction lasts as long as its part.
+        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
         sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
         fused = self.workload.practice.fused_dispatch
         copies = float(moe.num_experts_per_token) if fused else None

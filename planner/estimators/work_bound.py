@@ -7,6 +7,7 @@ import numpy as np
 from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.compute import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
+from meshplan.planner.estimators.expert_load import leaving_load
 from meshplan.planner.estimators.flops import forward_flops_per_token
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import Phase, TrainingWorkload
@@ -43,7 +44,8 @@ def work_device_s(
     head_rate = gemm_curve(machine.device, wide).rate_flops_per_s * constants.gemm_efficiency
     flops = forward_flops_per_token(shape, workload.sequence_length)
     experts_rate = rate * float(np.max(constants.expert_gemm_efficiency))
-    layers = (flops.matrix - flops.experts) / rate + flops.experts / experts_rate
+    experts = flops.experts * leaving_load(workload)
+    layers = (flops.matrix - flops.experts) / rate + experts / experts_rate
     attention = 0.0
     if calibration.recipe.flash_attention:
         peak = attention_peak_flops_per_s(machine.device, workload)

@@ -40,6 +40,8 @@ def read(given: Given) -> Reading:
         reading.values["pipeline_schedule"] = "interleaved" if is_interleaved else "1f1b"
     if "global_batch_size" not in reading.values:
         reading.assume("num_microbatches", 1, "no --global-batch-size: micro-batch × replicas")
+    if "expert_capacity_factor" in reading.values and "--moe-pad-expert-input-to-capacity" not in given.words:
+        reading.left_out.append("experts not padded to their capacity: a spec is priced with padding")
     modules = str(given.words.get("--recompute-modules", "core_attn"))
     if modules != "core_attn":
         reading.left_out.append(f"--recompute-modules {modules}: selective recomputation is priced for core_attn only")

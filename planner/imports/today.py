@@ -13,8 +13,9 @@ from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Assumption, Reading
 from meshplan.planner.parallelism import deal_layers
+from meshplan.planner.problems.precisions import PRECISIONS
 from meshplan.planner.serving.spec import ServingFixedSpec, read_serving_spec
-from meshplan.planner.spec import PRECISIONS, FixedSpec, read_training_spec
+from meshplan.planner.spec import FixedSpec, read_training_spec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
@@ -121,6 +122,8 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         spec["workload"] = {
             name: reading.values[name] for name in ("sequence_length", "global_batch_size", "precision")
         }
+        if "expert_capacity_factor" in reading.values:
+            spec["workload"]["expert_capacity_factor"] = reading.values["expert_capacity_factor"]
         fixed = {name: reading.values[name] for name in FixedSpec.model_fields if name in reading.values}
         read_training_spec({**spec, "fixed": fixed})
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.planner.emit.terms import read_all
-from meshplan.planner.emit.torchtitan import SUBCOMMAND, TERMS
+from meshplan.planner.emit.torchtitan import ASYNC, COMPILE, KERNEL_WORDS, SUBCOMMAND, TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written
 from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN_CONFIGS
 
@@ -34,10 +34,19 @@ def read(given: Given) -> Reading:
     if slugs:
         reading.model = slugs[0]
         reading.assume("model", slugs[0], f"builds the layers of {config}" + _others(slugs[1:]))
-    known = {key for term in TERMS for key in term.keys} | set(_MODEL_WORDS)
+    known = {key for term in TERMS for key in term.keys} | KERNEL_WORDS | set(_MODEL_WORDS)
     reading.unread += [as_written(word, value) for word, value in words.items() if word not in known]
+    if not _is_on(words, COMPILE):
+        reading.left_out.append(f"no {COMPILE}: operators one by one; a spec is priced with compiled ones")
+    if _is_on(words, ASYNC):
+        reading.left_out.append(f"{ASYNC}: a spec is priced without")
     _complete(reading)
     return reading
+
+
+def _is_on(words: dict[str, Any], flag: str) -> bool:
+    """A switch of the command line, or a value of a TOML file."""
+    return str(words.get(flag, "false")).lower() in {"", "true"}
 
 
 def _others(slugs: list[str]) -> str:

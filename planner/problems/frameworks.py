@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.planner.problems.precisions import PRECISIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -159,6 +160,17 @@ def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> Leg
         message=message
         if zero_stages
         else f"optimizer_offload: {framework} has no word for the optimizer states alone",
+        stage="parser",
+        source=source,
+    )
+
+
+def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for experts of a fixed capacity."""
+    return LegalityRule(
+        name=f"{framework}_has_no_expert_capacity",
+        holds=lambda _, config: np.asarray(config.expert_capacity_factor) == 0,
+        message=f"expert_capacity_factor: {reason} (workload.drops_tokens: false)",
         stage="parser",
         source=source,
     )
@@ -319,6 +331,7 @@ MEGATRON = FrameworkRules(
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=128,
     recompute_modes=("none", "selective", "block", "full"),
+    precisions=PRECISIONS,
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
@@ -352,4 +365,5 @@ ANY_FRAMEWORK = FrameworkRules(
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
     recompute_modes=("none", "selective", "block", "full"),
+    precisions=PRECISIONS,
 )

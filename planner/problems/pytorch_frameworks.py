@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules, LegalityRule, offload_rule
+from meshplan.planner.problems.frameworks import (
+    ANY_FRAMEWORK,
+    FrameworkRules,
+    LegalityRule,
+    capacity_rule,
+    offload_rule,
+)
 
 _TITAN = "torchtitan 0.3.0"
 _SPEED = "deepspeed 0.19.8"
@@ -135,6 +141,7 @@ TORCHTITAN = FrameworkRules(
             source=f"{_TITAN}: distributed/parallel_dims.py, build_mesh",
         ),
         _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
+        capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
         offload_rule("torchtitan", (), f"{_TITAN}: config/configs.py (enable_cpu_offload moves the parameters too)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -179,6 +186,7 @@ DEEPSPEED = FrameworkRules(
             stage="run time",
             source=f"{_SPEED}: docs, tutorials/autotp-training (read, not run)",
         ),
+        capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -221,6 +229,7 @@ ACCELERATE = FrameworkRules(
             stage="parser",
             source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
         ),
+        capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
         offload_rule("accelerate", (), f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),

@@ -57,6 +57,8 @@ class TrainingWorkload:
         lora_rank: rank of the adapters, 0 unless phase is LORA.
         drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
             the host waits in every layer to learn how many tokens arrived.
+        expert_capacity_factor: with ``drops_tokens``, rows that every expert gets, padded, over the mean.
+        expert_imbalance: without, token copies of the busiest expert-parallel rank over the mean; 1 balanced.
         is_eager: memory-bound operators run one by one (PyTorch without ``torch.compile``), each through memory;
             otherwise they are fused.
         scales_rows: fp8 tensors have one scale for each row or column (torchao's ``rowwise``); otherwise one for the
@@ -72,10 +74,17 @@ class TrainingWorkload:
     phase: Phase = Phase.PRETRAINING
     lora_rank: int = 0
     drops_tokens: bool = False
+    expert_capacity_factor: float = 1.0
+    expert_imbalance: float = 1.0
     is_eager: bool = False
     scales_rows: bool = False
     overlaps_tensor_parallel: bool | None = None
     practice: TrainingPractice = TrainingPractice()
+
+    @property
+    def capacity_factor(self) -> float:
+        """``expert_capacity_factor`` of a plan: 0 without token dropping."""
+        return self.expert_capacity_factor if self.drops_tokens else 0.0
 
     @property
     def tokens_per_step(self) -> int:
@@ -113,9 +122,10 @@ class TrainingConfig:
         num_microbatches: forward passes of one replica in one step.
         global_batch_size: sequences in one optimizer step.
         sequence_length: tokens in one sequence.
-        precision: of matrix products: ``bf16``, ``fp16`` or ``fp8``.
+        precision: of matrix products, one of :data:`meshplan.planner.problems.precisions.PRECISIONS`.
         recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
         optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
+        expert_capacity_factor: rows that every expert gets over the mean, other tokens are dropped; 0 dropless.
     """
 
     tensor_parallel: int
@@ -138,6 +148,7 @@ class TrainingConfig:
     precision: str
     recompute_num_layers: int = 0
     optimizer_offload: bool = False
+    expert_capacity_factor: float = 0.0
 
     @property
     def choices(self) -> dict[str, Any]:

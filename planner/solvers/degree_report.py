@@ -77,6 +77,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         global_batch_size=workload.global_batch_size,
         sequence_length=workload.sequence_length,
         precision=workload.precision,
+        expert_capacity_factor=workload.capacity_factor,
     )
 
 

@@ -72,6 +72,7 @@ class RuleColumns:
     num_microbatches: IntArray
     global_batch_size: int
     sequence_length: int
+    expert_capacity_factor: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +286,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         optimizer_offload=batch.optimizer_offload,
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
+        expert_capacity_factor=problem.workload.capacity_factor,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
     )
     keep = np.ones(len(batch), dtype=bool)

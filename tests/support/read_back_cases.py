@@ -60,6 +60,8 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
     if config.activation_recompute != "block":
         planned.pop("recompute_num_layers", None)  # nothing to count
+    if config.expert_capacity_factor:
+        planned["expert_capacity_factor"] = config.expert_capacity_factor
     if not config.optimizer_offload:
         planned.pop("optimizer_offload", None)  # needs no word
     if config.tensor_parallel == 1:

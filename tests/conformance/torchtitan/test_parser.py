@@ -161,6 +161,9 @@ def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: P
         assert differences(reading, config) == {}
         assert parsed.training.global_batch_size == config.global_batch_size
         assert parsed.training.seq_len == config.sequence_length
+        assert parsed.compile.enable
+        assert {"model", "loss"} <= set(parsed.compile.components)
+        assert not parsed.compile.enable_async_tensor_parallel
         policy = parsed.activation_checkpoint
         expected = {"none": "NoneType", "selective": "SelectiveAC", "full": "FullAC"}[config.activation_recompute]
         assert expected in type(policy).__qualname__

@@ -199,6 +199,22 @@ def test_other_words_of_megatron(flags: str, terms: dict[str, Any]) -> None:
     assert {name: found.values[name] for name in terms} == terms
 
 
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--compile.enable", []),
+        ("--compile.enable --compile.no-enable-async-tensor-parallel", []),
+        ("", ["no --compile.enable"]),
+        ("--compile.enable --compile.enable-async-tensor-parallel", ["--compile.enable-async-tensor-parallel"]),
+    ],
+)
+def test_what_torchtitan_compiles_is_compared_with_what_is_priced(flags: str, said: list[str]) -> None:
+    command = "torchrun -m torchtitan.train --module llama3 --config llama3_8b --parallelism.tensor-parallel-degree 2"
+    found = read_inputs([*command.split(), *flags.split()])
+    assert [line.split(":")[0] for line in found.left_out] == said
+    assert not [word for word in found.unread if "compile" in word]
+
+
 def test_older_torchtitan_toml(tmp_path: Path) -> None:
     text = """
 [model]

@@ -17,6 +17,7 @@ from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_b
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit.megatron_terms import TERMS, pipeline_layout, read_layout
 from meshplan.planner.emit.registry import emit
+from meshplan.planner.problems.frameworks import MEGATRON
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.training import TrainingConfig
 
@@ -40,7 +41,7 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
         "virtual_pipeline_stages": virtual if stages > 1 else 1,
         "zero_stage": draw(st.sampled_from((0, 1, 3))),
         "activation_recompute": draw(RECOMPUTE),
-        "precision": draw(st.sampled_from(("bf16", "fp16", "fp8"))),
+        "precision": draw(st.sampled_from(MEGATRON.precisions)),
         "sequence_parallel": draw(st.booleans()),
     }
     if choices["zero_stage"] == 1:
@@ -50,6 +51,7 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
     if shape.moe is not None:
         choices["expert_parallel"] = draw(st.sampled_from((1, 2, 8)))
         choices["expert_tensor_parallel"] = draw(st.sampled_from((1, 2)))
+        choices["expert_capacity_factor"] = draw(st.sampled_from((0.0, 0.5, 1.0, 1.25)))
     chunks = stages * choices["virtual_pipeline_stages"]
     if draw(st.booleans()):
         cuts = draw(
@@ -122,7 +124,7 @@ def test_layouts_that_are_none(text: str) -> None:
 def test_every_word_of_a_row_is_one_of_its_keys(term: Any) -> None:
     for zero in (0, 1, 2, 3):
         for recompute in ("none", "selective", "full"):
-            for precision in ("bf16", "fp16", "fp8"):
+            for precision in MEGATRON.precisions:
                 config = config_for(
                     MIXTRAL,
                     tensor_parallel=2,

@@ -1,0 +1,82 @@
+"""What a plan rests on that no measured run has confirmed, and how much of its step that is.
+
+Each entry is a sentence for the plan's provenance and the share of the step's time that it may double: nobody measured
+that part, so the interval grows by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from meshplan.planner.estimators.pipeline import SCHEDULES
+from meshplan.planner.estimators.priced import Priced
+from meshplan.planner.problems.training import TrainingProblem
+
+# Parts of a step that run in the precision that was asked for.
+PRODUCTS = ("matrix products", "experts", "recompute")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unconfirmed:
+    """One assumption.
+
+    Args:
+        what: a sentence.
+        share: of the step's time that it may double, 0 to 1.
+    """
+
+    what: str
+    share: float = 0.0
+
+
+def unconfirmed(problem: TrainingProblem, priced: Priced) -> tuple[Unconfirmed, ...]:
+    """Everything in a plan that no measured run has confirmed; empty where there is nothing."""
+    return tuple(_found(problem, priced))
+
+
+def unmeasured_share(problem: TrainingProblem, priced: Priced) -> float:
+    """Share of the step that may take twice as long; a pipeline schedule is counted apart."""
+    return sum(entry.share for entry in unconfirmed(problem, priced))
+
+
+def _share(priced: Priced, *parts: str) -> float:
+    return sum(priced.breakdown_s.get(part, 0.0) for part in parts) / priced.step_s
+
+
+def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
+    config = priced.config
+    schedule = SCHEDULES[config.pipeline_schedule]
+    if not schedule.validated:
+        yield Unconfirmed(what=f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}")
+    if config.activation_recompute == "block":
+        yield Unconfirmed(
+            what="recompute of the first layers of each chunk: no measured run; between none and full, which have"
+        )
+    if config.optimizer_offload:
+        yield Unconfirmed(
+            what="optimizer states in host memory: no measured run; rates of host and link are assumed",
+            share=_share(priced, "optimizer step"),
+        )
+    imbalance = problem.workload.expert_imbalance
+    if imbalance > 1 and not problem.workload.drops_tokens:
+        yield Unconfirmed(
+            what=f"experts {imbalance:g} times the mean on the busiest rank, in every layer: no run states it",
+            share=_share(priced, "experts", "expert-parallel communication") * (1.0 - 1.0 / imbalance),
+        )
+    if config.precision in {"mxfp8", "nvfp4"}:
+        yield _block_scaled(problem, priced)
+
+
+def _block_scaled(problem: TrainingProblem, priced: Priced) -> Unconfirmed:
+    """Runs of 2026-11-20: 18 in mxfp8, one in nvfp4, all of Megatron on Blackwell, none with its memory."""
+    precision, curves = priced.config.precision, problem.machine.device.gemm_curves
+    fitted = precision in curves or (precision == "mxfp8" and "fp8" in curves)
+    kernels = "fp8 kernels" if precision == "mxfp8" else "its kernels"
+    rate = f"product rates fitted to {kernels}" if fitted else "product rates assumed from the datasheet"
+    memory = "cached copies of the weights are counted, not measured"
+    if precision == "nvfp4":
+        what = f"nvfp4: one measured run; {rate}, quantisation taken as fp8's; {memory}"
+        return Unconfirmed(what=what, share=_share(priced, *PRODUCTS))
+    efficiency = "fitted on runs" if problem.calibration.num_runs else "assumed"
+    return Unconfirmed(what=f"mxfp8: {rate}, their efficiency {efficiency} in fp8 and mxfp8 together; {memory}")
