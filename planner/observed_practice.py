@@ -7,7 +7,8 @@ from typing import Any
 
 from meshplan.catalogs.training_benchmarks import TrainingBenchmark, practice_of
 from meshplan.planner.observation_fields import Section
-from meshplan.planner.problems.training import Launches, Phase, TrainingPractice
+from meshplan.planner.problems.practice import Launches, TrainingPractice
+from meshplan.planner.problems.training import Phase
 
 # Words of ``parallelism`` for the switches of TrainingPractice.
 GRAPHS = {"none": Launches.EAGER, "partial": Launches.PARTLY_GRAPHED, "full": Launches.GRAPHED}

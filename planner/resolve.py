@@ -20,7 +20,7 @@ from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.measured_links import host_names, measured_network, profile_problems, slowest_link, with_network
-from meshplan.planner.problems.frameworks import FrameworkRules
+from meshplan.planner.problems.frameworks import FrameworkRules, without_layer_recompute
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.network import Network
@@ -90,6 +90,8 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     if rules is None:
         hint = did_you_mean(closest_names(spec.constraints.target, FRAMEWORKS))
         problems.say("constraints.target", f"no rules are known for {spec.constraints.target!r}{hint}")
+    if rules is not None and spec.fixed.expert_parallel_overlap:
+        rules = without_layer_recompute(rules)
     problems.check()
     if shape is None or cluster is None or rules is None:
         raise AssertionError("a missing part is a problem, and problems were checked")
@@ -125,8 +127,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         objective=spec.objective,
         calibration=calibration_for(catalog, rules.name, machine.device.architecture),
         num_training_tokens=spec.workload.num_training_tokens,
-        fixed=spec.fixed.pinned(),
-    )
+    ).with_fixed(spec.fixed.pinned())
     sources = _sources(problem, cluster, price)
     if profile is not None:
         sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"
@@ -381,6 +382,9 @@ def _check_experts(spec: TrainingSpec, shape: ModelShape, problems: Problems) ->
     for name in ("expert_imbalance", "drops_tokens", "expert_capacity_factor"):
         if name in workload.model_fields_set:
             problems.say(f"workload.{name}", dense)
+    for name in ("expert_dispatcher", "expert_parallel_overlap"):
+        if getattr(fixed, name) not in (None, False):
+            problems.say(f"fixed.{name}", dense)
 
 
 def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:

@@ -53,6 +53,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
         expert_capacity_factor=workload.capacity_factor,
+        **problem.expert_transport,
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:

@@ -187,6 +187,12 @@ class FixedSpec(SpecModel):
         default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
     )
     optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
+    expert_dispatcher: Literal["alltoall", "deepep", "hybridep"] | None = Field(
+        default=None, description="who carries tokens to experts; alltoall (NCCL) unless said"
+    )
+    expert_parallel_overlap: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="tokens of one micro-batch travel while another computes; false unless said"
+    )
     pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
 
     @model_validator(mode="after")

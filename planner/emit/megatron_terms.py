@@ -11,6 +11,7 @@ from typing import Any
 
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit.terms import Term, Words, count, count_term, stated
+from meshplan.planner.problems.practice import ALL_TO_ALL
 from meshplan.planner.problems.training import TrainingConfig
 
 _PARSER = "parser"
@@ -26,6 +27,8 @@ _LOW_PRECISION = {
 }
 _CAPACITY, _PAD = "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity"
 _MAX_CAPACITY = 1024
+_DISPATCHER, _BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
+_OVERLAP = "--overlap-moe-expert-parallel-comm"
 _SCALED_FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
@@ -119,6 +122,25 @@ def _read_capacity(words: Words) -> Mapping[str, Any]:
     if not factor < _MAX_CAPACITY or factor == 0:
         raise ValueError(f"{_CAPACITY} {words[_CAPACITY]!r} is not above 0 and below {_MAX_CAPACITY}")
     return {"expert_capacity_factor": factor} if factor > 0 else {}
+
+
+def _dispatcher(config: TrainingConfig, shape: ModelShape) -> Words:
+    if shape.moe is None:
+        return {}
+    if config.expert_dispatcher == ALL_TO_ALL:
+        return {_DISPATCHER: ALL_TO_ALL}
+    return {_DISPATCHER: "flex", _BACKEND: config.expert_dispatcher}
+
+
+def _read_dispatcher(words: Words) -> Mapping[str, Any]:
+    """Megatron-LM's own default is an all-gather, which no plan is priced for."""
+    kind = words.get(_DISPATCHER)
+    if kind is None or kind == ALL_TO_ALL:
+        return {} if kind is None else {"expert_dispatcher": ALL_TO_ALL}
+    backend = str(words.get(_BACKEND, "deepep"))
+    if kind != "flex" or backend not in ("deepep", "hybridep"):
+        raise ValueError(f"{_DISPATCHER} {kind} {backend if kind == 'flex' else ''}".strip() + " is not modelled")
+    return {"expert_dispatcher": backend}
 
 
 def _zero(config: TrainingConfig, _: ModelShape) -> Words:
@@ -293,6 +315,22 @@ TERMS = (
             "--recompute-num-layers",
         ),
         said_by="--recompute-granularity, --recompute-modules, --recompute-method, --recompute-num-layers",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="expert_dispatcher",
+        words=_dispatcher,
+        read=_read_dispatcher,
+        keys=(_DISPATCHER, _BACKEND),
+        said_by=f"{_DISPATCHER}, {_BACKEND}",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="expert_parallel_overlap",
+        words=lambda config, _: {_OVERLAP: ""} if config.expert_parallel_overlap else {},
+        read=lambda words: {"expert_parallel_overlap": True} if _OVERLAP in words else {},
+        keys=(_OVERLAP,),
+        said_by=_OVERLAP,
         verified_by=_PARSER,
     ),
     Term(

@@ -40,13 +40,15 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "expert_tensor_parallel": (1, 2),
     "activation_recompute": ("none", "selective", "block", "full"),
     "optimizer_offload": (False, True),
+    "expert_dispatcher": ("alltoall", "deepep", "hybridep"),
+    "expert_parallel_overlap": (False, True),
     "precision": PRECISIONS,
     "micro_batch_size": (1, 2),
     "global_batch_size": (64,),
     "sequence_length": (4096,),
     "rank_table": ("in order", "devices reversed", "unequal hosts", "any order"),
 }
-_WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel")
+_WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel", "expert_dispatcher", "expert_parallel_overlap")
 _CHUNKS = {"interleaved": 2, "zb-v": 2}
 _NOTHING_TO_VERIFY = "refused before anything is written"
 
@@ -118,6 +120,8 @@ _DERIVED = {
         _derived("context_parallel", "1: no word needed"),
         _derived("expert_parallel", "1: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
+        _derived("expert_parallel_overlap", "false: no word needed"),
+        _derived("expert_dispatcher", "alltoall: no word needed"),
         _derived("expert_tensor_parallel", "1: no word needed"),
         _derived("layers_per_chunk", "one chunk: no word needed"),
         _derived("data_parallel_shard", "all replicas: no word needed"),
@@ -159,6 +163,8 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "zero_stage": zero_stage,
         "activation_recompute": "none",
         "optimizer_offload": False,
+        "expert_dispatcher": "alltoall",
+        "expert_parallel_overlap": False,
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
@@ -168,6 +174,8 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         chosen[probe.choice] = probe.value
     if probe.choice in {"sequence_parallel", "expert_tensor_parallel"}:
         chosen["tensor_parallel"] = 2
+    if probe.choice in {"expert_dispatcher", "expert_parallel_overlap"}:
+        chosen["expert_parallel"] = 4
     if probe.choice in {"layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"}:
         chosen["pipeline_parallel"] = 4
     if probe.choice == "rank_table":

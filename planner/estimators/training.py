@@ -42,7 +42,8 @@ from meshplan.planner.estimators.memory import MemoryModel, StageMemory
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.training import Launches, TrainingWorkload
+from meshplan.planner.problems.practice import Launches
+from meshplan.planner.problems.training import TrainingWorkload
 
 # One of four equal parts with full recompute: forward, forward again, two backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0

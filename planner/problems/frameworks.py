@@ -11,12 +11,13 @@ parser accepts (``stage``). tests/conformance/megatron holds them against the fr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.planner.problems.practice import ALL_TO_ALL
 from meshplan.planner.problems.precisions import PRECISIONS
 
 
@@ -176,6 +177,49 @@ def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
     )
 
 
+def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
+    """The framework has no word for who carries tokens to experts, nor for when."""
+    return (
+        LegalityRule(
+            name=f"{framework}_has_one_expert_dispatcher",
+            holds=lambda _, config: np.asarray(config.expert_dispatcher) == ALL_TO_ALL,
+            message=f"expert_dispatcher: {framework} plans are made for {ALL_TO_ALL} alone",
+            stage="parser",
+            source=source,
+        ),
+        LegalityRule(
+            name=f"{framework}_has_no_expert_overlap",
+            holds=lambda _, config: np.logical_not(config.expert_parallel_overlap),
+            message=f"expert_parallel_overlap: {framework} has no word for it",
+            stage="parser",
+            source=source,
+        ),
+    )
+
+
+def _several_expert_ranks(_: ModelShape, config: Any) -> Any:
+    ranks = config.expert_parallel * config.expert_tensor_parallel
+    return (ranks > 1) | (np.asarray(config.expert_dispatcher) == ALL_TO_ALL)
+
+
+def _room_to_overlap(_: ModelShape, config: Any) -> Any:
+    chunks = (config.pipeline_parallel == 1) | (config.virtual_pipeline_stages > 1)
+    return np.logical_not(config.expert_parallel_overlap) | (chunks & (config.expert_parallel > 1))
+
+
+def _capacity_travels(_: ModelShape, config: Any) -> Any:
+    return (np.asarray(config.expert_capacity_factor) == 0) | (np.asarray(config.expert_dispatcher) != "deepep")
+
+
+def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
+    """The framework where tokens travel beside the compute of another micro-batch: layers are not computed again.
+
+    Source: megatron-core 0.19.2, core/transformer/transformer_config.py.
+    """
+    left = tuple(mode for mode in rules.recompute_modes if mode in ("none", "selective"))
+    return replace(rules, recompute_modes=left)
+
+
 _ZERO_2 = 2
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
@@ -317,6 +361,27 @@ _MEGATRON_RULES = (
         message="zero_stage 2 and 3 (Megatron-FSDP) need pipeline_parallel = 1",
         stage="run time",
         source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py, _get_dp_tp_mesh",
+    ),
+    LegalityRule(
+        name="fused_dispatch_needs_several_expert_ranks",
+        holds=_several_expert_ranks,
+        message="expert_dispatcher deepep and hybridep need expert_parallel × expert_tensor_parallel > 1",
+        stage="run time",
+        source=f"{_CORE}: core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher",
+    ),
+    LegalityRule(
+        name="expert_overlap_needs_chunks_and_expert_ranks",
+        holds=_room_to_overlap,
+        message="expert_parallel_overlap needs expert_parallel > 1 and, with several stages, virtual stages",
+        stage="parser",
+        source=_CONFIG,
+    ),
+    LegalityRule(
+        name="deepep_pads_no_experts",
+        holds=_capacity_travels,
+        message="expert_dispatcher deepep does not pad experts to their capacity: use hybridep or alltoall",
+        stage="parser",
+        source=_CONFIG,
     ),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
 )

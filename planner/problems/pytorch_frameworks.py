@@ -16,6 +16,7 @@ from meshplan.planner.problems.frameworks import (
     FrameworkRules,
     LegalityRule,
     capacity_rule,
+    expert_transport_rules,
     offload_rule,
 )
 
@@ -141,6 +142,7 @@ TORCHTITAN = FrameworkRules(
             source=f"{_TITAN}: distributed/parallel_dims.py, build_mesh",
         ),
         _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
+        *expert_transport_rules("torchtitan", f"{_TITAN}: config/configs.py (its own backends were not tried)"),
         capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
         offload_rule("torchtitan", (), f"{_TITAN}: config/configs.py (enable_cpu_offload moves the parameters too)"),
     ),
@@ -186,6 +188,7 @@ DEEPSPEED = FrameworkRules(
             stage="run time",
             source=f"{_SPEED}: docs, tutorials/autotp-training (read, not run)",
         ),
+        *expert_transport_rules("deepspeed", f"{_SPEED}: moe/layer.py"),
         capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
     ),
@@ -229,6 +232,7 @@ ACCELERATE = FrameworkRules(
             stage="parser",
             source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
         ),
+        *expert_transport_rules("accelerate", f"{_ACCELERATE}: parallelism_config.py"),
         capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
         offload_rule("accelerate", (), f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
     ),

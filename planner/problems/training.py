@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -11,6 +11,13 @@ from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.practice import (
+    ALL_TO_ALL,
+    AS_IT_COMES,
+    FUSED_DISPATCHERS,
+    ExpertTransport,
+    TrainingPractice,
+)
 
 
 class Phase(Enum):
@@ -19,30 +26,6 @@ class Phase(Enum):
     PRETRAINING = "pretraining"
     FINE_TUNING = "sft"  # every weight
     LORA = "lora"  # low-rank adapters on frozen weights (arXiv:2106.09685)
-
-
-class Launches(Enum):
-    """How the host starts the kernels of a layer."""
-
-    EAGER = "eager"  # one by one
-    PARTLY_GRAPHED = "partly-graphed"  # some parts of a layer from CUDA graphs: attention and router, or the MLP
-    GRAPHED = "graphed"  # the whole step from one CUDA graph
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingPractice:
-    """Switches of a framework that change how long a step takes but not what it computes.
-
-    Args:
-        launches: see :class:`Launches`.
-        fused_dispatch: kernels of their own put tokens in the order of the experts while they travel, and send one copy
-            to each domain (DeepEP, HybridEP); otherwise tokens are sorted in memory and an all-to-all sends every copy.
-        overlaps_experts: dispatch and combine of one micro-batch run beside the compute of another.
-    """
-
-    launches: Launches = Launches.EAGER
-    fused_dispatch: bool = False
-    overlaps_experts: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +62,7 @@ class TrainingWorkload:
     is_eager: bool = False
     scales_rows: bool = False
     overlaps_tensor_parallel: bool | None = None
-    practice: TrainingPractice = TrainingPractice()
+    practice: TrainingPractice = AS_IT_COMES
 
     @property
     def capacity_factor(self) -> float:
@@ -126,6 +109,8 @@ class TrainingConfig:
         recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
         optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
         expert_capacity_factor: rows that every expert gets over the mean, other tokens are dropped; 0 dropless.
+        expert_dispatcher: who carries tokens to experts: ``alltoall`` (NCCL), ``deepep`` or ``hybridep``.
+        expert_parallel_overlap: tokens of one micro-batch travel while another one computes.
     """
 
     tensor_parallel: int
@@ -149,6 +134,8 @@ class TrainingConfig:
     recompute_num_layers: int = 0
     optimizer_offload: bool = False
     expert_capacity_factor: float = 0.0
+    expert_dispatcher: str = ALL_TO_ALL
+    expert_parallel_overlap: bool = False
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -228,6 +215,25 @@ class TrainingProblem:
     objective: TrainingObjective
     num_training_tokens: float | None = None
     fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+
+    def with_fixed(self, fixed: Mapping[str, int | str | bool]) -> TrainingProblem:
+        """The same question with other pins, and the workload's practice as they say."""
+        problem = replace(self, fixed=dict(fixed))
+        asked = problem.expert_transport
+        practice = replace(
+            self.workload.practice,
+            fused_dispatch=asked["expert_dispatcher"] in FUSED_DISPATCHERS,
+            overlaps_experts=asked["expert_parallel_overlap"],
+        )
+        return replace(problem, workload=replace(self.workload, practice=practice))
+
+    @property
+    def expert_transport(self) -> ExpertTransport:
+        """How tokens reach their experts, as pinned."""
+        return {
+            "expert_dispatcher": str(self.fixed.get("expert_dispatcher", ALL_TO_ALL)),
+            "expert_parallel_overlap": bool(self.fixed.get("expert_parallel_overlap", False)),
+        }
 
     @property
     def num_steps(self) -> float | None:

@@ -78,6 +78,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         sequence_length=workload.sequence_length,
         precision=workload.precision,
         expert_capacity_factor=workload.capacity_factor,
+        **problem.expert_transport,
     )
 
 

@@ -73,6 +73,8 @@ class RuleColumns:
     global_batch_size: int
     sequence_length: int
     expert_capacity_factor: float
+    expert_dispatcher: str
+    expert_parallel_overlap: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +289,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         expert_capacity_factor=problem.workload.capacity_factor,
+        **problem.expert_transport,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
     )
     keep = np.ones(len(batch), dtype=bool)

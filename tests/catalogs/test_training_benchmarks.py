@@ -9,7 +9,7 @@ import pytest
 from meshplan.catalogs.seeds import SEED_FOLDER
 from meshplan.catalogs.training_benchmarks import TrainingBenchmark, practice_of
 from meshplan.catalogs.yaml_reader import load_yaml
-from meshplan.planner.problems.training import Launches, TrainingPractice
+from meshplan.planner.problems.practice import Launches, TrainingPractice
 
 RUN = TrainingBenchmark(
     observed_as="Megatron-Bridge",

@@ -20,7 +20,8 @@ from meshplan.catalogs.repository import Catalog
 from meshplan.catalogs.serving_calibration import ServingCalibration
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, read_rows
-from meshplan.planner.problems.training import Launches, Phase, TrainingPractice
+from meshplan.planner.problems.practice import Launches, TrainingPractice
+from meshplan.planner.problems.training import Phase
 from meshplan.planner.validate import validate_rows, validate_run
 from meshplan.planner.validation import ValidatedRow
 

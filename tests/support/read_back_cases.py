@@ -10,6 +10,7 @@ from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Reading
+from meshplan.planner.problems.practice import ALL_TO_ALL
 from meshplan.planner.problems.training import TrainingConfig
 from meshplan.planner.spec import FixedSpec
 
@@ -42,6 +43,10 @@ def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequenc
     return reading
 
 
+# What a choice is where a framework needs no word for it.
+NEEDS_NO_WORD = {"optimizer_offload": False, "expert_parallel_overlap": False, "expert_dispatcher": ALL_TO_ALL}
+
+
 def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True) -> dict[str, tuple[Any, Any]]:
     """Terms that came back changed: name → (planned, read).
 
@@ -62,8 +67,7 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned.pop("recompute_num_layers", None)  # nothing to count
     if config.expert_capacity_factor:
         planned["expert_capacity_factor"] = config.expert_capacity_factor
-    if not config.optimizer_offload:
-        planned.pop("optimizer_offload", None)  # needs no word
+    planned = {name: value for name, value in planned.items() if NEEDS_NO_WORD.get(name) != value}
     if config.tensor_parallel == 1:
         planned.pop("sequence_parallel", None)  # nothing is split
     if config.pipeline_parallel == 1:

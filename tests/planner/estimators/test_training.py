@@ -20,13 +20,8 @@ from meshplan.planner.estimators.priced import candidates_of, price
 from meshplan.planner.estimators.referee import refereed_step_s
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
-from meshplan.planner.problems.training import (
-    Launches,
-    Phase,
-    TrainingConfig,
-    TrainingPractice,
-    TrainingProblem,
-)
+from meshplan.planner.problems.practice import Launches, TrainingPractice
+from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
 
 Question = tuple[TrainingProblem, TrainingConfig]
 # Larger is better for these constants, smaller for all others.

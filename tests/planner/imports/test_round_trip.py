@@ -52,6 +52,8 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
         choices["expert_parallel"] = draw(st.sampled_from((1, 2, 8)))
         choices["expert_tensor_parallel"] = draw(st.sampled_from((1, 2)))
         choices["expert_capacity_factor"] = draw(st.sampled_from((0.0, 0.5, 1.0, 1.25)))
+        choices["expert_dispatcher"] = draw(st.sampled_from(("alltoall", "deepep", "hybridep")))
+        choices["expert_parallel_overlap"] = draw(st.booleans())
     chunks = stages * choices["virtual_pipeline_stages"]
     if draw(st.booleans()):
         cuts = draw(
