@@ -190,7 +190,7 @@ class TrainingProblem:
     limits: TrainingLimits
     objective: TrainingObjective
     num_training_tokens: float | None = None
-    fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def num_steps(self) -> float | None:
