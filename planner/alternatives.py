@@ -74,7 +74,8 @@ def alternatives(problem: TrainingProblem, chosen: Priced, *, time_limit_s: floa
         if time_limit_s is not None and time.perf_counter() - start >= time_limit_s:
             break
         has_it = all(getattr(chosen.config, key) == value for key, value in choices.items())
-        pinned = any(key in problem.fixed for key in choices)
+        decided = {*problem.fixed, *(["pipeline_parallel"] if "layers_per_chunk" in problem.fixed else [])}
+        pinned = any(key in decided for key in choices)
         if has_it or pinned:
             continue
         try:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.parallelism import deal_layers, schedules_of
+from meshplan.planner.estimators.schedules import ZIGZAG
+from meshplan.planner.parallelism import deal_layers, layers_problem, schedules_of
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 
 
@@ -21,11 +22,12 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     def number(name: str, default: int) -> int:
         return int(fixed.get(name, default))
 
-    tensor, pipeline, context = (number(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
+    tensor, context, chunks = number("tensor_parallel", 1), number("context_parallel", 1), _chunks(problem)
+    layers = fixed.get("layers_per_chunk")
+    pipeline = number("pipeline_parallel", 1 if layers is None else max(len(layers) // chunks, 1))
     model_devices = tensor * pipeline * context
     data = number("data_parallel", max(problem.limits.max_devices // model_devices, 1))
     micro, batch = number("micro_batch_size", 1), workload.global_batch_size
-    chunks = number("virtual_pipeline_stages", 1)
     problems = _impossible(problem, model_devices * data, batch, micro * data, pipeline * chunks)
     if problems:
         raise SpecError(problems)
@@ -44,7 +46,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         zero_stage=zero,
         activation_recompute=str(fixed.get("activation_recompute", "none")),
         pipeline_schedule=schedule,
-        layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks),
+        layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks) if layers is None else layers,
         micro_batch_size=micro,
         num_microbatches=batch // (micro * data),
         global_batch_size=batch,
@@ -59,6 +61,12 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     if broken:
         raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
     return config
+
+
+def _chunks(problem: TrainingProblem) -> int:
+    """Chunks a stage; a V has two."""
+    usual = 2 if problem.fixed.get("pipeline_schedule") in ZIGZAG else 1
+    return int(problem.fixed.get("virtual_pipeline_stages", usual))
 
 
 def _block(problem: TrainingProblem) -> int:
@@ -92,4 +100,10 @@ def _impossible(problem: TrainingProblem, devices: int, batch: int, per_pass: in
         )
     if chunks > layers:
         found.append(Problem(path="fixed", message=f"{chunks} model chunks, but the model has {layers} layers"))
+    given = problem.fixed.get("layers_per_chunk")
+    if given is not None:
+        per_stage = _chunks(problem)
+        wrong = layers_problem(given, layers, pipeline_parallel=chunks // per_stage, virtual_pipeline_stages=per_stage)
+        if wrong is not None:
+            found.append(Problem(path="fixed.layers_per_chunk", message=wrong))
     return found

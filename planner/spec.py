@@ -21,6 +21,7 @@ MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
 MAX_TRAINING_TOKENS = 1e18
 MAX_EXPERT_LOAD = 1024.0
+MAX_CHUNKS = 1024
 
 
 class NodesSpec(SpecModel):
@@ -193,7 +194,26 @@ class FixedSpec(SpecModel):
     expert_parallel_overlap: Annotated[bool, Field(strict=True)] | None = Field(
         default=None, description="tokens of one micro-batch travel while another computes; false unless said"
     )
-    pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
+    pipeline_schedule: (
+        Literal[
+            "none",
+            "gpipe",
+            "1f1b",
+            "interleaved",
+            "zb-h1",
+            "zb-1p",
+            "zb-2p",
+            "zb-v",
+            "v-half",
+            "v-min",
+            "dualpipe-v",
+            "hanayo",
+        ]
+        | None
+    ) = None
+    layers_per_chunk: Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)] | None = Field(
+        default=None, description="layers of each model chunk in the order of a token, such as [9, 10, 10, 7]"
+    )
 
     @model_validator(mode="after")
     def _block_has_layers(self) -> FixedSpec:
@@ -201,9 +221,10 @@ class FixedSpec(SpecModel):
             raise ValueError("recompute_num_layers goes with activation_recompute: block")
         return self
 
-    def pinned(self) -> dict[str, int | str | bool]:
+    def pinned(self) -> dict[str, int | str | bool | tuple[int, ...]]:
         """Only what is pinned."""
-        return self.model_dump(exclude_none=True)
+        values = self.model_dump(exclude_none=True)
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 class TrainingSpec(SpecModel):

@@ -17,6 +17,7 @@ from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of, verified_of
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.plan import Plan
+from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
 from meshplan.planner.problems.precisions import PRECISIONS
 from meshplan.planner.problems.training import TrainingConfig
 
@@ -31,7 +32,7 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "pipeline_parallel": (1, 4),
     "virtual_pipeline_stages": (1, 2),
     "layers_per_chunk": ("even", "uneven"),
-    "pipeline_schedule": ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
+    "pipeline_schedule": tuple(name for name in ANY_FRAMEWORK.pipeline_schedules if name != "none"),
     "context_parallel": (1, 2),
     "data_parallel": (1, 4),
     "data_parallel_shard": (_NUM_REPLICAS, 2),
@@ -49,7 +50,7 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "rank_table": ("in order", "devices reversed", "unequal hosts", "any order"),
 }
 _WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel", "expert_dispatcher", "expert_parallel_overlap")
-_CHUNKS = {"interleaved": 2, "zb-v": 2}
+_CHUNKS = {"interleaved": 2, **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2)}
 _NOTHING_TO_VERIFY = "refused before anything is written"
 
 

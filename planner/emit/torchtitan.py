@@ -30,9 +30,10 @@ _PARSER = "parser and ParallelDims"
 _KNOWN_NAMES = {
     "precision": ("bf16",),
     "activation_recompute": ("none", "selective", "full"),
-    "pipeline_schedule": ("none", "1f1b", "interleaved"),
+    "pipeline_schedule": ("none", "1f1b", "interleaved", "dualpipe-v"),
 }
-_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+# As torch.distributed.pipelining.schedules.get_schedule_class knows them.
+_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "dualpipe-v": "DualPipeV"}
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 _ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 SUBCOMMAND = "activation-checkpoint:"

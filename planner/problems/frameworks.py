@@ -312,6 +312,15 @@ _MEGATRON_RULES = (
         source=f"{_CORE}: core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving",
     ),
     LegalityRule(
+        name="dualpipe_v_fills_the_v",
+        holds=lambda _, config: (
+            (config.num_microbatches >= 2 * config.pipeline_parallel) | (config.pipeline_schedule != "dualpipe-v")
+        ),
+        message="dualpipe-v needs num_microbatches of 2 × pipeline_parallel or more",
+        stage="run time",
+        source="torch 2.13: distributed/pipelining/schedules.py, ScheduleDualPipeV.__init__ (read, not run)",
+    ),
+    LegalityRule(
         name="global_batch_divisible",
         holds=lambda _, config: (
             config.global_batch_size == config.micro_batch_size * config.data_parallel * config.num_microbatches
@@ -410,6 +419,7 @@ MEGATRON = FrameworkRules(
 # Arithmetic of parallelism and of the model alone: what any framework would have to refuse.
 _ARITHMETIC = frozenset(
     {
+        "dualpipe_v_fills_the_v",
         "heads_divisible_by_tensor_parallel",
         "kv_heads_and_tensor_parallel_divide",
         "pipeline_at_most_layers",
@@ -426,7 +436,20 @@ ANY_FRAMEWORK = FrameworkRules(
     rules=tuple(rule for rule in _MEGATRON_RULES if rule.name in _ARITHMETIC),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=True,
-    pipeline_schedules=("none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
+    pipeline_schedules=(
+        "none",
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "zb-h1",
+        "zb-1p",
+        "zb-2p",
+        "zb-v",
+        "v-half",
+        "v-min",
+        "dualpipe-v",
+        "hanayo",
+    ),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
     recompute_modes=("none", "selective", "block", "full"),

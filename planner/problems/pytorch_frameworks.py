@@ -148,13 +148,15 @@ TORCHTITAN = FrameworkRules(
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=False,
-    pipeline_schedules=("none", "1f1b", "interleaved"),
+    pipeline_schedules=("none", "1f1b", "interleaved", "dualpipe-v"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
     precisions=("bf16",),
     notes=(
         "Selective recomputation keeps the outputs of chosen operators, not all but the attention core: its memory and "
         "time are those of another set than the estimate's.",
+        "dualpipe-v is planned where fixed.pipeline_schedule asks for it; it cannot be combined with torch.compile "
+        "(torch 2.13: distributed/pipelining/schedules.py, _check_torch_compile_compatibility).",
         "Stages of unequal length would need module names a stage, which the command line cannot say.",
     ),
 )

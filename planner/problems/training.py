@@ -214,9 +214,9 @@ class TrainingProblem:
     limits: TrainingLimits
     objective: TrainingObjective
     num_training_tokens: float | None = None
-    fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
-    def with_fixed(self, fixed: Mapping[str, int | str | bool]) -> TrainingProblem:
+    def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
         """The same question with other pins, and the workload's practice as they say."""
         problem = replace(self, fixed=dict(fixed))
         asked = problem.expert_transport

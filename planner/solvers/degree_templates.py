@@ -60,6 +60,7 @@ class RuleColumns:
     tensor_parallel: IntArray
     pipeline_parallel: int
     virtual_pipeline_stages: int
+    pipeline_schedule: str
     context_parallel: IntArray
     data_parallel: IntArray
     data_parallel_shard: IntArray
@@ -229,9 +230,12 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
     most = min(layers, problem.limits.max_devices)
     asked = problem.fixed.get("pipeline_schedule")
     pinned = None if asked is None else str(asked)
+    given = problem.fixed.get("layers_per_chunk")
     splits = []
     for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
         chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _deals_evenly(layers, p * v))]
+        if given is not None:
+            chunks = [len(given) // p] if len(given) % p == 0 and (p > 1 or len(given) == 1) else []
         for v in _choices(problem, "virtual_pipeline_stages", chunks):
             if not problem.rules.uneven_layers and layers % (p * v) != 0:
                 continue
@@ -250,7 +254,13 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
 
 
 def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
-    """Layers of each chunk: as even as they go and, where that differs, as evens out the arithmetic of the stages."""
+    """Layers of each chunk: as even as they go and, where that differs, as evens out the arithmetic of the stages.
+
+    What the user gave is the only one.
+    """
+    given = problem.fixed.get("layers_per_chunk")
+    if given is not None:
+        return [given] if len(given) == p * v else []
     usual = deal_layers(problem.shape.num_hidden_layers, p * v)
     if v > 1 or p == 1 or not problem.rules.uneven_layers:
         return [usual]
@@ -284,6 +294,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
     view = RuleColumns(
         pipeline_parallel=batch.split.pipeline_parallel,
         virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
+        pipeline_schedule=batch.split.schedule,
         num_microbatches=batch.num_microbatches,
         optimizer_offload=batch.optimizer_offload,
         global_batch_size=problem.workload.global_batch_size,
