@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
 
 
 def fixed_config(problem: TrainingProblem) -> TrainingConfig:
@@ -53,6 +53,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
         expert_capacity_factor=workload.capacity_factor,
+        quantised_weights=workload.phase is Phase.QLORA,
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:

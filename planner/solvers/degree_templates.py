@@ -25,7 +25,7 @@ from meshplan.planner.estimators.candidates import (
     split_layers,
 )
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import TrainingProblem
+from meshplan.planner.problems.training import Phase, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
@@ -73,6 +73,7 @@ class RuleColumns:
     global_batch_size: int
     sequence_length: int
     expert_capacity_factor: float
+    quantised_weights: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -287,6 +288,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         expert_capacity_factor=problem.workload.capacity_factor,
+        quantised_weights=problem.workload.phase is Phase.QLORA,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
     )
     keep = np.ones(len(batch), dtype=bool)

@@ -31,6 +31,7 @@ CONFIGS = st.builds(
     zero_stage=st.integers(0, 3),
     optimizer_offload=st.booleans(),
     expert_capacity_factor=st.sampled_from((0.0, 1.0, 1.25)),
+    quantised_weights=st.booleans(),
     num_microbatches=st.integers(1, 12),
     global_batch_size=st.integers(1, 64),
     sequence_length=st.sampled_from((1024, 4096, 4098, 4100)),
