@@ -58,6 +58,11 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
             what="optimizer states in host memory: no measured run; rates of host and link are assumed",
             share=_share(priced, "optimizer step"),
         )
+    if config.quantised_weights:
+        yield Unconfirmed(
+            what="QLoRA: no measured run; time and memory of four-bit weights follow the paper's arithmetic",
+            share=_share(priced, *PRODUCTS),
+        )
     imbalance = problem.workload.expert_imbalance
     if imbalance > 1 and not problem.workload.drops_tokens:
         yield Unconfirmed(

@@ -97,7 +97,7 @@ class ObservedRun:
         """What kind of run it is, for summaries: the part of the model that its error tests."""
         if self.problem.shape.moe is not None:
             return "MoE"
-        if self.problem.workload.phase is Phase.LORA:
+        if self.problem.workload.phase.has_adapters:
             return "LoRA"
         if self.config.zero_stage >= ZERO_PARAMETERS:
             return "dense FSDP"
@@ -174,7 +174,7 @@ class ObservationReader:
                 precision=precision,
                 phase=phase,
                 drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
-                lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase is Phase.LORA else 0,
+                lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
                 is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
                 scales_rows=_scales_rows(row),
                 overlaps_tensor_parallel=_overlaps_tensor_parallel(choices),

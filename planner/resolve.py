@@ -364,8 +364,10 @@ def _check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, prob
     positions = shape.num_position_embeddings
     if positions and spec.workload.sequence_length > positions:
         problems.say("workload.sequence_length", f"{shape.name} has learned positions for {positions} tokens only")
-    if spec.workload.phase is Phase.LORA and shape.latent is not None:
+    if spec.workload.phase.has_adapters and shape.latent is not None:
         problems.say("workload.phase", "LoRA on multi-head latent attention is not modelled yet")
+    if spec.workload.phase is Phase.QLORA and shape.moe is not None:
+        problems.say("workload.phase", "QLoRA is modelled for dense models: experts are no linear layers to quantise")
 
 
 def _check_experts(spec: TrainingSpec, shape: ModelShape, problems: Problems) -> None:
@@ -395,6 +397,12 @@ def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Proble
     precision, recompute = spec.workload.precision, spec.fixed.activation_recompute
     if precision not in rules.precisions:
         problems.say("workload.precision", f"{rules.name} is planned in {', '.join(rules.precisions)}, not {precision}")
+    if spec.workload.phase is Phase.QLORA:
+        if not rules.quantised_weights:
+            able = ", ".join(name for name, other in FRAMEWORKS.items() if other.quantised_weights)
+            problems.say("workload.phase", f"{rules.name} has no weights in four bits; constraints.target: {able}")
+        if precision not in {"bf16", "fp16"}:
+            problems.say("workload.precision", f"QLoRA multiplies in bf16 or fp16, not {precision}")
     if recompute is not None and recompute not in rules.recompute_modes:
         offered = ", ".join(rules.recompute_modes)
         problems.say("fixed.activation_recompute", f"{rules.name} has {offered}, not {recompute}")

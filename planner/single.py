@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.parallelism import deal_layers, layers_problem, schedules_of
-from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
 
 
 def fixed_config(problem: TrainingProblem) -> TrainingConfig:
@@ -55,6 +55,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
         expert_capacity_factor=workload.capacity_factor,
+        quantised_weights=workload.phase is Phase.QLORA,
         **problem.expert_transport,
     )
     broken = problem.rules.broken(problem.shape, config)

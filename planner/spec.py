@@ -114,8 +114,8 @@ class WorkloadSpec(SpecModel):
             )
         if self.num_sequences > MAX_GLOBAL_BATCH:
             raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
-        if (self.phase is Phase.LORA) != (self.lora_rank is not None):
-            raise ValueError("phase 'lora' and lora_rank go together")
+        if self.phase.has_adapters != (self.lora_rank is not None):
+            raise ValueError("phase 'lora' (or 'qlora') and lora_rank go together")
         if self.drops_tokens is False and self.expert_capacity_factor is not None:
             raise ValueError(f"expert_capacity_factor {self.expert_capacity_factor:g} drops tokens: drops_tokens: true")
         if self.has_capacity and self.expert_imbalance > 1:

@@ -15,6 +15,7 @@ import yaml
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import script
+from meshplan.planner.emit.adapters import adapter_notes
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
 from meshplan.planner.emit.job import Job
 from meshplan.planner.emit.placement import host_placements
@@ -191,7 +192,7 @@ def job(request: TrainingRequest) -> Job:
             script.config_file(request, VERIFIED),
         ),
         settings=(script.script_setting(request.script),),
-        notes=_NOTES,
+        notes=(*_NOTES, *adapter_notes(request.plan)),
         starter=_STARTER.format(config_file=CONFIG_FILE),
     )
     placements = host_placements(made.rank_table, request.hosts, target=TARGET)

@@ -13,6 +13,7 @@ from typing import Any
 
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import script
+from meshplan.planner.emit.adapters import adapter_notes
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest
 from meshplan.planner.emit.job import Job
 from meshplan.planner.emit.registry import Feature
@@ -201,7 +202,12 @@ def job(request: TrainingRequest) -> Job:
         # JSON has no comments and DeepSpeed owns every key, so the stamp is in the file beside it.
         files=(Artifact(path=CONFIG_FILE, content=text), script.config_file(request, VERIFIED)),
         settings=(script.script_setting(request.script),),
-        notes=(*_NOTES, *tensor_note, *([_OFFLOAD_NOTE] if request.config.optimizer_offload else [])),
+        notes=(
+            *_NOTES,
+            *tensor_note,
+            *adapter_notes(request.plan),
+            *([_OFFLOAD_NOTE] if request.config.optimizer_offload else []),
+        ),
     )
 
 

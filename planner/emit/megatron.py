@@ -18,6 +18,7 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import megatron_script
+from meshplan.planner.emit.adapters import without_adapters
 from meshplan.planner.emit.artifact import (
     Artifact,
     ParserVerified,
@@ -157,7 +158,11 @@ def job(request: TrainingRequest) -> Job:
         program=megatron_script.program(ARGUMENTS_FILE, request.shape.vocab_size),
         files=(argument_file,),
         settings=megatron_script.SETTINGS,
-        notes=(*model_notes(request.shape), *_config_notes(request.config)),
+        notes=(
+            *model_notes(request.shape),
+            *_config_notes(request.config),
+            *without_adapters(request.plan, "pretrain_gpt.py"),
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import PurePosixPath
 
 from meshplan.catalogs.errors import EmitError
+from meshplan.planner.emit.adapters import adapter_notes, adapters_of
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, stamp_fields
 from meshplan.planner.emit.job import Job, Setting, plan_fields
 from meshplan.planner.emit.registry import Feature
@@ -40,6 +41,9 @@ program=("$script")
 def config_file(request: TrainingRequest, verified: ParserVerified) -> Artifact:
     """``training_config.json``: every choice of the plan, for scripts that read it themselves."""
     document = {**stamp_fields(request.plan, verified), "config": plan_fields(request)}
+    adapters = adapters_of(request.plan)
+    if adapters:
+        document["adapters"] = adapters
     return Artifact(path=CONFIG_FILE, content=json.dumps(document, indent=2) + "\n")
 
 
@@ -61,6 +65,7 @@ def job(request: TrainingRequest) -> Job:
         files=(config_file(request, VERIFIED),),
         settings=(script_setting(request.script),),
         notes=(
+            *adapter_notes(request.plan),
             f"torchrun knows no degrees: the script must build its process groups from {CONFIG_FILE} (its path is in "
             "MESHPLAN_CONFIG), with the rank order of rank_table.json (MESHPLAN_RANK_TABLE).",
         ),

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.planner.emit.adapters import without_adapters
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
 from meshplan.planner.emit.job import Job, Setting
 from meshplan.planner.emit.registry import Feature
@@ -296,6 +297,7 @@ def job(request: TrainingRequest) -> Job:
         settings=SETTINGS,
         notes=(
             *notes,
+            *without_adapters(request.plan, "this configuration of TorchTitan"),
             "The plan is priced with compiled kernels and without asynchronous tensor parallelism; the flags say both.",
             "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
         ),

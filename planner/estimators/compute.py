@@ -31,7 +31,8 @@ from meshplan.planner.estimators.operator_traffic import (
     ROW_SCALING_EXTRA_BYTES,
     OperatorTraffic,
 )
-from meshplan.planner.problems.training import Phase, TrainingWorkload
+from meshplan.planner.estimators.quantised_weights import DEQUANTISE_BYTES, is_quantised
+from meshplan.planner.problems.training import TrainingWorkload
 
 # Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
 GEMM_TILE = 128
@@ -195,9 +196,19 @@ class ComputeModel:
         return self.tokens / np.where(batch.sequence_parallel, batch.tensor_parallel, 1)
 
     def gemm(
-        self, m: FloatArray, n: FloatArray, k: FloatArray, *, precision: str | None = None, factor: Constant = 1.0
+        self,
+        m: FloatArray,
+        n: FloatArray,
+        k: FloatArray,
+        *,
+        precision: str | None = None,
+        factor: Constant = 1.0,
+        whole: bool = False,
     ) -> Cost:
-        """Forward and backward of one weight matrix; LoRA's frozen weights have no weight gradient."""
+        """Forward and backward of one weight matrix; LoRA's frozen weights have no weight gradient.
+
+        Weights in four bits are written out first, unless the matrix is ``whole`` (:mod:`.quantised_weights`).
+        """
         name = precision or self.workload.precision
         constants = self.calibration.time
         efficiency = constants.gemm_efficiency * factor
@@ -206,9 +217,11 @@ class ComputeModel:
         curve, width = gemm_curve(self.device, name), ELEMENT_BYTES[name]
         forward = gemm_s(curve, m, n, k, efficiency=efficiency, element_bytes=width)
         backward = gemm_s(curve, m, k, n, efficiency=efficiency, element_bytes=width)
-        if self.workload.phase is not Phase.LORA:
+        if not self.workload.phase.has_adapters:
             backward = backward + gemm_s(curve, n, k, m, efficiency=efficiency, element_bytes=width)
         cost = Cost(forward_s=forward, backward_s=backward)
+        if is_quantised(self.workload) and not whole:
+            cost = cost + self.memory_op(DEQUANTISE_BYTES * n * k, backward_ratio=1.0)
         if name in LOW_PRECISION and self.workload.scales_rows:
             cost = cost + self._row_scaling(m, n, k)
         return cost
@@ -330,7 +343,11 @@ class ComputeModel:
         columns = self.shape.vocab_size / self.candidates.tensor_parallel
         precision = self.workload.precision if self.workload.precision in ("fp16", "fp32") else "bf16"
         product = self.gemm(
-            self.tokens, columns, np.full_like(self.tokens, float(self.shape.hidden_size)), precision=precision
+            self.tokens,
+            columns,
+            np.full_like(self.tokens, float(self.shape.hidden_size)),
+            precision=precision,
+            whole=True,
         )
         moved = self._traffic.loss_bytes / 2.0 * self.tokens * columns
         return product + self.memory_op(moved, backward_ratio=1.0)

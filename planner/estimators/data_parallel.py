@@ -17,7 +17,7 @@ from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, Communicat
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel
 from meshplan.planner.estimators.offload import host_optimizer_s
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.training import Phase, TrainingWorkload
+from meshplan.planner.problems.training import TrainingWorkload
 
 # The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
 BACKWARD_SHARE = 2.0 / 3.0
@@ -56,13 +56,13 @@ class DataParallelModel:
         if not (batch.zero_stage >= ZERO_PARAMETERS).any():
             return np.zeros_like(busy)
         size, stride = self._data_group()
-        gather = self.links.gather_s(self.memory.dense_parameters(stage) * recipe.parameter_gather_bytes, size, stride)
+        gather = self.links.gather_s(self.memory.gathered_dense_bytes(stage), size, stride)
         scatter = self.links.gather_s(self.memory.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
         expert_size, expert_stride = self._expert_data_group()
         experts = self.memory.expert_parameters(stage)
         gather = gather + self.links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
         scatter = scatter + self.links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
-        if self.workload.phase is Phase.LORA:
+        if self.workload.phase.has_adapters:
             scatter = np.zeros_like(scatter)
         moved = 2.0 * gather + scatter
         hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
@@ -89,7 +89,7 @@ class DataParallelModel:
     def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Seconds of a step's gradient reduction and parameter gathering on a stage, hidden or not, for ZeRO 0–2."""
         batch, recipe, links = self.candidates, self.calibration.recipe, self.links
-        lora = self.workload.phase is Phase.LORA
+        lora = self.workload.phase.has_adapters
         dense = self.memory.lora_parameters(stage) if lora else self.memory.dense_parameters(stage)
         experts = np.zeros_like(dense) if lora else self.memory.expert_parameters(stage)
         reduce_s = gather_s = np.zeros_like(dense)
@@ -124,7 +124,7 @@ class DataParallelModel:
 
     def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
         """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
-        if self.workload.phase is Phase.LORA:
+        if self.workload.phase.has_adapters:
             trained = self.memory.lora_parameters(stage)
         else:
             trained = self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
@@ -133,7 +133,7 @@ class DataParallelModel:
     def optimizer_s(self, stage: StageClass) -> FloatArray:
         """Seconds of a stage's optimizer step, on the device or, where its states lie there, on the host."""
         batch = self.candidates
-        if self.workload.phase is Phase.LORA:
+        if self.workload.phase.has_adapters:
             owned = self.memory.lora_parameters(stage)
         else:
             dense_ranks, _ = self._data_group()

@@ -41,6 +41,13 @@ from meshplan.planner.estimators.compute import activation_bytes
 from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER
 from meshplan.planner.estimators.pipeline import in_flight
+from meshplan.planner.estimators.quantised_weights import (
+    NF4_BYTES,
+    UNQUANTISED_BYTES,
+    dequantised_bytes,
+    is_quantised,
+    quantised_parameters,
+)
 from meshplan.planner.problems.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 
@@ -157,6 +164,8 @@ class MemoryModel:
         queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         widths = LORA_MATRICES_PER_LAYER * shape.hidden_size + 2 * queries + 2 * keys
         layers = float(sum(stage.layers))
+        if self.workload.phase is Phase.QLORA:  # on every linear layer
+            widths += shape.mlp_matrices * (shape.hidden_size + shape.intermediate_size)
         return layers * self.workload.lora_rank * widths / self.candidates.tensor_parallel
 
     def _states(self, stage: StageClass) -> Mapping[str, FloatArray]:
@@ -173,12 +182,23 @@ class MemoryModel:
             states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
+        if is_quantised(self.workload):
+            weights = self._quantised_bytes(stage)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
+
+    def _quantised_bytes(self, stage: StageClass) -> FloatArray:
+        """Frozen weights in four bits, what stays wide, the adapters and one dequantised matrix, [n]."""
+        batch = self.candidates
+        packed = quantised_parameters(self.shape, stage, batch.tensor_parallel)
+        wide = (self.dense_parameters(stage) - packed) * UNQUANTISED_BYTES
+        adapters = self.lora_parameters(stage) * self.calibration.recipe.weight_bytes
+        ranks = np.where(batch.zero_stage >= ZERO_PARAMETERS, batch.data_parallel_shard * batch.context_parallel, 1)
+        return (packed * NF4_BYTES + wide + adapters) / ranks + dequantised_bytes(self.shape)
 
     def _shares(self, stage: StageClass) -> tuple[tuple[FloatArray, FloatArray, FloatArray], ...]:
         """(Resident, trained, ranks that share one copy) of a rank's parameters; adapters sit on the dense part."""
         batch = self.candidates
-        lora = self.workload.phase is Phase.LORA
+        lora = self.workload.phase.has_adapters
         dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
         return (
             (dense, self.lora_parameters(stage) if lora else dense, batch.data_parallel_shard * batch.context_parallel),
@@ -208,7 +228,17 @@ class MemoryModel:
         layers = max(sum(stage.layers), 1)
         recipe = self.calibration.recipe
         largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
+        if is_quantised(self.workload):
+            return GATHERED_LAYERS * self.gathered_dense_bytes(stage) / layers
         return GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * recipe.gradient_reduce_bytes
+
+    def gathered_dense_bytes(self, stage: StageClass) -> FloatArray:
+        """What a stage's parameters outside the routed experts weigh on the wire, [n]."""
+        dense, each = self.dense_parameters(stage), self.calibration.recipe.parameter_gather_bytes
+        if not is_quantised(self.workload):
+            return dense * each
+        packed = quantised_parameters(self.shape, stage, self.candidates.tensor_parallel)
+        return (dense - packed) * each + packed * NF4_BYTES
 
     # --- activations -----------------------------------------------------------------------------------------------
 
@@ -249,6 +279,7 @@ class MemoryModel:
 
     @property
     def _frozen(self) -> bool:
+        """Matrices without adapters keep no input."""
         return self.workload.phase is Phase.LORA
 
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:

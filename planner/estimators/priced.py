@@ -10,7 +10,7 @@ import numpy as np
 from meshplan.planner.estimators.candidates import Candidates, Recompute, split_layers
 from meshplan.planner.estimators.flops import model_flops_per_step
 from meshplan.planner.estimators.training import TrainingEstimate, estimate_training
-from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
+from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +139,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             problem.shape,
             config.sequence_length,
             config.global_batch_size,
-            frozen_weights=problem.workload.phase is Phase.LORA,
+            frozen_weights=problem.workload.phase.has_adapters,
         ),
         recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
     )

@@ -10,7 +10,7 @@ from meshplan.planner.estimators.compute import LOW_PRECISION, attention_peak_fl
 from meshplan.planner.estimators.expert_load import leaving_load
 from meshplan.planner.estimators.flops import forward_flops_per_token
 from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.training import Phase, TrainingWorkload
+from meshplan.planner.problems.training import TrainingWorkload
 
 # Keeps the bound below the model: FLOPs count biases and routers, whose products the layer times leave out.
 BOUND_SLACK = 0.99
@@ -50,7 +50,7 @@ def work_device_s(
     if calibration.recipe.flash_attention:
         peak = attention_peak_flops_per_s(machine.device, workload)
         attention = flops.attention / (peak * float(np.max(constants.attention_efficiency)))
-    passes = 2.0 if workload.phase is Phase.LORA else 3.0
+    passes = 2.0 if workload.phase.has_adapters else 3.0
     again = 1.0 if recompute_full else 0.0
     per_token = (passes + again) * layers + passes * flops.head / max(rate, head_rate) + (3.0 + again) * attention
     return float(BOUND_SLACK * workload.tokens_per_step * per_token)

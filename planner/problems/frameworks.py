@@ -57,6 +57,7 @@ class FrameworkRules:
         recompute_modes: what ``activation_recompute`` may be.
         precisions: of matrix products.
         sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no word for it.
+        quantised_weights: frozen weights may lie in four bits.
     """
 
     name: str
@@ -71,6 +72,7 @@ class FrameworkRules:
     recompute_modes: tuple[str, ...] = ("none", "selective", "full")
     precisions: tuple[str, ...] = ("bf16", "fp16", "fp8")
     sequence_parallel: bool = True
+    quantised_weights: bool = False
 
     def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
         """The rules that ONE configuration breaks; empty when the framework takes it."""
@@ -166,6 +168,17 @@ def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> Leg
     )
 
 
+def whole_weights_rule(framework: str, source: str) -> LegalityRule:
+    """The framework has no frozen weights in four bits."""
+    return LegalityRule(
+        name=f"{framework}_has_no_quantised_weights",
+        holds=lambda _, config: np.logical_not(config.quantised_weights),
+        message=f"quantised_weights: {framework} has no weights in four bits (workload.phase: lora)",
+        stage="parser",
+        source=source,
+    )
+
+
 def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
     """The framework has no word for experts of a fixed capacity."""
     return LegalityRule(
@@ -241,6 +254,13 @@ _MEGATRON_RULES = (
         message="num_key_value_heads must be a multiple or a divisor of tensor_parallel",
         stage="parser",
         source=_CONFIG,
+    ),
+    LegalityRule(
+        name="quantised_weights_are_whole",
+        holds=lambda _, config: (config.tensor_parallel == 1) | np.logical_not(config.quantised_weights),
+        message="weights in four bits (QLoRA) are not split: tensor_parallel must be 1",
+        stage="run time",
+        source="bitsandbytes: matrices are stored as flat blocks of 64 (docs, 4-bit quantization; read, not run)",
     ),
     LegalityRule(
         name="mlp_width_divisible_by_tensor_parallel",
@@ -392,6 +412,7 @@ _MEGATRON_RULES = (
         stage="parser",
         source=_CONFIG,
     ),
+    whole_weights_rule("megatron", f"{_CORE}: training/arguments.py"),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
 )
 
@@ -428,6 +449,7 @@ _ARITHMETIC = frozenset(
         "experts_divisible_by_expert_parallel",
         "expert_groups_divide_stage",
         "shard_groups_divide_replicas",
+        "quantised_weights_are_whole",
     }
 )
 ANY_FRAMEWORK = FrameworkRules(
@@ -454,4 +476,5 @@ ANY_FRAMEWORK = FrameworkRules(
     vocab_multiple_per_tensor_parallel=1,
     recompute_modes=("none", "selective", "block", "full"),
     precisions=PRECISIONS,
+    quantised_weights=True,
 )

@@ -18,6 +18,7 @@ from meshplan.planner.problems.frameworks import (
     capacity_rule,
     expert_transport_rules,
     offload_rule,
+    whole_weights_rule,
 )
 
 _TITAN = "torchtitan 0.3.0"
@@ -144,6 +145,7 @@ TORCHTITAN = FrameworkRules(
         _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
         *expert_transport_rules("torchtitan", f"{_TITAN}: config/configs.py (its own backends were not tried)"),
         capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
+        whole_weights_rule("torchtitan", f"{_TITAN}: components/lora.py"),
         offload_rule("torchtitan", (), f"{_TITAN}: config/configs.py (enable_cpu_offload moves the parameters too)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -192,6 +194,7 @@ DEEPSPEED = FrameworkRules(
         ),
         *expert_transport_rules("deepspeed", f"{_SPEED}: moe/layer.py"),
         capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
+        whole_weights_rule("deepspeed", f"{_SPEED}: runtime/config.py (weights are those of the user's script)"),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -246,4 +249,5 @@ ACCELERATE = FrameworkRules(
     recompute_modes=("none", "full"),
     precisions=("bf16", "fp16"),
     sequence_parallel=False,
+    quantised_weights=True,
 )

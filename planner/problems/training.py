@@ -26,6 +26,12 @@ class Phase(Enum):
     PRETRAINING = "pretraining"
     FINE_TUNING = "sft"  # every weight
     LORA = "lora"  # low-rank adapters on frozen weights (arXiv:2106.09685)
+    QLORA = "qlora"  # the same on weights frozen in four bits (arXiv:2305.14314)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Only low-rank adapters are trained."""
+        return self in {Phase.LORA, Phase.QLORA}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +43,7 @@ class TrainingWorkload:
         global_batch_size: sequences in one step.
         precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
         phase: see :class:`Phase`.
-        lora_rank: rank of the adapters, 0 unless phase is LORA.
+        lora_rank: rank of the adapters, 0 where none are trained.
         drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
             the host waits in every layer to learn how many tokens arrived.
         expert_capacity_factor: with ``drops_tokens``, rows that every expert gets, padded, over the mean.
@@ -111,6 +117,7 @@ class TrainingConfig:
         expert_capacity_factor: rows that every expert gets over the mean, other tokens are dropped; 0 dropless.
         expert_dispatcher: who carries tokens to experts: ``alltoall`` (NCCL), ``deepep`` or ``hybridep``.
         expert_parallel_overlap: tokens of one micro-batch travel while another one computes.
+        quantised_weights: the frozen weights of the blocks lie in four bits (QLoRA).
     """
 
     tensor_parallel: int
@@ -136,6 +143,7 @@ class TrainingConfig:
     expert_capacity_factor: float = 0.0
     expert_dispatcher: str = ALL_TO_ALL
     expert_parallel_overlap: bool = False
+    quantised_weights: bool = False
 
     @property
     def choices(self) -> dict[str, Any]:

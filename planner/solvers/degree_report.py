@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshplan.planner.estimators.candidates import Candidates, Recompute
-from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
+from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingObjective, TrainingProblem
 
 # Names of the limits, in the order in which candidates are held against them.
 LIMITS = ("device memory", "host memory", "step time", "cost of the run")
@@ -78,6 +78,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         sequence_length=workload.sequence_length,
         precision=workload.precision,
         expert_capacity_factor=workload.capacity_factor,
+        quantised_weights=workload.phase is Phase.QLORA,
         **problem.expert_transport,
     )
 

@@ -25,7 +25,7 @@ from meshplan.planner.estimators.candidates import (
     split_layers,
 )
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import TrainingProblem
+from meshplan.planner.problems.training import Phase, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
@@ -76,6 +76,7 @@ class RuleColumns:
     expert_capacity_factor: float
     expert_dispatcher: str
     expert_parallel_overlap: bool
+    quantised_weights: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -300,6 +301,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         expert_capacity_factor=problem.workload.capacity_factor,
+        quantised_weights=problem.workload.phase is Phase.QLORA,
         **problem.expert_transport,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
     )

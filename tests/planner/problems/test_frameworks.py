@@ -33,6 +33,7 @@ CONFIGS = st.builds(
     expert_capacity_factor=st.sampled_from((0.0, 1.0, 1.25)),
     expert_dispatcher=st.sampled_from(("alltoall", "deepep", "hybridep")),
     expert_parallel_overlap=st.booleans(),
+    quantised_weights=st.booleans(),
     num_microbatches=st.integers(1, 12),
     global_batch_size=st.integers(1, 64),
     sequence_length=st.sampled_from((1024, 4096, 4098, 4100)),
