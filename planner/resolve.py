@@ -122,6 +122,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         calibration=calibration_for(catalog, rules.name, machine.device.architecture),
         num_training_tokens=spec.workload.num_training_tokens,
         fixed=spec.fixed.pinned(),
+        search_over=frozenset(spec.constraints.search_over),
     )
     sources = _sources(problem, cluster, price)
     if profile is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.parallelism import deal_layers, schedules_of
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
@@ -52,6 +54,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         precision=workload.precision,
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
+        **_context_style(problem, context),
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:
@@ -63,6 +66,15 @@ def _block(problem: TrainingProblem) -> int:
     """Layers of each chunk that are recomputed; ``block`` alone means one."""
     is_block = problem.fixed.get("activation_recompute") == "block"
     return int(problem.fixed.get("recompute_num_layers", 1)) if is_block else 0
+
+
+def _context_style(problem: TrainingProblem, context: int) -> dict[str, Any]:
+    """How sequences are split, where they are; all-to-alls inside a ring take two neighbours unless more are asked."""
+    style = problem.fixed.get("context_parallel_style", "ring")
+    if context == 1 or style == "ring":
+        return {}
+    heads = problem.fixed.get("context_parallel_heads", 2) if style == "all-to-all+ring" else 1
+    return {"context_parallel_style": str(style), "context_parallel_heads": int(heads)}
 
 
 def _schedule(problem: TrainingProblem, pipeline: int, chunks: int) -> str:

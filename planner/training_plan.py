@@ -29,6 +29,9 @@ SECONDS_PER_HOUR = 3600.0
 # Added to the interval of a schedule that no measured run has confirmed. Assumed: the bubble of such a schedule, a
 # few per cent to a fifth of a step, may be missed altogether.
 UNMEASURED_SCHEDULE_ERROR = 0.15
+# The same for each way to shard that no measured run has. Assumed: the exchange that it changes, some per cent of a
+# step, may take twice as long.
+UNMEASURED_CHOICE_ERROR = 0.1
 # Values of one illegal choice that are listed by name; the others are counted.
 LISTED_EXAMPLES = 6
 
@@ -82,9 +85,10 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
             times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
     if problem.machine.device.tdp_w is not None:
         times["energy_j_per_step"] = priced.step_s * devices * problem.machine.device.tdp_w
+    unmeasured = UNMEASURED_CHOICE_ERROR * len(unmeasured_sharding(config))
     on_host = priced.breakdown_s["optimizer step"] / priced.step_s if config.optimizer_offload else 0.0
     metrics = {
-        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=on_host)
+        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=on_host + unmeasured)
         for name, value in times.items()
     }
     metrics["peak_memory_bytes"] = Interval(
@@ -177,7 +181,16 @@ def _not_validated(config: TrainingConfig) -> dict[str, list[str]]:
         said.append("recompute of the first layers of each chunk: no measured run; between none and full, which have")
     if config.optimizer_offload:
         said.append("optimizer states in host memory: no measured run; rates of host and link are assumed")
+    said += unmeasured_sharding(config)
     return {"not_validated": said} if said else {}
+
+
+def unmeasured_sharding(config: TrainingConfig) -> list[str]:
+    """Ways to shard sequences and states in a plan that no measured run has."""
+    said = []
+    if config.context_parallel_style != "ring":
+        said.append(f"context parallelism as {config.context_parallel_style}: no measured run; its exchange is a model")
+    return said
 
 
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:

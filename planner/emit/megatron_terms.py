@@ -18,6 +18,16 @@ _PARSER_AND_GROUPS = "parser and process groups"
 _ARGUMENT_LEVEL = "flags and types only: the rest of the check needs Transformer Engine"
 ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+_EXCHANGE, _EXCHANGE_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
+_LEVELS = 2
+# The first word of a style is the one that is written.
+_EXCHANGES = {
+    "p2p": "ring",
+    "all_gather": "all-gather",
+    "allgather": "all-gather",
+    "a2a": "all-to-all",
+    "a2a+p2p": "all-to-all+ring",
+}
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
 _LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
@@ -90,6 +100,35 @@ def _experts(config: TrainingConfig, shape: ModelShape) -> Words:
 
 def _expert_tensor(config: TrainingConfig, shape: ModelShape) -> Words:
     return {} if shape.moe is None else {"--expert-tensor-parallel-size": str(config.expert_tensor_parallel)}
+
+
+def _context_style(config: TrainingConfig, _: ModelShape) -> Words:
+    """Transformer Engine spells all_gather with an underscore, whatever Megatron's help says."""
+    if config.context_parallel == 1 or config.context_parallel_style == "ring":
+        return {}
+    word = next(word for word, style in _EXCHANGES.items() if style == config.context_parallel_style)
+    if config.context_parallel_heads == 1:
+        return {_EXCHANGE: word}
+    heads = config.context_parallel_heads
+    return {_EXCHANGE: word, _EXCHANGE_SIZES: f"{heads} {config.context_parallel // heads}"}
+
+
+def _read_context_style(words: Words) -> Mapping[str, Any]:
+    """One way for all layers; the sizes of two levels are heads first, then the ring."""
+    named = set(str(words.get(_EXCHANGE, "p2p")).split())
+    if len(named) != 1 or not named <= _EXCHANGES.keys():
+        raise ValueError(f"{_EXCHANGE} is one of {', '.join(_EXCHANGES)} for all layers, not {words.get(_EXCHANGE)!r}")
+    style = _EXCHANGES[named.pop()]
+    split = (count(words, "--context-parallel-size") or 1) > 1
+    if style != "all-to-all+ring" or not split:
+        return {"context_parallel_style": style} if split and style != "ring" else {}
+    sizes = str(words.get(_EXCHANGE_SIZES, "")).split()
+    if len(sizes) != _LEVELS:
+        raise ValueError(f"{_EXCHANGE} a2a+p2p needs {_EXCHANGE_SIZES} with two numbers")
+    heads, ring = (count({_EXCHANGE_SIZES: size}, _EXCHANGE_SIZES) or 1 for size in sizes)
+    if heads == 1 or ring == 1:  # Transformer Engine takes the level that is left
+        return {} if heads == 1 else {"context_parallel_style": "all-to-all"}
+    return {"context_parallel_style": style, "context_parallel_heads": heads}
 
 
 def _zero(config: TrainingConfig, _: ModelShape) -> Words:
@@ -199,6 +238,14 @@ TERMS = (
         verified_by=_PARSER,
     ),
     count_term("--context-parallel-size", "context_parallel", verified_by=_PARSER_AND_GROUPS),
+    Term(
+        name="context_parallel_style",
+        words=_context_style,
+        read=_read_context_style,
+        keys=(_EXCHANGE, _EXCHANGE_SIZES),
+        said_by=f"{_EXCHANGE}, {_EXCHANGE_SIZES}",
+        verified_by=f"{_PARSER}; {_ARGUMENT_LEVEL}",
+    ),
     Term(
         name="expert_parallel",
         words=_experts,

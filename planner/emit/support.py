@@ -17,7 +17,7 @@ from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of, verified_of
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.plan import Plan
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig
 
 _DEVICES_PER_HOST = 8
 _NUM_REPLICAS = 4
@@ -32,6 +32,7 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "layers_per_chunk": ("even", "uneven"),
     "pipeline_schedule": ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
     "context_parallel": (1, 2),
+    "context_parallel_style": CONTEXT_PARALLEL_STYLES,
     "data_parallel": (1, 4),
     "data_parallel_shard": (_NUM_REPLICAS, 2),
     "zero_stage": (0, 1, 2, 3),
@@ -116,6 +117,7 @@ _DERIVED = {
         _derived("pipeline_parallel", "1: no word needed"),
         _derived("context_parallel", "1: no word needed"),
         _derived("expert_parallel", "1: no word needed"),
+        _derived("context_parallel_style", "ring: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
         _derived("expert_tensor_parallel", "1: no word needed"),
         _derived("layers_per_chunk", "one chunk: no word needed"),
@@ -158,6 +160,7 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "zero_stage": zero_stage,
         "activation_recompute": "none",
         "optimizer_offload": False,
+        "context_parallel_style": "ring",
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
@@ -169,6 +172,8 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         chosen["tensor_parallel"] = 2
     if probe.choice in {"layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"}:
         chosen["pipeline_parallel"] = 4
+    if probe.choice == "context_parallel_style":
+        chosen |= {"context_parallel": 4, "context_parallel_heads": 2 if probe.value == "all-to-all+ring" else 1}
     if probe.choice == "rank_table":
         chosen |= {"data_parallel": 2 * _DEVICES_PER_HOST, "zero_stage": zero_stage}
     if probe.choice == "pipeline_schedule":

@@ -37,6 +37,7 @@ from meshplan.planner.estimators.candidates import (
     StageClass,
 )
 from meshplan.planner.estimators.compute import activation_bytes
+from meshplan.planner.estimators.context_parallel import ContextParallelModel
 from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER
 from meshplan.planner.estimators.pipeline import in_flight
 from meshplan.planner.problems.training import Phase, TrainingWorkload
@@ -241,7 +242,18 @@ class MemoryModel:
             heads = BYTES_16_BIT * (a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim) + ranks * t)
         wide = activation_bytes(self.workload) / BYTES_16_BIT
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
-        return wide * kept * self._tokens + self.attention_core_bytes()
+        layer = wide * kept * self._tokens + self.attention_core_bytes()
+        exchanged = self._context_parallel.kept_bytes()
+        return layer if exchanged is None else layer + exchanged
+
+    @property
+    def _context_parallel(self) -> ContextParallelModel:
+        return ContextParallelModel(
+            shape=self.shape,
+            sequence_length=self.workload.sequence_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
 
     @property
     def _frozen(self) -> bool:
@@ -281,6 +293,9 @@ class MemoryModel:
         flying = self._in_flight(stage)
         entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
         embedded = entering * stage.has_embedding
+        buffers = self._context_parallel.buffer_bytes()
+        if buffers is not None:
+            largest = largest + buffers
         return flying * (held + embedded) + largest
 
     def _in_flight(self, stage: StageClass) -> FloatArray:

@@ -150,6 +150,62 @@ def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
     return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
 
 
+def head_exchange(config: Any) -> Any:
+    """Ranks of a context-parallel group that exchange heads for tokens; 1 in a ring."""
+    whole = config.context_parallel_style == "all-to-all"
+    if isinstance(whole, bool):  # one style for all rows
+        return config.context_parallel if whole else config.context_parallel_heads
+    return np.where(whole, config.context_parallel, config.context_parallel_heads)
+
+
+def _query_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    return shape.num_attention_heads % (config.tensor_parallel * head_exchange(config)) == 0
+
+
+def _kv_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    """Key/value heads divide, or are copied whole; those of latent attention are as many as the queries'."""
+    if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
+        return config.tensor_parallel >= 1
+    heads, ranks = shape.num_key_value_heads, config.tensor_parallel * head_exchange(config)
+    return (heads % ranks == 0) | (ranks % heads == 0) | (head_exchange(config) == 1)
+
+
+def _two_dimensions(_: ModelShape, config: Any) -> Any:
+    """Heads are exchanged by a proper part of the group in the two-dimensional style, and by no part otherwise."""
+    both, heads = config.context_parallel_style == "all-to-all+ring", config.context_parallel_heads
+    inside = (config.context_parallel % heads == 0) & (heads > 1) & (heads < config.context_parallel)
+    return (inside & both) | ((heads == 1) & np.logical_not(both))
+
+
+def context_style_rule(framework: str, known: Sequence[str], source: str) -> LegalityRule:
+    """The framework has words for these ways of context parallelism only."""
+    return LegalityRule(
+        name=f"{framework}_context_parallel_styles",
+        holds=lambda _, config: (config.context_parallel == 1) | np.isin(config.context_parallel_style, known),
+        message=f"context_parallel_style must be {' or '.join(known)}",
+        stage="parser",
+        source=source,
+    )
+
+
+def _whole_kv_heads(shape: ModelShape, config: Any) -> Any:
+    """Transformer Engine copies no key/value heads for the exchange; below tensor_parallel heads Megatron has one."""
+    heads = np.maximum(shape.num_key_value_heads // config.tensor_parallel, 1)
+    return (heads % head_exchange(config) == 0) | (shape.attention is AttentionKind.MULTI_HEAD_LATENT)
+
+
+def _latent_exchange(shape: ModelShape, config: Any) -> Any:
+    is_latent = shape.attention is AttentionKind.MULTI_HEAD_LATENT
+    style = config.context_parallel_style
+    return (config.context_parallel == 1) | (not is_latent) | ((style != "all-to-all") & (style != "all-gather"))
+
+
+def _windows(shape: ModelShape, config: Any) -> Any:
+    style = config.context_parallel_style
+    whole = (style == "all-to-all") | (style == "all-gather") | (config.context_parallel == 1)
+    return whole | all(window is None for window in shape.sliding_windows)
+
+
 def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
     """Optimizer states in host memory need one of ``zero_stages``; none where there is no word for it."""
     message = f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}"
@@ -169,6 +225,7 @@ _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
 _VALIDATE = f"{_CORE}: training/arguments.py, validate_args"
 _GROUPS = f"{_CORE}: core/parallel_state.py, initialize_model_parallel"
+_TRANSFORMER_ENGINE = "Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)"
 _LAYERS = f"{_CORE}: core/tensor_parallel/layers.py, divide"
 
 _MEGATRON_RULES = (
@@ -232,12 +289,54 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="sliding_windows_need_whole_sequences",
-        holds=lambda shape, config: (
-            (config.context_parallel == 1) | all(window is None for window in shape.sliding_windows)
-        ),
+        holds=_windows,
         message="sliding windows cannot be combined with the ring (p2p) form of context parallelism",
         stage="run time",
-        source="Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="query_heads_divide_for_all_to_all",
+        holds=_query_heads_exchange,
+        message="num_attention_heads must be a multiple of tensor_parallel × the context-parallel ranks that exchange "
+        "heads (all of them in all-to-all, context_parallel_heads in all-to-all+ring)",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="kv_heads_divide_for_all_to_all",
+        holds=_kv_heads_exchange,
+        message="num_key_value_heads must be a multiple or a divisor of tensor_parallel × the context-parallel ranks "
+        "that exchange heads",
+        stage="run time",
+        source="DeepSpeed Ulysses (arXiv:2309.14509, §3.1): every rank attends with whole heads",
+    ),
+    LegalityRule(
+        name="whole_kv_heads_for_all_to_all",
+        holds=_whole_kv_heads,
+        message="num_key_value_heads / tensor_parallel must be a multiple of the context-parallel ranks that exchange "
+        "heads",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="context_parallel_heads_are_part_of_the_group",
+        holds=_two_dimensions,
+        message="context_parallel_heads goes with context_parallel_style all-to-all+ring, where it is a divisor of "
+        "context_parallel between 1 and context_parallel",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="latent_attention_needs_a_ring",
+        holds=_latent_exchange,
+        message="multi-head latent attention cannot be combined with context_parallel_style all-to-all or all-gather",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    context_style_rule(
+        "megatron",
+        ("ring", "all-gather", "all-to-all", "all-to-all+ring"),
+        f"{_CORE}: training/arguments.py, --cp-comm-type (its ring deals causal work evenly)",
     ),
     LegalityRule(
         name="interleaving_needs_pipeline",
@@ -340,6 +439,9 @@ _ARITHMETIC = frozenset(
         "experts_divisible_by_expert_parallel",
         "expert_groups_divide_stage",
         "shard_groups_divide_replicas",
+        "query_heads_divide_for_all_to_all",
+        "kv_heads_divide_for_all_to_all",
+        "context_parallel_heads_are_part_of_the_group",
     }
 )
 ANY_FRAMEWORK = FrameworkRules(

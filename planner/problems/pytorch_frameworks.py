@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules, LegalityRule, offload_rule
+from meshplan.planner.problems.frameworks import (
+    ANY_FRAMEWORK,
+    FrameworkRules,
+    LegalityRule,
+    context_style_rule,
+    offload_rule,
+)
 
 _TITAN = "torchtitan 0.3.0"
 _SPEED = "deepspeed 0.19.8"
@@ -135,6 +141,9 @@ TORCHTITAN = FrameworkRules(
             source=f"{_TITAN}: distributed/parallel_dims.py, build_mesh",
         ),
         _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
+        context_style_rule(
+            "torchtitan", ("ring", "ring-plain"), f"{_TITAN}: config/configs.py (context_parallel_load_balancer)"
+        ),
         offload_rule("torchtitan", (), f"{_TITAN}: config/configs.py (enable_cpu_offload moves the parameters too)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -221,6 +230,7 @@ ACCELERATE = FrameworkRules(
             stage="parser",
             source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
         ),
+        context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),
         offload_rule("accelerate", (), f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),

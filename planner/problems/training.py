@@ -12,6 +12,13 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.machine import Machine
 
+# How context parallelism exchanges a sequence's parts, by increasing code in candidates: keys and values round a ring,
+# with causal work dealt evenly (the framework's way) or not; gathered on every rank; heads for tokens in an all-to-all
+# (DeepSpeed Ulysses, arXiv:2309.14509); all-to-alls of some ranks inside a ring of the others (USP, arXiv:2405.07719).
+CONTEXT_PARALLEL_STYLES = ("ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring")
+# Choices that the search leaves at their defaults unless it is asked to vary them: no measured run has them.
+SEARCHABLE = ("context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers")
+
 
 class Phase(Enum):
     """What is trained."""
@@ -90,6 +97,9 @@ class TrainingConfig:
         precision: of matrix products: ``bf16``, ``fp16`` or ``fp8``.
         recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
         optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
+        context_parallel_style: one of :data:`CONTEXT_PARALLEL_STYLES`; ``ring`` where no sequence is split.
+        context_parallel_heads: of ``all-to-all+ring``: the ranks that exchange heads, neighbours inside the ring of
+            context_parallel / context_parallel_heads; 1 otherwise.
     """
 
     tensor_parallel: int
@@ -112,6 +122,8 @@ class TrainingConfig:
     precision: str
     recompute_num_layers: int = 0
     optimizer_offload: bool = False
+    context_parallel_style: str = "ring"
+    context_parallel_heads: int = 1
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -180,6 +192,7 @@ class TrainingProblem:
         objective: see :class:`TrainingObjective`.
         num_training_tokens: of the whole run; None when the spec does not say.
         fixed: choice → value that the user pinned (fields of :class:`TrainingConfig`).
+        search_over: of :data:`SEARCHABLE`, what the search varies too.
     """
 
     shape: ModelShape
@@ -191,6 +204,7 @@ class TrainingProblem:
     objective: TrainingObjective
     num_training_tokens: float | None = None
     fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+    search_over: frozenset[str] = frozenset()
 
     @property
     def num_steps(self) -> float | None:

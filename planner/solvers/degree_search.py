@@ -22,6 +22,9 @@ least r that fits is the best of them, and the only one that is priced
 (:meth:`~meshplan.planner.estimators.memory.MemoryModel.least_recomputed`). The bound of the candidate without recompute
 holds for them too.
 
+*Choices that are asked for* (``search_over``) put every candidate there once with each value
+(:mod:`~meshplan.planner.solvers.degree_variants`); none of them does less work, so that the bounds hold.
+
 *Optimizer states in host memory* take no less time and no more device memory, where the limits allow them: only
 candidates that exceed the device memory are tried with them, under the limit of the host's memory.
 """
@@ -51,6 +54,7 @@ from meshplan.planner.solvers.degree_templates import (
     pipeline_splits,
     template_candidates,
 )
+from meshplan.planner.solvers.degree_variants import variants
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Candidates kept besides the best: what the table of alternatives is made of.
@@ -188,7 +192,17 @@ class DegreeSearch:
         everything = template_candidates(self.problem, templates, rows, split)
         hopeful = everything.take(self._may_be_kept(everything))
         self._rule_out(len(everything) - len(hopeful))
-        batch = legal_candidates(self.problem, hopeful, self.report.refused)
+        for variant in variants(self.problem, hopeful):
+            if variant is hopeful:
+                self._price_legal(hopeful)
+                continue
+            still = variant.take(self._may_be_kept(variant))
+            self._rule_out(len(variant) - len(still))
+            self._price_legal(still)
+
+    def _price_legal(self, asked: Candidates) -> None:
+        """Price the candidates that the rules allow, and what recompute of a block and the host's memory add."""
+        batch = legal_candidates(self.problem, asked, self.report.refused)
         if not len(batch):
             return
         stages = self._memory(batch).stages()

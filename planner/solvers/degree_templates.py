@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from meshplan.planner.estimators.candidates import (
     split_layers,
 )
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import TrainingProblem
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
@@ -53,6 +54,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+# One name for all rows, or an array of names [n].
+StyleNames = Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleColumns:
     """Candidates under the names that framework rules ask for; arrays [n] or one number for all."""
@@ -67,6 +72,8 @@ class RuleColumns:
     expert_tensor_parallel: IntArray
     sequence_parallel: BoolArray
     optimizer_offload: BoolArray
+    context_parallel_style: StyleNames
+    context_parallel_heads: IntArray | int
     zero_stage: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
@@ -272,8 +279,18 @@ def template_candidates(
         num_microbatches=microbatches,
         recompute_num_layers=np.zeros_like(microbatches),
         optimizer_offload=np.full(len(microbatches), bool(problem.fixed.get("optimizer_offload", False))),
+        context_parallel_style=np.zeros_like(microbatches),
+        context_parallel_heads=np.ones_like(microbatches),
         **columns,
     )
+
+
+def _style_names(batch: Candidates) -> StyleNames:
+    """Names of the rows' styles; one for all of them where they are alike, which is quicker to compare."""
+    first = int(batch.context_parallel_style[0]) if len(batch) else 0
+    if (batch.context_parallel_style == first).all():
+        return CONTEXT_PARALLEL_STYLES[first]
+    return np.array(CONTEXT_PARALLEL_STYLES)[batch.context_parallel_style]
 
 
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
@@ -283,6 +300,8 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
         num_microbatches=batch.num_microbatches,
         optimizer_offload=batch.optimizer_offload,
+        context_parallel_style=_style_names(batch),
+        context_parallel_heads=batch.context_parallel_heads if (batch.context_parallel_heads > 1).any() else 1,
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},

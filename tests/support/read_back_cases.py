@@ -58,12 +58,16 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned["data_parallel_shard"] = 1
     if reading.source == "torchtitan" and config.data_parallel_shard == config.context_parallel == 1:
         planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
-    if config.activation_recompute != "block":
-        planned.pop("recompute_num_layers", None)  # nothing to count
-    if not config.optimizer_offload:
-        planned.pop("optimizer_offload", None)  # needs no word
-    if config.tensor_parallel == 1:
-        planned.pop("sequence_parallel", None)  # nothing is split
+    needs_no_word = {
+        "recompute_num_layers": config.activation_recompute != "block",  # nothing to count
+        "optimizer_offload": not config.optimizer_offload,
+        "context_parallel_style": config.context_parallel == 1 or config.context_parallel_style == "ring",
+        "context_parallel_heads": config.context_parallel_heads == 1,
+        "sequence_parallel": config.tensor_parallel == 1,  # nothing is split
+    }
+    for name, silent in needs_no_word.items():
+        if silent:
+            planned.pop(name, None)
     if config.pipeline_parallel == 1:
         planned.pop("pipeline_schedule", None)  # one stage has none
     if reading.source != "megatron":

@@ -27,6 +27,7 @@ DEGREES = {
     "micro_batch_size": st.sampled_from((1, 2)),
     "num_microbatches": st.sampled_from((4, 8, 12)),
 }
+MEGATRON_STYLES = ("ring", "all-gather", "all-to-all", "all-to-all+ring")
 RECOMPUTE = st.sampled_from(("none", "selective", "block", "full"))
 
 
@@ -45,6 +46,11 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
     }
     if choices["zero_stage"] == 1:
         choices["optimizer_offload"] = draw(st.booleans())
+    if choices["context_parallel"] > 1:
+        style = draw(st.sampled_from(MEGATRON_STYLES))
+        both = style == "all-to-all+ring"
+        choices |= {"context_parallel_style": style, "context_parallel_heads": 2 if both else 1}
+        choices["context_parallel"] *= 1 + both
     if choices["activation_recompute"] == "block":
         choices["recompute_num_layers"] = draw(st.integers(1, 9))
     if shape.moe is not None:
@@ -75,6 +81,8 @@ def pytorch_plans(draw: st.DrawFn, target: str) -> tuple[ModelShape, TrainingCon
     }
     if target == "deepspeed" and choices["zero_stage"]:
         choices["optimizer_offload"] = draw(st.booleans())
+    if target == "torchtitan" and choices["context_parallel"] > 1:
+        choices["context_parallel_style"] = draw(st.sampled_from(("ring", "ring-plain")))
     return LLAMA_70B, config_for(LLAMA_70B, **choices)
 
 
