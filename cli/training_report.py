@@ -180,8 +180,19 @@ def _recompute(row: Row) -> str:
 
 
 def _zero_states(row: Row) -> str:
-    """ZeRO stage and group; ``+host`` where the optimizer's states lie there."""
-    return f"{_zero(row)}+host" if row.get("optimizer_offload") else _zero(row)
+    """ZeRO stage and group; what is sharded otherwise, and ``+host`` where the optimizer's states lie there."""
+    host = "+host" if row.get("optimizer_offload") else ""
+    return f"{_zero(row)}{_sharding_marks(row)}{host}"
+
+
+def _sharding_marks(row: Row) -> str:
+    """Second copies, optimizer states over groups, layers that stay gathered."""
+    marks = [
+        f"+hpz{row['zero_hpz_partition_size']}" if row.get("zero_hpz_partition_size", 1) > 1 else "",
+        "+outer" if row.get("outer_zero_stage") else "",
+        f"+kept{row['gathered_num_layers']}" if row.get("gathered_num_layers") else "",
+    ]
+    return "".join(marks)
 
 
 def _context(row: Row) -> str:
@@ -421,7 +432,7 @@ def config_text(config: Mapping[str, Any]) -> str:
     }
     parts = [f"{label}{config[key]}" for key, label in short.items() if config.get(key, 1) != 1]
     if config.get("zero_stage"):
-        parts.append(f"ZeRO-{config['zero_stage']}")
+        parts.append(f"ZeRO-{config['zero_stage']}{_sharding_marks(config)}")
     if config.get("context_parallel_style"):
         parts.append(f"CP {_context(config)}")
     if config.get("optimizer_offload"):

@@ -54,6 +54,9 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         precision=workload.precision,
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
+        zero_hpz_partition_size=number("zero_hpz_partition_size", 1),
+        outer_zero_stage=number("outer_zero_stage", 0),
+        gathered_num_layers=number("gathered_num_layers", 0),
         **_context_style(problem, context),
     )
     broken = problem.rules.broken(problem.shape, config)

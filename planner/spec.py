@@ -135,7 +135,9 @@ class ConstraintsSpec(SpecModel):
     optimizer_offload: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="optimizer states may lie in host memory, where nothing else fits (not validated)"
     )
-    search_over: list[Literal["context_parallel_style"]] = Field(
+    search_over: list[
+        Literal["context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"]
+    ] = Field(
         default=[], description="choices that the search varies too (not validated): else they stay at their defaults"
     )
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
@@ -174,6 +176,15 @@ class FixedSpec(SpecModel):
     )
     context_parallel_heads: Annotated[int, Field(strict=True, ge=2)] | None = Field(
         default=None, description="of all-to-all+ring: neighbours that exchange heads inside the ring"
+    )
+    zero_hpz_partition_size: Count | None = Field(
+        default=None, description="zero_stage 3: neighbours that hold a second copy of the parameters; 1: none"
+    )
+    outer_zero_stage: Annotated[int, Field(strict=True, ge=0, le=1)] | None = Field(
+        default=None, description="zero_stage 3 in groups of data_parallel_shard: 1 shards the optimizer over them too"
+    )
+    gathered_num_layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        default=None, description="zero_stage 3: layers of each model chunk that stay gathered between the passes"
     )
     pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
 

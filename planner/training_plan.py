@@ -190,6 +190,12 @@ def unmeasured_sharding(config: TrainingConfig) -> list[str]:
     said = []
     if config.context_parallel_style != "ring":
         said.append(f"context parallelism as {config.context_parallel_style}: no measured run; its exchange is a model")
+    if config.zero_hpz_partition_size > 1:
+        said.append(f"second copy of parameters on {config.zero_hpz_partition_size} neighbours (hpZ): no measured run")
+    if config.outer_zero_stage:
+        said.append("optimizer states sharded over groups of full sharding: no measured run")
+    if config.gathered_num_layers:
+        said.append(f"{config.gathered_num_layers} layers of each chunk stay gathered: no measured run")
     return said
 
 

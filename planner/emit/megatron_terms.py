@@ -20,6 +20,7 @@ ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _EXCHANGE, _EXCHANGE_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 _LEVELS = 2
+_OUTER = "--outer-dp-sharding-strategy"
 # The first word of a style is the one that is written.
 _EXCHANGES = {
     "p2p": "ring",
@@ -167,6 +168,14 @@ def _shard_groups(config: TrainingConfig, _: ModelShape) -> Words:
     return {"--num-distributed-optimizer-instances": str(groups)}
 
 
+def _read_outer(words: Words) -> Mapping[str, Any]:
+    strategy = str(words.get(_OUTER, "no_shard"))
+    if strategy not in {"no_shard", "optim"}:
+        raise ValueError(f"{_OUTER} is no_shard or optim, not {strategy!r}")
+    groups = count(words, "--num-distributed-optimizer-instances") or 1
+    return {"outer_zero_stage": 1} if strategy == "optim" and groups > 1 else {}
+
+
 def _recompute(config: TrainingConfig, _: ModelShape) -> Words:
     if config.activation_recompute == "selective":
         return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
@@ -286,6 +295,14 @@ TERMS = (
         keys=("--num-distributed-optimizer-instances",),
         said_by="--num-distributed-optimizer-instances",
         verified_by=_PARSER_AND_GROUPS,
+    ),
+    Term(
+        name="outer_zero_stage",
+        words=lambda config, _: {_OUTER: "optim"} if config.outer_zero_stage else {},
+        read=_read_outer,
+        keys=(_OUTER,),
+        said_by=f"{_OUTER} optim (zero_stage 3 in groups)",
+        verified_by=_PARSER,
     ),
     Term(
         name="activation_recompute",

@@ -39,6 +39,9 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "expert_parallel": (1, 4),
     "expert_tensor_parallel": (1, 2),
     "activation_recompute": ("none", "selective", "block", "full"),
+    "zero_hpz_partition_size": (1, 2),
+    "outer_zero_stage": (0, 1),
+    "gathered_num_layers": (0, 1),
     "optimizer_offload": (False, True),
     "precision": ("bf16", "fp16", "fp8"),
     "micro_batch_size": (1, 2),
@@ -118,6 +121,9 @@ _DERIVED = {
         _derived("context_parallel", "1: no word needed"),
         _derived("expert_parallel", "1: no word needed"),
         _derived("context_parallel_style", "ring: no word needed"),
+        _derived("zero_hpz_partition_size", "1: no word needed"),
+        _derived("outer_zero_stage", "0: no word needed"),
+        _derived("gathered_num_layers", "0: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
         _derived("expert_tensor_parallel", "1: no word needed"),
         _derived("layers_per_chunk", "one chunk: no word needed"),
@@ -161,6 +167,9 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "activation_recompute": "none",
         "optimizer_offload": False,
         "context_parallel_style": "ring",
+        "zero_hpz_partition_size": 1,
+        "outer_zero_stage": 0,
+        "gathered_num_layers": 0,
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
@@ -189,6 +198,8 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         if not chosen["zero_stage"]:
             return None
         shards = probe.value
+    if probe.choice == "outer_zero_stage" and probe.value and chosen["zero_stage"]:
+        shards = _NUM_REPLICAS // 2
     usual = "none" if stages == 1 else "1f1b" if virtual == 1 else "interleaved"
     return TrainingConfig(
         **chosen,

@@ -65,6 +65,10 @@ class StageClass:
     first_layers: tuple[tuple[int, ...], ...] = ()
 
     def recomputed(self, num_layers: IntArray) -> IntArray:
+        """Layers of each kind that recompute of the first ``num_layers`` of every chunk repeats, [kinds, n]."""
+        return self.first(num_layers)
+
+    def first(self, num_layers: IntArray) -> IntArray:
         """Layers of each kind among the first ``num_layers`` of the stage's chunks, [kinds, n]."""
         if not num_layers.any():
             return np.zeros((len(self.layers), len(num_layers)), dtype=np.int64)
@@ -215,6 +219,9 @@ class Candidates:
     optimizer_offload: BoolArray
     context_parallel_style: IntArray
     context_parallel_heads: IntArray
+    zero_hpz_partition_size: IntArray
+    outer_zero_stage: IntArray
+    gathered_num_layers: IntArray
 
     def __len__(self) -> int:
         return len(self.tensor_parallel)

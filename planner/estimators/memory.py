@@ -163,12 +163,13 @@ class MemoryModel:
         weights: FloatArray = np.zeros(len(batch))
         gradients = optimizer = weights
         on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
+        outer = self.outer_copies()
         for parameters, trained, ranks in self._shares(stage):
             resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
             weights = weights + resident * recipe.weight_bytes
             gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
             states = on_device + extra
-            optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
+            optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
 
@@ -191,6 +192,7 @@ class MemoryModel:
         owned = sum(
             (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)), np.zeros(len(batch))
         )
+        owned = owned / self.outer_copies()
         each = self.calibration.recipe.optimizer_bytes + HOST_COPY_BYTES_PER_PARAMETER
         return np.where(batch.optimizer_offload, owned * each, 0.0)
 
@@ -205,7 +207,72 @@ class MemoryModel:
         layers = max(sum(stage.layers), 1)
         recipe = self.calibration.recipe
         largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
+        second = self._second_copy_bytes(stage)
+        if second is not None:
+            return (
+                second
+                + GATHERED_LAYERS * largest * recipe.parameter_gather_bytes
+                + largest * (recipe.gradient_reduce_bytes)
+            )
         return GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * recipe.gradient_reduce_bytes
+
+    def outer_copies(self) -> FloatArray:
+        """Groups over which optimizer states are sharded beyond the ranks that share one copy, [n]; 1 usually."""
+        batch = self.candidates
+        return np.where(batch.outer_zero_stage > 0, batch.data_parallel // batch.data_parallel_shard, 1)
+
+    def second_copy_ranks(self) -> tuple[IntArray, IntArray]:
+        """Ranks that the backward pass gathers from, dense states and experts, [n] each.
+
+        P neighbours of the ranks that share one copy lie on P·t devices; of a set of experts spread over e·w devices
+        these have P·t/(e·w) copies, or one rank keeps its own.
+        """
+        batch = self.candidates
+        ranks = batch.data_parallel_shard * batch.context_parallel
+        expert_ranks = self._expert_shard().astype(np.int64)
+        block = batch.zero_hpz_partition_size * batch.tensor_parallel
+        experts = np.maximum(block // (batch.expert_parallel * batch.expert_tensor_parallel), 1)
+        asked = batch.zero_hpz_partition_size > 1
+        return (
+            np.where(asked, np.minimum(batch.zero_hpz_partition_size, ranks), ranks),
+            np.where(asked, np.minimum(experts, expert_ranks), expert_ranks),
+        )
+
+    def resharded_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Parameters of one rank, dense and experts, that are gathered again before the backward pass, [n] each."""
+        dense, experts = self._kept_parameters(stage)
+        return self.dense_parameters(stage) - dense, self.expert_parameters(stage) - experts
+
+    def _kept_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Parameters of one rank, dense and experts, of the layers that stay gathered, [n] each."""
+        shape, moe, batch = self.shape, self.shape.moe, self.candidates
+        dense: FloatArray = np.zeros(len(batch))
+        experts = dense
+        counts = stage.first(batch.gathered_num_layers)
+        for kind, count in zip(batch.split.kinds, counts, strict=True):
+            mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
+            whole = shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0)
+            dense = dense + count * ((shape.attention_parameters + mlp) / batch.tensor_parallel + whole)
+            if kind.is_moe and moe is not None:
+                spread = batch.expert_parallel * batch.expert_tensor_parallel
+                experts = experts + count * (moe.num_experts * float(shape.expert_parameters) / spread)
+        return dense, experts
+
+    def _second_copy_bytes(self, stage: StageClass) -> FloatArray | None:
+        """16-bit parameters beyond the layers in use that a fully sharded rank holds, [n]; None where it holds none.
+
+        Its part of the second copy, where fewer ranks share that than share the first, and the layers that stay
+        gathered.
+        """
+        batch, width = self.candidates, self.calibration.recipe.parameter_gather_bytes
+        if not ((batch.zero_hpz_partition_size > 1) | (batch.gathered_num_layers > 0)).any():
+            return None
+        kept = sum(self._kept_parameters(stage))
+        size, expert_size = self.second_copy_ranks()
+        ranks, expert_ranks = batch.data_parallel_shard * batch.context_parallel, self._expert_shard()
+        second = np.where(size < ranks, self.dense_parameters(stage) / size, 0.0)
+        second = second + np.where(expert_size < expert_ranks, self.expert_parameters(stage) / expert_size, 0.0)
+        return width * (kept + second)
 
     # --- activations -----------------------------------------------------------------------------------------------
 

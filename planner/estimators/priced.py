@@ -104,6 +104,9 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         optimizer_offload=np.array([config.optimizer_offload]),
         context_parallel_style=one(CONTEXT_PARALLEL_STYLES.index(config.context_parallel_style)),
         context_parallel_heads=one(config.context_parallel_heads),
+        zero_hpz_partition_size=one(config.zero_hpz_partition_size),
+        outer_zero_stage=one(config.outer_zero_stage),
+        gathered_num_layers=one(config.gathered_num_layers),
     )
 
 

@@ -206,6 +206,32 @@ def _windows(shape: ModelShape, config: Any) -> Any:
     return whole | all(window is None for window in shape.sliding_windows)
 
 
+def _needs_full_sharding(_: ModelShape, config: Any) -> Any:
+    asked = (config.zero_hpz_partition_size > 1) | (config.outer_zero_stage > 0) | (config.gathered_num_layers > 0)
+    return np.logical_not(asked) | (config.zero_stage == _ZERO_3)
+
+
+def _second_copies(shape: ModelShape, config: Any) -> Any:
+    """The neighbours that hold a second copy divide the ranks that share the first one, and are fewer."""
+    size, ranks = config.zero_hpz_partition_size, config.data_parallel_shard * config.context_parallel
+    fits = (ranks % size == 0) & (size < ranks)
+    if shape.moe is not None:
+        block, spread = size * config.tensor_parallel, config.expert_parallel * config.expert_tensor_parallel
+        fits = fits & ((block % spread == 0) | (spread % block == 0))
+    return fits | (size == 1)
+
+
+def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for a way to shard states: it stays at its default."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{name}",
+        holds=lambda _, config: getattr(config, name) == usual,
+        message=f"{name} must be {usual}: {reason}",
+        stage="parser",
+        source=source,
+    )
+
+
 def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
     """Optimizer states in host memory need one of ``zero_stages``; none where there is no word for it."""
     message = f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}"
@@ -220,7 +246,7 @@ def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> Leg
     )
 
 
-_ZERO_2 = 2
+_ZERO_2, _ZERO_3 = 2, 3
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
 _VALIDATE = f"{_CORE}: training/arguments.py, validate_args"
@@ -405,6 +431,38 @@ _MEGATRON_RULES = (
         stage="run time",
         source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py, _get_dp_tp_mesh",
     ),
+    LegalityRule(
+        name="hierarchies_need_full_sharding",
+        holds=_needs_full_sharding,
+        message="zero_hpz_partition_size, outer_zero_stage and gathered_num_layers need zero_stage 3",
+        stage="parser",
+        source="DeepSpeed 0.19.8: runtime/zero/config.py; megatron-core 0.19.2: --outer-dp-sharding-strategy",
+    ),
+    LegalityRule(
+        name="second_copies_divide_the_first",
+        holds=_second_copies,
+        message="zero_hpz_partition_size must divide data_parallel_shard × context_parallel and be smaller; with "
+        "experts its ranks × tensor_parallel and the ranks of one set of experts must divide",
+        stage="process groups",
+        source="DeepSpeed 0.19.8: utils/groups.py, _create_zero_param_parallel_group",
+    ),
+    LegalityRule(
+        name="outer_sharding_needs_groups",
+        holds=lambda _, config: (config.outer_zero_stage == 0) | (config.data_parallel_shard < config.data_parallel),
+        message="outer_zero_stage 1 needs data_parallel_shard smaller than data_parallel",
+        stage="run time",
+        source=f"{_CORE}: core/distributed/fsdp/src/megatron_fsdp/fully_shard.py",
+    ),
+    plain_sharding_rule(
+        "megatron",
+        "zero_hpz_partition_size",
+        1,
+        "Megatron-FSDP keeps no second copy",
+        f"{_CORE}: training/arguments.py",
+    ),
+    plain_sharding_rule(
+        "megatron", "gathered_num_layers", 0, "one policy for all layers", f"{_CORE}: training/arguments.py"
+    ),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
 )
 
@@ -442,6 +500,9 @@ _ARITHMETIC = frozenset(
         "query_heads_divide_for_all_to_all",
         "kv_heads_divide_for_all_to_all",
         "context_parallel_heads_are_part_of_the_group",
+        "hierarchies_need_full_sharding",
+        "second_copies_divide_the_first",
+        "outer_sharding_needs_groups",
     }
 )
 ANY_FRAMEWORK = FrameworkRules(

@@ -17,6 +17,7 @@ from meshplan.planner.problems.frameworks import (
     LegalityRule,
     context_style_rule,
     offload_rule,
+    plain_sharding_rule,
 )
 
 _TITAN = "torchtitan 0.3.0"
@@ -85,6 +86,16 @@ def _whole_sequences(reason: str, source: str) -> LegalityRule:
     )
 
 
+def _plain_sharding(framework: str, source: str, *, hpz: bool = False) -> tuple[LegalityRule, ...]:
+    """No optimizer sharding over groups and no layers apart; a second copy of parameters only with ``hpz``."""
+    outer = plain_sharding_rule(framework, "outer_zero_stage", 0, "copies of states are whole", source)
+    gathered = plain_sharding_rule(
+        framework, "gathered_num_layers", 0, "one policy for all layers (all that stay gathered: zero_stage 2)", source
+    )
+    second = plain_sharding_rule(framework, "zero_hpz_partition_size", 1, "it has no word", source)
+    return (outer, gathered) if hpz else (outer, gathered, second)
+
+
 TORCHTITAN = FrameworkRules(
     name="torchtitan",
     version="0.3.0",
@@ -144,6 +155,7 @@ TORCHTITAN = FrameworkRules(
         context_style_rule(
             "torchtitan", ("ring", "ring-plain"), f"{_TITAN}: config/configs.py (context_parallel_load_balancer)"
         ),
+        *_plain_sharding("torchtitan", f"{_TITAN}: config/configs.py, ParallelismConfig"),
         offload_rule("torchtitan", (), f"{_TITAN}: config/configs.py (enable_cpu_offload moves the parameters too)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -188,6 +200,7 @@ DEEPSPEED = FrameworkRules(
             stage="run time",
             source=f"{_SPEED}: docs, tutorials/autotp-training (read, not run)",
         ),
+        *_plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -231,6 +244,7 @@ ACCELERATE = FrameworkRules(
             source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
         ),
         context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),
+        *_plain_sharding("accelerate", f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin"),
         offload_rule("accelerate", (), f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),

@@ -100,6 +100,14 @@ class TrainingConfig:
         context_parallel_style: one of :data:`CONTEXT_PARALLEL_STYLES`; ``ring`` where no sequence is split.
         context_parallel_heads: of ``all-to-all+ring``: the ranks that exchange heads, neighbours inside the ring of
             context_parallel / context_parallel_heads; 1 otherwise.
+        zero_hpz_partition_size: under zero_stage 3, neighbours among the ranks that share one copy which hold a second,
+            16-bit copy of the parameters between them, so that the backward pass gathers from them (hpZ of ZeRO++,
+            arXiv:2306.10209, §3.2; DeepSpeed's name); 1 without.
+        outer_zero_stage: 1 shards the optimizer states over the groups of data_parallel_shard too, whose copies of
+            parameters and gradients are then brought together once a step (Megatron-FSDP's
+            ``--outer-dp-sharding-strategy optim``); 0 keeps a copy in each group.
+        gathered_num_layers: under zero_stage 3, layers of each chunk, from its first, whose parameters stay gathered
+            from the forward to the backward pass (FSDP2's ``reshard_after_forward=False`` on these layers).
     """
 
     tensor_parallel: int
@@ -124,6 +132,9 @@ class TrainingConfig:
     optimizer_offload: bool = False
     context_parallel_style: str = "ring"
     context_parallel_heads: int = 1
+    zero_hpz_partition_size: int = 1
+    outer_zero_stage: int = 0
+    gathered_num_layers: int = 0
 
     @property
     def choices(self) -> dict[str, Any]:

@@ -46,6 +46,7 @@ from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import TrainingObjective, TrainingProblem
+from meshplan.planner.solvers import layer_mix
 from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.solvers.degree_templates import (
     Templates,
@@ -206,7 +207,12 @@ class DegreeSearch:
         if not len(batch):
             return
         stages = self._memory(batch).stages()
-        self._price_with_blocks(batch, stages)
+        if int(self.problem.fixed.get(layer_mix.NAME, 0)) == 0:
+            self._price_with_blocks(batch, stages)
+        if layer_mix.is_asked(self.problem):
+            for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
+                legal = legal_candidates(self.problem, mixed, self.report.refused)
+                self._price_with_blocks(legal, self._memory(legal).stages())
         if self.problem.limits.optimizer_offload and "optimizer_offload" not in self.problem.fixed:
             safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
             beyond = batch.take(safe > self.problem.limits.memory_bytes)
@@ -309,6 +315,10 @@ class DegreeSearch:
         devices = batch.world_size
         least = self.objective(work / devices * (1.0 + left * (p - 1) / m), devices)
         return least <= self.threshold * (1.0 + TIE_RELATIVE)
+
+    def _may_replace(self, batch: Candidates, least_s: FloatArray) -> FloatArray:
+        """Candidates that a step of ``least_s`` seconds would bring among the best, [n] booleans."""
+        return self.objective(least_s, batch.world_size) <= self.threshold * (1.0 + TIE_RELATIVE)
 
     def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
         """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""

@@ -74,6 +74,9 @@ class RuleColumns:
     optimizer_offload: BoolArray
     context_parallel_style: StyleNames
     context_parallel_heads: IntArray | int
+    zero_hpz_partition_size: IntArray | int
+    outer_zero_stage: IntArray | int
+    gathered_num_layers: IntArray | int
     zero_stage: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
@@ -281,6 +284,9 @@ def template_candidates(
         optimizer_offload=np.full(len(microbatches), bool(problem.fixed.get("optimizer_offload", False))),
         context_parallel_style=np.zeros_like(microbatches),
         context_parallel_heads=np.ones_like(microbatches),
+        zero_hpz_partition_size=np.ones_like(microbatches),
+        outer_zero_stage=np.zeros_like(microbatches),
+        gathered_num_layers=np.zeros_like(microbatches),
         **columns,
     )
 
@@ -293,6 +299,11 @@ def _style_names(batch: Candidates) -> StyleNames:
     return np.array(CONTEXT_PARALLEL_STYLES)[batch.context_parallel_style]
 
 
+def _one_or_all(column: IntArray, usual: int) -> IntArray | int:
+    """The usual value where every row has it: rules are quicker over one number."""
+    return usual if (column == usual).all() else column
+
+
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
     """The candidates that the framework's rules allow; the others are counted in ``refused``."""
     view = RuleColumns(
@@ -301,7 +312,10 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         num_microbatches=batch.num_microbatches,
         optimizer_offload=batch.optimizer_offload,
         context_parallel_style=_style_names(batch),
-        context_parallel_heads=batch.context_parallel_heads if (batch.context_parallel_heads > 1).any() else 1,
+        context_parallel_heads=_one_or_all(batch.context_parallel_heads, 1),
+        zero_hpz_partition_size=_one_or_all(batch.zero_hpz_partition_size, 1),
+        outer_zero_stage=_one_or_all(batch.outer_zero_stage, 0),
+        gathered_num_layers=_one_or_all(batch.gathered_num_layers, 0),
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},

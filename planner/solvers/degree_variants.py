@@ -1,11 +1,12 @@
-"""What choices beyond the templates make of a batch of candidates: ways to split sequences.
+"""What choices beyond the templates make of a batch of candidates: ways to split sequences and to shard states.
 
 Such a choice stays at its default unless it is pinned or the question asks for it (``search_over``); then every
 candidate to which it can apply stands there once with each value. A pin on how sequences are split counts where they
 are: candidates without context parallelism stay as they are.
 
 All-to-alls inside a ring take neighbours that share a scale-up domain, unless their number is pinned: across the
-network the ring hides its exchange and the all-to-all does not.
+network the ring hides its exchange and the all-to-all does not. So do neighbours that hold a second copy of the
+parameters, which saves nothing where they are as far apart as those that share the first.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.planner.estimators.candidates import Candidates, ContextStyle
+from meshplan.planner.estimators.memory import ZERO_PARAMETERS
 from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingProblem
 from meshplan.planner.solvers.degree_templates import divisors
 
@@ -31,6 +33,12 @@ _SEARCHED_STYLES = (
 
 def variants(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
     """The batch as it is, then with every other value of the choices that are asked for; rules are not asked yet."""
+    for styled in _by_style(problem, batch):
+        for copied in _by_second_copy(problem, styled):
+            yield from _by_outer_sharding(problem, copied)
+
+
+def _by_style(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
     styles = _styles(problem)
     if styles == (_RING,):
         yield batch
@@ -47,6 +55,40 @@ def variants(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates
             yield from _two_dimensional(problem, named)
         else:
             yield named
+
+
+def _by_second_copy(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """Fully sharded candidates with a second copy of their parameters among neighbours (hpZ), too."""
+    name = "zero_hpz_partition_size"
+    pinned = int(problem.fixed.get(name, 1))
+    if pinned == 1:
+        yield batch
+        if name in problem.fixed or name not in problem.search_over:
+            return
+    full = batch.take(batch.zero_stage == ZERO_PARAMETERS)
+    ranks = full.data_parallel_shard * full.context_parallel
+    possible = sorted({size for number in np.unique(ranks) for size in divisors(int(number)) if 1 < size < number})
+    for size in possible if pinned == 1 else [pinned]:
+        rows = (ranks % size == 0) & (size < ranks)
+        if pinned == 1:
+            rows &= size * full.tensor_parallel <= problem.machine.domain_size
+        if rows.any():
+            inside = full.take(rows)
+            yield replace(inside, zero_hpz_partition_size=np.full(len(inside), size))
+
+
+def _by_outer_sharding(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """Candidates sharded in groups with their optimizer states sharded over the groups, too."""
+    name = "outer_zero_stage"
+    pinned = int(problem.fixed.get(name, 0))
+    if not pinned:
+        yield batch
+        if name in problem.fixed or name not in problem.search_over:
+            return
+    rows = (batch.zero_stage == ZERO_PARAMETERS) & (batch.data_parallel_shard < batch.data_parallel)
+    if rows.any():
+        groups = batch.take(rows)
+        yield replace(groups, outer_zero_stage=np.ones_like(groups.zero_stage))
 
 
 def _styles(problem: TrainingProblem) -> tuple[str, ...]:

@@ -62,6 +62,9 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         "recompute_num_layers": config.activation_recompute != "block",  # nothing to count
         "optimizer_offload": not config.optimizer_offload,
         "context_parallel_style": config.context_parallel == 1 or config.context_parallel_style == "ring",
+        "zero_hpz_partition_size": config.zero_hpz_partition_size == 1,
+        "outer_zero_stage": config.outer_zero_stage == 0,
+        "gathered_num_layers": config.gathered_num_layers == 0,
         "context_parallel_heads": config.context_parallel_heads == 1,
         "sequence_parallel": config.tensor_parallel == 1,  # nothing is split
     }

@@ -89,6 +89,8 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
         choices["expert_tensor_parallel"] = draw.choice((1, 1, 2))
     if choices["zero_stage"]:
         choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], max(1, choices["data_parallel"] // 2)))
+        if choices["zero_stage"] == 3 and choices["data_parallel_shard"] < choices["data_parallel"]:
+            choices["outer_zero_stage"] = draw.choice((0, 1))
     return config_for(shape, **choices)
 
 
