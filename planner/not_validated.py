@@ -11,8 +11,11 @@ from dataclasses import dataclass
 
 from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.priced import Priced
-from meshplan.planner.problems.training import TrainingProblem
+from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 
+# Of a step, for each way to shard that no measured run has. Assumed: the exchange that it changes, some per cent of a
+# step, may take twice as long.
+UNMEASURED_SHARDING = 0.1
 # Parts of a step that run in the precision that was asked for.
 PRODUCTS = ("matrix products", "experts", "recompute")
 
@@ -58,6 +61,8 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
             what="optimizer states in host memory: no measured run; rates of host and link are assumed",
             share=_share(priced, "optimizer step"),
         )
+    for what in unmeasured_sharding(config):
+        yield Unconfirmed(what=what, share=UNMEASURED_SHARDING)
     if config.quantised_weights:
         yield Unconfirmed(
             what="QLoRA: no measured run; time and memory of four-bit weights follow the paper's arithmetic",
@@ -71,6 +76,18 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
         )
     if config.precision in {"mxfp8", "nvfp4"}:
         yield _block_scaled(problem, priced)
+
+
+def unmeasured_sharding(config: TrainingConfig) -> Iterator[str]:
+    """Ways to shard sequences and states in a plan that no measured run has."""
+    if config.context_parallel_style != "ring":
+        yield f"context parallelism as {config.context_parallel_style}: no measured run; its exchange is a model"
+    if config.zero_hpz_partition_size > 1:
+        yield f"second copy of parameters on {config.zero_hpz_partition_size} neighbours (hpZ): no measured run"
+    if config.outer_zero_stage:
+        yield "optimizer states sharded over groups of full sharding: no measured run"
+    if config.gathered_num_layers:
+        yield f"{config.gathered_num_layers} layers of each chunk stay gathered: no measured run"
 
 
 def _block_scaled(problem: TrainingProblem, priced: Priced) -> Unconfirmed:

@@ -130,6 +130,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         objective=spec.objective,
         calibration=calibration_for(catalog, rules.name, machine.device.architecture),
         num_training_tokens=spec.workload.num_training_tokens,
+        search_over=frozenset(spec.constraints.search_over),
     ).with_fixed(spec.fixed.pinned())
     sources = _sources(problem, cluster, price)
     if profile is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.parallelism import deal_layers, layers_problem, schedules_of
@@ -54,6 +56,10 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         precision=workload.precision,
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
+        zero_hpz_partition_size=number("zero_hpz_partition_size", 1),
+        outer_zero_stage=number("outer_zero_stage", 0),
+        gathered_num_layers=number("gathered_num_layers", 0),
+        **_context_style(problem, context),
         expert_capacity_factor=workload.capacity_factor,
         quantised_weights=workload.phase is Phase.QLORA,
         **problem.expert_transport,
@@ -74,6 +80,15 @@ def _block(problem: TrainingProblem) -> int:
     """Layers of each chunk that are recomputed; ``block`` alone means one."""
     is_block = problem.fixed.get("activation_recompute") == "block"
     return int(problem.fixed.get("recompute_num_layers", 1)) if is_block else 0
+
+
+def _context_style(problem: TrainingProblem, context: int) -> dict[str, Any]:
+    """How sequences are split, where they are; all-to-alls inside a ring take two neighbours unless more are asked."""
+    style = problem.fixed.get("context_parallel_style", "ring")
+    if context == 1 or style == "ring":
+        return {}
+    heads = problem.fixed.get("context_parallel_heads", 2) if style == "all-to-all+ring" else 1
+    return {"context_parallel_style": str(style), "context_parallel_heads": int(heads)}
 
 
 def _schedule(problem: TrainingProblem, pipeline: int, chunks: int) -> str:

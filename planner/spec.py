@@ -157,6 +157,11 @@ class ConstraintsSpec(SpecModel):
     optimizer_offload: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="optimizer states may lie in host memory, where nothing else fits (not validated)"
     )
+    search_over: list[
+        Literal["context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"]
+    ] = Field(
+        default=[], description="choices that the search varies too (not validated): else they stay at their defaults"
+    )
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
     min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="use at least so many, such as all that are rented"
@@ -188,6 +193,21 @@ class FixedSpec(SpecModel):
         default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
     )
     optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
+    context_parallel_style: Literal["ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring"] | None = Field(
+        default=None, description="how the ranks of a split sequence exchange; counts where context_parallel > 1"
+    )
+    context_parallel_heads: Annotated[int, Field(strict=True, ge=2)] | None = Field(
+        default=None, description="of all-to-all+ring: neighbours that exchange heads inside the ring"
+    )
+    zero_hpz_partition_size: Count | None = Field(
+        default=None, description="zero_stage 3: neighbours that hold a second copy of the parameters; 1: none"
+    )
+    outer_zero_stage: Annotated[int, Field(strict=True, ge=0, le=1)] | None = Field(
+        default=None, description="zero_stage 3 in groups of data_parallel_shard: 1 shards the optimizer over them too"
+    )
+    gathered_num_layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        default=None, description="zero_stage 3: layers of each model chunk that stay gathered between the passes"
+    )
     expert_dispatcher: Literal["alltoall", "deepep", "hybridep"] | None = Field(
         default=None, description="who carries tokens to experts; alltoall (NCCL) unless said"
     )
@@ -219,6 +239,12 @@ class FixedSpec(SpecModel):
     def _block_has_layers(self) -> FixedSpec:
         if self.recompute_num_layers is not None and self.activation_recompute != "block":
             raise ValueError("recompute_num_layers goes with activation_recompute: block")
+        return self
+
+    @model_validator(mode="after")
+    def _heads_have_a_style(self) -> FixedSpec:
+        if self.context_parallel_heads is not None and self.context_parallel_style != "all-to-all+ring":
+            raise ValueError("context_parallel_heads goes with context_parallel_style: all-to-all+ring")
         return self
 
     def pinned(self) -> dict[str, int | str | bool | tuple[int, ...]]:

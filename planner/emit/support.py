@@ -19,7 +19,7 @@ from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.plan import Plan
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
 from meshplan.planner.problems.precisions import PRECISIONS
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig
 
 _DEVICES_PER_HOST = 8
 _NUM_REPLICAS = 4
@@ -34,12 +34,16 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "layers_per_chunk": ("even", "uneven"),
     "pipeline_schedule": tuple(name for name in ANY_FRAMEWORK.pipeline_schedules if name != "none"),
     "context_parallel": (1, 2),
+    "context_parallel_style": CONTEXT_PARALLEL_STYLES,
     "data_parallel": (1, 4),
     "data_parallel_shard": (_NUM_REPLICAS, 2),
     "zero_stage": (0, 1, 2, 3),
     "expert_parallel": (1, 4),
     "expert_tensor_parallel": (1, 2),
     "activation_recompute": ("none", "selective", "block", "full"),
+    "zero_hpz_partition_size": (1, 2),
+    "outer_zero_stage": (0, 1),
+    "gathered_num_layers": (0, 1),
     "optimizer_offload": (False, True),
     "expert_dispatcher": ("alltoall", "deepep", "hybridep"),
     "expert_parallel_overlap": (False, True),
@@ -51,6 +55,14 @@ _PROBES: Mapping[str, Sequence[Any]] = {
 }
 _WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel", "expert_dispatcher", "expert_parallel_overlap")
 _CHUNKS = {"interleaved": 2, **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2)}
+# Choices that say something only beside others.
+_NEEDS: Mapping[str, Mapping[str, int]] = {
+    **dict.fromkeys(("sequence_parallel", "expert_tensor_parallel"), {"tensor_parallel": 2}),
+    **dict.fromkeys(("expert_dispatcher", "expert_parallel_overlap"), {"expert_parallel": 4}),
+    **dict.fromkeys(("layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"), {"pipeline_parallel": 4}),
+    "context_parallel_style": {"context_parallel": 4},
+    "rank_table": {"data_parallel": 2 * _DEVICES_PER_HOST},
+}
 _NOTHING_TO_VERIFY = "refused before anything is written"
 
 
@@ -120,6 +132,10 @@ _DERIVED = {
         _derived("pipeline_parallel", "1: no word needed"),
         _derived("context_parallel", "1: no word needed"),
         _derived("expert_parallel", "1: no word needed"),
+        _derived("context_parallel_style", "ring: no word needed"),
+        _derived("zero_hpz_partition_size", "1: no word needed"),
+        _derived("outer_zero_stage", "0: no word needed"),
+        _derived("gathered_num_layers", "0: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
         _derived("expert_parallel_overlap", "false: no word needed"),
         _derived("expert_dispatcher", "alltoall: no word needed"),
@@ -166,6 +182,10 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "optimizer_offload": False,
         "expert_dispatcher": "alltoall",
         "expert_parallel_overlap": False,
+        "context_parallel_style": "ring",
+        "zero_hpz_partition_size": 1,
+        "outer_zero_stage": 0,
+        "gathered_num_layers": 0,
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
@@ -173,14 +193,9 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
     }
     if probe.choice in chosen:
         chosen[probe.choice] = probe.value
-    if probe.choice in {"sequence_parallel", "expert_tensor_parallel"}:
-        chosen["tensor_parallel"] = 2
-    if probe.choice in {"expert_dispatcher", "expert_parallel_overlap"}:
-        chosen["expert_parallel"] = 4
-    if probe.choice in {"layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"}:
-        chosen["pipeline_parallel"] = 4
-    if probe.choice == "rank_table":
-        chosen |= {"data_parallel": 2 * _DEVICES_PER_HOST, "zero_stage": zero_stage}
+    chosen |= _NEEDS.get(probe.choice, {})
+    if probe.value == "all-to-all+ring":
+        chosen["context_parallel_heads"] = 2
     if probe.choice == "pipeline_schedule":
         chosen["virtual_pipeline_stages"] = _CHUNKS.get(probe.value, 1)
     if probe.choice == "zero_stage" and zero_stage not in {probe.value, 1}:
@@ -194,6 +209,8 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         if not chosen["zero_stage"]:
             return None
         shards = probe.value
+    if probe.choice == "outer_zero_stage" and probe.value and chosen["zero_stage"]:
+        shards = _NUM_REPLICAS // 2
     usual = "none" if stages == 1 else "1f1b" if virtual == 1 else "interleaved"
     return TrainingConfig(
         **chosen,

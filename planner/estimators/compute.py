@@ -22,6 +22,7 @@ from meshplan.catalogs.calibration import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, LayerKind
+from meshplan.planner.estimators.context_parallel import causal_imbalance
 from meshplan.planner.estimators.expert_load import arriving_load, leaving_load
 from meshplan.planner.estimators.flops import attention_width, mean_context
 from meshplan.planner.estimators.operator_traffic import (
@@ -245,8 +246,8 @@ class ComputeModel:
             return self._plain_attention()
         context = mean_context(self.workload.sequence_length, kind.window)
         flops = 2.0 * self.tokens * context * attention_width(self.shape) / self.candidates.tensor_parallel
-        if not self.calibration.recipe.balances_context_parallel:  # the rank with the last tokens attends to all others
-            flops = flops * (2.0 - 1.0 / self.candidates.context_parallel)
+        if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
+            flops = flops * imbalance
         rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
         return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
 

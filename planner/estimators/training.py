@@ -36,6 +36,7 @@ from meshplan.planner.estimators.compute import (
     Cost,
     activation_bytes,
 )
+from meshplan.planner.estimators.context_parallel import ContextParallelModel
 from meshplan.planner.estimators.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.memory import MemoryModel, StageMemory
@@ -180,7 +181,7 @@ class TrainingModel:
             "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
             + core_again * attention.forward_s,
             "tensor-parallel communication": self._tensor_parallel_s(again),
-            "context-parallel communication": self._context_parallel_s(attention),
+            "context-parallel communication": self._context_parallel_s(attention, core_again),
             "expert-parallel communication": self._expert_parallel_s(kind, again),
         }
         device = sum(parts.values(), zero)
@@ -220,24 +221,16 @@ class TrainingModel:
             each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
         return passes * each
 
-    def _context_parallel_s(self, attention: Cost) -> FloatArray:
-        """Exposed time of passing keys and values round the context-parallel ring.
-
-        Forward cp − 1 steps of 2·T·k·d/t elements, backward twice that (keys, values and their gradients); attention
-        hides what its own time allows.
-        """
-        batch, links = self.candidates, self._links
-        if self.shape.latent is None:
-            width = 2.0 * self.shape.num_key_value_heads * self.shape.head_dim
-        else:
-            heads = self.shape.num_attention_heads
-            width = heads * float(
-                self.shape.latent.qk_nope_head_dim + self.shape.latent.qk_rope_head_dim + self.shape.latent.v_head_dim
-            )
-        step = activation_bytes(self.workload) * self._compute.tokens * width / batch.tensor_parallel
-        ring = (batch.context_parallel - 1) * links.ring_step_s(step, batch.context_parallel, batch.tensor_parallel)
-        hidden = self.calibration.time.context_parallel_overlap * attention.total_s
-        return np.where(batch.context_parallel > 1, np.maximum(3.0 * ring - hidden, UNHIDDEN_SHARE * ring), 0.0)
+    def _context_parallel_s(self, attention: Cost, again: FloatArray) -> FloatArray:
+        """Exposed exchange of a layer's split sequences; ``again``: times that attention's forward is repeated."""
+        model = ContextParallelModel(
+            shape=self.shape,
+            sequence_length=self.workload.sequence_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
+        overlap = self.calibration.time.context_parallel_overlap
+        return model.exposed_s(self._links, attention.total_s, again, overlap)
 
     def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of dispatching tokens to experts and combining their outputs.

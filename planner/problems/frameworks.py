@@ -154,6 +154,88 @@ def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
     return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
 
 
+def head_exchange(config: Any) -> Any:
+    """Ranks of a context-parallel group that exchange heads for tokens; 1 in a ring."""
+    whole = config.context_parallel_style == "all-to-all"
+    if isinstance(whole, bool):  # one style for all rows
+        return config.context_parallel if whole else config.context_parallel_heads
+    return np.where(whole, config.context_parallel, config.context_parallel_heads)
+
+
+def _query_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    return shape.num_attention_heads % (config.tensor_parallel * head_exchange(config)) == 0
+
+
+def _kv_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    """Key/value heads divide, or are copied whole; those of latent attention are as many as the queries'."""
+    if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
+        return config.tensor_parallel >= 1
+    heads, ranks = shape.num_key_value_heads, config.tensor_parallel * head_exchange(config)
+    return (heads % ranks == 0) | (ranks % heads == 0) | (head_exchange(config) == 1)
+
+
+def _two_dimensions(_: ModelShape, config: Any) -> Any:
+    """Heads are exchanged by a proper part of the group in the two-dimensional style, and by no part otherwise."""
+    both, heads = config.context_parallel_style == "all-to-all+ring", config.context_parallel_heads
+    inside = (config.context_parallel % heads == 0) & (heads > 1) & (heads < config.context_parallel)
+    return (inside & both) | ((heads == 1) & np.logical_not(both))
+
+
+def context_style_rule(framework: str, known: Sequence[str], source: str) -> LegalityRule:
+    """The framework has words for these ways of context parallelism only."""
+    return LegalityRule(
+        name=f"{framework}_context_parallel_styles",
+        holds=lambda _, config: (config.context_parallel == 1) | np.isin(config.context_parallel_style, known),
+        message=f"context_parallel_style must be {' or '.join(known)}",
+        stage="parser",
+        source=source,
+    )
+
+
+def _whole_kv_heads(shape: ModelShape, config: Any) -> Any:
+    """Transformer Engine copies no key/value heads for the exchange; below tensor_parallel heads Megatron has one."""
+    heads = np.maximum(shape.num_key_value_heads // config.tensor_parallel, 1)
+    return (heads % head_exchange(config) == 0) | (shape.attention is AttentionKind.MULTI_HEAD_LATENT)
+
+
+def _latent_exchange(shape: ModelShape, config: Any) -> Any:
+    is_latent = shape.attention is AttentionKind.MULTI_HEAD_LATENT
+    style = config.context_parallel_style
+    return (config.context_parallel == 1) | (not is_latent) | ((style != "all-to-all") & (style != "all-gather"))
+
+
+def _windows(shape: ModelShape, config: Any) -> Any:
+    style = config.context_parallel_style
+    whole = (style == "all-to-all") | (style == "all-gather") | (config.context_parallel == 1)
+    return whole | all(window is None for window in shape.sliding_windows)
+
+
+def _needs_full_sharding(_: ModelShape, config: Any) -> Any:
+    asked = (config.zero_hpz_partition_size > 1) | (config.outer_zero_stage > 0) | (config.gathered_num_layers > 0)
+    return np.logical_not(asked) | (config.zero_stage == _ZERO_3)
+
+
+def _second_copies(shape: ModelShape, config: Any) -> Any:
+    """The neighbours that hold a second copy divide the ranks that share the first one, and are fewer."""
+    size, ranks = config.zero_hpz_partition_size, config.data_parallel_shard * config.context_parallel
+    fits = (ranks % size == 0) & (size < ranks)
+    if shape.moe is not None:
+        block, spread = size * config.tensor_parallel, config.expert_parallel * config.expert_tensor_parallel
+        fits = fits & ((block % spread == 0) | (spread % block == 0))
+    return fits | (size == 1)
+
+
+def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for a way to shard states: it stays at its default."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{name}",
+        holds=lambda _, config: getattr(config, name) == usual,
+        message=f"{name} must be {usual}: {reason}",
+        stage="parser",
+        source=source,
+    )
+
+
 def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
     """Optimizer states in host memory need one of ``zero_stages``; none where there is no word for it."""
     message = f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}"
@@ -233,11 +315,12 @@ def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
     return replace(rules, recompute_modes=left)
 
 
-_ZERO_2 = 2
+_ZERO_2, _ZERO_3 = 2, 3
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
 _VALIDATE = f"{_CORE}: training/arguments.py, validate_args"
 _GROUPS = f"{_CORE}: core/parallel_state.py, initialize_model_parallel"
+_TRANSFORMER_ENGINE = "Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)"
 _LAYERS = f"{_CORE}: core/tensor_parallel/layers.py, divide"
 
 _MEGATRON_RULES = (
@@ -308,12 +391,54 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="sliding_windows_need_whole_sequences",
-        holds=lambda shape, config: (
-            (config.context_parallel == 1) | all(window is None for window in shape.sliding_windows)
-        ),
+        holds=_windows,
         message="sliding windows cannot be combined with the ring (p2p) form of context parallelism",
         stage="run time",
-        source="Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="query_heads_divide_for_all_to_all",
+        holds=_query_heads_exchange,
+        message="num_attention_heads must be a multiple of tensor_parallel × the context-parallel ranks that exchange "
+        "heads (all of them in all-to-all, context_parallel_heads in all-to-all+ring)",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="kv_heads_divide_for_all_to_all",
+        holds=_kv_heads_exchange,
+        message="num_key_value_heads must be a multiple or a divisor of tensor_parallel × the context-parallel ranks "
+        "that exchange heads",
+        stage="run time",
+        source="DeepSpeed Ulysses (arXiv:2309.14509, §3.1): every rank attends with whole heads",
+    ),
+    LegalityRule(
+        name="whole_kv_heads_for_all_to_all",
+        holds=_whole_kv_heads,
+        message="num_key_value_heads / tensor_parallel must be a multiple of the context-parallel ranks that exchange "
+        "heads",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="context_parallel_heads_are_part_of_the_group",
+        holds=_two_dimensions,
+        message="context_parallel_heads goes with context_parallel_style all-to-all+ring, where it is a divisor of "
+        "context_parallel between 1 and context_parallel",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="latent_attention_needs_a_ring",
+        holds=_latent_exchange,
+        message="multi-head latent attention cannot be combined with context_parallel_style all-to-all or all-gather",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    context_style_rule(
+        "megatron",
+        ("ring", "all-gather", "all-to-all", "all-to-all+ring"),
+        f"{_CORE}: training/arguments.py, --cp-comm-type (its ring deals causal work evenly)",
     ),
     LegalityRule(
         name="interleaving_needs_pipeline",
@@ -413,6 +538,38 @@ _MEGATRON_RULES = (
         source=_CONFIG,
     ),
     whole_weights_rule("megatron", f"{_CORE}: training/arguments.py"),
+    LegalityRule(
+        name="hierarchies_need_full_sharding",
+        holds=_needs_full_sharding,
+        message="zero_hpz_partition_size, outer_zero_stage and gathered_num_layers need zero_stage 3",
+        stage="parser",
+        source="DeepSpeed 0.19.8: runtime/zero/config.py; megatron-core 0.19.2: --outer-dp-sharding-strategy",
+    ),
+    LegalityRule(
+        name="second_copies_divide_the_first",
+        holds=_second_copies,
+        message="zero_hpz_partition_size must divide data_parallel_shard × context_parallel and be smaller; with "
+        "experts its ranks × tensor_parallel and the ranks of one set of experts must divide",
+        stage="process groups",
+        source="DeepSpeed 0.19.8: utils/groups.py, _create_zero_param_parallel_group",
+    ),
+    LegalityRule(
+        name="outer_sharding_needs_groups",
+        holds=lambda _, config: (config.outer_zero_stage == 0) | (config.data_parallel_shard < config.data_parallel),
+        message="outer_zero_stage 1 needs data_parallel_shard smaller than data_parallel",
+        stage="run time",
+        source=f"{_CORE}: core/distributed/fsdp/src/megatron_fsdp/fully_shard.py",
+    ),
+    plain_sharding_rule(
+        "megatron",
+        "zero_hpz_partition_size",
+        1,
+        "Megatron-FSDP keeps no second copy",
+        f"{_CORE}: training/arguments.py",
+    ),
+    plain_sharding_rule(
+        "megatron", "gathered_num_layers", 0, "one policy for all layers", f"{_CORE}: training/arguments.py"
+    ),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
 )
 
@@ -450,6 +607,12 @@ _ARITHMETIC = frozenset(
         "expert_groups_divide_stage",
         "shard_groups_divide_replicas",
         "quantised_weights_are_whole",
+        "query_heads_divide_for_all_to_all",
+        "kv_heads_divide_for_all_to_all",
+        "context_parallel_heads_are_part_of_the_group",
+        "hierarchies_need_full_sharding",
+        "second_copies_divide_the_first",
+        "outer_sharding_needs_groups",
     }
 )
 ANY_FRAMEWORK = FrameworkRules(

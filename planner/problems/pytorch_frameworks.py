@@ -16,8 +16,10 @@ from meshplan.planner.problems.frameworks import (
     FrameworkRules,
     LegalityRule,
     capacity_rule,
+    context_style_rule,
     expert_transport_rules,
     offload_rule,
+    plain_sharding_rule,
     whole_weights_rule,
 )
 
@@ -87,6 +89,16 @@ def _whole_sequences(reason: str, source: str) -> LegalityRule:
     )
 
 
+def _plain_sharding(framework: str, source: str, *, hpz: bool = False) -> tuple[LegalityRule, ...]:
+    """No optimizer sharding over groups and no layers apart; a second copy of parameters only with ``hpz``."""
+    outer = plain_sharding_rule(framework, "outer_zero_stage", 0, "copies of states are whole", source)
+    gathered = plain_sharding_rule(
+        framework, "gathered_num_layers", 0, "one policy for all layers (all that stay gathered: zero_stage 2)", source
+    )
+    second = plain_sharding_rule(framework, "zero_hpz_partition_size", 1, "it has no word", source)
+    return (outer, gathered) if hpz else (outer, gathered, second)
+
+
 TORCHTITAN = FrameworkRules(
     name="torchtitan",
     version="0.3.0",
@@ -146,6 +158,10 @@ TORCHTITAN = FrameworkRules(
         *expert_transport_rules("torchtitan", f"{_TITAN}: config/configs.py (its own backends were not tried)"),
         capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
         whole_weights_rule("torchtitan", f"{_TITAN}: components/lora.py"),
+        context_style_rule(
+            "torchtitan", ("ring", "ring-plain"), f"{_TITAN}: config/configs.py (context_parallel_load_balancer)"
+        ),
+        *_plain_sharding("torchtitan", f"{_TITAN}: config/configs.py, ParallelismConfig"),
         offload_rule("torchtitan", (), f"{_TITAN}: config/configs.py (enable_cpu_offload moves the parameters too)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -195,6 +211,7 @@ DEEPSPEED = FrameworkRules(
         *expert_transport_rules("deepspeed", f"{_SPEED}: moe/layer.py"),
         capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
         whole_weights_rule("deepspeed", f"{_SPEED}: runtime/config.py (weights are those of the user's script)"),
+        *_plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -239,6 +256,8 @@ ACCELERATE = FrameworkRules(
         ),
         *expert_transport_rules("accelerate", f"{_ACCELERATE}: parallelism_config.py"),
         capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
+        context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),
+        *_plain_sharding("accelerate", f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin"),
         offload_rule("accelerate", (), f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),

@@ -19,6 +19,13 @@ from meshplan.planner.problems.practice import (
     TrainingPractice,
 )
 
+# How context parallelism exchanges a sequence's parts, by increasing code in candidates: keys and values round a ring,
+# with causal work dealt evenly (the framework's way) or not; gathered on every rank; heads for tokens in an all-to-all
+# (DeepSpeed Ulysses, arXiv:2309.14509); all-to-alls of some ranks inside a ring of the others (USP, arXiv:2405.07719).
+CONTEXT_PARALLEL_STYLES = ("ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring")
+# Choices that the search leaves at their defaults unless it is asked to vary them: no measured run has them.
+SEARCHABLE = ("context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers")
+
 
 class Phase(Enum):
     """What is trained."""
@@ -118,6 +125,17 @@ class TrainingConfig:
         expert_dispatcher: who carries tokens to experts: ``alltoall`` (NCCL), ``deepep`` or ``hybridep``.
         expert_parallel_overlap: tokens of one micro-batch travel while another one computes.
         quantised_weights: the frozen weights of the blocks lie in four bits (QLoRA).
+        context_parallel_style: one of :data:`CONTEXT_PARALLEL_STYLES`; ``ring`` where no sequence is split.
+        context_parallel_heads: of ``all-to-all+ring``: the ranks that exchange heads, neighbours inside the ring of
+            context_parallel / context_parallel_heads; 1 otherwise.
+        zero_hpz_partition_size: under zero_stage 3, neighbours among the ranks that share one copy which hold a second,
+            16-bit copy of the parameters between them, so that the backward pass gathers from them (hpZ of ZeRO++,
+            arXiv:2306.10209, §3.2; DeepSpeed's name); 1 without.
+        outer_zero_stage: 1 shards the optimizer states over the groups of data_parallel_shard too, whose copies of
+            parameters and gradients are then brought together once a step (Megatron-FSDP's
+            ``--outer-dp-sharding-strategy optim``); 0 keeps a copy in each group.
+        gathered_num_layers: under zero_stage 3, layers of each chunk, from its first, whose parameters stay gathered
+            from the forward to the backward pass (FSDP2's ``reshard_after_forward=False`` on these layers).
     """
 
     tensor_parallel: int
@@ -144,6 +162,11 @@ class TrainingConfig:
     expert_dispatcher: str = ALL_TO_ALL
     expert_parallel_overlap: bool = False
     quantised_weights: bool = False
+    context_parallel_style: str = "ring"
+    context_parallel_heads: int = 1
+    zero_hpz_partition_size: int = 1
+    outer_zero_stage: int = 0
+    gathered_num_layers: int = 0
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -212,6 +235,7 @@ class TrainingProblem:
         objective: see :class:`TrainingObjective`.
         num_training_tokens: of the whole run; None when the spec does not say.
         fixed: choice → value that the user pinned (fields of :class:`TrainingConfig`).
+        search_over: of :data:`SEARCHABLE`, what the search varies too.
     """
 
     shape: ModelShape
@@ -223,6 +247,7 @@ class TrainingProblem:
     objective: TrainingObjective
     num_training_tokens: float | None = None
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    search_over: frozenset[str] = frozenset()
 
     def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
         """The same question with other pins, and the workload's practice as they say."""

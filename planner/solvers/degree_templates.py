@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +26,7 @@ from meshplan.planner.estimators.candidates import (
     split_layers,
 )
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import Phase, TrainingProblem
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, Phase, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
@@ -53,6 +54,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+# One name for all rows, or an array of names [n].
+StyleNames = Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleColumns:
     """Candidates under the names that framework rules ask for; arrays [n] or one number for all."""
@@ -68,6 +73,11 @@ class RuleColumns:
     expert_tensor_parallel: IntArray
     sequence_parallel: BoolArray
     optimizer_offload: BoolArray
+    context_parallel_style: StyleNames
+    context_parallel_heads: IntArray | int
+    zero_hpz_partition_size: IntArray | int
+    outer_zero_stage: IntArray | int
+    gathered_num_layers: IntArray | int
     zero_stage: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
@@ -286,8 +296,26 @@ def template_candidates(
         num_microbatches=microbatches,
         recompute_num_layers=np.zeros_like(microbatches),
         optimizer_offload=np.full(len(microbatches), bool(problem.fixed.get("optimizer_offload", False))),
+        context_parallel_style=np.zeros_like(microbatches),
+        context_parallel_heads=np.ones_like(microbatches),
+        zero_hpz_partition_size=np.ones_like(microbatches),
+        outer_zero_stage=np.zeros_like(microbatches),
+        gathered_num_layers=np.zeros_like(microbatches),
         **columns,
     )
+
+
+def _style_names(batch: Candidates) -> StyleNames:
+    """Names of the rows' styles; one for all of them where they are alike, which is quicker to compare."""
+    first = int(batch.context_parallel_style[0]) if len(batch) else 0
+    if (batch.context_parallel_style == first).all():
+        return CONTEXT_PARALLEL_STYLES[first]
+    return np.array(CONTEXT_PARALLEL_STYLES)[batch.context_parallel_style]
+
+
+def _one_or_all(column: IntArray, usual: int) -> IntArray | int:
+    """The usual value where every row has it: rules are quicker over one number."""
+    return usual if (column == usual).all() else column
 
 
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
@@ -298,6 +326,11 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         pipeline_schedule=batch.split.schedule,
         num_microbatches=batch.num_microbatches,
         optimizer_offload=batch.optimizer_offload,
+        context_parallel_style=_style_names(batch),
+        context_parallel_heads=_one_or_all(batch.context_parallel_heads, 1),
+        zero_hpz_partition_size=_one_or_all(batch.zero_hpz_partition_size, 1),
+        outer_zero_stage=_one_or_all(batch.outer_zero_stage, 0),
+        gathered_num_layers=_one_or_all(batch.gathered_num_layers, 0),
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         expert_capacity_factor=problem.workload.capacity_factor,

@@ -44,7 +44,16 @@ def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequenc
 
 
 # What a choice is where a framework needs no word for it.
-NEEDS_NO_WORD = {"optimizer_offload": False, "expert_parallel_overlap": False, "expert_dispatcher": ALL_TO_ALL}
+NEEDS_NO_WORD = {
+    "optimizer_offload": False,
+    "expert_parallel_overlap": False,
+    "expert_dispatcher": ALL_TO_ALL,
+    "context_parallel_style": "ring",
+    "context_parallel_heads": 1,
+    "zero_hpz_partition_size": 1,
+    "outer_zero_stage": 0,
+    "gathered_num_layers": 0,
+}
 
 
 def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True) -> dict[str, tuple[Any, Any]]:
@@ -63,13 +72,16 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned["data_parallel_shard"] = 1
     if reading.source == "torchtitan" and config.data_parallel_shard == config.context_parallel == 1:
         planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
-    if config.activation_recompute != "block":
-        planned.pop("recompute_num_layers", None)  # nothing to count
     if config.expert_capacity_factor:
         planned["expert_capacity_factor"] = config.expert_capacity_factor
-    planned = {name: value for name, value in planned.items() if NEEDS_NO_WORD.get(name) != value}
-    if config.tensor_parallel == 1:
-        planned.pop("sequence_parallel", None)  # nothing is split
+    needs_no_word = {
+        "recompute_num_layers": config.activation_recompute != "block",  # nothing to count
+        "sequence_parallel": config.tensor_parallel == 1,  # nothing is split
+    }
+    needs_no_word |= {name: getattr(config, name) == value for name, value in NEEDS_NO_WORD.items()}
+    if config.context_parallel == 1:
+        planned.pop("context_parallel_style", None)
+    planned = {name: value for name, value in planned.items() if not needs_no_word.get(name)}
     if config.pipeline_parallel == 1:
         planned.pop("pipeline_schedule", None)  # one stage has none
     if reading.source != "megatron":

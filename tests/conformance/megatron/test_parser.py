@@ -76,6 +76,10 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
     }
     if choices["zero_stage"] == 1:
         choices["optimizer_offload"] = draw.random() < 0.25
+    if choices["context_parallel"] > 1:
+        choices["context_parallel_style"] = draw.choice(("ring", "all-gather", "all-to-all", "all-to-all+ring"))
+    if choices.get("context_parallel_style") == "all-to-all+ring":
+        choices |= {"context_parallel": 4, "context_parallel_heads": 2}
     if choices["activation_recompute"] == "block":
         choices["recompute_num_layers"] = draw.choice((1, 2, max(layers)))
     if draw.random() < 0.5:
@@ -91,6 +95,8 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
         )
     if choices["zero_stage"]:
         choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], max(1, choices["data_parallel"] // 2)))
+        if choices["zero_stage"] == 3 and choices["data_parallel_shard"] < choices["data_parallel"]:
+            choices["outer_zero_stage"] = draw.choice((0, 1))
     return config_for(shape, **choices)
 
 
