@@ -57,9 +57,9 @@ _WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel", "expert_dispatcher
 _CHUNKS = {"interleaved": 2, **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2)}
 # Choices that say something only beside others.
 _NEEDS: Mapping[str, Mapping[str, int]] = {
-    **dict.fromkeys(("sequence_parallel", "expert_tensor_parallel"), {"tensor_parallel": 2}),
-    **dict.fromkeys(("expert_dispatcher", "expert_parallel_overlap"), {"expert_parallel": 4}),
-    **dict.fromkeys(("layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"), {"pipeline_parallel": 4}),
+    **{key: {"tensor_parallel": 2} for key in ("sequence_parallel", "expert_tensor_parallel")},
+    **{key: {"expert_parallel": 4} for key in ("expert_dispatcher", "expert_parallel_overlap")},
+    **{key: {"pipeline_parallel": 4} for key in ("layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule")},
     "context_parallel_style": {"context_parallel": 4},
     "rank_table": {"data_parallel": 2 * _DEVICES_PER_HOST},
 }
