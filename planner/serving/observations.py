@@ -299,7 +299,7 @@ def _pools(
         layout = _layout(section, shape, spread=spreads_attention(base, started))
         workers = section.whole("num_workers", 1) if disaggregated else section.whole("data_parallel", 1)
         in_flight = workload.concurrency or recipe.max_num_seqs
-        seqs = section.whole("max_batch_size", 0, least=0) * layout.attention_data_parallel
+        seqs = _most_decoding(section, base, recipe) * layout.attention_data_parallel
         seqs = seqs if seqs and role is Role.DECODE else max(recipe.max_num_seqs, in_flight)
         if workload.arrival is not Arrival.ALL_AT_ONCE:
             seqs = min(seqs, max(in_flight, 1))
@@ -351,6 +351,17 @@ def _in_memory(
     lanes = layout.attention_data_parallel
     room = max(int(memory.kv_capacity_tokens / lanes / max(held, 1.0)), 1) * lanes
     return replace(limits, max_num_seqs=max(min(limits.max_num_seqs, room), 1))
+
+
+def _most_decoding(section: Section, base: EngineRecipe, started: EngineRecipe) -> int:
+    """Requests of one rank of a decode worker: as its scripts say, else as the table does; 0 where neither does.
+
+    The table's figure is the concurrency over all ranks, rounded up: requests that the scripts' limit leaves waiting
+    for a place in decode are not seen in it.
+    """
+    if started.max_num_seqs != base.max_num_seqs:
+        return started.max_num_seqs
+    return section.whole("max_batch_size", 0, least=0)
 
 
 def _run_of(run: BenchmarkRun, section: Section, role: Role) -> BenchmarkRun:
