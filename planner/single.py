@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.estimators.schedules import ZIGZAG
-from meshplan.planner.parallelism import deal_layers, layers_problem, schedules_of
+from meshplan.planner.parallelism import deal_evenly, deal_layers, layers_problem, schedules_of
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 
 
@@ -46,7 +46,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         zero_stage=zero,
         activation_recompute=str(fixed.get("activation_recompute", "none")),
         pipeline_schedule=schedule,
-        layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks) if layers is None else layers,
+        layers_per_chunk=_deal(problem, pipeline * chunks) if layers is None else layers,
         micro_batch_size=micro,
         num_microbatches=batch // (micro * data),
         global_batch_size=batch,
@@ -54,11 +54,18 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         precision=workload.precision,
         recompute_num_layers=_block(problem),
         optimizer_offload=bool(fixed.get("optimizer_offload", False)),
+        vocabulary_parallel=bool(fixed.get("vocabulary_parallel", False)),
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:
         raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
     return config
+
+
+def _deal(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk; the ends count where they lie on a chunk of their own."""
+    deal = deal_evenly if problem.fixed.get("vocabulary_parallel", False) else deal_layers
+    return deal(problem.shape.num_hidden_layers, chunks)
 
 
 def _chunks(problem: TrainingProblem) -> int:

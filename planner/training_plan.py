@@ -26,8 +26,8 @@ from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport
 from meshplan.planner.solvers.placement import Placement
 
 SECONDS_PER_HOUR = 3600.0
-# Added to the interval of a schedule that no measured run has confirmed. Assumed: the bubble of such a schedule, a
-# few per cent to a fifth of a step, may be missed altogether.
+# Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
+# is at stake, a few per cent to a fifth of a step, may be missed altogether.
 UNMEASURED_SCHEDULE_ERROR = 0.15
 # Values of one illegal choice that are listed by name; the others are counted.
 LISTED_EXAMPLES = 6
@@ -83,8 +83,9 @@ def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
     if problem.machine.device.tdp_w is not None:
         times["energy_j_per_step"] = priced.step_s * devices * problem.machine.device.tdp_w
     on_host = priced.breakdown_s["optimizer step"] / priced.step_s if config.optimizer_offload else 0.0
+    unmeasured = on_host + UNMEASURED_SCHEDULE_ERROR * config.vocabulary_parallel
     metrics = {
-        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=on_host)
+        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=unmeasured)
         for name, value in times.items()
     }
     metrics["peak_memory_bytes"] = Interval(
@@ -173,6 +174,8 @@ def _not_validated(config: TrainingConfig) -> dict[str, list[str]]:
     schedule, said = SCHEDULES[config.pipeline_schedule], []
     if not schedule.validated:
         said.append(f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}")
+    if config.vocabulary_parallel:
+        said.append("vocabulary parallelism: no measured run; Yeung et al., arXiv:2411.05288, Algorithm 2")
     if config.activation_recompute == "block":
         said.append("recompute of the first layers of each chunk: no measured run; between none and full, which have")
     if config.optimizer_offload:

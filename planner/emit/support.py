@@ -40,6 +40,7 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "expert_tensor_parallel": (1, 2),
     "activation_recompute": ("none", "selective", "block", "full"),
     "optimizer_offload": (False, True),
+    "vocabulary_parallel": (False, True),
     "precision": ("bf16", "fp16", "fp8"),
     "micro_batch_size": (1, 2),
     "global_batch_size": (64,),
@@ -118,6 +119,7 @@ _DERIVED = {
         _derived("context_parallel", "1: no word needed"),
         _derived("expert_parallel", "1: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
+        _derived("vocabulary_parallel", "false: no word needed"),
         _derived("expert_tensor_parallel", "1: no word needed"),
         _derived("layers_per_chunk", "one chunk: no word needed"),
         _derived("data_parallel_shard", "all replicas: no word needed"),
@@ -159,6 +161,7 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "zero_stage": zero_stage,
         "activation_recompute": "none",
         "optimizer_offload": False,
+        "vocabulary_parallel": False,
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
@@ -168,7 +171,7 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         chosen[probe.choice] = probe.value
     if probe.choice in {"sequence_parallel", "expert_tensor_parallel"}:
         chosen["tensor_parallel"] = 2
-    if probe.choice in {"layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"}:
+    if probe.choice in {"layers_per_chunk", "vocabulary_parallel", "virtual_pipeline_stages", "pipeline_schedule"}:
         chosen["pipeline_parallel"] = 4
     if probe.choice == "rank_table":
         chosen |= {"data_parallel": 2 * _DEVICES_PER_HOST, "zero_stage": zero_stage}

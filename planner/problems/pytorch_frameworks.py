@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules, LegalityRule, offload_rule
+from meshplan.planner.problems.frameworks import (
+    ANY_FRAMEWORK,
+    FrameworkRules,
+    LegalityRule,
+    no_vocabulary_parallel,
+    offload_rule,
+)
 
 _TITAN = "torchtitan 0.3.0"
 _SPEED = "deepspeed 0.19.8"
@@ -135,6 +141,7 @@ TORCHTITAN = FrameworkRules(
             source=f"{_TITAN}: distributed/parallel_dims.py, build_mesh",
         ),
         _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
+        no_vocabulary_parallel("torchtitan"),
         offload_rule("torchtitan", (), f"{_TITAN}: config/configs.py (enable_cpu_offload moves the parameters too)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -181,6 +188,7 @@ DEEPSPEED = FrameworkRules(
             stage="run time",
             source=f"{_SPEED}: docs, tutorials/autotp-training (read, not run)",
         ),
+        no_vocabulary_parallel("deepspeed"),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -223,6 +231,7 @@ ACCELERATE = FrameworkRules(
             stage="parser",
             source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
         ),
+        no_vocabulary_parallel("accelerate"),
         offload_rule("accelerate", (), f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),

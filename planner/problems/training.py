@@ -90,6 +90,7 @@ class TrainingConfig:
         precision: of matrix products: ``bf16``, ``fp16`` or ``fp8``.
         recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
         optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
+        vocabulary_parallel: embedding and LM head are split over all pipeline stages (arXiv:2411.05288).
     """
 
     tensor_parallel: int
@@ -112,6 +113,7 @@ class TrainingConfig:
     precision: str
     recompute_num_layers: int = 0
     optimizer_offload: bool = False
+    vocabulary_parallel: bool = False
 
     @property
     def choices(self) -> dict[str, Any]:

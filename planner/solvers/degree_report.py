@@ -70,6 +70,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
         recompute_num_layers=int(candidates.recompute_num_layers[row]),
         optimizer_offload=bool(candidates.optimizer_offload[row]),
+        vocabulary_parallel=split.vocabulary_parallel,
         pipeline_schedule=split.schedule,
         layers_per_chunk=split.layers_per_chunk,
         micro_batch_size=int(candidates.micro_batch_size[row]),
