@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.problems.frameworks import MEGATRON, LegalityRule, rank_coordinates
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS, framework_rules
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig
 
 DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8))
 CONFIGS = st.builds(
@@ -30,6 +30,11 @@ CONFIGS = st.builds(
     sequence_parallel=st.booleans(),
     zero_stage=st.integers(0, 3),
     optimizer_offload=st.booleans(),
+    context_parallel_style=st.sampled_from(CONTEXT_PARALLEL_STYLES),
+    context_parallel_heads=st.sampled_from((1, 2, 4)),
+    zero_hpz_partition_size=st.sampled_from((1, 2, 4)),
+    outer_zero_stage=st.integers(0, 1),
+    gathered_num_layers=st.integers(0, 2),
     num_microbatches=st.integers(1, 12),
     global_batch_size=st.integers(1, 64),
     sequence_length=st.sampled_from((1024, 4096, 4098, 4100)),
@@ -39,7 +44,9 @@ CONFIGS = st.builds(
 def columns(configs: list[TrainingConfig]) -> SimpleNamespace:
     """A struct of arrays, as the enumeration holds its candidates."""
     rows = [asdict(config) for config in configs]
-    return SimpleNamespace(**{name: np.array([row[name] for row in rows]) for name in rows[0] if "layers" not in name})
+    return SimpleNamespace(
+        **{name: np.array([row[name] for row in rows]) for name in rows[0] if name != "layers_per_chunk"}
+    )
 
 
 ALL_RULES = {rule.name: rule for rules in FRAMEWORKS.values() for rule in rules.rules}
