@@ -64,6 +64,21 @@ def test_columns_and_single_plans_agree(
     assert by_column.tolist() == [bool(rule.holds(shape, config)) for config in configs]
 
 
+SPLITTING = {"context_parallel_style", "context_parallel_heads"}
+SHARDING = {"zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(choices=CONFIGS, shape=st.sampled_from(SHAPES))
+def test_a_rule_holds_at_the_defaults_of_what_it_is_about(choices: dict[str, object], shape: ModelShape) -> None:
+    """The search does not ask such a rule then, but for what another one asks anyway."""
+    plain = {name: value for name, value in choices.items() if name not in SPLITTING | SHARDING}
+    for rules in FRAMEWORKS.values():
+        broken = rules.broken(shape, config_for(shape, **plain))
+        about = [rule.name for rule in broken if rule.about]
+        assert not about or {rule.name for rule in broken} > set(about)
+
+
 @pytest.mark.parametrize(
     ("shape", "choices", "broken"),
     [
