@@ -328,6 +328,17 @@ _MEGATRON_RULES = (
         source=_TRANSFORMER_ENGINE,
     ),
     LegalityRule(
+        name="attention_sinks_need_all_to_all",
+        holds=lambda shape, config: (
+            (config.context_parallel == 1)
+            | (config.context_parallel_style == "all-to-all")
+            | (not shape.attention_sinks)
+        ),
+        message="attention with sinks splits sequences only with context_parallel_style all-to-all",
+        stage="run time",
+        source="NeMo AutoModel documentation: TE context parallelism of models with sinks (a2a alone; not tried)",
+    ),
+    LegalityRule(
         name="query_heads_divide_for_all_to_all",
         holds=_query_heads_exchange,
         message="num_attention_heads must be a multiple of tensor_parallel × the context-parallel ranks that exchange "
