@@ -16,6 +16,7 @@ from meshplan.planner.estimators.fabric import (
     slot_links,
     slowest_pipeline_s,
 )
+from meshplan.planner.problems.frameworks import head_exchange
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.joint_search import placed_problem
@@ -105,9 +106,12 @@ def group_names(problem: TrainingProblem, config: TrainingConfig) -> dict[Group,
     shard, tensor, context = config.data_parallel_shard, config.tensor_parallel, config.context_parallel
     expert, expert_tensor = config.expert_parallel, config.expert_tensor_parallel
     copies = config.data_parallel // shard
+    heads = head_exchange(config)
     shapes = (
         (RING, tensor, 1, "tensor-parallel"),
         (RING, context, tensor, "context-parallel"),
+        (ALL_TO_ALL, heads, tensor, "context-parallel heads"),
+        (RING, context // heads, tensor * heads, "context-parallel ring"),
         (RING, copies, tensor * context * shard, "replica"),
         (RING, shard * context, tensor, "data-parallel"),
         (RING, config.data_parallel * context, tensor, "data-parallel"),

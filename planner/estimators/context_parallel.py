@@ -43,9 +43,11 @@ def causal_imbalance(batch: Candidates, recipe: FrameworkRecipe) -> FloatArray |
         batch: the candidates.
         recipe: whether the framework deals causal work evenly where it can (every style but ``ring-plain``).
     """
-    plain = batch.context_parallel_style == ContextStyle.RING_PLAIN
     if recipe.balances_context_parallel:
-        return np.where(plain, 2.0 - 1.0 / batch.context_parallel, 1.0) if plain.any() else None
+        if not batch.context_parallel_style.any():
+            return None
+        plain = batch.context_parallel_style == ContextStyle.RING_PLAIN
+        return np.where(plain, 2.0 - 1.0 / batch.context_parallel, 1.0)
     return 2.0 - 1.0 / batch.context_ring  # the rank with the last tokens attends to all others
 
 
@@ -124,7 +126,7 @@ class ContextParallelModel:
         _, _, key, value = self._widths
         token = self.element_bytes * self._tokens
         step = token * float(self._widths[1] * (key + value)) / batch.tensor_parallel
-        if self._exchanges_heads.any():
+        if batch.context_parallel_style.any():
             step = np.where(self._exchanges_heads, token * self._key_value_heads * (key + value), step)
         ring = (size - 1) * links.ring_step_s(step, size, stride)
         hidden = overlap * attention_s
@@ -163,7 +165,7 @@ class ContextParallelModel:
         so are copied key/value heads.
         """
         batch = self.candidates
-        if not self._exchanges_heads.any():
+        if not batch.context_parallel_style.any() or not self._exchanges_heads.any():
             return None
         queries, heads, key, value = self._widths
         t = batch.tensor_parallel
@@ -178,9 +180,9 @@ class ContextParallelModel:
         queries, keys, values and output once more while they are sent.
         """
         batch = self.candidates
-        gathers = batch.context_parallel_style == ContextStyle.ALL_GATHER
-        if not (gathers | self._exchanges_heads).any():
+        if not batch.context_parallel_style.any():
             return None
+        gathers = batch.context_parallel_style == ContextStyle.ALL_GATHER
         queries, heads, key, value = self._widths
         t = batch.tensor_parallel
         token = self.element_bytes * self._tokens

@@ -246,9 +246,11 @@ class MemoryModel:
             )
         return GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * recipe.gradient_reduce_bytes
 
-    def outer_copies(self) -> FloatArray:
+    def outer_copies(self) -> IntArray | int:
         """Groups over which optimizer states are sharded beyond the ranks that share one copy, [n]; 1 usually."""
         batch = self.candidates
+        if not batch.outer_zero_stage.any():
+            return 1
         return np.where(batch.outer_zero_stage > 0, batch.data_parallel // batch.data_parallel_shard, 1)
 
     def second_copy_ranks(self) -> tuple[IntArray, IntArray]:

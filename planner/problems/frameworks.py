@@ -31,6 +31,7 @@ class LegalityRule:
         message: what is asked for, in our vocabulary.
         stage: where the framework notices: ``parser``, ``process groups`` or ``run time``.
         source: file of the framework and version.
+        about: choices that alone can break it: while they are at their defaults it need not be asked.
     """
 
     name: str
@@ -38,6 +39,7 @@ class LegalityRule:
     message: str
     stage: str
     source: str
+    about: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,9 @@ def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
     return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
 
 
+_STYLE = ("context_parallel_style", "context_parallel_heads")
+
+
 def head_exchange(config: Any) -> Any:
     """Ranks of a context-parallel group that exchange heads for tokens; 1 in a ring."""
     whole = config.context_parallel_style == "all-to-all"
@@ -189,6 +194,7 @@ def context_style_rule(framework: str, known: Sequence[str], source: str) -> Leg
         message=f"context_parallel_style must be {' or '.join(known)}",
         stage="parser",
         source=source,
+        about=_STYLE,
     )
 
 
@@ -233,6 +239,7 @@ def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, sour
         message=f"{name} must be {usual}: {reason}",
         stage="parser",
         source=source,
+        about=(name,),
     )
 
 
@@ -408,12 +415,24 @@ _MEGATRON_RULES = (
         source=_TRANSFORMER_ENGINE,
     ),
     LegalityRule(
+        name="attention_sinks_need_all_to_all",
+        holds=lambda shape, config: (
+            (config.context_parallel == 1)
+            | (config.context_parallel_style == "all-to-all")
+            | (not shape.attention_sinks)
+        ),
+        message="attention with sinks splits sequences only with context_parallel_style all-to-all",
+        stage="run time",
+        source="NeMo AutoModel documentation: TE context parallelism of models with sinks (a2a alone; not tried)",
+    ),
+    LegalityRule(
         name="query_heads_divide_for_all_to_all",
         holds=_query_heads_exchange,
         message="num_attention_heads must be a multiple of tensor_parallel × the context-parallel ranks that exchange "
         "heads (all of them in all-to-all, context_parallel_heads in all-to-all+ring)",
         stage="run time",
         source=_TRANSFORMER_ENGINE,
+        about=_STYLE,
     ),
     LegalityRule(
         name="kv_heads_divide_for_all_to_all",
@@ -422,6 +441,7 @@ _MEGATRON_RULES = (
         "that exchange heads",
         stage="run time",
         source="DeepSpeed Ulysses (arXiv:2309.14509, §3.1): every rank attends with whole heads",
+        about=_STYLE,
     ),
     LegalityRule(
         name="whole_kv_heads_for_all_to_all",
@@ -430,6 +450,7 @@ _MEGATRON_RULES = (
         "heads",
         stage="run time",
         source=_TRANSFORMER_ENGINE,
+        about=_STYLE,
     ),
     LegalityRule(
         name="context_parallel_heads_are_part_of_the_group",
@@ -438,6 +459,7 @@ _MEGATRON_RULES = (
         "context_parallel between 1 and context_parallel",
         stage="parser",
         source=_VALIDATE,
+        about=_STYLE,
     ),
     LegalityRule(
         name="latent_attention_needs_a_ring",
@@ -445,6 +467,7 @@ _MEGATRON_RULES = (
         message="multi-head latent attention cannot be combined with context_parallel_style all-to-all or all-gather",
         stage="run time",
         source=_TRANSFORMER_ENGINE,
+        about=_STYLE,
     ),
     context_style_rule(
         "megatron",
@@ -569,6 +592,7 @@ _MEGATRON_RULES = (
         message="zero_hpz_partition_size, outer_zero_stage and gathered_num_layers need zero_stage 3",
         stage="parser",
         source="DeepSpeed 0.19.8: runtime/zero/config.py; megatron-core 0.19.2: --outer-dp-sharding-strategy",
+        about=("zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"),
     ),
     LegalityRule(
         name="second_copies_divide_the_first",
@@ -577,6 +601,7 @@ _MEGATRON_RULES = (
         "experts its ranks × tensor_parallel and the ranks of one set of experts must divide",
         stage="process groups",
         source="DeepSpeed 0.19.8: utils/groups.py, _create_zero_param_parallel_group",
+        about=("zero_hpz_partition_size",),
     ),
     LegalityRule(
         name="outer_sharding_needs_groups",
@@ -584,6 +609,7 @@ _MEGATRON_RULES = (
         message="outer_zero_stage 1 needs data_parallel_shard smaller than data_parallel",
         stage="run time",
         source=f"{_CORE}: core/distributed/fsdp/src/megatron_fsdp/fully_shard.py",
+        about=("outer_zero_stage",),
     ),
     plain_sharding_rule(
         "megatron",

@@ -317,6 +317,16 @@ def _style_names(batch: Candidates) -> StyleNames:
     return np.array(CONTEXT_PARALLEL_STYLES)[batch.context_parallel_style]
 
 
+# Defaults of the choices that some rules are about alone.
+_USUAL: Mapping[str, str | int] = {
+    "context_parallel_style": "ring",
+    "context_parallel_heads": 1,
+    "zero_hpz_partition_size": 1,
+    "outer_zero_stage": 0,
+    "gathered_num_layers": 0,
+}
+
+
 def _one_or_all(column: IntArray, usual: int) -> IntArray | int:
     """The usual value where every row has it: rules are quicker over one number."""
     return usual if (column == usual).all() else column
@@ -344,7 +354,11 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
     )
     keep = np.ones(len(batch), dtype=bool)
+    said = {name: getattr(view, name) for name in _USUAL}
+    plain = {name for name, value in said.items() if isinstance(value, str | int) and value == _USUAL[name]}
     for rule in problem.rules.rules:
+        if rule.about and plain.issuperset(rule.about):
+            continue
         holds = np.broadcast_to(rule.holds(problem.shape, view), keep.shape)
         count = int(np.count_nonzero(keep & ~holds))
         if count:

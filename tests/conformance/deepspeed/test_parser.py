@@ -79,6 +79,7 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
             precision=draw.choice(("bf16", "fp16")),
             activation_recompute=draw.choice(("none", "full")),
             optimizer_offload=draw.random() < 0.3,
+            zero_hpz_partition_size=draw.choice((1, 1, 2, 4)),
         )
         if not DEEPSPEED.broken(shape, config):
             found.append((shape, config))
@@ -99,6 +100,7 @@ def test_random_legal_plans_are_accepted_and_read_back(module: Any, tmp_path: Pa
         assert parsed.zero_optimization_stage == config.zero_stage
         offload = parsed.zero_config.offload_optimizer
         assert (offload is not None and offload.device == "cpu") is config.optimizer_offload
+        assert parsed.zero_config.zero_hpz_partition_size == config.zero_hpz_partition_size
         assert parsed.gradient_accumulation_steps == config.num_microbatches
         assert parsed.train_micro_batch_size_per_gpu == config.micro_batch_size
         assert parsed.train_batch_size == config.global_batch_size * config.tensor_parallel

@@ -122,6 +122,8 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
         }
         if choices["zero_stage"]:
             choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], 1))
+        if choices["context_parallel"] > 1:
+            choices["context_parallel_style"] = draw.choice(("ring", "ring-plain"))
         config = config_for(shape, **choices)
         if not TORCHTITAN.broken(shape, config) and len(set(config.layers_per_chunk)) == 1:
             found.append((shape, config))
@@ -154,6 +156,8 @@ def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: P
             config.expert_parallel,
         )
         assert told == ours
+        balancer = None if config.context_parallel_style == "ring-plain" else "headtail"
+        assert parsed.parallelism.context_parallel_load_balancer == balancer
         emitted = emit("torchtitan", request_for(shape, config))
         assert num_devices(emitted) == config.world_size
         reading = read_back("torchtitan", emitted, tmp_path)

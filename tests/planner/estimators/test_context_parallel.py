@@ -203,11 +203,15 @@ def test_rows_of_different_styles_do_not_see_each_other() -> None:
 
 # --- rules ---
 
+SINKS = replace(WINDOWED, slug="sinks", attention_sinks=True)
+
 CASES: list[tuple[ModelShape, str, dict[str, Any], set[str]]] = [
     (WINDOWED, "ring", {}, {"sliding_windows_need_whole_sequences"}),
     (WINDOWED, "all-to-all+ring", {}, {"sliding_windows_need_whole_sequences"}),
     (WINDOWED, "all-to-all", {}, set()),
     (WINDOWED, "all-gather", {}, set()),
+    (SINKS, "all-gather", {}, {"attention_sinks_need_all_to_all"}),
+    (SINKS, "all-to-all", {}, set()),
     (DENSE, "all-to-all", {}, set()),
     (DENSE, "all-to-all", {"context": 8}, {"whole_kv_heads_for_all_to_all"}),
     (DENSE, "all-to-all", {"tensor_parallel": 2}, {"whole_kv_heads_for_all_to_all"}),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.problems.frameworks import MEGATRON, LegalityRule, rank_coordinates
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS, framework_rules
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig
 
 DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8))
 CONFIGS = st.builds(
@@ -34,6 +34,11 @@ CONFIGS = st.builds(
     expert_dispatcher=st.sampled_from(("alltoall", "deepep", "hybridep")),
     expert_parallel_overlap=st.booleans(),
     quantised_weights=st.booleans(),
+    context_parallel_style=st.sampled_from(CONTEXT_PARALLEL_STYLES),
+    context_parallel_heads=st.sampled_from((1, 2, 4)),
+    zero_hpz_partition_size=st.sampled_from((1, 2, 4)),
+    outer_zero_stage=st.integers(0, 1),
+    gathered_num_layers=st.integers(0, 2),
     num_microbatches=st.integers(1, 12),
     global_batch_size=st.integers(1, 64),
     sequence_length=st.sampled_from((1024, 4096, 4098, 4100)),
@@ -43,7 +48,9 @@ CONFIGS = st.builds(
 def columns(configs: list[TrainingConfig]) -> SimpleNamespace:
     """A struct of arrays, as the enumeration holds its candidates."""
     rows = [asdict(config) for config in configs]
-    return SimpleNamespace(**{name: np.array([row[name] for row in rows]) for name in rows[0] if "layers" not in name})
+    return SimpleNamespace(
+        **{name: np.array([row[name] for row in rows]) for name in rows[0] if name != "layers_per_chunk"}
+    )
 
 
 ALL_RULES = {rule.name: rule for rules in FRAMEWORKS.values() for rule in rules.rules}
@@ -59,6 +66,21 @@ def test_columns_and_single_plans_agree(
     by_column = rule.holds(shape, columns(configs))
     assert by_column.dtype == bool
     assert by_column.tolist() == [bool(rule.holds(shape, config)) for config in configs]
+
+
+SPLITTING = {"context_parallel_style", "context_parallel_heads"}
+SHARDING = {"zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"}
+
+
+@settings(max_examples=200, deadline=None)
+@given(choices=CONFIGS, shape=st.sampled_from(SHAPES))
+def test_a_rule_holds_at_the_defaults_of_what_it_is_about(choices: dict[str, object], shape: ModelShape) -> None:
+    """The search does not ask such a rule then, but for what another one asks anyway."""
+    plain = {name: value for name, value in choices.items() if name not in SPLITTING | SHARDING}
+    for rules in FRAMEWORKS.values():
+        broken = rules.broken(shape, config_for(shape, **plain))
+        about = [rule.name for rule in broken if rule.about]
+        assert not about or {rule.name for rule in broken} > set(about)
 
 
 @pytest.mark.parametrize(
