@@ -20,6 +20,7 @@ from meshplan.cli.quantities import (
 )
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.planner.plan import Plan
+from meshplan.planner.problems.training import OFFLOADS
 
 TICK = "✔"
 # Reasons for which candidates were turned down, listed by name; the rest is counted.
@@ -180,8 +181,9 @@ def _recompute(row: Row) -> str:
 
 
 def _zero_states(row: Row) -> str:
-    """ZeRO stage and group; ``+host`` where the optimizer's states lie there."""
-    return f"{_zero(row)}+host" if row.get("optimizer_offload") else _zero(row)
+    """ZeRO stage and group; ``+host`` or ``+nvme`` where optimizer states or parameters lie there."""
+    away = row.get("optimizer_offload") or row.get("parameter_offload")
+    return f"{_zero(row)}+{row.get('offload_to', 'host')}" if away else _zero(row)
 
 
 def _experts(row: Row) -> str:
@@ -413,8 +415,11 @@ def config_text(config: Mapping[str, Any]) -> str:
     parts = [f"{label}{config[key]}" for key, label in short.items() if config.get(key, 1) != 1]
     if config.get("zero_stage"):
         parts.append(f"ZeRO-{config['zero_stage']}")
-    if config.get("optimizer_offload"):
-        parts.append("optimizer on host")
+    states = [name for name in ("optimizer", "parameters") if config.get(OFFLOADS[name])]
+    if states:
+        parts.append(f"{' and '.join(states)} on {config.get('offload_to', 'host')}")
+    if config.get(OFFLOADS["activations"]):
+        parts.append("activations on host")
     if config.get("activation_recompute", "none") != "none":
         parts.append(f"{_recompute(config)} recompute")
     return " ".join(parts) or "a single device"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
+from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingConfig, TrainingProblem
 
 
 def fixed_config(problem: TrainingProblem) -> TrainingConfig:
@@ -30,6 +32,9 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     if problems:
         raise SpecError(problems)
     zero = number("zero_stage", 1)
+    offloads: dict[str, Any] = {choice: bool(fixed.get(choice, False)) for choice in OFFLOADS.values()}
+    if offloads["optimizer_offload"] or offloads["parameter_offload"]:
+        offloads["offload_to"] = problem.limits.offload_to
     schedule = _schedule(problem, pipeline, chunks)
     config = TrainingConfig(
         tensor_parallel=tensor,
@@ -51,7 +56,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         sequence_length=workload.sequence_length,
         precision=workload.precision,
         recompute_num_layers=_block(problem),
-        optimizer_offload=bool(fixed.get("optimizer_offload", False)),
+        **offloads,
         expert_capacity_factor=workload.capacity_factor,
         quantised_weights=workload.phase is Phase.QLORA,
     )

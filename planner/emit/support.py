@@ -40,6 +40,9 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "expert_tensor_parallel": (1, 2),
     "activation_recompute": ("none", "selective", "block", "full"),
     "optimizer_offload": (False, True),
+    "parameter_offload": (False, True),
+    "activation_offload": (False, True),
+    "offload_to": ("host", "nvme"),
     "precision": PRECISIONS,
     "micro_batch_size": (1, 2),
     "global_batch_size": (64,),
@@ -118,6 +121,9 @@ _DERIVED = {
         _derived("context_parallel", "1: no word needed"),
         _derived("expert_parallel", "1: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
+        _derived("parameter_offload", "false: no word needed"),
+        _derived("activation_offload", "false: no word needed"),
+        _derived("offload_to", "host: no word needed"),
         _derived("expert_tensor_parallel", "1: no word needed"),
         _derived("layers_per_chunk", "one chunk: no word needed"),
         _derived("data_parallel_shard", "all replicas: no word needed"),
@@ -159,6 +165,9 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "zero_stage": zero_stage,
         "activation_recompute": "none",
         "optimizer_offload": False,
+        "parameter_offload": False,
+        "activation_offload": False,
+        "offload_to": "host",
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
@@ -166,6 +175,10 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
     }
     if probe.choice in chosen:
         chosen[probe.choice] = probe.value
+    if probe.choice in {"parameter_offload", "offload_to"} and probe.value not in {False, "host"}:
+        chosen["optimizer_offload"] = True  # some have one word for both, and NVMe holds nothing by itself
+    if probe.choice == "activation_offload" and probe.value:
+        chosen["activation_recompute"] = "full"
     if probe.choice in {"sequence_parallel", "expert_tensor_parallel"}:
         chosen["tensor_parallel"] = 2
     if probe.choice in {"layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"}:

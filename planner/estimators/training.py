@@ -39,6 +39,7 @@ from meshplan.planner.estimators.compute import (
 from meshplan.planner.estimators.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.memory import MemoryModel, StageMemory
+from meshplan.planner.estimators.offload import activation_offload_s
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
@@ -302,6 +303,10 @@ class TrainingModel:
             for name, seconds in extra.parts.items():
                 parts[name] = parts[name] + self.shape.num_nextn_predict_layers * seconds
         parts["embedding, LM head and loss"] = ends
+        if self.candidates.activation_offload.any():
+            inputs = self.memory.offloaded_input_bytes(stage)
+            away = activation_offload_s(inputs, self.machine.device)
+            parts["activation offload"] = np.where(self.candidates.activation_offload, away, 0.0)
         busy = sum(parts.values(), zero)
         parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
         return parts

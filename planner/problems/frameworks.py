@@ -154,14 +154,44 @@ def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
 
 
 def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
-    """Optimizer states in host memory need one of ``zero_stages``; none where there is no word for it."""
-    message = f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}"
+    """Optimizer states off the device need one of ``zero_stages``."""
     return LegalityRule(
         name=f"{framework}_optimizer_offload",
         holds=lambda _, config: np.logical_not(config.optimizer_offload) | np.isin(config.zero_stage, zero_stages),
-        message=message
-        if zero_stages
-        else f"optimizer_offload: {framework} has no word for the optimizer states alone",
+        message=f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}",
+        stage="parser",
+        source=source,
+    )
+
+
+def joint_offload_rule(framework: str, source: str) -> LegalityRule:
+    """One switch moves parameters, gradients and optimizer states together."""
+    return LegalityRule(
+        name=f"{framework}_offloads_all_states",
+        holds=lambda _, config: np.equal(config.optimizer_offload, config.parameter_offload),
+        message=f"{framework} offloads parameters and optimizer states together or neither",
+        stage="parser",
+        source=source,
+    )
+
+
+def no_offload_rule(framework: str, choice: str, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for an offload: ``parameter_offload`` or ``activation_offload``."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{choice}",
+        holds=lambda _, config: np.logical_not(getattr(config, choice)),
+        message=f"{choice}: {reason}",
+        stage="parser",
+        source=source,
+    )
+
+
+def host_only_rule(framework: str, source: str) -> LegalityRule:
+    """The framework offloads to host memory alone."""
+    return LegalityRule(
+        name=f"{framework}_has_no_nvme",
+        holds=lambda _, config: np.not_equal(config.offload_to, "nvme"),
+        message=f"{framework} offloads to host memory, not to NVMe (constraints.offload_to: host)",
         stage="parser",
         source=source,
     )
@@ -189,7 +219,7 @@ def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
     )
 
 
-_ZERO_2 = 2
+_ZERO_2, _ZERO_3 = 2, 3
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
 _VALIDATE = f"{_CORE}: training/arguments.py, validate_args"
@@ -210,6 +240,22 @@ _MEGATRON_RULES = (
         message="num_key_value_heads must be a multiple or a divisor of tensor_parallel",
         stage="parser",
         source=_CONFIG,
+    ),
+    LegalityRule(
+        name="parameter_offload_needs_zero_3",
+        holds=lambda _, config: np.logical_not(config.parameter_offload) | (config.zero_stage == _ZERO_3),
+        message="parameter_offload needs zero_stage 3: whole parameters stay on the device",
+        stage="parser",
+        source="ZeRO-Infinity, arXiv:2104.07857, section 5.1; deepspeed 0.19.8: runtime/zero/config.py",
+    ),
+    LegalityRule(
+        name="activation_offload_needs_full_recompute",
+        holds=lambda _, config: (
+            np.logical_not(config.activation_offload) | np.equal(config.activation_recompute, "full")
+        ),
+        message="activation_offload moves the inputs of recomputed layers: activation_recompute must be full",
+        stage="parser",
+        source="accelerate 1.15.0: utils/dataclasses.py, FullyShardedDataParallelPlugin",
     ),
     LegalityRule(
         name="quantised_weights_are_whole",
@@ -340,6 +386,14 @@ _MEGATRON_RULES = (
     ),
     whole_weights_rule("megatron", f"{_CORE}: training/arguments.py"),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
+    no_offload_rule("megatron", "parameter_offload", "it keeps parameters on the device", _VALIDATE),
+    no_offload_rule(
+        "megatron",
+        "activation_offload",
+        "--cpu-offloading and --fine-grained-activation-offloading exclude recompute of whole layers",
+        _CONFIG,
+    ),
+    host_only_rule("megatron", _VALIDATE),
 )
 
 MEGATRON = FrameworkRules(
@@ -375,6 +429,8 @@ _ARITHMETIC = frozenset(
         "expert_groups_divide_stage",
         "shard_groups_divide_replicas",
         "quantised_weights_are_whole",
+        "parameter_offload_needs_zero_3",
+        "activation_offload_needs_full_recompute",
     }
 )
 ANY_FRAMEWORK = FrameworkRules(

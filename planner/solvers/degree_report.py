@@ -70,6 +70,9 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
         recompute_num_layers=int(candidates.recompute_num_layers[row]),
         optimizer_offload=bool(candidates.optimizer_offload[row]),
+        parameter_offload=bool(candidates.parameter_offload[row]),
+        activation_offload=bool(candidates.activation_offload[row]),
+        offload_to="nvme" if candidates.on_nvme[row] and candidates.offloads_states[row] else "host",
         pipeline_schedule=split.schedule,
         layers_per_chunk=split.layers_per_chunk,
         micro_batch_size=int(candidates.micro_batch_size[row]),
@@ -87,6 +90,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
     modes = ("none", "selective", "block", "full")
     return (
         config.world_size,
+        len(config.offloaded),
         config.optimizer_offload,
         config.zero_stage,
         config.pipeline_parallel,

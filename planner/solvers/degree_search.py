@@ -22,8 +22,9 @@ least r that fits is the best of them, and the only one that is priced
 (:meth:`~meshplan.planner.estimators.memory.MemoryModel.least_recomputed`). The bound of the candidate without recompute
 holds for them too.
 
-*Optimizer states in host memory* take no less time and no more device memory, where the limits allow them: only
-candidates that exceed the device memory are tried with them, under the limit of the host's memory.
+*Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory, where the
+limits allow it: only candidates that exceed the device memory are tried with it, every allowed set of them, under the
+limit of the host's memory.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 
 import numpy as np
 
@@ -42,7 +44,7 @@ from meshplan.planner.estimators.offload import USABLE_HOST_SHARE
 from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
-from meshplan.planner.problems.training import TrainingObjective, TrainingProblem
+from meshplan.planner.problems.training import OFFLOADS, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.solvers.degree_templates import (
     Templates,
@@ -193,13 +195,19 @@ class DegreeSearch:
             return
         stages = self._memory(batch).stages()
         self._price_with_blocks(batch, stages)
-        if self.problem.limits.optimizer_offload and "optimizer_offload" not in self.problem.fixed:
-            safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        for offloaded in self._offloads():
             beyond = batch.take(safe > self.problem.limits.memory_bytes)
-            on_host = replace(beyond, optimizer_offload=np.ones(len(beyond), dtype=bool))
-            on_host = legal_candidates(self.problem, on_host, self.report.refused)
-            if len(on_host):
-                self._price_with_blocks(on_host, self._memory(on_host).stages())
+            away = replace(beyond, **{name: np.ones(len(beyond), dtype=bool) for name in offloaded})
+            away = legal_candidates(self.problem, away, self.report.refused)
+            if len(away):
+                self._price_with_blocks(away, self._memory(away).stages())
+
+    def _offloads(self) -> list[tuple[str, ...]]:
+        """Every set of choices that the limits allow and nobody pinned, fewest first."""
+        limits, fixed = self.problem.limits, self.problem.fixed
+        free = [choice for name, choice in OFFLOADS.items() if name in limits.offload and choice not in fixed]
+        return [chosen for count in range(1, len(free) + 1) for chosen in combinations(free, count)]
 
     def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
         """A batch, and what recompute of a block makes of it."""
@@ -281,7 +289,7 @@ class DegreeSearch:
     def _host_limit(self, batch: Candidates) -> float | None:
         """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
         asked, there = self.problem.limits.host_memory_bytes, self.problem.machine.host_memory_bytes
-        if asked is not None or there is None or not batch.optimizer_offload.any():
+        if asked is not None or there is None or not (batch.offloads_states | batch.activation_offload).any():
             return asked
         return USABLE_HOST_SHARE * there
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
 from meshplan.planner.estimators.candidates import (
@@ -25,7 +26,7 @@ from meshplan.planner.estimators.candidates import (
     split_layers,
 )
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import Phase, TrainingProblem
+from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
@@ -41,6 +42,8 @@ COLUMNS = (
     "sequence_parallel",
 )
 ZERO_STAGES = (0, 1, 2, 3)
+TextArray = NDArray[np.str_]
+_MODE_NAMES: TextArray = np.array([mode.name.lower() for mode in Recompute])
 
 
 def divisors(number: int) -> list[int]:
@@ -67,6 +70,10 @@ class RuleColumns:
     expert_tensor_parallel: IntArray
     sequence_parallel: BoolArray
     optimizer_offload: BoolArray
+    parameter_offload: BoolArray
+    activation_offload: BoolArray
+    offload_to: TextArray
+    activation_recompute: TextArray
     zero_stage: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
@@ -273,7 +280,8 @@ def template_candidates(
         split=split,
         num_microbatches=microbatches,
         recompute_num_layers=np.zeros_like(microbatches),
-        optimizer_offload=np.full(len(microbatches), bool(problem.fixed.get("optimizer_offload", False))),
+        on_nvme=np.full(len(microbatches), problem.limits.offload_to == "nvme"),
+        **{name: np.full(len(microbatches), bool(problem.fixed.get(name, False))) for name in OFFLOADS.values()},
         **columns,
     )
 
@@ -284,7 +292,9 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         pipeline_parallel=batch.split.pipeline_parallel,
         virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
         num_microbatches=batch.num_microbatches,
-        optimizer_offload=batch.optimizer_offload,
+        offload_to=np.where(batch.on_nvme & batch.offloads_states, "nvme", "host"),
+        activation_recompute=_MODE_NAMES[batch.recompute],
+        **{name: getattr(batch, name) for name in OFFLOADS.values()},
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         expert_capacity_factor=problem.workload.capacity_factor,

@@ -10,7 +10,7 @@ from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Reading
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.problems.training import OFFLOADS, TrainingConfig
 from meshplan.planner.spec import FixedSpec
 
 # The framework's own file of each target.
@@ -60,10 +60,7 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
     if config.activation_recompute != "block":
         planned.pop("recompute_num_layers", None)  # nothing to count
-    if config.expert_capacity_factor:
-        planned["expert_capacity_factor"] = config.expert_capacity_factor
-    if not config.optimizer_offload:
-        planned.pop("optimizer_offload", None)  # needs no word
+    _without_defaults(planned, config)
     if config.tensor_parallel == 1:
         planned.pop("sequence_parallel", None)  # nothing is split
     if config.pipeline_parallel == 1:
@@ -77,3 +74,14 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
     if uneven:
         found["layers_per_chunk"] = (config.layers_per_chunk, reading.values.get("layers_per_chunk"))
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
+
+
+def _without_defaults(planned: dict[str, Any], config: TrainingConfig) -> None:
+    """Choices that have a word only where they are made."""
+    if config.expert_capacity_factor:
+        planned["expert_capacity_factor"] = config.expert_capacity_factor
+    for choice in OFFLOADS.values():
+        if not getattr(config, choice):
+            planned.pop(choice, None)  # needs no word
+    if config.offload_to != "host":
+        planned["offload_to"] = config.offload_to

@@ -77,6 +77,14 @@ def pytorch_plans(draw: st.DrawFn, target: str) -> tuple[ModelShape, TrainingCon
     }
     if target == "deepspeed" and choices["zero_stage"]:
         choices["optimizer_offload"] = draw(st.booleans())
+    if choices["zero_stage"] == 3:
+        choices["parameter_offload"] = draw(st.booleans())
+        if target == "deepspeed" and (choices["parameter_offload"] or choices["optimizer_offload"]):
+            choices["offload_to"] = draw(st.sampled_from(("host", "nvme")))
+        elif target != "deepspeed":
+            choices["optimizer_offload"] = choices["parameter_offload"]
+    if target != "torchtitan" and choices["activation_recompute"] == "full":
+        choices["activation_offload"] = draw(st.booleans())
     return LLAMA_70B, config_for(LLAMA_70B, **choices)
 
 
