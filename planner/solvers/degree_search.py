@@ -34,6 +34,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -198,7 +199,8 @@ class DegreeSearch:
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         for offloaded in self._offloads():
             beyond = batch.take(safe > self.problem.limits.memory_bytes)
-            away = replace(beyond, **{name: np.ones(len(beyond), dtype=bool) for name in offloaded})
+            moved: dict[str, Any] = dict.fromkeys(offloaded, np.ones(len(beyond), dtype=bool))
+            away = replace(beyond, **moved)
             away = legal_candidates(self.problem, away, self.report.refused)
             if len(away):
                 self._price_with_blocks(away, self._memory(away).stages())
