@@ -180,6 +180,11 @@ def _recompute(row: Row) -> str:
     return f"{mode} {layers}" if layers else mode
 
 
+def _recompute_kept(row: Row) -> str:
+    """The mode; ``+host`` where what it keeps lies in host memory."""
+    return f"{_recompute(row)}+host" if row.get(OFFLOADS["activations"]) else _recompute(row)
+
+
 def _zero_states(row: Row) -> str:
     """ZeRO stage and group; ``+host`` or ``+nvme`` where optimizer states or parameters lie there."""
     away = row.get("optimizer_offload") or row.get("parameter_offload")
@@ -202,7 +207,7 @@ TOP_COLUMNS = (
     Column(key="data_parallel", title="DP", right=True, wrap=False),
     Column(key="expert_parallel", title="EP", right=True, derive=_experts, optional=True, wrap=False),
     Column(key="micro_batch_size", title="mbs", right=True, wrap=False),
-    Column(key="activation_recompute", title="recompute", derive=_recompute, wrap=False),
+    Column(key="activation_recompute", title="recompute", derive=_recompute_kept, wrap=False),
     Column(key="zero_stage", title="ZeRO", derive=_zero_states, right=True, wrap=False),
     Column(key="world_size", title="dev.", right=True, wrap=False),
     Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
