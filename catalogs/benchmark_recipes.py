@@ -30,6 +30,8 @@ class BenchmarkServer:
         when: further conditions, by name; see :data:`CONDITIONS`.
         settings: fields of :class:`EngineRecipe` → values.
         source: citation.
+        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        spreads_attention: every device of a worker is an attention-data-parallel rank, whatever the run's table prints.
     """
 
     in_source: str
@@ -39,6 +41,8 @@ class BenchmarkServer:
     when: Mapping[str, Any]
     settings: Mapping[str, Any]
     source: str
+    role: str = "mixed"
+    spreads_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +59,7 @@ class BenchmarkRun:
         concurrency: requests in flight; 0 where the load is open.
         tensor_parallel: of the attention.
         attention_data_parallel: ranks.
+        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
     """
 
     title: str
@@ -66,6 +71,7 @@ class BenchmarkRun:
     concurrency: int
     tensor_parallel: int
     attention_data_parallel: int
+    role: str = "mixed"
 
 
 CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
@@ -73,6 +79,7 @@ CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
     "input_length": lambda run, value: run.input_length == value,
     "output_length": lambda run, value: run.output_length == value,
     "most_tensor_parallel": lambda run, value: run.tensor_parallel <= value,
+    "least_tensor_parallel": lambda run, value: run.tensor_parallel >= value,
     "least_concurrency": lambda run, value: run.concurrency >= value,
     "most_concurrency": lambda run, value: run.concurrency <= value,
     "attention_data_parallel": lambda run, value: (run.attention_data_parallel > 1) == value,
@@ -90,8 +97,10 @@ def benchmark_servers() -> tuple[BenchmarkServer, ...]:
             engine=entry["engine"],
             model=entry["model"],
             when=entry.get("when", {}),
-            settings=entry["settings"],
+            settings=entry.get("settings", {}),
             source=f"{benchmark['source']}: {entry['source']}",
+            role=entry.get("role", "mixed"),
+            spreads_attention=entry.get("spreads_attention", False),
         )
         for benchmark in content["benchmarks"]
         for entry in benchmark["servers"]
@@ -100,13 +109,24 @@ def benchmark_servers() -> tuple[BenchmarkServer, ...]:
 
 def started_as(recipe: EngineRecipe, run: BenchmarkRun) -> EngineRecipe:
     """The engine's defaults with what the run's benchmark is known to have set."""
-    for server in benchmark_servers():
-        if (
-            server.engine == recipe.name
-            and server.in_source in run.title
-            and run.device in server.devices
-            and server.model in run.model
-            and all(CONDITIONS[name](run, value) for name, value in server.when.items())
-        ):
-            recipe = replace(recipe, **server.settings)
+    for server in _servers_of(recipe, run):
+        recipe = replace(recipe, **server.settings)
     return recipe
+
+
+def spreads_attention(recipe: EngineRecipe, run: BenchmarkRun) -> bool:
+    """The benchmark's scripts make each device of a worker an attention-data-parallel rank."""
+    return any(server.spreads_attention for server in _servers_of(recipe, run))
+
+
+def _servers_of(recipe: EngineRecipe, run: BenchmarkRun) -> list[BenchmarkServer]:
+    return [
+        server
+        for server in benchmark_servers()
+        if server.engine == recipe.name
+        and server.role == run.role
+        and server.in_source in run.title
+        and run.device in server.devices
+        and server.model in run.model
+        and all(CONDITIONS[name](run, value) for name, value in server.when.items())
+    ]

@@ -34,12 +34,14 @@ class TimeConstants:
         tensor_parallel_overlap: share of tensor-parallel communication hidden behind compute.
         data_parallel_window: share of the last micro-batch's time that hides gradient and parameter collectives.
         fully_sharded_overlap: share of ZeRO-3 gathers and scatters that compute can hide.
-        expert_parallel_overlap: share of the expert all-to-all over the network that is hidden behind compute.
+        expert_parallel_overlap: share of the expert all-to-all over the network that is hidden behind compute where the
+            run overlaps them at all.
         expert_parallel_overlap_inside: the same where the group lies inside one scale-up domain.
         expert_product_s: fixed time of one expert's matrix product (each local expert is a launch of its own), s.
         context_parallel_overlap: share of attention time that hides ring exchange.
         host_s_per_layer: host time to launch one dense layer forward and backward, s.
         host_s_per_moe_layer: the same for a layer with experts, s.
+        graphed_host_share: of the host time of a layer, what is left where parts of it are launched from CUDA graphs.
         step_overhead_s: fixed time of a step outside the layers (data, logging, host synchronisation), s.
         data_parallel_s_per_rank: growth of a step's cost with the data-parallel group (bookkeeping, stragglers), s.
     """
@@ -61,6 +63,7 @@ class TimeConstants:
     context_parallel_overlap: Constant = 0.8
     host_s_per_layer: Constant = 0.6e-3
     host_s_per_moe_layer: Constant = 4e-3
+    graphed_host_share: Constant = 0.4
     step_overhead_s: Constant = 10e-3
     data_parallel_s_per_rank: Constant = 0.05e-3
 
@@ -101,8 +104,6 @@ class FrameworkRecipe:
         parameter_gather_bytes: of one parameter on the wire.
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
-        deduplicates_dispatch: a token crosses the network once per node, however many experts it visits there.
-        moe_host_factor: host time of a dropless MoE layer over ``host_s_per_moe_layer``.
         selective_kept_share: of the activations that selective recompute keeps once the attention core's are dropped;
             below 1 where it also recomputes some of the matrix products.
         overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed unless it is said that
@@ -123,8 +124,6 @@ class FrameworkRecipe:
     parameter_gather_bytes: float = 2.0
     overlaps_data_parallel: bool = True
     balances_context_parallel: bool = True
-    deduplicates_dispatch: bool = True
-    moe_host_factor: float = 1.0
     selective_kept_share: float = 1.0
     overlaps_tensor_parallel: bool = True
     restacks_sequences: bool = False

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import cache
 
 from meshplan.catalogs.calibration import FrameworkRecipe
-from meshplan.catalogs.releases import release_numbers
 from meshplan.catalogs.seeds import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
 
@@ -47,7 +46,6 @@ class Recipe:
         framework: our name.
         observed_as: names in published measurements.
         mixed_precision_mode: the mode of this behaviour, where the framework has a switch; empty where it has none.
-        before: this is how the framework behaved before that release (``26.04``); empty where it always did.
         calibrated_as: the framework whose constants it shares.
         relatives: whose constants to take on hardware where the framework itself was not measured, best first.
         unstated: see :class:`Unstated`.
@@ -57,7 +55,6 @@ class Recipe:
     framework: str
     observed_as: tuple[str, ...]
     mixed_precision_mode: str
-    before: str
     calibrated_as: str
     relatives: tuple[str, ...]
     unstated: Unstated
@@ -73,7 +70,6 @@ def recipes() -> Mapping[str, Recipe]:
             framework=name,
             observed_as=tuple(entry["observed_as"]),
             mixed_precision_mode=str(entry.get("mixed_precision_mode", "")),
-            before=str(entry.get("before", "")),
             calibrated_as=str(entry.get("calibrated_as", name)),
             relatives=tuple(entry.get("relatives", ())),
             unstated=Unstated(**entry["unstated"]),
@@ -92,7 +88,6 @@ def recipe_named(framework: str) -> Recipe:
         framework=framework,
         observed_as=(framework,),
         mixed_precision_mode="",
-        before="",
         calibrated_as=framework,
         relatives=(),
         unstated=Unstated(),
@@ -100,13 +95,11 @@ def recipe_named(framework: str) -> Recipe:
     )
 
 
-def recipe_observed_as(name: str, release: str | None = None, mixed_precision_mode: str | None = None) -> Recipe:
-    """The framework that a measurement calls ``name``, in the behaviour of its release and mode where these matter."""
+def recipe_observed_as(name: str, mixed_precision_mode: str | None = None) -> Recipe:
+    """The framework that a measurement calls ``name``, in the behaviour of its mode where that matters."""
     found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
     for recipe in found:
-        if recipe.before and release is not None and release_numbers(release) < release_numbers(recipe.before):
-            return recipe
         if recipe.mixed_precision_mode and recipe.mixed_precision_mode == mixed_precision_mode:
             return recipe
-    usual = (recipe for recipe in found if not recipe.before and not recipe.mixed_precision_mode)
+    usual = (recipe for recipe in found if not recipe.mixed_precision_mode)
     return next(usual, recipe_named(name))

@@ -186,9 +186,29 @@ def _recompute_kept(row: Row) -> str:
 
 
 def _zero_states(row: Row) -> str:
-    """ZeRO stage and group; ``+host`` or ``+nvme`` where optimizer states or parameters lie there."""
+    """ZeRO stage and group; what is sharded otherwise; ``+host`` or ``+nvme`` where states or parameters lie there."""
     away = row.get("optimizer_offload") or row.get("parameter_offload")
-    return f"{_zero(row)}+{row.get('offload_to', 'host')}" if away else _zero(row)
+    place = f"+{row.get('offload_to', 'host')}" if away else ""
+    return f"{_zero(row)}{_sharding_marks(row)}{place}"
+
+
+def _sharding_marks(row: Row) -> str:
+    """Second copies, optimizer states over groups, layers that stay gathered."""
+    marks = [
+        f"+hpz{row['zero_hpz_partition_size']}" if row.get("zero_hpz_partition_size", 1) > 1 else "",
+        "+outer" if row.get("outer_zero_stage") else "",
+        f"+kept{row['gathered_num_layers']}" if row.get("gathered_num_layers") else "",
+    ]
+    return "".join(marks)
+
+
+def _context(row: Row) -> str:
+    """Degree of context parallelism, with its style where that is not the usual ring."""
+    style, heads = row.get("context_parallel_style"), row.get("context_parallel_heads", 1)
+    degree = str(row["context_parallel"])
+    if style is None:
+        return degree
+    return f"{degree} {style}" if heads == 1 else f"{heads}×{row['context_parallel'] // heads} {style}"
 
 
 def _experts(row: Row) -> str:
@@ -203,7 +223,7 @@ TOP_COLUMNS = (
     Column(key="tensor_parallel", title="TP", right=True, wrap=False),
     Column(key="pipeline_parallel", title="PP", right=True, wrap=False),
     Column(key="virtual_pipeline_stages", title="VPP", right=True, wrap=False),
-    Column(key="context_parallel", title="CP", right=True, wrap=False),
+    Column(key="context_parallel", title="CP", derive=_context, right=True, wrap=False),
     Column(key="data_parallel", title="DP", right=True, wrap=False),
     Column(key="expert_parallel", title="EP", right=True, derive=_experts, optional=True, wrap=False),
     Column(key="micro_batch_size", title="mbs", right=True, wrap=False),
@@ -419,7 +439,9 @@ def config_text(config: Mapping[str, Any]) -> str:
     }
     parts = [f"{label}{config[key]}" for key, label in short.items() if config.get(key, 1) != 1]
     if config.get("zero_stage"):
-        parts.append(f"ZeRO-{config['zero_stage']}")
+        parts.append(f"ZeRO-{config['zero_stage']}{_sharding_marks(config)}")
+    if config.get("context_parallel_style"):
+        parts.append(f"CP {_context(config)}")
     states = [name for name in ("optimizer", "parameters") if config.get(OFFLOADS[name])]
     if states:
         parts.append(f"{' and '.join(states)} on {config.get('offload_to', 'host')}")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.options import DatabaseOption, FormatOption, SeedOption
 from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def _signed(value: float) -> str:
     return f"{value:+.1%}"
 
 
-_SUMMARY = (
+SUMMARY = (
     Column(key="group", title="Rows"),
     Column(key="metric", title="Metric"),
     Column(key="n", title="n", right=True),
@@ -79,13 +79,33 @@ def validate(
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Write a scatter plot of the step time.", show_default=False)
     ] = None,
+    from_points: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Adapt the constants to N runs of each serving curve, as 'calibrate' does; judge its other runs.",
+            show_default=False,
+        ),
+    ] = None,
+    sample: Annotated[
+        int | None,
+        typer.Option(metavar="N", min=1, help="With --from-points: this many curves.", show_default=False),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N", min=1, help="With --from-points: processes. Default: one a core.", show_default=False
+        ),
+    ] = None,
+    seed: SeedOption = 0,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Predict measured runs with the constants of the catalog, and show how far off the predictions are.
 
     Runs from which those constants were fitted are predicted better than new ones; 'meshplan calibrate' prints the
-    error on runs that were held out.
+    error on runs that were held out, --from-points what a user's own runs bring.
     """
     from meshplan.planner.observations import read_rows
     from meshplan.planner.resolve import calibration_for
@@ -94,6 +114,11 @@ def validate(
 
     rows = [row for path in observations for row in read_rows(path)]
     catalog = open_catalog(db)
+    if from_points is not None:
+        from meshplan.cli.validate_points import show_points
+
+        show_points(rows, catalog, form, worst, traces, num_points=from_points, seed=seed, sample=sample, jobs=jobs)
+        return
     result = validate_rows(
         rows,
         catalog,
@@ -103,7 +128,7 @@ def validate(
     )
     if plot is not None:
         _plot(result, plot)
-    _show(result, form, worst)
+    show_validation(result, form, worst)
 
 
 def read_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[str, Requests]:
@@ -126,7 +151,18 @@ def read_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[
     return found
 
 
-def _show(result: Validation, form: Format, worst: int) -> None:
+def show_validation(
+    result: Validation, form: Format, worst: int, *, extra: Mapping[str, Any] | None = None, more: str = ""
+) -> None:
+    """Print a validation in any format.
+
+    Args:
+        result: what was validated.
+        form: how to print.
+        worst: rows with the largest error that tables show.
+        extra: further keys of documents.
+        more: what the headline of a table also says.
+    """
     from meshplan.cli.render import show_document, show_rows
 
     summary = [asdict(item) for item in result.summary]
@@ -136,6 +172,7 @@ def _show(result: Validation, form: Format, worst: int) -> None:
             "summary": summary,
             "ranking": None if result.ranking is None else asdict(result.ranking),
             "coverage": result.coverage,
+            **(extra or {}),
         }
         show_document(document, form)
         return
@@ -143,7 +180,7 @@ def _show(result: Validation, form: Format, worst: int) -> None:
         show_rows([row.to_document() for row in result.rows], (), form)
         return
     shown = [row for row in summary if row["group"] == "all" or _is_shown(row)]
-    show_rows(shown, _SUMMARY, form, title=_headline(result))
+    show_rows(shown, SUMMARY, form, title=_headline(result) + more)
     show_rows(_worst_rows(result, worst), _WORST, form, title="\nLargest errors")
     for status, title in (("excluded", "Not judged"), ("unsupported", "Not answered"), ("infeasible", "Do not fit")):
         reasons = Counter(row.reason for row in result.rows if row.status == status)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.estimators.priced import Priced, price
@@ -74,7 +74,8 @@ def alternatives(problem: TrainingProblem, chosen: Priced, *, time_limit_s: floa
         if time_limit_s is not None and time.perf_counter() - start >= time_limit_s:
             break
         has_it = all(getattr(chosen.config, key) == value for key, value in choices.items())
-        pinned = any(key in problem.fixed for key in choices)
+        decided = {*problem.fixed, *(["pipeline_parallel"] if "layers_per_chunk" in problem.fixed else [])}
+        pinned = any(key in decided for key in choices)
         if has_it or pinned:
             continue
         try:
@@ -87,7 +88,7 @@ def alternatives(problem: TrainingProblem, chosen: Priced, *, time_limit_s: floa
 def instead(problem: TrainingProblem, chosen: Priced | None, choices: Choices, *, name: str = "") -> Alternative:
     """The best plan with ``choices`` pinned, beside the chosen one."""
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
-    pinned = replace(problem, fixed={**problem.fixed, **choices})
+    pinned = problem.with_fixed({**problem.fixed, **choices})
     if problem.machine.fabric is None:
         solution, search = search_degrees(pinned, keep=1)
         report, config = search.report, None if solution.assignment is None else solution.assignment.config
@@ -96,10 +97,10 @@ def instead(problem: TrainingProblem, chosen: Priced | None, choices: Choices, *
         report = found.search.report
         config = None if found.solution.assignment is None else found.solution.assignment.config
         if found.placement is not None:
-            problem = placed_problem(problem, found.placement.order)
+            pinned = placed_problem(pinned, found.placement.order)
     if config is None:
         return Alternative(name=label, choices=choices, priced=None, reason=why_nothing_fits(pinned, report))
-    other = price(problem, config)
+    other = price(pinned, config)
     reason = "" if chosen is None else why_slower(chosen, other)
     return Alternative(name=label, choices=choices, priced=other, reason=reason)
 

@@ -13,8 +13,11 @@ from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.estimators.offload import nvme_bytes_per_s
 from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.priced import Priced
-from meshplan.planner.problems.training import TrainingProblem
+from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 
+# Of a step, for each way to shard that no measured run has. Assumed: the exchange that it changes, some per cent of a
+# step, may take twice as long.
+UNMEASURED_SHARDING = 0.1
 # Parts of a step that run in the precision that was asked for.
 PRODUCTS = ("matrix products", "experts", "recompute")
 
@@ -56,6 +59,8 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
             what="recompute of the first layers of each chunk: no measured run; between none and full, which have"
         )
     yield from _offloads(problem, priced)
+    for what in unmeasured_sharding(config):
+        yield Unconfirmed(what=what, share=UNMEASURED_SHARDING)
     if config.quantised_weights:
         yield Unconfirmed(
             what="QLoRA: no measured run; time and memory of four-bit weights follow the paper's arithmetic",
@@ -94,6 +99,18 @@ def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]
             what="kept activations in host memory: no measured run; the link's rate is assumed, nothing hides it",
             share=_share(priced, "activation offload"),
         )
+
+
+def unmeasured_sharding(config: TrainingConfig) -> Iterator[str]:
+    """Ways to shard sequences and states in a plan that no measured run has."""
+    if config.context_parallel_style != "ring":
+        yield f"context parallelism as {config.context_parallel_style}: no measured run; its exchange is a model"
+    if config.zero_hpz_partition_size > 1:
+        yield f"second copy of parameters on {config.zero_hpz_partition_size} neighbours (hpZ): no measured run"
+    if config.outer_zero_stage:
+        yield "optimizer states sharded over groups of full sharding: no measured run"
+    if config.gathered_num_layers:
+        yield f"{config.gathered_num_layers} layers of each chunk stay gathered: no measured run"
 
 
 def _block_scaled(problem: TrainingProblem, priced: Priced) -> Unconfirmed:

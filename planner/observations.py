@@ -20,6 +20,7 @@ from meshplan.catalogs.observed_model import shape_from_observation
 from meshplan.catalogs.recipes import Recipe, recipe_observed_as
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
+from meshplan.planner.observed_practice import observed_practice
 from meshplan.planner.parallelism import deal_evenly, deal_layers
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
 from meshplan.planner.problems.machine import Machine
@@ -153,14 +154,14 @@ class ObservationReader:
         sections = ("model", "hardware", "framework", "parallelism", "workload")
         model, hardware, framework, choices, workload = (Section(row, name) for name in sections)
         recipe = recipe_observed_as(
-            framework.text("name"),
-            str(framework.values.get("version") or "") or None,
-            str(choices.values.get("mixed_precision_mode") or "") or None,
+            framework.text("name"), str(choices.values.get("mixed_precision_mode") or "") or None
         )
         shape = shape_from_observation(model.values)
         machine = self.machine(hardware)
         phase = _phase(workload)
         lora = Section(model.values, "lora", required=False)
+        precision = _precision(row)
+        practice, unsaid = observed_practice(row, choices, precision, phase)
         problem = TrainingProblem(
             shape=shape,
             machine=machine,
@@ -170,13 +171,14 @@ class ObservationReader:
             workload=TrainingWorkload(
                 sequence_length=workload.whole("sequence_length"),
                 global_batch_size=choices.whole("global_batch_size"),
-                precision=_precision(row),
+                precision=precision,
                 phase=phase,
                 drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
                 lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
                 is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
                 scales_rows=_scales_rows(row),
                 overlaps_tensor_parallel=_overlaps_tensor_parallel(choices),
+                practice=practice,
             ),
             limits=TrainingLimits(
                 memory_bytes=float(machine.device.usable_memory_bytes), max_devices=machine.num_devices
@@ -195,7 +197,7 @@ class ObservationReader:
             framework=recipe.framework,
             measured=measured,
             derived=Section(row, "derived", required=False).measurements(),
-            filled=filled,
+            filled=filled + unsaid,
             expects_oom=bool(measured.get("oom", False)),
         )
 

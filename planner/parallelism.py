@@ -5,7 +5,7 @@ A token visits model chunks in order; with p stages and v chunks a stage, chunk 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 
 def deal_layers(num_layers: int, num_chunks: int, *, num_nextn_predict_layers: int = 0) -> tuple[int, ...]:
@@ -66,10 +66,39 @@ def _deal_to_the_emptiest(num_layers: int, num_chunks: int, *, at_end: int) -> t
     return tuple(layers)
 
 
+def layers_problem(
+    layers_per_chunk: Sequence[int], num_layers: int, *, pipeline_parallel: int | None, virtual_pipeline_stages: int
+) -> str | None:
+    """What is wrong with a list of layers for each chunk; None where nothing is.
+
+    Args:
+        layers_per_chunk: as given.
+        num_layers: transformer layers of the model.
+        pipeline_parallel: stages; None where the list decides.
+        virtual_pipeline_stages: chunks a stage.
+
+    >>> layers_problem([10, 12], 24, pipeline_parallel=2, virtual_pipeline_stages=1)
+    '10 + 12 = 22 layers, the model has 24: add 2'
+    """
+    given, total = len(layers_per_chunk), sum(layers_per_chunk)
+    if pipeline_parallel is None and given % virtual_pipeline_stages:
+        return f"{given} chunks are not a multiple of virtual_pipeline_stages {virtual_pipeline_stages}"
+    chunks = given if pipeline_parallel is None else pipeline_parallel * virtual_pipeline_stages
+    if given != chunks:
+        return (
+            f"{given} numbers for {pipeline_parallel} stages × {virtual_pipeline_stages} chunks: give {chunks}, one a "
+            "chunk, in the order of a token"
+        )
+    if total == num_layers:
+        return None
+    difference = f"add {num_layers - total}" if total < num_layers else f"take {total - num_layers} away"
+    return f"{' + '.join(map(str, layers_per_chunk))} = {total} layers, the model has {num_layers}: {difference}"
+
+
 # Schedules that the search looks at, by chunks a stage; then those that are only taken when pinned: GPipe is never
-# faster than 1F1B and holds more, ZB-H1 is ZB-1p by hand.
+# faster than 1F1B and holds more, ZB-H1 is ZB-1p by hand, and no run of the others is measured.
 _SEARCHED = {1: ("1f1b", "zb-1p", "zb-2p"), 2: ("interleaved", "zb-v")}
-_PINNED = {1: ("gpipe", "zb-h1")}
+_PINNED = {1: ("gpipe", "zb-h1"), 2: ("v-half", "v-min", "dualpipe-v")}
 
 
 def schedules_of(
@@ -85,11 +114,14 @@ def schedules_of(
 
     >>> schedules_of(4, 2, allowed=("none", "1f1b", "interleaved"))
     ('interleaved',)
+    >>> schedules_of(4, 2, allowed=("interleaved", "v-half"), pinned="v-half")
+    ('v-half',)
     """
     if pipeline_parallel == 1:
         names: tuple[str, ...] = ("none",)
     else:
         names = _SEARCHED.get(virtual_pipeline_stages, ("interleaved",))
-        if pinned is not None and pinned in _PINNED.get(virtual_pipeline_stages, ()):
+        waves = ("hanayo",) if virtual_pipeline_stages % 2 == 0 else ()
+        if pinned is not None and pinned in (*_PINNED.get(virtual_pipeline_stages, ()), *waves):
             names = (*names, pinned)
     return tuple(name for name in names if name in allowed and pinned in (None, name))

@@ -19,8 +19,10 @@ from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
 from meshplan.catalogs.model_config import read_config
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.catalogs.recipes import recipe_named
+from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.measured_links import host_names, measured_network, profile_problems, slowest_link, with_network
-from meshplan.planner.problems.frameworks import FrameworkRules
+from meshplan.planner.parallelism import layers_problem
+from meshplan.planner.problems.frameworks import FrameworkRules, without_layer_recompute
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.network import Network
@@ -90,6 +92,8 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     if rules is None:
         hint = did_you_mean(closest_names(spec.constraints.target, FRAMEWORKS))
         problems.say("constraints.target", f"no rules are known for {spec.constraints.target!r}{hint}")
+    if rules is not None and spec.fixed.expert_parallel_overlap:
+        rules = without_layer_recompute(rules)
     problems.check()
     if shape is None or cluster is None or rules is None:
         raise AssertionError("a missing part is a problem, and problems were checked")
@@ -114,6 +118,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     )
     _check_choices(spec, shape, machine, problems)
     _check_framework(spec, rules, problems)
+    _check_layers(spec, shape, rules, problems)
     _check_offload(spec, machine, problems)
     limits = _limits(spec, machine, workload, price, problems)
     problems.check()
@@ -126,8 +131,8 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         objective=spec.objective,
         calibration=calibration_for(catalog, rules.name, machine.device.architecture),
         num_training_tokens=spec.workload.num_training_tokens,
-        fixed=spec.fixed.pinned(),
-    )
+        search_over=frozenset(spec.constraints.search_over),
+    ).with_fixed(spec.fixed.pinned())
     sources = _sources(problem, cluster, price)
     if profile is not None:
         sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"
@@ -384,6 +389,9 @@ def _check_experts(spec: TrainingSpec, shape: ModelShape, problems: Problems) ->
     for name in ("expert_imbalance", "drops_tokens", "expert_capacity_factor"):
         if name in workload.model_fields_set:
             problems.say(f"workload.{name}", dense)
+    for name in ("expert_dispatcher", "expert_parallel_overlap"):
+        if getattr(fixed, name) not in (None, False):
+            problems.say(f"fixed.{name}", dense)
 
 
 def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:
@@ -400,6 +408,29 @@ def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Proble
     if recompute is not None and recompute not in rules.recompute_modes:
         offered = ", ".join(rules.recompute_modes)
         problems.say("fixed.activation_recompute", f"{rules.name} has {offered}, not {recompute}")
+    schedule = spec.fixed.pipeline_schedule
+    if schedule is not None and schedule not in rules.pipeline_schedules:
+        offered = ", ".join(rules.pipeline_schedules)
+        fix = "'constraints.target: any' prices it without a framework"
+        problems.say("fixed.pipeline_schedule", f"{rules.name} runs {offered}, not {schedule}: {fix}")
+
+
+def _check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, problems: Problems) -> None:
+    """Pinned layers of each chunk: as many as the model has, and uneven only where the framework takes it."""
+    layers, fixed = spec.fixed.layers_per_chunk, spec.fixed
+    if layers is None:
+        return
+    chunks = fixed.virtual_pipeline_stages or (2 if fixed.pipeline_schedule in ZIGZAG else 1)
+    wrong = layers_problem(
+        layers,
+        shape.num_hidden_layers,
+        pipeline_parallel=fixed.pipeline_parallel,
+        virtual_pipeline_stages=chunks,
+    )
+    if wrong is not None:
+        problems.say("fixed.layers_per_chunk", wrong)
+    elif not rules.uneven_layers and len(set(layers)) > 1:
+        problems.say("fixed.layers_per_chunk", f"{rules.name} runs stages of equal length: give equal numbers")
 
 
 def _check_offload(spec: TrainingSpec, machine: Machine, problems: Problems) -> None:

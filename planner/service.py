@@ -228,7 +228,7 @@ def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog
     config = training_plan.config_from_document(plan.config)
     common: dict[str, Any] = _identity(spec, resolved)
     resolved, _ = _placed_config(resolved, config)
-    free = replace(resolved.problem, fixed=dict(plan.spec.get("fixed", {})))
+    free = resolved.problem.with_fixed(plan.spec.get("fixed", {}))
     other = instead(free, price(free, config), choices)
     if other.priced is None:
         return None, other.reason

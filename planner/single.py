@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.parallelism import deal_layers, schedules_of
+from meshplan.planner.estimators.schedules import ZIGZAG
+from meshplan.planner.parallelism import deal_layers, layers_problem, schedules_of
 from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingConfig, TrainingProblem
 
 
@@ -23,11 +24,12 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     def number(name: str, default: int) -> int:
         return int(fixed.get(name, default))
 
-    tensor, pipeline, context = (number(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
+    tensor, context, chunks = number("tensor_parallel", 1), number("context_parallel", 1), _chunks(problem)
+    layers = fixed.get("layers_per_chunk")
+    pipeline = number("pipeline_parallel", 1 if layers is None else max(len(layers) // chunks, 1))
     model_devices = tensor * pipeline * context
     data = number("data_parallel", max(problem.limits.max_devices // model_devices, 1))
     micro, batch = number("micro_batch_size", 1), workload.global_batch_size
-    chunks = number("virtual_pipeline_stages", 1)
     problems = _impossible(problem, model_devices * data, batch, micro * data, pipeline * chunks)
     if problems:
         raise SpecError(problems)
@@ -49,7 +51,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         zero_stage=zero,
         activation_recompute=str(fixed.get("activation_recompute", "none")),
         pipeline_schedule=schedule,
-        layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks),
+        layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks) if layers is None else layers,
         micro_batch_size=micro,
         num_microbatches=batch // (micro * data),
         global_batch_size=batch,
@@ -57,8 +59,13 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         precision=workload.precision,
         recompute_num_layers=_block(problem),
         **offloads,
+        zero_hpz_partition_size=number("zero_hpz_partition_size", 1),
+        outer_zero_stage=number("outer_zero_stage", 0),
+        gathered_num_layers=number("gathered_num_layers", 0),
+        **_context_style(problem, context),
         expert_capacity_factor=workload.capacity_factor,
         quantised_weights=workload.phase is Phase.QLORA,
+        **problem.expert_transport,
     )
     broken = problem.rules.broken(problem.shape, config)
     if broken:
@@ -66,10 +73,25 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     return config
 
 
+def _chunks(problem: TrainingProblem) -> int:
+    """Chunks a stage; a V has two."""
+    usual = 2 if problem.fixed.get("pipeline_schedule") in ZIGZAG else 1
+    return int(problem.fixed.get("virtual_pipeline_stages", usual))
+
+
 def _block(problem: TrainingProblem) -> int:
     """Layers of each chunk that are recomputed; ``block`` alone means one."""
     is_block = problem.fixed.get("activation_recompute") == "block"
     return int(problem.fixed.get("recompute_num_layers", 1)) if is_block else 0
+
+
+def _context_style(problem: TrainingProblem, context: int) -> dict[str, Any]:
+    """How sequences are split, where they are; all-to-alls inside a ring take two neighbours unless more are asked."""
+    style = problem.fixed.get("context_parallel_style", "ring")
+    if context == 1 or style == "ring":
+        return {}
+    heads = problem.fixed.get("context_parallel_heads", 2) if style == "all-to-all+ring" else 1
+    return {"context_parallel_style": str(style), "context_parallel_heads": int(heads)}
 
 
 def _schedule(problem: TrainingProblem, pipeline: int, chunks: int) -> str:
@@ -97,4 +119,10 @@ def _impossible(problem: TrainingProblem, devices: int, batch: int, per_pass: in
         )
     if chunks > layers:
         found.append(Problem(path="fixed", message=f"{chunks} model chunks, but the model has {layers} layers"))
+    given = problem.fixed.get("layers_per_chunk")
+    if given is not None:
+        per_stage = _chunks(problem)
+        wrong = layers_problem(given, layers, pipeline_parallel=chunks // per_stage, virtual_pipeline_stages=per_stage)
+        if wrong is not None:
+            found.append(Problem(path="fixed.layers_per_chunk", message=wrong))
     return found

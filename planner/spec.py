@@ -21,6 +21,7 @@ MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
 MAX_TRAINING_TOKENS = 1e18
 MAX_EXPERT_LOAD = 1024.0
+MAX_CHUNKS = 1024
 
 
 class NodesSpec(SpecModel):
@@ -162,6 +163,11 @@ class ConstraintsSpec(SpecModel):
     nvme_bandwidth: BytesPerS | None = Field(
         default=None, description="of one host's NVMe devices together, such as '12 GB/s'"
     )
+    search_over: list[
+        Literal["context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"]
+    ] = Field(
+        default=[], description="choices that the search varies too (not validated): else they stay at their defaults"
+    )
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
     min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="use at least so many, such as all that are rented"
@@ -195,7 +201,47 @@ class FixedSpec(SpecModel):
     optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
     parameter_offload: Annotated[bool, Field(strict=True)] | None = None
     activation_offload: Annotated[bool, Field(strict=True)] | None = None
-    pipeline_schedule: Literal["none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"] | None = None
+    context_parallel_style: Literal["ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring"] | None = Field(
+        default=None, description="how the ranks of a split sequence exchange; counts where context_parallel > 1"
+    )
+    context_parallel_heads: Annotated[int, Field(strict=True, ge=2)] | None = Field(
+        default=None, description="of all-to-all+ring: neighbours that exchange heads inside the ring"
+    )
+    zero_hpz_partition_size: Count | None = Field(
+        default=None, description="zero_stage 3: neighbours that hold a second copy of the parameters; 1: none"
+    )
+    outer_zero_stage: Annotated[int, Field(strict=True, ge=0, le=1)] | None = Field(
+        default=None, description="zero_stage 3 in groups of data_parallel_shard: 1 shards the optimizer over them too"
+    )
+    gathered_num_layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        default=None, description="zero_stage 3: layers of each model chunk that stay gathered between the passes"
+    )
+    expert_dispatcher: Literal["alltoall", "deepep", "hybridep"] | None = Field(
+        default=None, description="who carries tokens to experts; alltoall (NCCL) unless said"
+    )
+    expert_parallel_overlap: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="tokens of one micro-batch travel while another computes; false unless said"
+    )
+    pipeline_schedule: (
+        Literal[
+            "none",
+            "gpipe",
+            "1f1b",
+            "interleaved",
+            "zb-h1",
+            "zb-1p",
+            "zb-2p",
+            "zb-v",
+            "v-half",
+            "v-min",
+            "dualpipe-v",
+            "hanayo",
+        ]
+        | None
+    ) = None
+    layers_per_chunk: Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)] | None = Field(
+        default=None, description="layers of each model chunk in the order of a token, such as [9, 10, 10, 7]"
+    )
 
     @model_validator(mode="after")
     def _block_has_layers(self) -> FixedSpec:
@@ -203,9 +249,16 @@ class FixedSpec(SpecModel):
             raise ValueError("recompute_num_layers goes with activation_recompute: block")
         return self
 
-    def pinned(self) -> dict[str, int | str | bool]:
+    @model_validator(mode="after")
+    def _heads_have_a_style(self) -> FixedSpec:
+        if self.context_parallel_heads is not None and self.context_parallel_style != "all-to-all+ring":
+            raise ValueError("context_parallel_heads goes with context_parallel_style: all-to-all+ring")
+        return self
+
+    def pinned(self) -> dict[str, int | str | bool | tuple[int, ...]]:
         """Only what is pinned."""
-        return self.model_dump(exclude_none=True)
+        values = self.model_dump(exclude_none=True)
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
 
 
 class TrainingSpec(SpecModel):

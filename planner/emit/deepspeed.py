@@ -55,6 +55,7 @@ _CHECKPOINTING_NOTE = (
     "Kept activations go to host memory through DeepSpeed's own checkpointing: the script must call "
     "deepspeed.checkpointing.configure with this JSON and run every layer through deepspeed.checkpointing.checkpoint."
 )
+_SECOND_COPY = "zero_optimization.zero_hpz_partition_size"
 _OFFLOAD_NOTE = (
     "With the optimizer states in host memory the script must hand over DeepSpeedCPUAdam as its optimizer; DeepSpeed "
     "refuses one that runs on the device."
@@ -169,6 +170,16 @@ TERMS = (
             "zero_optimization.contiguous_gradients",
         ),
         said_by="zero_optimization.stage",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="zero_hpz_partition_size",
+        words=lambda config, _: (
+            {_SECOND_COPY: config.zero_hpz_partition_size} if config.zero_hpz_partition_size > 1 else {}
+        ),
+        read=lambda words: stated(zero_hpz_partition_size=count(words, _SECOND_COPY)),
+        keys=(_SECOND_COPY,),
+        said_by=f"{_SECOND_COPY} (zero_stage 3)",
         verified_by=_PARSER,
     ),
     Term(

@@ -79,7 +79,7 @@ def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
 def say(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
     """The flags of :func:`arguments`, whether or not Megatron-LM takes them (its tests ask it)."""
     said = {**say_all(TERMS, config, shape), **FIXED_WORDS}
-    flags = [*model_flags(shape), *((flag, value) if value else (flag,) for flag, value in said.items())]
+    flags = [*model_flags(shape), *((flag, *value.split()) for flag, value in said.items())]
     for flag in flags:
         for word in flag:
             if not _SAFE_WORD.fullmatch(word):

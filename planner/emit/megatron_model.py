@@ -216,7 +216,6 @@ def _experts(shape: ModelShape) -> list[Flag]:
         ("--moe-router-topk", str(moe.num_experts_per_token)),
         ("--moe-ffn-hidden-size", str(moe.expert_intermediate_size)),
         ("--moe-router-dtype", "fp32"),
-        ("--moe-token-dispatcher-type", "alltoall"),
         ("--moe-grouped-gemm",),
         *_ROUTER_FLAGS.get(shape.family, ()),
     ]

@@ -11,6 +11,7 @@ from typing import Any
 
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit.terms import Term, Words, count, count_term, stated
+from meshplan.planner.problems.practice import ALL_TO_ALL
 from meshplan.planner.problems.training import TrainingConfig
 
 _PARSER = "parser"
@@ -26,7 +27,20 @@ _LOW_PRECISION = {
 }
 _CAPACITY, _PAD = "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity"
 _MAX_CAPACITY = 1024
+_DISPATCHER, _BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
+_OVERLAP = "--overlap-moe-expert-parallel-comm"
 _SCALED_FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
+_EXCHANGE, _EXCHANGE_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
+_LEVELS = 2
+_OUTER = "--outer-dp-sharding-strategy"
+# The first word of a style is the one that is written.
+_EXCHANGES = {
+    "p2p": "ring",
+    "all_gather": "all-gather",
+    "allgather": "all-gather",
+    "a2a": "all-to-all",
+    "a2a+p2p": "all-to-all+ring",
+}
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
 _LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
@@ -121,6 +135,54 @@ def _read_capacity(words: Words) -> Mapping[str, Any]:
     return {"expert_capacity_factor": factor} if factor > 0 else {}
 
 
+def _dispatcher(config: TrainingConfig, shape: ModelShape) -> Words:
+    if shape.moe is None:
+        return {}
+    if config.expert_dispatcher == ALL_TO_ALL:
+        return {_DISPATCHER: ALL_TO_ALL}
+    return {_DISPATCHER: "flex", _BACKEND: config.expert_dispatcher}
+
+
+def _read_dispatcher(words: Words) -> Mapping[str, Any]:
+    """Megatron-LM's own default is an all-gather, which no plan is priced for."""
+    kind = words.get(_DISPATCHER)
+    if kind is None or kind == ALL_TO_ALL:
+        return {} if kind is None else {"expert_dispatcher": ALL_TO_ALL}
+    backend = str(words.get(_BACKEND, "deepep"))
+    if kind != "flex" or backend not in ("deepep", "hybridep"):
+        raise ValueError(f"{_DISPATCHER} {kind} {backend if kind == 'flex' else ''}".strip() + " is not modelled")
+    return {"expert_dispatcher": backend}
+
+
+def _context_style(config: TrainingConfig, _: ModelShape) -> Words:
+    """Transformer Engine spells all_gather with an underscore, whatever Megatron's help says."""
+    if config.context_parallel == 1 or config.context_parallel_style == "ring":
+        return {}
+    word = next(word for word, style in _EXCHANGES.items() if style == config.context_parallel_style)
+    if config.context_parallel_heads == 1:
+        return {_EXCHANGE: word}
+    heads = config.context_parallel_heads
+    return {_EXCHANGE: word, _EXCHANGE_SIZES: f"{heads} {config.context_parallel // heads}"}
+
+
+def _read_context_style(words: Words) -> Mapping[str, Any]:
+    """One way for all layers; the sizes of two levels are heads first, then the ring."""
+    named = set(str(words.get(_EXCHANGE, "p2p")).split())
+    if len(named) != 1 or not named <= _EXCHANGES.keys():
+        raise ValueError(f"{_EXCHANGE} is one of {', '.join(_EXCHANGES)} for all layers, not {words.get(_EXCHANGE)!r}")
+    style = _EXCHANGES[named.pop()]
+    split = (count(words, "--context-parallel-size") or 1) > 1
+    if style != "all-to-all+ring" or not split:
+        return {"context_parallel_style": style} if split and style != "ring" else {}
+    sizes = str(words.get(_EXCHANGE_SIZES, "")).split()
+    if len(sizes) != _LEVELS:
+        raise ValueError(f"{_EXCHANGE} a2a+p2p needs {_EXCHANGE_SIZES} with two numbers")
+    heads, ring = (count({_EXCHANGE_SIZES: size}, _EXCHANGE_SIZES) or 1 for size in sizes)
+    if heads == 1 or ring == 1:  # Transformer Engine takes the level that is left
+        return {} if heads == 1 else {"context_parallel_style": "all-to-all"}
+    return {"context_parallel_style": style, "context_parallel_heads": heads}
+
+
 def _zero(config: TrainingConfig, _: ModelShape) -> Words:
     overlap = {"--overlap-grad-reduce": ""}
     if config.zero_stage == 0:
@@ -155,6 +217,14 @@ def _shard_groups(config: TrainingConfig, _: ModelShape) -> Words:
     if config.zero_stage == 0 or groups == 1:
         return {}
     return {"--num-distributed-optimizer-instances": str(groups)}
+
+
+def _read_outer(words: Words) -> Mapping[str, Any]:
+    strategy = str(words.get(_OUTER, "no_shard"))
+    if strategy not in {"no_shard", "optim"}:
+        raise ValueError(f"{_OUTER} is no_shard or optim, not {strategy!r}")
+    groups = count(words, "--num-distributed-optimizer-instances") or 1
+    return {"outer_zero_stage": 1} if strategy == "optim" and groups > 1 else {}
 
 
 def _recompute(config: TrainingConfig, _: ModelShape) -> Words:
@@ -233,6 +303,14 @@ TERMS = (
     ),
     count_term("--context-parallel-size", "context_parallel", verified_by=_PARSER_AND_GROUPS),
     Term(
+        name="context_parallel_style",
+        words=_context_style,
+        read=_read_context_style,
+        keys=(_EXCHANGE, _EXCHANGE_SIZES),
+        said_by=f"{_EXCHANGE}, {_EXCHANGE_SIZES}",
+        verified_by=f"{_PARSER}; {_ARGUMENT_LEVEL}",
+    ),
+    Term(
         name="expert_parallel",
         words=_experts,
         read=lambda words: stated(expert_parallel=count(words, "--expert-model-parallel-size")),
@@ -282,6 +360,14 @@ TERMS = (
         verified_by=_PARSER_AND_GROUPS,
     ),
     Term(
+        name="outer_zero_stage",
+        words=lambda config, _: {_OUTER: "optim"} if config.outer_zero_stage else {},
+        read=_read_outer,
+        keys=(_OUTER,),
+        said_by=f"{_OUTER} optim (zero_stage 3 in groups)",
+        verified_by=_PARSER,
+    ),
+    Term(
         name="activation_recompute",
         words=_recompute,
         read=_read_recompute,
@@ -293,6 +379,22 @@ TERMS = (
             "--recompute-num-layers",
         ),
         said_by="--recompute-granularity, --recompute-modules, --recompute-method, --recompute-num-layers",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="expert_dispatcher",
+        words=_dispatcher,
+        read=_read_dispatcher,
+        keys=(_DISPATCHER, _BACKEND),
+        said_by=f"{_DISPATCHER}, {_BACKEND}",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="expert_parallel_overlap",
+        words=lambda config, _: {_OVERLAP: ""} if config.expert_parallel_overlap else {},
+        read=lambda words: {"expert_parallel_overlap": True} if _OVERLAP in words else {},
+        keys=(_OVERLAP,),
+        said_by=_OVERLAP,
         verified_by=_PARSER,
     ),
     Term(

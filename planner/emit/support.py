@@ -17,8 +17,9 @@ from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of, verified_of
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.plan import Plan
+from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
 from meshplan.planner.problems.precisions import PRECISIONS
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig
 
 _DEVICES_PER_HOST = 8
 _NUM_REPLICAS = 4
@@ -31,26 +32,40 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "pipeline_parallel": (1, 4),
     "virtual_pipeline_stages": (1, 2),
     "layers_per_chunk": ("even", "uneven"),
-    "pipeline_schedule": ("1f1b", "interleaved", "gpipe", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
+    "pipeline_schedule": tuple(name for name in ANY_FRAMEWORK.pipeline_schedules if name != "none"),
     "context_parallel": (1, 2),
+    "context_parallel_style": CONTEXT_PARALLEL_STYLES,
     "data_parallel": (1, 4),
     "data_parallel_shard": (_NUM_REPLICAS, 2),
     "zero_stage": (0, 1, 2, 3),
     "expert_parallel": (1, 4),
     "expert_tensor_parallel": (1, 2),
     "activation_recompute": ("none", "selective", "block", "full"),
+    "zero_hpz_partition_size": (1, 2),
+    "outer_zero_stage": (0, 1),
+    "gathered_num_layers": (0, 1),
     "optimizer_offload": (False, True),
     "parameter_offload": (False, True),
     "activation_offload": (False, True),
     "offload_to": ("host", "nvme"),
+    "expert_dispatcher": ("alltoall", "deepep", "hybridep"),
+    "expert_parallel_overlap": (False, True),
     "precision": PRECISIONS,
     "micro_batch_size": (1, 2),
     "global_batch_size": (64,),
     "sequence_length": (4096,),
     "rank_table": ("in order", "devices reversed", "unequal hosts", "any order"),
 }
-_WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel")
-_CHUNKS = {"interleaved": 2, "zb-v": 2}
+_WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel", "expert_dispatcher", "expert_parallel_overlap")
+_CHUNKS = {"interleaved": 2, **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2)}
+# Choices that say something only beside others.
+_NEEDS: Mapping[str, Mapping[str, int]] = {
+    **{key: {"tensor_parallel": 2} for key in ("sequence_parallel", "expert_tensor_parallel")},
+    **{key: {"expert_parallel": 4} for key in ("expert_dispatcher", "expert_parallel_overlap")},
+    **{key: {"pipeline_parallel": 4} for key in ("layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule")},
+    "context_parallel_style": {"context_parallel": 4},
+    "rank_table": {"data_parallel": 2 * _DEVICES_PER_HOST},
+}
 _NOTHING_TO_VERIFY = "refused before anything is written"
 
 
@@ -120,10 +135,16 @@ _DERIVED = {
         _derived("pipeline_parallel", "1: no word needed"),
         _derived("context_parallel", "1: no word needed"),
         _derived("expert_parallel", "1: no word needed"),
+        _derived("context_parallel_style", "ring: no word needed"),
+        _derived("zero_hpz_partition_size", "1: no word needed"),
+        _derived("outer_zero_stage", "0: no word needed"),
+        _derived("gathered_num_layers", "0: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
         _derived("parameter_offload", "false: no word needed"),
         _derived("activation_offload", "false: no word needed"),
         _derived("offload_to", "host: no word needed"),
+        _derived("expert_parallel_overlap", "false: no word needed"),
+        _derived("expert_dispatcher", "alltoall: no word needed"),
         _derived("expert_tensor_parallel", "1: no word needed"),
         _derived("layers_per_chunk", "one chunk: no word needed"),
         _derived("data_parallel_shard", "all replicas: no word needed"),
@@ -168,6 +189,12 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "parameter_offload": False,
         "activation_offload": False,
         "offload_to": "host",
+        "expert_dispatcher": "alltoall",
+        "expert_parallel_overlap": False,
+        "context_parallel_style": "ring",
+        "zero_hpz_partition_size": 1,
+        "outer_zero_stage": 0,
+        "gathered_num_layers": 0,
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
@@ -175,16 +202,13 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
     }
     if probe.choice in chosen:
         chosen[probe.choice] = probe.value
+    chosen |= _NEEDS.get(probe.choice, {})
     if probe.choice in {"parameter_offload", "offload_to"} and probe.value not in {False, "host"}:
         chosen["optimizer_offload"] = True  # some have one word for both, and NVMe holds nothing by itself
     if probe.choice == "activation_offload" and probe.value:
         chosen["activation_recompute"] = "full"
-    if probe.choice in {"sequence_parallel", "expert_tensor_parallel"}:
-        chosen["tensor_parallel"] = 2
-    if probe.choice in {"layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule"}:
-        chosen["pipeline_parallel"] = 4
-    if probe.choice == "rank_table":
-        chosen |= {"data_parallel": 2 * _DEVICES_PER_HOST, "zero_stage": zero_stage}
+    if probe.value == "all-to-all+ring":
+        chosen["context_parallel_heads"] = 2
     if probe.choice == "pipeline_schedule":
         chosen["virtual_pipeline_stages"] = _CHUNKS.get(probe.value, 1)
     if probe.choice == "zero_stage" and zero_stage not in {probe.value, 1}:
@@ -198,6 +222,8 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         if not chosen["zero_stage"]:
             return None
         shards = probe.value
+    if probe.choice == "outer_zero_stage" and probe.value and chosen["zero_stage"]:
+        shards = _NUM_REPLICAS // 2
     usual = "none" if stages == 1 else "1f1b" if virtual == 1 else "interleaved"
     return TrainingConfig(
         **chosen,

@@ -31,9 +31,10 @@ _PARSER = "parser and ParallelDims"
 _KNOWN_NAMES = {
     "precision": ("bf16",),
     "activation_recompute": ("none", "selective", "full"),
-    "pipeline_schedule": ("none", "1f1b", "interleaved"),
+    "pipeline_schedule": ("none", "1f1b", "interleaved", "dualpipe-v"),
 }
-_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B"}
+# As torch.distributed.pipelining.schedules.get_schedule_class knows them.
+_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "dualpipe-v": "DualPipeV"}
 _PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
 _ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 SUBCOMMAND = "activation-checkpoint:"
@@ -44,6 +45,7 @@ ASYNC, NO_ASYNC = "--compile.enable-async-tensor-parallel", "--compile.no-enable
 KERNEL_WORDS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
 # As the estimate of a spec assumes the kernels; some of TorchTitan's configurations say otherwise.
 FIXED_WORDS = {COMPILE: "", NO_ASYNC: ""}
+_BALANCER = f"{_PARALLELISM}context-parallel-load-balancer"
 SETTINGS = (
     Setting(name="TRAIN_STEPS", default="100", meaning="optimizer steps"),
     Setting(name="HF_ASSETS_PATH", default="", meaning="tokenizer of the model; unset: the path of its configuration"),
@@ -136,6 +138,13 @@ def _read_sharding(words: Words) -> Mapping[str, Any]:
     return stated(zero_stage=stages[policy])
 
 
+def _read_balancer(words: Words) -> Mapping[str, Any]:
+    """Without a load balancer the ring is plain; the default balances by head and tail."""
+    split = (count(words, f"{_PARALLELISM}context-parallel-degree") or 1) > 1
+    plain = str(words.get(_BALANCER, "headtail")) == "None"
+    return {"context_parallel_style": "ring-plain"} if plain and split else {}
+
+
 def _read_sequence_parallel(words: Words) -> Mapping[str, Any]:
     if f"{_PARALLELISM}no-enable-sequence-parallel" in words:
         return {"sequence_parallel": False}
@@ -208,6 +217,14 @@ TERMS = (
         verified_by="flag and type only: the split is read in the source, not run",
     ),
     count_term(f"{_PARALLELISM}context-parallel-degree", "context_parallel", verified_by=_PARSER),
+    Term(
+        name="context_parallel_style",
+        words=lambda config, _: {_BALANCER: "None"} if config.context_parallel_style == "ring-plain" else {},
+        read=_read_balancer,
+        keys=(_BALANCER,),
+        said_by=f"{_BALANCER} None (ring-plain)",
+        verified_by=_PARSER,
+    ),
     Term(
         name="data_parallel_shard",
         words=_data_parallel,

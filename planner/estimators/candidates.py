@@ -33,6 +33,16 @@ class Recompute(IntEnum):
     BLOCK = 3  # the first layers of each chunk from their inputs, the others not
 
 
+class ContextStyle(IntEnum):
+    """How the ranks of a context-parallel group exchange; codes of ``CONTEXT_PARALLEL_STYLES``."""
+
+    RING = 0
+    RING_PLAIN = 1
+    ALL_GATHER = 2
+    ALL_TO_ALL = 3
+    ALL_TO_ALL_AND_RING = 4
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageClass:
     """Stages that cost the same: the same layers, the same ends.
@@ -55,6 +65,10 @@ class StageClass:
     first_layers: tuple[tuple[int, ...], ...] = ()
 
     def recomputed(self, num_layers: IntArray) -> IntArray:
+        """Layers of each kind that recompute of the first ``num_layers`` of every chunk repeats, [kinds, n]."""
+        return self.first(num_layers)
+
+    def first(self, num_layers: IntArray) -> IntArray:
         """Layers of each kind among the first ``num_layers`` of the stage's chunks, [kinds, n]."""
         if not num_layers.any():
             return np.zeros((len(self.layers), len(num_layers)), dtype=np.int64)
@@ -207,6 +221,11 @@ class Candidates:
     parameter_offload: BoolArray
     activation_offload: BoolArray
     on_nvme: BoolArray
+    context_parallel_style: IntArray
+    context_parallel_heads: IntArray
+    zero_hpz_partition_size: IntArray
+    outer_zero_stage: IntArray
+    gathered_num_layers: IntArray
 
     def __len__(self) -> int:
         return len(self.tensor_parallel)
@@ -230,6 +249,17 @@ class Candidates:
     def expert_data_parallel(self) -> IntArray:
         """Replicas of each expert, [n]."""
         return self.stage_devices // (self.expert_parallel * self.expert_tensor_parallel)
+
+    @property
+    def head_exchange(self) -> IntArray:
+        """Ranks of a context-parallel group that exchange heads for tokens, [n]."""
+        whole = self.context_parallel_style == ContextStyle.ALL_TO_ALL
+        return np.where(whole, self.context_parallel, self.context_parallel_heads)
+
+    @property
+    def context_ring(self) -> IntArray:
+        """Ranks, or groups of ranks that exchange heads, among which a sequence's tokens stay split, [n]."""
+        return self.context_parallel // self.head_exchange
 
     def take(self, rows: IntArray | BoolArray) -> Candidates:
         """The candidates at ``rows``."""

@@ -22,6 +22,7 @@ from meshplan.catalogs.calibration import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, LayerKind
+from meshplan.planner.estimators.context_parallel import causal_imbalance
 from meshplan.planner.estimators.expert_load import arriving_load, leaving_load
 from meshplan.planner.estimators.flops import attention_width, mean_context
 from meshplan.planner.estimators.operator_traffic import (
@@ -47,6 +48,8 @@ PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
 # Hidden-size elements of a routed copy read and written in an expert layer's forward: sorted by expert before it is
 # sent and after it has arrived, and both undone.
 ROUTED_HIDDEN_PASSES = 8.0
+# The same where the dispatcher's kernels put tokens in the order of the experts as they arrive.
+FUSED_HIDDEN_PASSES = 4.0
 # The clamped activation of experts with biases (gpt-oss) has no fused kernel: width-sized tensors that it reads and
 # writes forward (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's weight 3).
 CLAMPED_ACTIVATION_PASSES = 19.0
@@ -243,8 +246,8 @@ class ComputeModel:
             return self._plain_attention()
         context = mean_context(self.workload.sequence_length, kind.window)
         flops = 2.0 * self.tokens * context * attention_width(self.shape) / self.candidates.tensor_parallel
-        if not self.calibration.recipe.balances_context_parallel:  # the rank with the last tokens attends to all others
-            flops = flops * (2.0 - 1.0 / self.candidates.context_parallel)
+        if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
+            flops = flops * imbalance
         rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
         return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
 
@@ -324,7 +327,8 @@ class ComputeModel:
             passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else activation
             activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
             load = arriving_load(self.workload, moe, batch.expert_parallel)
-            sorted_twice = 0.5 * (leaving_load(self.workload) + load) * ROUTED_HIDDEN_PASSES * shape.hidden_size
+            passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
+            sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.hidden_size
             elements = elements + routed * (load * activated + sorted_twice)
             elements = elements + self.tokens * activation * moe.shared_intermediate_size / t
         else:

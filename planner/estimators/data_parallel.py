@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.catalogs.calibration import Calibration
-from meshplan.planner.estimators.candidates import Candidates, FloatArray, Recompute, StageClass
+from meshplan.planner.estimators.candidates import BoolArray, Candidates, FloatArray, Recompute, StageClass
 from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel
 from meshplan.planner.estimators.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
@@ -50,6 +50,8 @@ class DataParallelModel:
     def fully_sharded_s(self, stage: StageClass, busy: FloatArray) -> FloatArray:
         """Exposed ZeRO-3 transfers of one micro-batch: two parameter gathers and a gradient scatter.
 
+        The second gather asks the neighbours that hold a second copy, where there are such (hpZ, arXiv:2306.10209,
+        §3.2), and leaves out the layers that stay gathered (FSDP2's ``reshard_after_forward=False``).
         ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too.
         """
         batch, recipe = self.candidates, self.calibration.recipe
@@ -64,11 +66,29 @@ class DataParallelModel:
         scatter = scatter + self.links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
         if self.workload.phase.has_adapters:
             scatter = np.zeros_like(scatter)
-        moved = 2.0 * gather + scatter
+        again = self._second_gather_s(stage)
+        moved = (2.0 * gather if again is None else gather + np.where(self._hierarchical, again, gather)) + scatter
         if batch.parameter_offload.any():
             moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
         hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
+
+    @property
+    def _hierarchical(self) -> BoolArray:
+        """Rows whose second gather is not the first one over again."""
+        return (self.candidates.zero_hpz_partition_size > 1) | (self.candidates.gathered_num_layers > 0)
+
+    def _second_gather_s(self, stage: StageClass) -> FloatArray | None:
+        """Seconds of the gathers before the backward pass, [n]; None where they are those of the forward pass."""
+        if not self._hierarchical.any():
+            return None
+        width = self.calibration.recipe.parameter_gather_bytes
+        dense, experts = self.memory.resharded_parameters(stage)
+        size, expert_size = self.memory.second_copy_ranks()
+        _, stride = self._data_group()
+        _, expert_stride = self._expert_data_group()
+        seconds = self.links.gather_s(dense * width, size, stride)
+        return seconds + self.links.gather_s(experts * width, expert_size, expert_stride)
 
     def _fetch_s(self, stage: StageClass) -> FloatArray:
         """A micro-batch's traffic of offloaded parameters; gradients leave where their optimizer has, [n]."""
@@ -134,16 +154,34 @@ class DataParallelModel:
         outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
         # ZeRO-3 gathers and scatters in every micro-batch; the copies of smaller groups still meet once a step.
         copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
+        if batch.outer_zero_stage.any():
+            reduced, gathered = self._outer_s(stage)
+            outer = exposed(reduced, BACKWARD_SHARE) + exposed(gathered, FORWARD_SHARE)
+            copies = np.where(batch.outer_zero_stage > 0, outer, copies)
         growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
 
     def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
         """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
+        return self._replica_reduce_s(self._trained_parameters(stage) * self.calibration.recipe.gradient_reduce_bytes)
+
+    def _trained_parameters(self, stage: StageClass) -> FloatArray:
         if self.workload.phase.has_adapters:
-            trained = self.memory.lora_parameters(stage)
-        else:
-            trained = self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
-        return self._replica_reduce_s(trained * self.calibration.recipe.gradient_reduce_bytes)
+            return self.memory.lora_parameters(stage)
+        return self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
+
+    def _outer_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a step in which the groups scatter their gradients to each other and gather parameters, [n] each.
+
+        Every group has all parameters in shards; with its optimizer states spread over the groups a rank updates a
+        part of its shard and gets the rest from its likes (Megatron-FSDP, ``outer_dp_sharding_strategy`` optim).
+        """
+        batch, recipe = self.candidates, self.calibration.recipe
+        copies = batch.data_parallel // batch.data_parallel_shard
+        stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
+        trained = self._trained_parameters(stage) / (batch.data_parallel_shard * batch.context_parallel)
+        reduced = self.links.gather_s(trained * recipe.gradient_reduce_bytes, copies, stride)
+        return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, copies, stride)
 
     def optimizer_s(self, stage: StageClass) -> FloatArray:
         """Seconds of a stage's optimizer step, on the device or, where its states lie there, on the host."""
@@ -156,6 +194,7 @@ class DataParallelModel:
             sharded = batch.zero_stage >= 1
             owned = self.memory.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
             owned = owned + self.memory.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
+        owned = owned / self.memory.outer_copies()
         rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
         on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
         if not batch.optimizer_offload.any():

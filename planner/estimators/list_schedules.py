@@ -1,6 +1,6 @@
 """Schedules that are searched, not written: work as soon as possible, within a memory limit.
 
-The papers on zero-bubble, V-shaped, wave and bidirectional pipelines give a search or a picture rather than an order.
+The papers on V-shaped, wave and bidirectional pipelines give a search or a picture rather than an order.
 All of them say which chunk lies where and how many activations a stage may hold; the rest is the same rule here, run
 through nominal times: a free stage takes a backward if one is ready (it frees memory and others wait for it), else a
 forward that fits its limit, else a weight gradient. Ties are broken in a few ways (:data:`TIE_RULES`) and the shortest
@@ -17,13 +17,15 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from meshplan.planner.estimators.schedules import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder, wrapped, zb_h1, zigzag
+from meshplan.planner.estimators.schedules import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder, zigzag
 from meshplan.planner.estimators.simulation import ChunkTimes, simulate
 
 Limit = Callable[[int, int], int]
+# The variant is chosen for this many rounds of p micro-batches.
+CHOSEN_AT_ROUNDS = 4
 # (prefer older micro-batches to later chunks, take a forward after each backward): the variants that are tried.
 TIE_RULES = ((False, False), (False, True), (True, False), (True, True))
 Nominal = tuple[float, float, float]
@@ -70,25 +72,32 @@ class _Stage:
     last_pass: str = FORWARD
 
 
-def list_schedule(layout: Layout, *, known: Sequence[PipelineOrder] = ()) -> PipelineOrder:
-    """Work through ``layout`` as soon as possible; the shortest of a few variants and of the ``known`` orders.
+def list_schedule(layout: Layout) -> PipelineOrder:
+    """Work through ``layout`` as soon as possible, by the variant that is the shortest for a few micro-batches.
+
+    So that orders of more or fewer micro-batches begin alike, and only one has to be worked through in full.
 
     Raises:
         ValueError: no variant gets through within the limits.
     """
+    few = replace(layout, num_microbatches=min(layout.num_microbatches, CHOSEN_AT_ROUNDS * layout.num_stages))
     share = layout.num_stages / len(layout.paths[0])
     chunks = len(layout.stage_of_chunk)
     forward, backward, weight = ([share * seconds] * chunks for seconds in layout.nominal)
     times = ChunkTimes(forward_s=forward, input_gradient_s=backward, weight_gradient_s=weight)
-    finished = [(simulate(order, times).unflushed_s, order) for order in known]
+    tried: list[tuple[float, int, Nominal, tuple[bool, bool], PipelineOrder]] = []
     for nominal in dict.fromkeys((EQUAL, layout.nominal)):
         for rules in TIE_RULES:
-            order = _Run(replace(layout, nominal=nominal), *rules).order()
+            order = _Run(replace(few, nominal=nominal), *rules).order()
             if order is not None:
-                finished.append((simulate(order, times).unflushed_s, order))
-    if not finished:
+                tried.append((simulate(order, times).unflushed_s, len(tried), nominal, rules, order))
+    if not tried:
         raise ValueError("the memory limits let no micro-batch through; allow more activations")
-    return min(finished, key=lambda pair: pair[0])[1]
+    for _, _, nominal, rules, short in sorted(tried, key=lambda variant: variant[:2]):
+        order = short if few == layout else _Run(replace(layout, nominal=nominal), *rules).order()
+        if order is not None:
+            return order
+    raise ValueError("no variant gets all micro-batches through; allow more activations")
 
 
 class _Run:
@@ -182,20 +191,6 @@ class _Run:
 
 
 # --- the schedules ----------------------------------------------------------------------------------------------------
-
-
-def zero_bubble(p: int, m: int, held: int, nominal: Nominal = EQUAL) -> PipelineOrder:
-    """ZB-1p and ZB-2p: one chunk a stage, split backward, ``held`` micro-batches on every stage (arXiv:2401.10241)."""
-    layout = Layout(
-        num_stages=p,
-        num_microbatches=m,
-        stage_of_chunk=wrapped(p, 1),
-        paths=(tuple(range(p)),),
-        splits_backward=True,
-        chunk_limit=lambda stage, turn: held,
-        nominal=nominal,
-    )
-    return list_schedule(layout, known=[zb_h1(p, m)] if held >= p else [])
 
 
 def v_shaped(p: int, m: int, chunk_limit: Limit, stage_limit: float, nominal: Nominal = EQUAL) -> PipelineOrder:

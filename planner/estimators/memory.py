@@ -38,6 +38,7 @@ from meshplan.planner.estimators.candidates import (
     StageClass,
 )
 from meshplan.planner.estimators.compute import activation_bytes
+from meshplan.planner.estimators.context_parallel import ContextParallelModel
 from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.offload import (
     ACTIVATION_BUFFERS,
@@ -182,12 +183,13 @@ class MemoryModel:
         gradients = optimizer = weights
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
         on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
+        outer = self.outer_copies()
         for parameters, trained, ranks in self._shares(stage):
             resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
             weights = weights + resident * (recipe.weight_bytes + copies)
             gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
             states = on_device + extra
-            optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks, 1)
+            optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         if is_quantised(self.workload):
             weights = self._quantised_bytes(stage)
@@ -219,10 +221,11 @@ class MemoryModel:
     def owned_parameters(self, stage: StageClass) -> FloatArray:
         """Trained parameters whose optimizer states one rank keeps, [n]."""
         sharded = self.candidates.zero_stage >= ZERO_OPTIMIZER
-        return sum(
+        owned = sum(
             (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)),
             np.zeros(len(self.candidates)),
         )
+        return owned / self.outer_copies()
 
     def shard_bytes(self, stage: StageClass) -> FloatArray:
         """A rank's own part of the parameters where they are sharded (ZeRO-3), [n]."""
@@ -272,7 +275,72 @@ class MemoryModel:
         largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
         if is_quantised(self.workload):
             return GATHERED_LAYERS * self.gathered_dense_bytes(stage) / layers
+        second = self._second_copy_bytes(stage)
+        if second is not None:
+            return (
+                second
+                + GATHERED_LAYERS * largest * recipe.parameter_gather_bytes
+                + largest * (recipe.gradient_reduce_bytes)
+            )
         return GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * recipe.gradient_reduce_bytes
+
+    def outer_copies(self) -> FloatArray:
+        """Groups over which optimizer states are sharded beyond the ranks that share one copy, [n]; 1 usually."""
+        batch = self.candidates
+        return np.where(batch.outer_zero_stage > 0, batch.data_parallel // batch.data_parallel_shard, 1)
+
+    def second_copy_ranks(self) -> tuple[IntArray, IntArray]:
+        """Ranks that the backward pass gathers from, dense states and experts, [n] each.
+
+        P neighbours of the ranks that share one copy lie on P·t devices; of a set of experts spread over e·w devices
+        these have P·t/(e·w) copies, or one rank keeps its own.
+        """
+        batch = self.candidates
+        ranks = batch.data_parallel_shard * batch.context_parallel
+        expert_ranks = self._expert_shard().astype(np.int64)
+        block = batch.zero_hpz_partition_size * batch.tensor_parallel
+        experts = np.maximum(block // (batch.expert_parallel * batch.expert_tensor_parallel), 1)
+        asked = batch.zero_hpz_partition_size > 1
+        return (
+            np.where(asked, np.minimum(batch.zero_hpz_partition_size, ranks), ranks),
+            np.where(asked, np.minimum(experts, expert_ranks), expert_ranks),
+        )
+
+    def resharded_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Parameters of one rank, dense and experts, that are gathered again before the backward pass, [n] each."""
+        dense, experts = self._kept_parameters(stage)
+        return self.dense_parameters(stage) - dense, self.expert_parameters(stage) - experts
+
+    def _kept_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Parameters of one rank, dense and experts, of the layers that stay gathered, [n] each."""
+        shape, moe, batch = self.shape, self.shape.moe, self.candidates
+        dense: FloatArray = np.zeros(len(batch))
+        experts = dense
+        counts = stage.first(batch.gathered_num_layers)
+        for kind, count in zip(batch.split.kinds, counts, strict=True):
+            mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
+            whole = shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0)
+            dense = dense + count * ((shape.attention_parameters + mlp) / batch.tensor_parallel + whole)
+            if kind.is_moe and moe is not None:
+                spread = batch.expert_parallel * batch.expert_tensor_parallel
+                experts = experts + count * (moe.num_experts * float(shape.expert_parameters) / spread)
+        return dense, experts
+
+    def _second_copy_bytes(self, stage: StageClass) -> FloatArray | None:
+        """16-bit parameters beyond the layers in use that a fully sharded rank holds, [n]; None where it holds none.
+
+        Its part of the second copy, where fewer ranks share that than share the first, and the layers that stay
+        gathered.
+        """
+        batch, width = self.candidates, self.calibration.recipe.parameter_gather_bytes
+        if not ((batch.zero_hpz_partition_size > 1) | (batch.gathered_num_layers > 0)).any():
+            return None
+        kept = sum(self._kept_parameters(stage))
+        size, expert_size = self.second_copy_ranks()
+        ranks, expert_ranks = batch.data_parallel_shard * batch.context_parallel, self._expert_shard()
+        second = np.where(size < ranks, self.dense_parameters(stage) / size, 0.0)
+        second = second + np.where(expert_size < expert_ranks, self.expert_parameters(stage) / expert_size, 0.0)
+        return width * (kept + second)
 
     def gathered_dense_bytes(self, stage: StageClass) -> FloatArray:
         """What a stage's parameters outside the routed experts weigh on the wire, [n]."""
@@ -317,7 +385,18 @@ class MemoryModel:
             heads = BYTES_16_BIT * (a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim) + ranks * t)
         wide = activation_bytes(self.workload) / BYTES_16_BIT
         kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
-        return wide * kept * self._tokens + self.attention_core_bytes()
+        layer = wide * kept * self._tokens + self.attention_core_bytes()
+        exchanged = self._context_parallel.kept_bytes()
+        return layer if exchanged is None else layer + exchanged
+
+    @property
+    def _context_parallel(self) -> ContextParallelModel:
+        return ContextParallelModel(
+            shape=self.shape,
+            sequence_length=self.workload.sequence_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
 
     @property
     def _frozen(self) -> bool:
@@ -359,6 +438,9 @@ class MemoryModel:
         flying = self._in_flight(stage)
         entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
         embedded = entering * stage.has_embedding
+        buffers = self._context_parallel.buffer_bytes()
+        if buffers is not None:
+            largest = largest + buffers
         if batch.activation_offload.any():
             away = batch.activation_offload & (batch.recompute == Recompute.FULL)
             buffers = np.minimum(ACTIVATION_BUFFERS * inputs, flying * held)

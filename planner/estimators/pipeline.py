@@ -21,15 +21,17 @@ m·v − 1), which have gone round all stages: their last one ends no earlier th
 Σ_i f_i/v + (w_k − p)·max_{i>k} f_i/v + Σ_{i≤k} f_i/v. A lower bound, mostly exact.
 
 **Zero bubble** (backward split; a share ω of t is weight gradients): T = m·max t + β·(Σ t − max t) with
-β = 1 − 2ω (ZB-H1, ZB-1p) and 1 − 3ω (ZB-2p, where m ≥ 2p − 1; ZB-1p's below p + 1). Exact for stages that are alike, an
-upper bound otherwise; up to 16 unlike stages of ZB-H1 and ZB-1p are run through (:mod:`.zero_bubble`). Measured
+β = 1 − 2ω (ZB-H1, ZB-1p) and 1 − 3ω (ZB-2p and ZB-V, where m ≥ 2p − 1; ZB-1p's below p + 1). Exact for stages that are
+alike, an upper bound otherwise: up to 16 unlike stages are run through (:mod:`.run_through`). Measured
 (arXiv:2401.10241, Table 4): 0.37 for ZB-1p, which is ω = 0.315, and 0 for ZB-2p, which is ω = 1/3; both are kept.
-ZB-V: β = 0.22, what a list schedule within its memory reaches.
+
+**V-Half, V-Min, DualPipeV, Hanayo**: run through; beyond 16 stages with the β of :data:`SCHEDULES`.
 
 In flight on stage i (from 0), in whole-stage activations, never more than m:
 
     GPipe  m     1F1B  p − i     interleaved  ((v − 1)·p + 2(p − i − 1) + 1)/v
-    ZB-H1, ZB-1p, ZB-V  p     ZB-2p  2p − 1
+    ZB-H1, ZB-1p, ZB-V, Hanayo  p     ZB-2p  2p − 1     DualPipeV  p + 1/2
+    V-Half, V-Min  the lives of :func:`~meshplan.planner.estimators.list_schedules.life_limit`: about p/2, p/3
 
 The referee is :mod:`.simulation`; how far each closed form is from it stands in ``Schedule.error``.
 """
@@ -42,20 +44,26 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
-from meshplan.planner.estimators.zero_bubble import MOST_STAGES, unlike_stages_s
+from meshplan.planner.estimators.list_schedules import life_limit
+from meshplan.planner.estimators.orders import (
+    SHARE_STEP,
+    V_UNITS,
+    WEIGHT_GRADIENT_SHARE,
+    nominal_times,
+    weight_gradient_share,
+)
+from meshplan.planner.estimators.run_through import MOST_STAGES, ROUNDS, ChunkColumns, run_through_s
+from meshplan.planner.estimators.schedules import stage_of_chunk
 
 InFlight = Callable[[int, int, int], float]
 
-# Part of a micro-batch's time that is weight gradients. Fitted: it makes ZB-1p's bubble 0.37 of 1F1B's, as in the
-# throughput of the twelve ZB-1p runs of arXiv:2401.10241, Table 4. A third for matrix products alone, less with
-# attention, which has no weights.
-WEIGHT_GRADIENT_SHARE = 0.315
 # Stages whose times are this close are alike: sums of the same layers in another order.
 ALIKE_RELATIVE = 1e-9
 # Forward part of a micro-batch without recompute: two of the six FLOPs a parameter and token.
 FORWARD_SHARE = 1.0 / 3.0
-# List schedules of :mod:`.list_schedules` at ω = 0.315, f = 1/3, p = 8 and 16, m = 2p; no run measured here.
-ZB_V_BUBBLE = 0.22
+# Orders that are run through whatever the stages are, and those for which β says it all where stages are alike.
+RUN_THROUGH = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"})
+RUN_WHERE_UNLIKE = frozenset({"zb-h1", "zb-1p", "zb-2p"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +78,7 @@ class Schedule:
         source: citation.
         validated: runs with this schedule were measured and compared (``meshplan validate``).
         error: largest relative distance of the closed form from the referee that was seen over random stage times
-            (0.5 to 1.5 of each other); tests hold it. None where only alike stages agree.
+            (0.5 to 1.5 of each other, up to 16 stages); tests hold it.
     """
 
     bubble: Callable[[int, int], float]
@@ -79,17 +87,32 @@ class Schedule:
     splits_backward: bool
     source: str
     validated: bool
-    error: float | None
+    error: float
 
 
 def _interleaved_in_flight(p: int, v: int, stage: int) -> float:
     return ((v - 1) * p + 2 * (p - stage - 1) + 1) / v
 
 
+def _v_shaped_in_flight(schedule: str) -> InFlight:
+    """Chunks by their lives, the most of this stage and those after it (rounding may leave a later one with more)."""
+
+    def held(p: int, v: int, stage: int) -> float:
+        limit = life_limit(p, *V_UNITS[schedule])
+        return max(limit(i, 0) + limit(i, 1) for i in range(stage, p)) / 2.0
+
+    return held
+
+
 ZB_1P_BUBBLE = 1.0 - 2.0 * WEIGHT_GRADIENT_SHARE
 # As measured: with 1 − 3ω = 0.055 the mean error of the twelve ZB-2p runs of the same table is 2.5 %, not 1.9 %.
 ZB_2P_BUBBLE = 0.0
+# 1 − 3ω, as drawn for ω = 1/3 (arXiv:2405.15362).
+ZB_V_BUBBLE = 1.0 - 3.0 * WEIGHT_GRADIENT_SHARE
+# What the orders take at ω = 0.315, f = 1/3, p = 16, m = 32; only more stages than are run through need them.
+V_HALF_BUBBLE, V_MIN_BUBBLE, DUALPIPE_V_BUBBLE, HANAYO_BUBBLE = 0.76, 0.76, 0.35, 0.72
 _ZERO_BUBBLE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241"
+_CONTROLLABLE_MEMORY = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv:2405.15362"
 SCHEDULES: Mapping[str, Schedule] = {
     "none": Schedule(
         bubble=lambda p, v: 0.0,
@@ -152,16 +175,52 @@ SCHEDULES: Mapping[str, Schedule] = {
         splits_backward=True,
         source=_ZERO_BUBBLE,
         validated=True,
-        error=None,
+        error=0.01,
     ),
     "zb-v": Schedule(
         bubble=lambda p, v: ZB_V_BUBBLE,
         in_flight=lambda p, v, stage: float(p),
         hides_neighbour_messages=False,
         splits_backward=True,
-        source="Qi et al., Pipeline Parallelism with Controllable Memory, arXiv:2405.15362",
+        source=_CONTROLLABLE_MEMORY,
         validated=False,
-        error=None,
+        error=0.01,
+    ),
+    "v-half": Schedule(
+        bubble=lambda p, v: V_HALF_BUBBLE,
+        in_flight=_v_shaped_in_flight("v-half"),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=_CONTROLLABLE_MEMORY,
+        validated=False,
+        error=0.01,
+    ),
+    "v-min": Schedule(
+        bubble=lambda p, v: V_MIN_BUBBLE,
+        in_flight=_v_shaped_in_flight("v-min"),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=_CONTROLLABLE_MEMORY,
+        validated=False,
+        error=0.01,
+    ),
+    "dualpipe-v": Schedule(
+        bubble=lambda p, v: DUALPIPE_V_BUBBLE,
+        in_flight=lambda p, v, stage: p + 0.5,
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source="DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
+        validated=False,
+        error=0.01,
+    ),
+    "hanayo": Schedule(
+        bubble=lambda p, v: HANAYO_BUBBLE,
+        in_flight=lambda p, v, stage: float(p),
+        hides_neighbour_messages=False,
+        splits_backward=False,
+        source="Liu et al., Hanayo, arXiv:2308.15762",
+        validated=False,
+        error=0.01,
     ),
 }
 
@@ -213,8 +272,9 @@ def staged_pipeline_s(
         slowest_stage_s=slowest,
         sum_of_stages_s=stages_s.sum(axis=0),
     )
-    if schedule in ("zb-h1", "zb-1p") and 1 < p <= MOST_STAGES:
-        return _zero_bubble_s(schedule, stages_s, np.asarray(forward_share, dtype=np.float64), num_microbatches, upper)
+    if schedule in RUN_THROUGH | RUN_WHERE_UNLIKE and 1 < p <= MOST_STAGES:
+        shares = np.broadcast_to(np.asarray(forward_share, dtype=np.float64), stages_s.shape)
+        return _run_through_s(schedule, virtual_pipeline_stages, stages_s, shares, num_microbatches, upper)
     if schedule not in ("1f1b", "interleaved"):
         return upper
     differs = stages_s[-1] < slowest  # where the last stage is the slowest, β says it all
@@ -232,20 +292,32 @@ def staged_pipeline_s(
     return seconds
 
 
-def _zero_bubble_s(
-    schedule: str, stages_s: FloatArray, shares: FloatArray, m: IntArray, upper: FloatArray
+def _run_through_s(
+    schedule: str, v: int, stages_s: FloatArray, shares: FloatArray, m: IntArray, upper: FloatArray
 ) -> FloatArray:
-    """ZB-H1 and ZB-1p where stages differ, [n]; β says it all where they are alike."""
-    differs = stages_s.max(axis=0) > stages_s.min(axis=0) * (1.0 + ALIKE_RELATIVE)
-    if not differs.any():
-        return upper
-    share = np.broadcast_to(shares, stages_s.shape)[:, differs]
-    stages = stages_s[:, differs]
-    weight = np.minimum(WEIGHT_GRADIENT_SHARE, 1.0 - share)
-    parts = (share * stages, (1.0 - share - weight) * stages, weight * stages)
-    exact = unlike_stages_s(*parts, np.broadcast_to(m, upper.shape)[differs], flushed=schedule == "zb-h1")
+    """The schedule's order run through, [n]; only where stages differ if β says it all otherwise."""
+    run = np.full(upper.shape, True)
+    microbatches = np.broadcast_to(m, upper.shape)
+    if schedule in RUN_WHERE_UNLIKE:
+        run = stages_s.max(axis=0) > stages_s.min(axis=0) * (1.0 + ALIKE_RELATIVE)
+        if schedule != "zb-2p":  # ZB-2p's form has a branch for few micro-batches
+            run |= microbatches < len(stages_s)
     seconds = upper.copy()
-    seconds[differs] = np.minimum(exact, upper[differs])
+    forward_steps = np.rint(shares.mean(axis=0) / SHARE_STEP)
+    for steps in np.unique(forward_steps[run]).tolist():
+        rows = run & (forward_steps == steps)
+        share, stages = shares[:, rows], stages_s[:, rows]
+        weight = np.minimum(weight_gradient_share(schedule, 0.0), 1.0 - share)
+        nominal = nominal_times(schedule, steps * SHARE_STEP)
+        places = list(stage_of_chunk(schedule, len(stages_s), v))
+        times = ChunkColumns(
+            forward_s=(share * stages / v)[places],
+            input_gradient_s=((1.0 - share - weight) * stages / v)[places],
+            weight_gradient_s=(weight * stages / v)[places],
+        )
+        seconds[rows] = run_through_s(schedule, len(stages_s), v, times, microbatches[rows], nominal)
+    if schedule in ("zb-h1", "zb-1p"):  # what was not run to the end may be a little too long
+        return np.where(microbatches <= ROUNDS * len(stages_s), seconds, np.minimum(seconds, upper))
     return seconds
 
 
@@ -256,7 +328,7 @@ def least_bubble(schedule: str, *, pipeline_parallel: int, virtual_pipeline_stag
     interleaved form, forwards that run ahead can hide the forward part of the bubble, and no more was seen (random
     search for the worst stage times: 0.80 and 0.69 of β at a forward share of a third; tests hold the bound).
     """
-    if schedule in ("zb-h1", "zb-1p"):
+    if schedule in RUN_THROUGH | RUN_WHERE_UNLIKE:
         return 0.0  # a slow stage can hide all of it: m·max t is what is sure
     bubble = SCHEDULES[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
     return bubble * (1.0 - FORWARD_SHARE) if schedule in ("1f1b", "interleaved") else bubble

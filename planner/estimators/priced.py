@@ -10,7 +10,7 @@ import numpy as np
 from meshplan.planner.estimators.candidates import Candidates, Recompute, split_layers
 from meshplan.planner.estimators.flops import model_flops_per_step
 from meshplan.planner.estimators.training import TrainingEstimate, estimate_training
-from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig, TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +107,11 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         parameter_offload=np.array([config.parameter_offload]),
         activation_offload=np.array([config.activation_offload]),
         on_nvme=np.array([config.offload_to == "nvme"]),
+        context_parallel_style=one(CONTEXT_PARALLEL_STYLES.index(config.context_parallel_style)),
+        context_parallel_heads=one(config.context_parallel_heads),
+        zero_hpz_partition_size=one(config.zero_hpz_partition_size),
+        outer_zero_stage=one(config.outer_zero_stage),
+        gathered_num_layers=one(config.gathered_num_layers),
     )
 
 

@@ -5,18 +5,23 @@ where the schedule splits the backward, a weight-gradient pass W (B is then the 
 decides is on which stage a chunk lies and in which order a stage runs its operations; when they run follows from that
 (:mod:`.simulation`).
 
-GPipe, 1F1B, interleaved 1F1B and ZB-H1 have a written order, here. The others are list schedules under a memory limit
-(:mod:`.list_schedules`), because their papers give a search or a figure instead of an order.
+GPipe, 1F1B, interleaved 1F1B, ZB-H1, ZB-H2, ZB-V and DualPipeV have a written order, here. The others are list
+schedules under a memory limit (:mod:`.list_schedules`), because their papers give a search or a figure instead of an
+order.
 """
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
+# A pass of a written order: forward, input gradient, weight gradient, whole backward, or the oldest W that is left.
+F, B, W, BW, OLDEST = "F", "B", "W", "BW", "oldest W"
 # Schedules whose chunks lie there and back over the stages.
-ZIGZAG = frozenset({"zb-v", "v-half", "v-min", "hanayo"})
+ZIGZAG = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"})
 
 
 class Op(NamedTuple):
@@ -37,6 +42,9 @@ class PipelineOrder:
         paths: chunks in visiting order; several where micro-batches enter from both ends (DualPipe).
         path_of_microbatch: micro-batch → index of its path.
         splits_backward: W runs apart from B.
+        whole: backwards that are not split all the same: their W runs inside B.
+        paired: forwards that run as one with the operation after them: both begin when the inputs of both are there,
+            and the results of both leave at the end.
     """
 
     stages: tuple[tuple[Op, ...], ...]
@@ -44,6 +52,12 @@ class PipelineOrder:
     paths: tuple[tuple[int, ...], ...]
     path_of_microbatch: tuple[int, ...]
     splits_backward: bool
+    whole: frozenset[Op] = frozenset()
+    paired: frozenset[Op] = frozenset()
+
+    def contains_weights(self, op: Op) -> bool:
+        """Whether a backward computes its weight gradients too."""
+        return not self.splits_backward or op in self.whole
 
     @property
     def chunk_share(self) -> float:
@@ -143,3 +157,107 @@ def zb_h1(p: int, m: int) -> PipelineOrder:
                 ops.append(Op(WEIGHT, i, op.microbatch - behind))
         stages.append(ops + [Op(WEIGHT, i, j) for j in range(m - behind, m)])
     return single_path(stages, wrapped(p, 1), m, splits_backward=True)
+
+
+def _numbered(passes: Sequence[tuple[str, int]], chunks: Sequence[int], m: int) -> list[Op]:
+    """Passes of (kind, turn) with their micro-batches: each kind on each chunk counts up; beyond m nothing is run."""
+    count: dict[tuple[str, int], int] = {}
+    ops = []
+    for kinds, turn in passes:
+        for kind in kinds:
+            microbatch = count[kind, turn] = count.get((kind, turn), -1) + 1
+            if microbatch < m:
+                ops.append(Op(kind, chunks[turn], microbatch))
+    return ops
+
+
+def zb_h2(p: int, m: int) -> PipelineOrder:
+    """ZB-H2 (Qi et al., arXiv:2401.10241, §2.2): 2(p − i) − 1 forwards ahead, weight gradients 2i behind on stage i.
+
+    Every stage holds 2p − 1 micro-batches; nothing waits where F, B and W take equally long.
+    """
+    stages = []
+    for i in range(p):
+        ahead, behind = min(2 * (p - i) - 1, m), min(2 * i, m)
+        passes = [(F, 0)] * ahead
+        for j in range(m):
+            passes += [(B, 0), *[(W, 0)] * (j >= behind), (F, 0)]
+        stages.append(_numbered([*passes, *[(W, 0)] * behind], (i,), m))
+    return single_path(stages, wrapped(p, 1), m, splits_backward=True)
+
+
+def zb_v(p: int, m: int) -> PipelineOrder:
+    """ZB-V (Qi et al., arXiv:2405.15362): two chunks a stage in a V, split backward, the memory of p micro-batches.
+
+    Stage i runs 2(p − i) − 1 forwards of its first chunk ahead, i of each chunk in turn, then p − i of the second chunk
+    with their backwards; from there on each chunk runs F, B, W in turn. Nothing waits where F, B and W take equally
+    long. The order is written for 2p − 1 micro-batches or more.
+
+    Source: torch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble (read, not run).
+    """
+    rounds = max(m, 2 * p - 1) - (2 * p - 1)
+    stages = []
+    for i in range(p):
+        passes = [(F, 0)] * (2 * (p - i) - 1) + [(F, 1), (F, 0)] * i + [(F, 1), (BW, 1)] * (p - i)
+        passes += [(F, 0), (BW, 0), (F, 1), (BW, 1)] * (rounds + i) + [(BW, 0), (F, 1), (BW, 1)] * (p - 1 - i)
+        passes += [(B, 0), (B, 1)] * i + [(BW, 0)] * (p - i) + [(W, 1)] * i + [(W, 0)] * i
+        stages.append(_numbered(passes, (i, 2 * p - 1 - i), m))
+    return single_path(stages, zigzag(p, 2), m, splits_backward=True)
+
+
+def dualpipe_v(p: int, m: int) -> PipelineOrder:
+    """DualPipeV: DualPipe folded in the middle, two chunks a stage in a V, one copy of the parameters; m ≥ 2p.
+
+    A forward of one chunk and the backward of another run as one pass (so that the messages of the one hide behind the
+    compute of the other); most backwards are not split. Bubble (p − 1)(F&B + B − 3W) of one chunk's passes, B whole.
+
+    Source: github.com/deepseek-ai/DualPipe (README and the eight steps of its schedule); torch 2.13,
+    distributed/pipelining/schedules.py, ScheduleDualPipeV (read, not run), which runs the two passes of a pair in turn.
+    """
+    if m < 2 * p:
+        raise ValueError(f"dualpipe-v: {m} micro-batches for {p} stages of two chunks; it needs {2 * p} or more")
+    stages: list[list[Op]] = []
+    whole: set[Op] = set()
+    paired: set[Op] = set()
+    for i in range(p):
+        ops: list[Op] = []
+        waiting: list[Op] = []
+        chunks = (i, 2 * p - 1 - i)
+        count: dict[tuple[str, int], int] = {}
+        for kind, turn in _dualpipe_v_passes(p, m, i):
+            if kind == OLDEST:
+                ops += [waiting.pop(0)] if waiting else []
+                continue
+            name = FORWARD if kind == F else BACKWARD
+            microbatch = count[name, turn] = count.get((name, turn), -1) + 1
+            op = Op(name, chunks[turn], microbatch)
+            ops.append(op)
+            if kind == B:
+                waiting.append(op._replace(kind=WEIGHT))
+            elif kind == BW:
+                whole.add(op)
+        stages.append(ops)
+        # Pairs begin after the warm-up; the last stage's first one does not wait, to shorten the bubble.
+        warm_up = 2 * (p - 1 - i) + 2 * (i + 1) + 3 * (p - 1 - i) + 2 * (i == p - 1)
+        after_it = itertools.pairwise(ops[warm_up:])
+        paired |= {one for one, two in after_it if one.kind == FORWARD and two in whole}
+    return PipelineOrder(
+        stages=tuple(tuple(ops) for ops in stages),
+        stage_of_chunk=zigzag(p, 2),
+        paths=(tuple(range(2 * p)),),
+        path_of_microbatch=(0,) * m,
+        splits_backward=True,
+        whole=frozenset(whole),
+        paired=frozenset(paired),
+    )
+
+
+def _dualpipe_v_passes(p: int, m: int, i: int) -> list[tuple[str, int]]:
+    """The passes of stage i, step by step."""
+    after = p - 1 - i
+    passes = [(F, 0)] * (2 * after) + [(F, 0), (F, 1)] * (i + 1) + [(B, 1), (OLDEST, 0), (F, 1)] * after
+    passes += [(F, 0), (BW, 1), (F, 1), (BW, 0)] * (m - 2 * p + i + 1) + [(BW, 1), (F, 1), (BW, 0)] * after
+    # The last i + 1 of each chunk; from the middle on they are split, to end the step with weight gradients.
+    for turn in range(2 * (i + 1)):
+        passes.append((B if turn > i else BW, 1 - turn % 2))
+    return passes + [(OLDEST, 0), (B, 0)] * after + [(OLDEST, 0)] * (i + 1)

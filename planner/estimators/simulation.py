@@ -36,13 +36,13 @@ class ChunkTimes:
     weight_gradient_s: Sequence[float]
     message_s: float = 0.0
 
-    def of(self, op: Op, *, splits_backward: bool) -> float:
+    def of(self, op: Op, *, contains_weights: bool) -> float:
         """Seconds of one operation."""
         if op.kind == FORWARD:
             return self.forward_s[op.chunk]
         if op.kind == WEIGHT:
             return self.weight_gradient_s[op.chunk]
-        rest = 0.0 if splits_backward else self.weight_gradient_s[op.chunk]
+        rest = self.weight_gradient_s[op.chunk] if contains_weights else 0.0
         return self.input_gradient_s[op.chunk] + rest
 
 
@@ -100,14 +100,17 @@ def simulate(order: PipelineOrder, times: ChunkTimes) -> Simulated:
         for stage in sorted(open_stages):
             ops, done = order.stages[stage], spans[stage]
             while len(done) < len(ops):
-                op = ops[len(done)]
-                source = waits_for(op)
-                if source is not None and source not in end:
+                together = ops[len(done) : len(done) + (2 if ops[len(done)] in order.paired else 1)]
+                sources = [(waits_for(op), op) for op in together]
+                if any(source is not None and source not in end for source, _ in sources):
                     break
-                ready = 0.0 if source is None else end[source] + _message_s(order, source, op, times)
-                start = max(clock[stage], ready)
-                clock[stage] = end[op] = start + times.of(op, splits_backward=order.splits_backward)
-                done.append(Span(op=op, start_s=start, end_s=clock[stage]))
+                ready = [end[source] + _message_s(order, source, op, times) for source, op in sources if source]
+                clock[stage] = max(clock[stage], *ready) if ready else clock[stage]
+                for op in together:
+                    start = clock[stage]
+                    clock[stage] = start + times.of(op, contains_weights=order.contains_weights(op))
+                    done.append(Span(op=op, start_s=start, end_s=clock[stage]))
+                end.update(dict.fromkeys(together, clock[stage]))
                 moved = True
             if len(done) == len(ops):
                 open_stages.discard(stage)
@@ -144,12 +147,12 @@ def _message_s(order: PipelineOrder, source: Op, target: Op, times: ChunkTimes) 
 
 def peak_in_flight(order: PipelineOrder) -> tuple[float, ...]:
     """Most activations that each stage holds at once, in whole-stage micro-batches."""
-    frees = WEIGHT if order.splits_backward else BACKWARD
     peaks = []
     for ops in order.stages:
         held = most = 0
         for op in ops:
-            held += (op.kind == FORWARD) - (op.kind == frees)
-            most = max(most, held + (op.kind == frees))
+            frees = op.kind == WEIGHT or (op.kind == BACKWARD and order.contains_weights(op))
+            held += (op.kind == FORWARD) - frees
+            most = max(most, held + frees)
         peaks.append(most * order.chunk_share)
     return tuple(peaks)

@@ -36,6 +36,7 @@ from meshplan.planner.estimators.compute import (
     Cost,
     activation_bytes,
 )
+from meshplan.planner.estimators.context_parallel import ContextParallelModel
 from meshplan.planner.estimators.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.memory import MemoryModel, StageMemory
@@ -43,6 +44,7 @@ from meshplan.planner.estimators.offload import activation_offload_s
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.practice import Launches
 from meshplan.planner.problems.training import TrainingWorkload
 
 # One of four equal parts with full recompute: forward, forward again, two backward.
@@ -180,15 +182,20 @@ class TrainingModel:
             "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
             + core_again * attention.forward_s,
             "tensor-parallel communication": self._tensor_parallel_s(again),
-            "context-parallel communication": self._context_parallel_s(attention),
+            "context-parallel communication": self._context_parallel_s(attention, core_again),
             "expert-parallel communication": self._expert_parallel_s(kind, again),
         }
         device = sum(parts.values(), zero)
-        constants = self.calibration.time
-        waits = kind.is_moe and not self.workload.drops_tokens
-        host = constants.host_s_per_moe_layer * recipe.moe_host_factor if waits else constants.host_s_per_layer
-        total = np.sqrt(device**2 + np.asarray(host) ** 2)
+        total = np.sqrt(device**2 + np.asarray(self._host_s(kind)) ** 2)
         return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
+
+    def _host_s(self, kind: LayerKind) -> FloatArray:
+        """Host time of one layer, forward and backward."""
+        constants, practice = self.calibration.time, self.workload.practice
+        waits = kind.is_moe and not self.workload.drops_tokens
+        host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
+        left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
+        return np.asarray(host) * left[practice.launches]
 
     def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of a layer's tensor-parallel collectives.
@@ -215,24 +222,16 @@ class TrainingModel:
             each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
         return passes * each
 
-    def _context_parallel_s(self, attention: Cost) -> FloatArray:
-        """Exposed time of passing keys and values round the context-parallel ring.
-
-        Forward cp − 1 steps of 2·T·k·d/t elements, backward twice that (keys, values and their gradients); attention
-        hides what its own time allows.
-        """
-        batch, links = self.candidates, self._links
-        if self.shape.latent is None:
-            width = 2.0 * self.shape.num_key_value_heads * self.shape.head_dim
-        else:
-            heads = self.shape.num_attention_heads
-            width = heads * float(
-                self.shape.latent.qk_nope_head_dim + self.shape.latent.qk_rope_head_dim + self.shape.latent.v_head_dim
-            )
-        step = activation_bytes(self.workload) * self._compute.tokens * width / batch.tensor_parallel
-        ring = (batch.context_parallel - 1) * links.ring_step_s(step, batch.context_parallel, batch.tensor_parallel)
-        hidden = self.calibration.time.context_parallel_overlap * attention.total_s
-        return np.where(batch.context_parallel > 1, np.maximum(3.0 * ring - hidden, UNHIDDEN_SHARE * ring), 0.0)
+    def _context_parallel_s(self, attention: Cost, again: FloatArray) -> FloatArray:
+        """Exposed exchange of a layer's split sequences; ``again``: times that attention's forward is repeated."""
+        model = ContextParallelModel(
+            shape=self.shape,
+            sequence_length=self.workload.sequence_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
+        overlap = self.calibration.time.context_parallel_overlap
+        return model.exposed_s(self._links, attention.total_s, again, overlap)
 
     def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of dispatching tokens to experts and combining their outputs.
@@ -247,7 +246,8 @@ class TrainingModel:
         # Of dispatch the busiest rank receives, of combine it sends: either direction lasts as long as its part.
         routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
         sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
-        copies = float(moe.num_experts_per_token) if self.calibration.recipe.deduplicates_dispatch else None
+        fused = self.workload.practice.fused_dispatch
+        copies = float(moe.num_experts_per_token) if fused else None
         each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
         inside = links.gather_s(
             sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
@@ -255,6 +255,7 @@ class TrainingModel:
         constants = self.calibration.time
         near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
         hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
+        hidden = hidden * self.workload.practice.overlaps_experts
         passes = 4.0 + 2.0 * recompute_full
         return passes * (each + inside) * (1.0 - hidden)
 

@@ -42,6 +42,8 @@ def read(given: Given) -> Reading:
         reading.assume("num_microbatches", 1, "no --global-batch-size: micro-batch × replicas")
     if "expert_capacity_factor" in reading.values and "--moe-pad-expert-input-to-capacity" not in given.words:
         reading.left_out.append("experts not padded to their capacity: a spec is priced with padding")
+    if has_experts and "--moe-token-dispatcher-type" not in given.words:
+        reading.left_out.append("Megatron-LM's all-gather of tokens (its default): a spec is priced with an all-to-all")
     modules = str(given.words.get("--recompute-modules", "core_attn"))
     if modules != "core_attn":
         reading.left_out.append(f"--recompute-modules {modules}: selective recomputation is priced for core_attn only")

@@ -11,12 +11,13 @@ parser accepts (``stage``). tests/conformance/megatron holds them against the fr
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.planner.problems.practice import ALL_TO_ALL
 from meshplan.planner.problems.precisions import PRECISIONS
 
 
@@ -153,6 +154,88 @@ def _moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
     return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
 
 
+def head_exchange(config: Any) -> Any:
+    """Ranks of a context-parallel group that exchange heads for tokens; 1 in a ring."""
+    whole = config.context_parallel_style == "all-to-all"
+    if isinstance(whole, bool):  # one style for all rows
+        return config.context_parallel if whole else config.context_parallel_heads
+    return np.where(whole, config.context_parallel, config.context_parallel_heads)
+
+
+def _query_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    return shape.num_attention_heads % (config.tensor_parallel * head_exchange(config)) == 0
+
+
+def _kv_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    """Key/value heads divide, or are copied whole; those of latent attention are as many as the queries'."""
+    if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
+        return config.tensor_parallel >= 1
+    heads, ranks = shape.num_key_value_heads, config.tensor_parallel * head_exchange(config)
+    return (heads % ranks == 0) | (ranks % heads == 0) | (head_exchange(config) == 1)
+
+
+def _two_dimensions(_: ModelShape, config: Any) -> Any:
+    """Heads are exchanged by a proper part of the group in the two-dimensional style, and by no part otherwise."""
+    both, heads = config.context_parallel_style == "all-to-all+ring", config.context_parallel_heads
+    inside = (config.context_parallel % heads == 0) & (heads > 1) & (heads < config.context_parallel)
+    return (inside & both) | ((heads == 1) & np.logical_not(both))
+
+
+def context_style_rule(framework: str, known: Sequence[str], source: str) -> LegalityRule:
+    """The framework has words for these ways of context parallelism only."""
+    return LegalityRule(
+        name=f"{framework}_context_parallel_styles",
+        holds=lambda _, config: (config.context_parallel == 1) | np.isin(config.context_parallel_style, known),
+        message=f"context_parallel_style must be {' or '.join(known)}",
+        stage="parser",
+        source=source,
+    )
+
+
+def _whole_kv_heads(shape: ModelShape, config: Any) -> Any:
+    """Transformer Engine copies no key/value heads for the exchange; below tensor_parallel heads Megatron has one."""
+    heads = np.maximum(shape.num_key_value_heads // config.tensor_parallel, 1)
+    return (heads % head_exchange(config) == 0) | (shape.attention is AttentionKind.MULTI_HEAD_LATENT)
+
+
+def _latent_exchange(shape: ModelShape, config: Any) -> Any:
+    is_latent = shape.attention is AttentionKind.MULTI_HEAD_LATENT
+    style = config.context_parallel_style
+    return (config.context_parallel == 1) | (not is_latent) | ((style != "all-to-all") & (style != "all-gather"))
+
+
+def _windows(shape: ModelShape, config: Any) -> Any:
+    style = config.context_parallel_style
+    whole = (style == "all-to-all") | (style == "all-gather") | (config.context_parallel == 1)
+    return whole | all(window is None for window in shape.sliding_windows)
+
+
+def _needs_full_sharding(_: ModelShape, config: Any) -> Any:
+    asked = (config.zero_hpz_partition_size > 1) | (config.outer_zero_stage > 0) | (config.gathered_num_layers > 0)
+    return np.logical_not(asked) | (config.zero_stage == _ZERO_3)
+
+
+def _second_copies(shape: ModelShape, config: Any) -> Any:
+    """The neighbours that hold a second copy divide the ranks that share the first one, and are fewer."""
+    size, ranks = config.zero_hpz_partition_size, config.data_parallel_shard * config.context_parallel
+    fits = (ranks % size == 0) & (size < ranks)
+    if shape.moe is not None:
+        block, spread = size * config.tensor_parallel, config.expert_parallel * config.expert_tensor_parallel
+        fits = fits & ((block % spread == 0) | (spread % block == 0))
+    return fits | (size == 1)
+
+
+def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for a way to shard states: it stays at its default."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{name}",
+        holds=lambda _, config: getattr(config, name) == usual,
+        message=f"{name} must be {usual}: {reason}",
+        stage="parser",
+        source=source,
+    )
+
+
 def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
     """Optimizer states off the device need one of ``zero_stages``."""
     return LegalityRule(
@@ -219,11 +302,55 @@ def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
     )
 
 
+def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
+    """The framework has no word for who carries tokens to experts, nor for when."""
+    return (
+        LegalityRule(
+            name=f"{framework}_has_one_expert_dispatcher",
+            holds=lambda _, config: np.asarray(config.expert_dispatcher) == ALL_TO_ALL,
+            message=f"expert_dispatcher: {framework} plans are made for {ALL_TO_ALL} alone",
+            stage="parser",
+            source=source,
+        ),
+        LegalityRule(
+            name=f"{framework}_has_no_expert_overlap",
+            holds=lambda _, config: np.logical_not(config.expert_parallel_overlap),
+            message=f"expert_parallel_overlap: {framework} has no word for it",
+            stage="parser",
+            source=source,
+        ),
+    )
+
+
+def _several_expert_ranks(_: ModelShape, config: Any) -> Any:
+    ranks = config.expert_parallel * config.expert_tensor_parallel
+    return (ranks > 1) | (np.asarray(config.expert_dispatcher) == ALL_TO_ALL)
+
+
+def _room_to_overlap(_: ModelShape, config: Any) -> Any:
+    chunks = (config.pipeline_parallel == 1) | (config.virtual_pipeline_stages > 1)
+    return np.logical_not(config.expert_parallel_overlap) | (chunks & (config.expert_parallel > 1))
+
+
+def _capacity_travels(_: ModelShape, config: Any) -> Any:
+    return (np.asarray(config.expert_capacity_factor) == 0) | (np.asarray(config.expert_dispatcher) != "deepep")
+
+
+def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
+    """The framework where tokens travel beside the compute of another micro-batch: layers are not computed again.
+
+    Source: megatron-core 0.19.2, core/transformer/transformer_config.py.
+    """
+    left = tuple(mode for mode in rules.recompute_modes if mode in ("none", "selective"))
+    return replace(rules, recompute_modes=left)
+
+
 _ZERO_2, _ZERO_3 = 2, 3
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
 _VALIDATE = f"{_CORE}: training/arguments.py, validate_args"
 _GROUPS = f"{_CORE}: core/parallel_state.py, initialize_model_parallel"
+_TRANSFORMER_ENGINE = "Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)"
 _LAYERS = f"{_CORE}: core/tensor_parallel/layers.py, divide"
 
 _MEGATRON_RULES = (
@@ -247,6 +374,16 @@ _MEGATRON_RULES = (
         message="parameter_offload needs zero_stage 3: whole parameters stay on the device",
         stage="parser",
         source="ZeRO-Infinity, arXiv:2104.07857, section 5.1; deepspeed 0.19.8: runtime/zero/config.py",
+    ),
+    LegalityRule(
+        name="parameter_offload_keeps_no_copies",
+        holds=lambda _, config: (
+            np.logical_not(config.parameter_offload)
+            | ((config.zero_hpz_partition_size == 1) & (config.gathered_num_layers == 0))
+        ),
+        message="parameter_offload keeps no parameters on the device: zero_hpz_partition_size 1, gathered_num_layers 0",
+        stage="parser",
+        source="the planner's own: what second copies beside offloaded ones do was not read",
     ),
     LegalityRule(
         name="activation_offload_needs_full_recompute",
@@ -310,12 +447,54 @@ _MEGATRON_RULES = (
     ),
     LegalityRule(
         name="sliding_windows_need_whole_sequences",
-        holds=lambda shape, config: (
-            (config.context_parallel == 1) | all(window is None for window in shape.sliding_windows)
-        ),
+        holds=_windows,
         message="sliding windows cannot be combined with the ring (p2p) form of context parallelism",
         stage="run time",
-        source="Transformer Engine: pytorch/attention/dot_product_attention/context_parallel.py (read, not run)",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="query_heads_divide_for_all_to_all",
+        holds=_query_heads_exchange,
+        message="num_attention_heads must be a multiple of tensor_parallel × the context-parallel ranks that exchange "
+        "heads (all of them in all-to-all, context_parallel_heads in all-to-all+ring)",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="kv_heads_divide_for_all_to_all",
+        holds=_kv_heads_exchange,
+        message="num_key_value_heads must be a multiple or a divisor of tensor_parallel × the context-parallel ranks "
+        "that exchange heads",
+        stage="run time",
+        source="DeepSpeed Ulysses (arXiv:2309.14509, §3.1): every rank attends with whole heads",
+    ),
+    LegalityRule(
+        name="whole_kv_heads_for_all_to_all",
+        holds=_whole_kv_heads,
+        message="num_key_value_heads / tensor_parallel must be a multiple of the context-parallel ranks that exchange "
+        "heads",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    LegalityRule(
+        name="context_parallel_heads_are_part_of_the_group",
+        holds=_two_dimensions,
+        message="context_parallel_heads goes with context_parallel_style all-to-all+ring, where it is a divisor of "
+        "context_parallel between 1 and context_parallel",
+        stage="parser",
+        source=_VALIDATE,
+    ),
+    LegalityRule(
+        name="latent_attention_needs_a_ring",
+        holds=_latent_exchange,
+        message="multi-head latent attention cannot be combined with context_parallel_style all-to-all or all-gather",
+        stage="run time",
+        source=_TRANSFORMER_ENGINE,
+    ),
+    context_style_rule(
+        "megatron",
+        ("ring", "all-gather", "all-to-all", "all-to-all+ring"),
+        f"{_CORE}: training/arguments.py, --cp-comm-type (its ring deals causal work evenly)",
     ),
     LegalityRule(
         name="interleaving_needs_pipeline",
@@ -332,6 +511,15 @@ _MEGATRON_RULES = (
         message="interleaving needs num_microbatches that are a multiple of pipeline_parallel",
         stage="run time",
         source=f"{_CORE}: core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving",
+    ),
+    LegalityRule(
+        name="dualpipe_v_fills_the_v",
+        holds=lambda _, config: (
+            (config.num_microbatches >= 2 * config.pipeline_parallel) | (config.pipeline_schedule != "dualpipe-v")
+        ),
+        message="dualpipe-v needs num_microbatches of 2 × pipeline_parallel or more",
+        stage="run time",
+        source="torch 2.13: distributed/pipelining/schedules.py, ScheduleDualPipeV.__init__ (read, not run)",
     ),
     LegalityRule(
         name="global_batch_divisible",
@@ -384,7 +572,60 @@ _MEGATRON_RULES = (
         stage="run time",
         source=f"{_CORE}: core/distributed/fsdp/mcore_fsdp_adapter.py, _get_dp_tp_mesh",
     ),
+    LegalityRule(
+        name="fused_dispatch_needs_several_expert_ranks",
+        holds=_several_expert_ranks,
+        message="expert_dispatcher deepep and hybridep need expert_parallel × expert_tensor_parallel > 1",
+        stage="run time",
+        source=f"{_CORE}: core/transformer/moe/token_dispatcher.py, MoEFlexTokenDispatcher",
+    ),
+    LegalityRule(
+        name="expert_overlap_needs_chunks_and_expert_ranks",
+        holds=_room_to_overlap,
+        message="expert_parallel_overlap needs expert_parallel > 1 and, with several stages, virtual stages",
+        stage="parser",
+        source=_CONFIG,
+    ),
+    LegalityRule(
+        name="deepep_pads_no_experts",
+        holds=_capacity_travels,
+        message="expert_dispatcher deepep does not pad experts to their capacity: use hybridep or alltoall",
+        stage="parser",
+        source=_CONFIG,
+    ),
     whole_weights_rule("megatron", f"{_CORE}: training/arguments.py"),
+    LegalityRule(
+        name="hierarchies_need_full_sharding",
+        holds=_needs_full_sharding,
+        message="zero_hpz_partition_size, outer_zero_stage and gathered_num_layers need zero_stage 3",
+        stage="parser",
+        source="DeepSpeed 0.19.8: runtime/zero/config.py; megatron-core 0.19.2: --outer-dp-sharding-strategy",
+    ),
+    LegalityRule(
+        name="second_copies_divide_the_first",
+        holds=_second_copies,
+        message="zero_hpz_partition_size must divide data_parallel_shard × context_parallel and be smaller; with "
+        "experts its ranks × tensor_parallel and the ranks of one set of experts must divide",
+        stage="process groups",
+        source="DeepSpeed 0.19.8: utils/groups.py, _create_zero_param_parallel_group",
+    ),
+    LegalityRule(
+        name="outer_sharding_needs_groups",
+        holds=lambda _, config: (config.outer_zero_stage == 0) | (config.data_parallel_shard < config.data_parallel),
+        message="outer_zero_stage 1 needs data_parallel_shard smaller than data_parallel",
+        stage="run time",
+        source=f"{_CORE}: core/distributed/fsdp/src/megatron_fsdp/fully_shard.py",
+    ),
+    plain_sharding_rule(
+        "megatron",
+        "zero_hpz_partition_size",
+        1,
+        "Megatron-FSDP keeps no second copy",
+        f"{_CORE}: training/arguments.py",
+    ),
+    plain_sharding_rule(
+        "megatron", "gathered_num_layers", 0, "one policy for all layers", f"{_CORE}: training/arguments.py"
+    ),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
     no_offload_rule("megatron", "parameter_offload", "it keeps parameters on the device", _VALIDATE),
     no_offload_rule(
@@ -420,6 +661,7 @@ MEGATRON = FrameworkRules(
 # Arithmetic of parallelism and of the model alone: what any framework would have to refuse.
 _ARITHMETIC = frozenset(
     {
+        "dualpipe_v_fills_the_v",
         "heads_divisible_by_tensor_parallel",
         "kv_heads_and_tensor_parallel_divide",
         "pipeline_at_most_layers",
@@ -430,7 +672,14 @@ _ARITHMETIC = frozenset(
         "shard_groups_divide_replicas",
         "quantised_weights_are_whole",
         "parameter_offload_needs_zero_3",
+        "parameter_offload_keeps_no_copies",
         "activation_offload_needs_full_recompute",
+        "query_heads_divide_for_all_to_all",
+        "kv_heads_divide_for_all_to_all",
+        "context_parallel_heads_are_part_of_the_group",
+        "hierarchies_need_full_sharding",
+        "second_copies_divide_the_first",
+        "outer_sharding_needs_groups",
     }
 )
 ANY_FRAMEWORK = FrameworkRules(
@@ -439,7 +688,20 @@ ANY_FRAMEWORK = FrameworkRules(
     rules=tuple(rule for rule in _MEGATRON_RULES if rule.name in _ARITHMETIC),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=True,
-    pipeline_schedules=("none", "gpipe", "1f1b", "interleaved", "zb-h1", "zb-1p", "zb-2p", "zb-v"),
+    pipeline_schedules=(
+        "none",
+        "gpipe",
+        "1f1b",
+        "interleaved",
+        "zb-h1",
+        "zb-1p",
+        "zb-2p",
+        "zb-v",
+        "v-half",
+        "v-min",
+        "dualpipe-v",
+        "hanayo",
+    ),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
     recompute_modes=("none", "selective", "block", "full"),

@@ -16,10 +16,13 @@ from meshplan.planner.problems.frameworks import (
     FrameworkRules,
     LegalityRule,
     capacity_rule,
+    context_style_rule,
+    expert_transport_rules,
     host_only_rule,
     joint_offload_rule,
     no_offload_rule,
     offload_rule,
+    plain_sharding_rule,
     whole_weights_rule,
 )
 
@@ -89,6 +92,16 @@ def _whole_sequences(reason: str, source: str) -> LegalityRule:
     )
 
 
+def _plain_sharding(framework: str, source: str, *, hpz: bool = False) -> tuple[LegalityRule, ...]:
+    """No optimizer sharding over groups and no layers apart; a second copy of parameters only with ``hpz``."""
+    outer = plain_sharding_rule(framework, "outer_zero_stage", 0, "copies of states are whole", source)
+    gathered = plain_sharding_rule(
+        framework, "gathered_num_layers", 0, "one policy for all layers (all that stay gathered: zero_stage 2)", source
+    )
+    second = plain_sharding_rule(framework, "zero_hpz_partition_size", 1, "it has no word", source)
+    return (outer, gathered) if hpz else (outer, gathered, second)
+
+
 TORCHTITAN = FrameworkRules(
     name="torchtitan",
     version="0.3.0",
@@ -145,21 +158,28 @@ TORCHTITAN = FrameworkRules(
             source=f"{_TITAN}: distributed/parallel_dims.py, build_mesh",
         ),
         _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
+        *expert_transport_rules("torchtitan", f"{_TITAN}: config/configs.py (its own backends were not tried)"),
         capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
         whole_weights_rule("torchtitan", f"{_TITAN}: components/lora.py"),
+        context_style_rule(
+            "torchtitan", ("ring", "ring-plain"), f"{_TITAN}: config/configs.py (context_parallel_load_balancer)"
+        ),
+        *_plain_sharding("torchtitan", f"{_TITAN}: config/configs.py, ParallelismConfig"),
         joint_offload_rule("torchtitan", f"{_TITAN}: config/configs.py, enable_cpu_offload"),
         no_offload_rule("torchtitan", "activation_offload", "it has no word", f"{_TITAN}: distributed/"),
         host_only_rule("torchtitan", f"{_TITAN}: config/configs.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=False,
-    pipeline_schedules=("none", "1f1b", "interleaved"),
+    pipeline_schedules=("none", "1f1b", "interleaved", "dualpipe-v"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
     precisions=("bf16",),
     notes=(
         "Selective recomputation keeps the outputs of chosen operators, not all but the attention core: its memory and "
         "time are those of another set than the estimate's.",
+        "dualpipe-v is planned where fixed.pipeline_schedule asks for it; it cannot be combined with torch.compile "
+        "(torch 2.13: distributed/pipelining/schedules.py, _check_torch_compile_compatibility).",
         "Stages of unequal length would need module names a stage, which the command line cannot say.",
     ),
 )
@@ -193,8 +213,10 @@ DEEPSPEED = FrameworkRules(
             stage="run time",
             source=f"{_SPEED}: docs, tutorials/autotp-training (read, not run)",
         ),
+        *expert_transport_rules("deepspeed", f"{_SPEED}: moe/layer.py"),
         capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
         whole_weights_rule("deepspeed", f"{_SPEED}: runtime/config.py (weights are those of the user's script)"),
+        *_plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
         LegalityRule(
             name="nvme_needs_zero_3",
@@ -244,7 +266,10 @@ ACCELERATE = FrameworkRules(
             stage="parser",
             source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
         ),
+        *expert_transport_rules("accelerate", f"{_ACCELERATE}: parallelism_config.py"),
         capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
+        context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),
+        *_plain_sharding("accelerate", f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin"),
         joint_offload_rule("accelerate", f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
         host_only_rule("accelerate", f"{_ACCELERATE}: utils/dataclasses.py"),
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
@@ -11,6 +11,20 @@ from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.practice import (
+    ALL_TO_ALL,
+    AS_IT_COMES,
+    FUSED_DISPATCHERS,
+    ExpertTransport,
+    TrainingPractice,
+)
+
+# How context parallelism exchanges a sequence's parts, by increasing code in candidates: keys and values round a ring,
+# with causal work dealt evenly (the framework's way) or not; gathered on every rank; heads for tokens in an all-to-all
+# (DeepSpeed Ulysses, arXiv:2309.14509); all-to-alls of some ranks inside a ring of the others (USP, arXiv:2405.07719).
+CONTEXT_PARALLEL_STYLES = ("ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring")
+# Choices that the search leaves at their defaults unless it is asked to vary them: no measured run has them.
+SEARCHABLE = ("context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers")
 
 
 class Phase(Enum):
@@ -47,6 +61,7 @@ class TrainingWorkload:
             tensor, or what the framework's constants were fitted on.
         overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed ("async TP", Transformer
             Engine's user buffers); None where nobody says: as the framework does unasked.
+        practice: see :class:`TrainingPractice`.
     """
 
     sequence_length: int
@@ -60,6 +75,7 @@ class TrainingWorkload:
     is_eager: bool = False
     scales_rows: bool = False
     overlaps_tensor_parallel: bool | None = None
+    practice: TrainingPractice = AS_IT_COMES
 
     @property
     def capacity_factor(self) -> float:
@@ -110,7 +126,20 @@ class TrainingConfig:
         activation_offload: the kept inputs of recomputed layers lie in host memory.
         offload_to: where offloaded states lie: ``host`` memory or ``nvme``.
         expert_capacity_factor: rows that every expert gets over the mean, other tokens are dropped; 0 dropless.
+        expert_dispatcher: who carries tokens to experts: ``alltoall`` (NCCL), ``deepep`` or ``hybridep``.
+        expert_parallel_overlap: tokens of one micro-batch travel while another one computes.
         quantised_weights: the frozen weights of the blocks lie in four bits (QLoRA).
+        context_parallel_style: one of :data:`CONTEXT_PARALLEL_STYLES`; ``ring`` where no sequence is split.
+        context_parallel_heads: of ``all-to-all+ring``: the ranks that exchange heads, neighbours inside the ring of
+            context_parallel / context_parallel_heads; 1 otherwise.
+        zero_hpz_partition_size: under zero_stage 3, neighbours among the ranks that share one copy which hold a second,
+            16-bit copy of the parameters between them, so that the backward pass gathers from them (hpZ of ZeRO++,
+            arXiv:2306.10209, §3.2; DeepSpeed's name); 1 without.
+        outer_zero_stage: 1 shards the optimizer states over the groups of data_parallel_shard too, whose copies of
+            parameters and gradients are then brought together once a step (Megatron-FSDP's
+            ``--outer-dp-sharding-strategy optim``); 0 keeps a copy in each group.
+        gathered_num_layers: under zero_stage 3, layers of each chunk, from its first, whose parameters stay gathered
+            from the forward to the backward pass (FSDP2's ``reshard_after_forward=False`` on these layers).
     """
 
     tensor_parallel: int
@@ -137,7 +166,14 @@ class TrainingConfig:
     activation_offload: bool = False
     offload_to: str = "host"
     expert_capacity_factor: float = 0.0
+    expert_dispatcher: str = ALL_TO_ALL
+    expert_parallel_overlap: bool = False
     quantised_weights: bool = False
+    context_parallel_style: str = "ring"
+    context_parallel_heads: int = 1
+    zero_hpz_partition_size: int = 1
+    outer_zero_stage: int = 0
+    gathered_num_layers: int = 0
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -221,6 +257,7 @@ class TrainingProblem:
         objective: see :class:`TrainingObjective`.
         num_training_tokens: of the whole run; None when the spec does not say.
         fixed: choice → value that the user pinned (fields of :class:`TrainingConfig`).
+        search_over: of :data:`SEARCHABLE`, what the search varies too.
     """
 
     shape: ModelShape
@@ -231,7 +268,27 @@ class TrainingProblem:
     limits: TrainingLimits
     objective: TrainingObjective
     num_training_tokens: float | None = None
-    fixed: Mapping[str, int | str | bool] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    search_over: frozenset[str] = frozenset()
+
+    def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
+        """The same question with other pins, and the workload's practice as they say."""
+        problem = replace(self, fixed=dict(fixed))
+        asked = problem.expert_transport
+        practice = replace(
+            self.workload.practice,
+            fused_dispatch=asked["expert_dispatcher"] in FUSED_DISPATCHERS,
+            overlaps_experts=asked["expert_parallel_overlap"],
+        )
+        return replace(problem, workload=replace(self.workload, practice=practice))
+
+    @property
+    def expert_transport(self) -> ExpertTransport:
+        """How tokens reach their experts, as pinned."""
+        return {
+            "expert_dispatcher": str(self.fixed.get("expert_dispatcher", ALL_TO_ALL)),
+            "expert_parallel_overlap": bool(self.fixed.get("expert_parallel_overlap", False)),
+        }
 
     @property
     def num_steps(self) -> float | None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.benchmark_recipes import BenchmarkRun, started_as
+from meshplan.catalogs.benchmark_recipes import BenchmarkRun, spreads_attention, started_as
 from meshplan.catalogs.engine_recipes import EngineRecipe, engine_observed_as
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.model_shapes import ModelShape
@@ -122,21 +122,23 @@ def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mappi
     shape = shape_from_observation(model.values)
     machine = reader.machine(hardware)
     workload = _workload(row, asked, traces)
-    if not disaggregated:
-        run = BenchmarkRun(
-            title=title,
-            device=machine.device.slug,
-            model=str(model.values.get("name", "")),
-            precision=str(row.get("precision")),
-            input_length=workload.input_length,
-            output_length=workload.output_length,
-            concurrency=workload.concurrency or 0,
-            tensor_parallel=degrees.whole("tensor_parallel"),
-            attention_data_parallel=degrees.whole("attention_data_parallel", 1),
-        )
-        recipe = started_as(recipe, run)
-    quantization, filled = _quantization(row, asked, shape, recipe)
-    pools = _pools(degrees, shape, workload, recipe, quantization, machine, disaggregated=disaggregated)
+    run = BenchmarkRun(
+        title=title,
+        device=machine.device.slug,
+        model=str(model.values.get("name", "")),
+        precision=str(row.get("precision")),
+        input_length=workload.input_length,
+        output_length=workload.output_length,
+        concurrency=workload.concurrency or 0,
+        tensor_parallel=1,
+        attention_data_parallel=1,
+    )
+    if disaggregated:
+        first = started_as(recipe, _run_of(run, Section(degrees.values, "prefill"), Role.PREFILL))
+    else:
+        first = recipe = started_as(recipe, _run_of(run, degrees, Role.MIXED))
+    quantization, filled = _quantization(row, asked, shape, first)
+    pools = _pools(degrees, shape, workload, recipe, quantization, machine, run, disaggregated=disaggregated)
     if _NCCL_MARK in " ".join(str(item) for item in row.get("caveats", ())):
         pools = tuple(replace(pool, limits=replace(pool.limits, custom_all_reduce=False)) for pool in pools)
     name = row.get("id")
@@ -281,6 +283,7 @@ def _pools(
     recipe: EngineRecipe,
     quantization: Quantization,
     machine: Machine,
+    run: BenchmarkRun,
     *,
     disaggregated: bool,
 ) -> tuple[Pool, ...]:
@@ -289,11 +292,14 @@ def _pools(
     else:
         parts = [(Role.MIXED, degrees)]
     pools = []
+    base = recipe
     for role, section in parts:
-        layout = _layout(section, shape)
+        started = _run_of(run, section, role)
+        recipe = started_as(base, started)
+        layout = _layout(section, shape, spread=spreads_attention(base, started))
         workers = section.whole("num_workers", 1) if disaggregated else section.whole("data_parallel", 1)
         in_flight = workload.concurrency or recipe.max_num_seqs
-        seqs = section.whole("max_batch_size", 0, least=0) * layout.attention_data_parallel
+        seqs = _most_decoding(section, base, recipe) * layout.attention_data_parallel
         seqs = seqs if seqs and role is Role.DECODE else max(recipe.max_num_seqs, in_flight)
         if workload.arrival is not Arrival.ALL_AT_ONCE:
             seqs = min(seqs, max(in_flight, 1))
@@ -347,20 +353,42 @@ def _in_memory(
     return replace(limits, max_num_seqs=max(min(limits.max_num_seqs, room), 1))
 
 
-def _layout(section: Section, shape: ModelShape) -> Layout:
+def _most_decoding(section: Section, base: EngineRecipe, started: EngineRecipe) -> int:
+    """Requests of one rank of a decode worker: as its scripts say, else as the table does; 0 where neither does.
+
+    The table's figure is the concurrency over all ranks, rounded up: requests that the scripts' limit leaves waiting
+    for a place in decode are not seen in it.
+    """
+    if started.max_num_seqs != base.max_num_seqs:
+        return started.max_num_seqs
+    return section.whole("max_batch_size", 0, least=0)
+
+
+def _run_of(run: BenchmarkRun, section: Section, role: Role) -> BenchmarkRun:
+    return replace(
+        run,
+        tensor_parallel=section.whole("tensor_parallel"),
+        attention_data_parallel=section.whole("attention_data_parallel", 1),
+        role=role.value,
+    )
+
+
+def _layout(section: Section, shape: ModelShape, *, spread: bool = False) -> Layout:
     """Degrees of one worker; experts that are not spread are split like the attention."""
     tensor, lanes = section.whole("tensor_parallel"), section.whole("attention_data_parallel", 1)
+    if spread:
+        tensor, lanes = 1, tensor * lanes
     if shape.num_attention_heads % tensor:
         raise UnsupportedError(f"tensor_parallel {tensor} does not divide {shape.num_attention_heads} heads")
-    spread = tensor * lanes
+    stage = tensor * lanes
     expert = section.whole("expert_parallel", 1) if shape.moe is not None else 1
-    if spread % expert:
-        raise UnsupportedError(f"expert_parallel {expert} does not divide the {spread} devices of a stage")
+    if stage % expert:
+        raise UnsupportedError(f"expert_parallel {expert} does not divide the {stage} devices of a stage")
     return Layout(
         tensor_parallel=tensor,
         pipeline_parallel=section.whole("pipeline_parallel", 1),
         attention_data_parallel=lanes,
         expert_parallel=expert,
-        expert_tensor_parallel=spread // expert if shape.moe is not None else 1,
+        expert_tensor_parallel=stage // expert if shape.moe is not None else 1,
         context_parallel=section.whole("context_parallel", 1),
     )

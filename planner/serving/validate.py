@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from meshplan.planner.observations import ObservationReader
 
 ServingCalibrationOf = Callable[[str, str], ServingCalibration]
+DOES_NOT_FIT = "not every request fits: weights and KV cache exceed the memory that the engine takes"
 
 
 def validate_served(
@@ -40,20 +41,32 @@ def validate_served(
     Raises:
         UnsupportedError: the estimator cannot answer it; with the reason.
     """
-    run = served_run(row, reader, traces)
-    prepared = PreparedRun(run)
-    calibration = calibrate(*prepared.key)
+    prepared = PreparedRun(served_run(row, reader, traces))
+    found = validated_run(prepared, calibrate(*prepared.key), excluded=excluded)
+    if found.status == "infeasible":
+        raise UnsupportedError(found.reason)
+    return found
+
+
+def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, excluded: str = "") -> ValidatedRow:
+    """One run simulated with a set of constants, against its measurement; ``infeasible`` where it does not fit.
+
+    Args:
+        prepared: the run.
+        calibration: constants and their error.
+        excluded: why the run is not to be judged by; empty where it is.
+    """
+    run = prepared.run
     values = prepared.predicted(calibration.constants)
-    if not values:
-        raise UnsupportedError("not every request fits: weights and KV cache exceed the memory that the engine takes")
     measured = {name: float(value) for name, value in {**run.derived, **run.measured}.items() if name in values}
+    status = "excluded" if excluded else "ok"
     return ValidatedRow(
         id=run.id,
         group=run.group,
         question=_question(run),
         labels=_labels(run),
-        status="excluded" if excluded else "ok",
-        reason=excluded,
+        status=status if values else "infeasible",
+        reason=excluded if values else DOES_NOT_FIT,
         predicted={name: _interval(calibration, name, value) for name, value in values.items()},
         measured=measured,
         error={name: values[name] / measured[name] - 1.0 for name in measured},

@@ -1,7 +1,8 @@
 """A whole configuration served: its pools become workers, its workload requests, and what clients see is judged.
 
 Clients see more than the engine: tokeniser and network take a fixed time of every request
-(:class:`~meshplan.catalogs.serving_calibration.ServingConstants`).
+(:class:`~meshplan.catalogs.serving_calibration.ServingConstants`), and with prefill and decode apart twice: the router
+hands the request to one server, then to another.
 """
 
 from __future__ import annotations
@@ -277,12 +278,12 @@ def server(
         link=_kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
     )
-    constants = site.constants[config.pools[-1].node_type]
+    outside_s = sum(site.constants[pool.node_type].first_token_offset_s for pool in config.pools)
 
     def served(requests: Requests, watch: Watch | None) -> ServingRun:
         if watch is not None:
-            watch = watch.later(constants.first_token_offset_s)
-        return seen_by_clients(simulate_system(requests, system, watch), constants)
+            watch = watch.later(outside_s)
+        return seen_by_clients(simulate_system(requests, system, watch), outside_s)
 
     return served
 
@@ -348,7 +349,6 @@ def tier_shape(pool: Pool, memory: WorkerMemory) -> TierShape | None:
     )
 
 
-def seen_by_clients(run: ServingRun, constants: ServingConstants) -> ServingRun:
-    """The run with what passes between client and engine, once for each request."""
-    offset = constants.first_token_offset_s
-    return replace(run, first_token_s=run.first_token_s + offset, finish_s=run.finish_s + offset)
+def seen_by_clients(run: ServingRun, outside_s: float) -> ServingRun:
+    """The run with what passes outside the engines, s, once for each request."""
+    return replace(run, first_token_s=run.first_token_s + outside_s, finish_s=run.finish_s + outside_s)

@@ -7,7 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from meshplan.planner.estimators.candidates import Candidates, Recompute
-from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingObjective, TrainingProblem
+from meshplan.planner.problems.training import (
+    CONTEXT_PARALLEL_STYLES,
+    Phase,
+    TrainingConfig,
+    TrainingObjective,
+    TrainingProblem,
+)
 
 # Names of the limits, in the order in which candidates are held against them.
 LIMITS = ("device memory", "host memory", "step time", "cost of the run")
@@ -73,6 +79,11 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         parameter_offload=bool(candidates.parameter_offload[row]),
         activation_offload=bool(candidates.activation_offload[row]),
         offload_to="nvme" if candidates.on_nvme[row] and candidates.offloads_states[row] else "host",
+        context_parallel_style=CONTEXT_PARALLEL_STYLES[int(candidates.context_parallel_style[row])],
+        context_parallel_heads=int(candidates.context_parallel_heads[row]),
+        zero_hpz_partition_size=int(candidates.zero_hpz_partition_size[row]),
+        outer_zero_stage=int(candidates.outer_zero_stage[row]),
+        gathered_num_layers=int(candidates.gathered_num_layers[row]),
         pipeline_schedule=split.schedule,
         layers_per_chunk=split.layers_per_chunk,
         micro_batch_size=int(candidates.micro_batch_size[row]),
@@ -82,6 +93,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         precision=workload.precision,
         expert_capacity_factor=workload.capacity_factor,
         quantised_weights=workload.phase is Phase.QLORA,
+        **problem.expert_transport,
     )
 
 
@@ -92,6 +104,11 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
         config.world_size,
         len(config.offloaded),
         config.optimizer_offload,
+        CONTEXT_PARALLEL_STYLES.index(config.context_parallel_style),
+        config.context_parallel_heads,
+        config.zero_hpz_partition_size,
+        config.outer_zero_stage,
+        config.gathered_num_layers,
         config.zero_stage,
         config.pipeline_parallel,
         config.virtual_pipeline_stages,

@@ -22,6 +22,9 @@ least r that fits is the best of them, and the only one that is priced
 (:meth:`~meshplan.planner.estimators.memory.MemoryModel.least_recomputed`). The bound of the candidate without recompute
 holds for them too.
 
+*Choices that are asked for* (``search_over``) put every candidate there once with each value
+(:mod:`~meshplan.planner.solvers.degree_variants`); none of them does less work, so that the bounds hold.
+
 *Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory, where the
 limits allow it: only candidates that exceed the device memory are tried with it, every allowed set of them, under the
 limit of the host's memory.
@@ -46,6 +49,7 @@ from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
 from meshplan.planner.problems.training import OFFLOADS, TrainingObjective, TrainingProblem
+from meshplan.planner.solvers import layer_mix
 from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.solvers.degree_templates import (
     Templates,
@@ -54,6 +58,7 @@ from meshplan.planner.solvers.degree_templates import (
     pipeline_splits,
     template_candidates,
 )
+from meshplan.planner.solvers.degree_variants import variants
 from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Candidates kept besides the best: what the table of alternatives is made of.
@@ -191,11 +196,26 @@ class DegreeSearch:
         everything = template_candidates(self.problem, templates, rows, split)
         hopeful = everything.take(self._may_be_kept(everything))
         self._rule_out(len(everything) - len(hopeful))
-        batch = legal_candidates(self.problem, hopeful, self.report.refused)
+        for variant in variants(self.problem, hopeful):
+            if variant is hopeful:
+                self._price_legal(hopeful)
+                continue
+            still = variant.take(self._may_be_kept(variant))
+            self._rule_out(len(variant) - len(still))
+            self._price_legal(still)
+
+    def _price_legal(self, asked: Candidates) -> None:
+        """Price the candidates that the rules allow, and what recompute of a block and the host's memory add."""
+        batch = legal_candidates(self.problem, asked, self.report.refused)
         if not len(batch):
             return
         stages = self._memory(batch).stages()
-        self._price_with_blocks(batch, stages)
+        if int(self.problem.fixed.get(layer_mix.NAME, 0)) == 0:
+            self._price_with_blocks(batch, stages)
+        if layer_mix.is_asked(self.problem):
+            for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
+                legal = legal_candidates(self.problem, mixed, self.report.refused)
+                self._price_with_blocks(legal, self._memory(legal).stages())
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         for offloaded in self._offloads():
             beyond = batch.take(safe > self.problem.limits.memory_bytes)
@@ -305,6 +325,10 @@ class DegreeSearch:
         devices = batch.world_size
         least = self.objective(work / devices * (1.0 + left * (p - 1) / m), devices)
         return least <= self.threshold * (1.0 + TIE_RELATIVE)
+
+    def _may_replace(self, batch: Candidates, least_s: FloatArray) -> FloatArray:
+        """Candidates that a step of ``least_s`` seconds would bring among the best, [n] booleans."""
+        return self.objective(least_s, batch.world_size) <= self.threshold * (1.0 + TIE_RELATIVE)
 
     def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
         """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""

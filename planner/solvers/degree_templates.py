@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,7 @@ from meshplan.planner.estimators.candidates import (
     split_layers,
 )
 from meshplan.planner.parallelism import deal_layers, schedules_of
-from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingProblem
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, OFFLOADS, Phase, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
@@ -56,6 +57,10 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
+# One name for all rows, or an array of names [n].
+StyleNames = Any
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleColumns:
     """Candidates under the names that framework rules ask for; arrays [n] or one number for all."""
@@ -63,6 +68,7 @@ class RuleColumns:
     tensor_parallel: IntArray
     pipeline_parallel: int
     virtual_pipeline_stages: int
+    pipeline_schedule: str
     context_parallel: IntArray
     data_parallel: IntArray
     data_parallel_shard: IntArray
@@ -74,12 +80,19 @@ class RuleColumns:
     activation_offload: BoolArray
     offload_to: TextArray
     activation_recompute: TextArray
+    context_parallel_style: StyleNames
+    context_parallel_heads: IntArray | int
+    zero_hpz_partition_size: IntArray | int
+    outer_zero_stage: IntArray | int
+    gathered_num_layers: IntArray | int
     zero_stage: IntArray
     micro_batch_size: IntArray
     num_microbatches: IntArray
     global_batch_size: int
     sequence_length: int
     expert_capacity_factor: float
+    expert_dispatcher: str
+    expert_parallel_overlap: bool
     quantised_weights: bool
 
 
@@ -235,9 +248,12 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
     most = min(layers, problem.limits.max_devices)
     asked = problem.fixed.get("pipeline_schedule")
     pinned = None if asked is None else str(asked)
+    given = problem.fixed.get("layers_per_chunk")
     splits = []
     for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
         chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _deals_evenly(layers, p * v))]
+        if given is not None:
+            chunks = [len(given) // p] if len(given) % p == 0 and (p > 1 or len(given) == 1) else []
         for v in _choices(problem, "virtual_pipeline_stages", chunks):
             if not problem.rules.uneven_layers and layers % (p * v) != 0:
                 continue
@@ -256,7 +272,13 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
 
 
 def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
-    """Layers of each chunk: as even as they go and, where that differs, as evens out the arithmetic of the stages."""
+    """Layers of each chunk: as even as they go and, where that differs, as evens out the arithmetic of the stages.
+
+    What the user gave is the only one.
+    """
+    given = problem.fixed.get("layers_per_chunk")
+    if given is not None:
+        return [given] if len(given) == p * v else []
     usual = deal_layers(problem.shape.num_hidden_layers, p * v)
     if v > 1 or p == 1 or not problem.rules.uneven_layers:
         return [usual]
@@ -282,8 +304,26 @@ def template_candidates(
         recompute_num_layers=np.zeros_like(microbatches),
         on_nvme=np.full(len(microbatches), problem.limits.offload_to == "nvme"),
         **{name: np.full(len(microbatches), bool(problem.fixed.get(name, False))) for name in OFFLOADS.values()},
+        context_parallel_style=np.zeros_like(microbatches),
+        context_parallel_heads=np.ones_like(microbatches),
+        zero_hpz_partition_size=np.ones_like(microbatches),
+        outer_zero_stage=np.zeros_like(microbatches),
+        gathered_num_layers=np.zeros_like(microbatches),
         **columns,
     )
+
+
+def _style_names(batch: Candidates) -> StyleNames:
+    """Names of the rows' styles; one for all of them where they are alike, which is quicker to compare."""
+    first = int(batch.context_parallel_style[0]) if len(batch) else 0
+    if (batch.context_parallel_style == first).all():
+        return CONTEXT_PARALLEL_STYLES[first]
+    return np.array(CONTEXT_PARALLEL_STYLES)[batch.context_parallel_style]
+
+
+def _one_or_all(column: IntArray, usual: int) -> IntArray | int:
+    """The usual value where every row has it: rules are quicker over one number."""
+    return usual if (column == usual).all() else column
 
 
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
@@ -291,14 +331,21 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
     view = RuleColumns(
         pipeline_parallel=batch.split.pipeline_parallel,
         virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
+        pipeline_schedule=batch.split.schedule,
         num_microbatches=batch.num_microbatches,
         offload_to=np.where(batch.on_nvme & batch.offloads_states, "nvme", "host"),
         activation_recompute=_MODE_NAMES[batch.recompute],
         **{name: getattr(batch, name) for name in OFFLOADS.values()},
+        context_parallel_style=_style_names(batch),
+        context_parallel_heads=_one_or_all(batch.context_parallel_heads, 1),
+        zero_hpz_partition_size=_one_or_all(batch.zero_hpz_partition_size, 1),
+        outer_zero_stage=_one_or_all(batch.outer_zero_stage, 0),
+        gathered_num_layers=_one_or_all(batch.gathered_num_layers, 0),
         global_batch_size=problem.workload.global_batch_size,
         sequence_length=problem.workload.sequence_length,
         expert_capacity_factor=problem.workload.capacity_factor,
         quantised_weights=problem.workload.phase is Phase.QLORA,
+        **problem.expert_transport,
         **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
     )
     keep = np.ones(len(batch), dtype=bool)

@@ -135,7 +135,8 @@ def _one_cache(
         kv_capacity_tokens=num * alone.kv_capacity_tokens,
     )
     run = simulate_system(make_requests(workload, seed=seed), ServingSystem(pools=(together,)))
-    metrics = summarize(seen_by_clients(run, site.constants[pool.node_type]), num_devices=config.num_devices)
+    outside_s = site.constants[pool.node_type].first_token_offset_s
+    metrics = summarize(seen_by_clients(run, outside_s), num_devices=config.num_devices)
     return _shape(
         metrics,
         name="one KV cache over all workers",

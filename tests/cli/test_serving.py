@@ -10,6 +10,7 @@ import pytest
 
 from .conftest import Command
 
+VALIDATION = Path(__file__).parents[1] / "validation"
 SPEC = """\
 kind: serving
 model: llama-3.1-8b
@@ -116,3 +117,24 @@ def test_a_trace_that_is_not_there_is_named(meshplan: Command, spec: Path) -> No
     outcome = meshplan("plan", spec)
     assert outcome.code == 2
     assert "nowhere.csv" in outcome.err
+
+
+def test_points_of_a_curve_are_given_and_the_rest_is_judged(meshplan: Command, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (VALIDATION / "serving-observations.jsonl").read_text().splitlines()]
+    row = next(row for row in rows if row["workload"].get("concurrency") and not row["workload"].get("disaggregated"))
+    made = []
+    for count in (2, 4, 8):
+        workload = {**row["workload"], "concurrency": count, "output_length": 64}
+        made.append({**row, "id": f"c{count}", "workload": workload, "derived": {}})
+    path = tmp_path / "curve.jsonl"
+    path.write_text("".join(json.dumps(item) + "\n" for item in made))
+    document = meshplan("validate", path, "--from-points", "1", "--jobs", "1", "--format", "json").json
+    assert sorted(item["status"] for item in document["rows"]) == ["given", "ok", "ok"]
+    assert document["num_curves"] == 1
+    assert {item["metric"]: item["n"] for item in document["without_points"]}["tpot_s"] == 2
+    assert "runs" in document["started_from"][0]
+    table = meshplan("validate", path, "--from-points", "1", "--jobs", "1")
+    assert "without the points" in table.out
+    refused = meshplan("validate", path, "--from-points", "3", "--jobs", "1")
+    assert refused.code == 2
+    assert "more than 3 serving runs" in refused.err

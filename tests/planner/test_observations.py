@@ -20,6 +20,7 @@ from meshplan.catalogs.repository import Catalog
 from meshplan.catalogs.serving_calibration import ServingCalibration
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, read_rows
+from meshplan.planner.problems.practice import Launches, TrainingPractice
 from meshplan.planner.problems.training import Phase
 from meshplan.planner.validate import validate_rows, validate_run
 from meshplan.planner.validation import ValidatedRow
@@ -80,6 +81,7 @@ PATHS = [
     *(("model", key) for key in (*EXPERTS, "lora", "num_parameters", "layer_type_counts", "attention_type")),
     *(("hardware", key) for key in ("slices",)),
     *(("parallelism", key) for key in ("fsdp", "fsdp_group_size", "per_device_batch_size")),
+    *(("parallelism", key) for key in ("cuda_graphs", "expert_dispatcher", "expert_parallel_overlap")),
     ("measured", "oom"),
 ]
 JUNK = [
@@ -110,7 +112,7 @@ def changed(*changes: tuple[tuple[str, ...], Any], row: dict[str, Any] = ROW) ->
 
 def test_a_row_becomes_a_problem_and_its_choices(reader: ObservationReader) -> None:
     run = reader.training_run(ROW, CONSTANTS)
-    assert (run.id, run.group, run.framework, run.architecture) == ("run-1", "mine|dense", "megatron", "hopper")
+    assert (run.id, run.group, run.framework, run.architecture) == ("run-1", "mine|dense", "megatron-bridge", "hopper")
     assert run.config.world_size == 16
     assert run.config.layers_per_chunk == (2, 2, 2, 2)
     assert run.config.pipeline_schedule == "interleaved"
@@ -118,6 +120,36 @@ def test_a_row_becomes_a_problem_and_its_choices(reader: ObservationReader) -> N
     assert run.problem.machine.scale_out_bytes_per_s == pytest.approx(50e9)  # 8 × 400 Gb/s over 8 devices
     assert run.filled == ()
     assert run.measured["iteration_s"] == 1.5
+
+
+QWEN = changed(
+    (("framework", "version"), "26.08"),
+    (("model", "name"), "Qwen3_235B_a22B"),
+    (("hardware", "device"), "gb200"),
+    (("precision",), "mxfp8"),
+)
+
+
+def test_switches_that_only_the_scripts_of_a_benchmark_tell_are_filled_and_named(reader: ObservationReader) -> None:
+    run = reader.training_run(QWEN, CONSTANTS)
+    assert run.problem.workload.practice == TrainingPractice(
+        launches=Launches.GRAPHED, fused_dispatch=True, overlaps_experts=True
+    )
+    assert set(run.filled) == {"cuda_graphs", "expert_dispatcher", "expert_parallel_overlap"}
+
+
+def test_what_a_row_says_of_its_switches_comes_first(reader: ObservationReader) -> None:
+    said = (("cuda_graphs", "none"), ("expert_dispatcher", "alltoall"), ("expert_parallel_overlap", False))
+    row = changed(*(((("parallelism", key), value)) for key, value in said), row=QWEN)
+    run = reader.training_run(row, CONSTANTS)
+    assert run.problem.workload.practice == TrainingPractice()
+    assert run.filled == ()
+
+
+@pytest.mark.parametrize("key", ["cuda_graphs", "expert_dispatcher"])
+def test_a_word_that_is_no_switch_is_refused_with_those_that_are(reader: ObservationReader, key: str) -> None:
+    with pytest.raises(UnsupportedError, match=r"one of (none, partial, full|alltoall, deepep, hybridep)"):
+        reader.training_run(changed((("parallelism", key), "best")), CONSTANTS)
 
 
 def test_what_a_row_leaves_out_is_filled_and_named(reader: ObservationReader) -> None:

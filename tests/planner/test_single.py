@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.estimators.priced import price
 from meshplan.planner.problems.frameworks import MEGATRON
 from meshplan.planner.single import fixed_config
 
@@ -83,3 +85,57 @@ def test_a_schedule_is_taken_where_the_framework_can_run_it() -> None:
                 fixed={**split, "virtual_pipeline_stages": 2, "pipeline_schedule": "1f1b"},
             )
         )
+
+
+# --- schedules without measured runs, and layers that the user deals -------------------------------------------------
+
+
+@pytest.mark.parametrize(("schedule", "chunks"), [("v-half", 2), ("v-min", 2), ("dualpipe-v", 2), ("hanayo", 4)])
+def test_schedules_without_a_framework_are_priced(schedule: str, chunks: int) -> None:
+    split = {"pipeline_parallel": 2, "virtual_pipeline_stages": chunks, "tensor_parallel": 2}
+    problem = problem_of(
+        replace(DENSE, num_hidden_layers=8), num_devices=8, fixed={**split, "pipeline_schedule": schedule}
+    )
+    config = fixed_config(problem)
+    assert config.pipeline_schedule == schedule
+    assert price(problem, config).step_s > 0.0
+
+
+def test_a_v_has_two_chunks_unless_said_otherwise() -> None:
+    shape = replace(DENSE, num_hidden_layers=8)
+    config = fixed_config(problem_of(shape, num_devices=8, fixed={"pipeline_parallel": 4, "pipeline_schedule": "zb-v"}))
+    assert config.virtual_pipeline_stages == 2
+    assert len(config.layers_per_chunk) == 8
+
+
+def test_dualpipe_v_needs_enough_micro_batches() -> None:
+    fixed = {"pipeline_parallel": 4, "pipeline_schedule": "dualpipe-v", "data_parallel": 2}
+    shape = replace(DENSE, num_hidden_layers=8)
+    with pytest.raises(SpecError, match="dualpipe-v needs num_microbatches of 2 × pipeline_parallel or more"):
+        fixed_config(problem_of(shape, num_devices=8, global_batch_size=14, fixed=fixed))
+
+
+def test_waves_need_an_even_number_of_chunks() -> None:
+    fixed = {"pipeline_parallel": 2, "virtual_pipeline_stages": 3, "pipeline_schedule": "hanayo"}
+    with pytest.raises(SpecError, match="2 stages of 3 chunks as 'interleaved', not as 'hanayo'"):
+        fixed_config(problem_of(replace(DENSE, num_hidden_layers=6), num_devices=8, fixed=fixed))
+
+
+def test_layers_may_be_dealt_by_the_user() -> None:
+    shape = replace(DENSE, num_hidden_layers=8)
+    config = fixed_config(problem_of(shape, num_devices=8, fixed={"layers_per_chunk": (1, 3, 3, 1)}))
+    assert config.pipeline_parallel == 4
+    assert config.layers_per_chunk == (1, 3, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("fixed", "message"),
+    [
+        ({"layers_per_chunk": (3, 3)}, "3 \\+ 3 = 6 layers, the model has 8: add 2"),
+        ({"layers_per_chunk": (5, 5)}, "the model has 8: take 2 away"),
+        ({"layers_per_chunk": (4, 4), "pipeline_parallel": 4}, "2 numbers for 4 stages × 1 chunks: give 4"),
+    ],
+)
+def test_layers_that_do_not_add_up_are_refused(fixed: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        fixed_config(problem_of(replace(DENSE, num_hidden_layers=8), num_devices=8, fixed=fixed))

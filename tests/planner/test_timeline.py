@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from meshplan.planner.estimators.referee import pipeline_order
+from meshplan.planner.estimators.orders import pipeline_order
 from meshplan.planner.estimators.simulation import ChunkTimes, Simulated, simulate
 from meshplan.planner.timeline import timeline_svg, timeline_text
 

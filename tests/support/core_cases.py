@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -95,6 +96,7 @@ def problem_of(
     machine: Machine | None = None,
     limits: dict[str, Any] | None = None,
     fixed: dict[str, Any] | None = None,
+    search_over: Collection[str] = (),
 ) -> TrainingProblem:
     """A small training question with everything looked up."""
     bounds: dict[str, Any] = {"memory_bytes": 80e9, "max_devices": num_devices, **(limits or {})}
@@ -114,6 +116,7 @@ def problem_of(
         objective=objective,
         num_training_tokens=1e9,
         fixed=fixed or {},
+        search_over=frozenset(search_over),
     )
 
 

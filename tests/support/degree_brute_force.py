@@ -27,7 +27,9 @@ def every_legal_config(problem: TrainingProblem) -> Iterator[TrainingConfig]:
             continue
         if problem.workload.global_batch_size % d or problem.workload.sequence_length % (2 * c if c > 1 else 1):
             continue
-        for config in _of_degrees(problem, t, p, c, d):
+        for config in itertools.chain.from_iterable(
+            with_styles(problem, plain) for plain in _of_degrees(problem, t, p, c, d)
+        ):
             pinned = all(
                 getattr(config, name) == value
                 for name, value in problem.fixed.items()
@@ -35,6 +37,18 @@ def every_legal_config(problem: TrainingProblem) -> Iterator[TrainingConfig]:
             )
             if pinned and not problem.rules.broken(shape, config):
                 yield config
+
+
+def with_styles(problem: TrainingProblem, config: TrainingConfig) -> Iterator[TrainingConfig]:
+    """A configuration with every way to split its sequences that the question asks for."""
+    yield config
+    if "context_parallel_style" not in problem.search_over or config.context_parallel == 1:
+        return
+    for style in ("all-gather", "all-to-all"):
+        yield replace(config, context_parallel_style=style)
+    for heads in _dividing(config.context_parallel)[1:-1]:
+        if heads * config.tensor_parallel <= problem.machine.domain_size:
+            yield replace(config, context_parallel_style="all-to-all+ring", context_parallel_heads=heads)
 
 
 def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Iterator[TrainingConfig]:

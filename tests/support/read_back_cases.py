@@ -10,7 +10,8 @@ from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Reading
-from meshplan.planner.problems.training import OFFLOADS, TrainingConfig
+from meshplan.planner.problems.practice import ALL_TO_ALL
+from meshplan.planner.problems.training import TrainingConfig
 from meshplan.planner.spec import FixedSpec
 
 # The framework's own file of each target.
@@ -42,6 +43,21 @@ def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequenc
     return reading
 
 
+# What a choice is where a framework needs no word for it.
+NEEDS_NO_WORD = {
+    "optimizer_offload": False,
+    "parameter_offload": False,
+    "activation_offload": False,
+    "expert_parallel_overlap": False,
+    "expert_dispatcher": ALL_TO_ALL,
+    "context_parallel_style": "ring",
+    "context_parallel_heads": 1,
+    "zero_hpz_partition_size": 1,
+    "outer_zero_stage": 0,
+    "gathered_num_layers": 0,
+}
+
+
 def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True) -> dict[str, tuple[Any, Any]]:
     """Terms that came back changed: name → (planned, read).
 
@@ -58,11 +74,18 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned["data_parallel_shard"] = 1
     if reading.source == "torchtitan" and config.data_parallel_shard == config.context_parallel == 1:
         planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
-    if config.activation_recompute != "block":
-        planned.pop("recompute_num_layers", None)  # nothing to count
-    _without_defaults(planned, config)
-    if config.tensor_parallel == 1:
-        planned.pop("sequence_parallel", None)  # nothing is split
+    if config.expert_capacity_factor:
+        planned["expert_capacity_factor"] = config.expert_capacity_factor
+    needs_no_word = {
+        "recompute_num_layers": config.activation_recompute != "block",  # nothing to count
+        "sequence_parallel": config.tensor_parallel == 1,  # nothing is split
+    }
+    needs_no_word |= {name: getattr(config, name) == value for name, value in NEEDS_NO_WORD.items()}
+    if config.context_parallel == 1:
+        planned.pop("context_parallel_style", None)
+    planned = {name: value for name, value in planned.items() if not needs_no_word.get(name)}
+    if config.offload_to != "host":
+        planned["offload_to"] = config.offload_to
     if config.pipeline_parallel == 1:
         planned.pop("pipeline_schedule", None)  # one stage has none
     if reading.source != "megatron":
@@ -74,14 +97,3 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
     if uneven:
         found["layers_per_chunk"] = (config.layers_per_chunk, reading.values.get("layers_per_chunk"))
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}
-
-
-def _without_defaults(planned: dict[str, Any], config: TrainingConfig) -> None:
-    """Choices that have a word only where they are made."""
-    if config.expert_capacity_factor:
-        planned["expert_capacity_factor"] = config.expert_capacity_factor
-    for choice in OFFLOADS.values():
-        if not getattr(config, choice):
-            planned.pop(choice, None)  # needs no word
-    if config.offload_to != "host":
-        planned["offload_to"] = config.offload_to

@@ -26,8 +26,9 @@ FloatArray = NDArray[np.float64]
 SCALE_UP_SHARE = 0.75
 # 46–49 of 50 GB/s per 400 Gb/s NIC (devices.json, inter_node_facts).
 NETWORK_SHARE = 0.9
-# Device → one with the same links whose collectives were measured.
-_SAME_LINKS = {"a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb": "h100-sxm-80gb"}
+# Device → one with the same links whose collectives were measured, for groups in which its own were not: over 2 and 4
+# devices the curves of GB200 and B200 are within 10 % of each other (aiconfigurator).
+_SAME_LINKS = {"a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb": "h100-sxm-80gb", "gb200": "b200-sxm-180gb"}
 # Collectives over PCIe were measured on this device and link; the L40S host of the source is implausibly slow (20 ms
 # for 16 MB over 8 devices), so other PCIe boxes take these, too, stretched by the rate of their links.
 PCIE_DEVICE, PCIE_BYTES_PER_S = "rtx-pro-6000", 63e9
@@ -86,12 +87,16 @@ class Exchange:
         return PCIE_BYTES_PER_S / rate if is_pcie else 1.0
 
     def _all_reduce_curve(self, group: int) -> CollectiveCurve | None:
-        """The engine's own kernel where it was measured, else NCCL's."""
-        slug = _SAME_LINKS.get(self.machine.device.slug, self.machine.device.slug)
-        if self._stretch != 1.0:
-            slug = PCIE_DEVICE
-        own = collective_curve(slug, "all_reduce", group, self.engine) if self.custom_all_reduce else None
-        return own or collective_curve(slug, "all_reduce", group)
+        """The engine's own kernel where it was measured, else NCCL's; the device's own, else that of its links."""
+        own = self.machine.device.slug
+        slugs = [PCIE_DEVICE] if self._stretch != 1.0 else [own, *([_SAME_LINKS[own]] if own in _SAME_LINKS else [])]
+        libraries = [self.engine] if self.engine and self.custom_all_reduce else []
+        for library in (*libraries, "nccl"):
+            for slug in slugs:
+                curve = collective_curve(slug, "all_reduce", group, library)
+                if curve is not None:
+                    return curve
+        return None
 
     def _inside_s(self, size_bytes: FloatArray, group: int) -> FloatArray:
         if group <= 1:
@@ -99,8 +104,26 @@ class Exchange:
         curve = self._all_reduce_curve(group)
         if curve is not None:
             return curve.time_s(size_bytes * self._stretch)
+        extended = self._extended_s(size_bytes, group)
+        if extended is not None:
+            return extended
         ring = 2.0 * (group - 1) / group * size_bytes / self.scale_up_bytes_per_s
         return COLLECTIVE_S + 2.0 * np.ceil(np.log2(group)) * self.machine.scale_up_latency_s + ring
+
+    def _extended_s(self, size_bytes: FloatArray, group: int) -> FloatArray | None:
+        """A group in which nobody measured: each doubling of the largest smaller one adds what its last doubling did.
+
+        None where two such groups were not measured. Assumes a switch between all devices of the domain.
+        """
+        size = 2 ** ((group - 1).bit_length() - 1)
+        while size >= 4:  # noqa: PLR2004  (its half is a group, too)
+            large, small = self._all_reduce_curve(size), self._all_reduce_curve(size // 2)
+            if large is not None and small is not None:
+                sent = size_bytes * self._stretch
+                step = np.maximum(large.time_s(sent) - small.time_s(sent), 0.0)
+                return large.time_s(sent) + np.log2(group / size) * step
+            size //= 2
+        return None
 
     def experts_s(
         self, lane_tokens: FloatArray, *, group: int, lanes: int, hidden: int, top_k: int, activation_bytes: float

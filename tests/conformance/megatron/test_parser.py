@@ -76,6 +76,10 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
     }
     if choices["zero_stage"] == 1:
         choices["optimizer_offload"] = draw.random() < 0.25
+    if choices["context_parallel"] > 1:
+        choices["context_parallel_style"] = draw.choice(("ring", "all-gather", "all-to-all", "all-to-all+ring"))
+    if choices.get("context_parallel_style") == "all-to-all+ring":
+        choices |= {"context_parallel": 4, "context_parallel_heads": 2}
     if choices["activation_recompute"] == "block":
         choices["recompute_num_layers"] = draw.choice((1, 2, max(layers)))
     if draw.random() < 0.5:
@@ -84,8 +88,15 @@ def random_config(shape: ModelShape, draw: random.Random) -> TrainingConfig:
         choices["expert_parallel"] = draw.choice((1, 2, 4, 8))
         choices["expert_tensor_parallel"] = draw.choice((1, 1, 2))
         choices["expert_capacity_factor"] = draw.choice((0.0, 0.0, 1.0, 1.25))
+        choices["expert_dispatcher"] = draw.choice(("alltoall", "alltoall", "deepep", "hybridep"))
+        choices["expert_parallel_overlap"] = draw.random() < 0.25 and choices["activation_recompute"] in (
+            "none",
+            "selective",
+        )
     if choices["zero_stage"]:
         choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], max(1, choices["data_parallel"] // 2)))
+        if choices["zero_stage"] == 3 and choices["data_parallel_shard"] < choices["data_parallel"]:
+            choices["outer_zero_stage"] = draw.choice((0, 1))
     return config_for(shape, **choices)
 
 
@@ -174,6 +185,12 @@ def test_legal_plans_are_accepted_and_read_back(megatron: Any, tmp_path: Path) -
         assert parsed.optimizer_cpu_offload is config.optimizer_offload
         assert (parsed.moe_expert_capacity_factor or 0.0) == config.expert_capacity_factor
         assert parsed.moe_pad_expert_input_to_capacity is (config.expert_capacity_factor > 0)
+        if shape.moe is not None:
+            assert parsed.moe_token_dispatcher_type == (
+                "alltoall" if config.expert_dispatcher == "alltoall" else "flex"
+            )
+            assert config.expert_dispatcher in ("alltoall", parsed.moe_flex_dispatcher_backend)
+        assert parsed.overlap_moe_expert_parallel_comm is config.expert_parallel_overlap
         block = config.activation_recompute == "block"
         assert (parsed.recompute_method == "block") is block
         assert not block or parsed.recompute_num_layers == config.recompute_num_layers

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from meshplan.planner.estimators.candidates import split_layers
 from meshplan.planner.estimators.memory import MemoryModel
+from meshplan.planner.estimators.orders import pipeline_order
 from meshplan.planner.estimators.pipeline import staged_pipeline_s
 from meshplan.planner.estimators.priced import Priced, candidates_of, price
-from meshplan.planner.estimators.referee import pipeline_order, refereed_step_s
+from meshplan.planner.estimators.referee import refereed_step_s
 from meshplan.planner.estimators.simulation import ChunkTimes, simulate
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.estimators.list_schedules import zero_bubble
-from meshplan.planner.estimators.referee import V_UNITS, pipeline_order
+from meshplan.planner.estimators.list_schedules import v_shaped
+from meshplan.planner.estimators.orders import V_UNITS, pipeline_order
 from meshplan.planner.estimators.schedules import (
     BACKWARD,
     FORWARD,
@@ -32,6 +32,7 @@ SCHEDULES = {
     "zb-v": 2,
     "v-half": 2,
     "v-min": 2,
+    "dualpipe-v": 2,
     "hanayo": 4,
     "dualpipe": 1,
 }
@@ -47,6 +48,7 @@ def run(order: PipelineOrder, *, forward: float = 1.0, inputs: float = 1.0, weig
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (6, 6), (8, 24)])
 def test_every_micro_batch_runs_every_pass_once_and_in_order(schedule: str, p: int, m: int) -> None:
+    m = max(m, 2 * p) if schedule == "dualpipe-v" else m
     order = pipeline_order(schedule, p, SCHEDULES[schedule], m)
     result = run(order)
     ends = {span.op: span.end_s for spans in result.stages for span in spans}
@@ -55,7 +57,9 @@ def test_every_micro_batch_runs_every_pass_once_and_in_order(schedule: str, p: i
     wanted = {
         Op(kind, chunk, j) for j in range(m) for chunk in order.paths[order.path_of_microbatch[j]] for kind in kinds
     }
-    counts = Counter(op for ops in order.stages for op in ops)
+    counts = Counter(op for ops in order.stages for op in ops) + Counter(
+        op._replace(kind=WEIGHT) for op in order.whole if order.splits_backward
+    )
     assert set(counts) == wanted
     assert set(counts.values()) == {1}
     for j in range(m):
@@ -96,6 +100,24 @@ def test_dualpipe_has_the_bubble_of_its_report(p: int) -> None:
     result = run(pipeline_order("dualpipe", p, 1, 4 * p))
     assert result.flushed_s - 4 * p * 3.0 <= (p / 2 - 1) * (3.0 + 2.0 - 3.0) + 1e-9
     assert max(result.peak_in_flight) == p + 1
+
+
+@pytest.mark.parametrize("p", [2, 3, 4, 8])
+@pytest.mark.parametrize("m", [16, 17, 40])
+def test_dualpipe_v_has_the_bubble_and_the_memory_of_its_readme(p: int, m: int) -> None:
+    """github.com/deepseek-ai/DualPipe with PP = 2p: (PP/2 − 1)(F&B + B − 3W), PP + 1 activations of half a stage."""
+    result = run(pipeline_order("dualpipe-v", p, 2, m))
+    pair, whole, weights = 3.0 / 2, 2.0 / 2, 1.0 / 2
+    assert result.flushed_s - m * 3.0 == pytest.approx((p - 1) * (pair + whole - 3 * weights))
+    assert result.peak_in_flight == ((2 * p + 1) / 2,) * p
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+def test_zb_v_has_no_bubble_where_passes_are_alike(p: int) -> None:
+    """arXiv:2405.15362, Table 1: none, in the memory of p micro-batches."""
+    result = run(pipeline_order("zb-v", p, 2, 4 * p))
+    assert result.unflushed_s == pytest.approx(4 * p * 3.0)
+    assert result.peak_in_flight == (float(p),) * p
 
 
 def test_zero_bubble_without_a_bubble() -> None:
@@ -165,10 +187,12 @@ def test_an_order_that_waits_for_itself_is_refused() -> None:
 def test_what_cannot_run_is_refused() -> None:
     with pytest.raises(ValueError, match="not a multiple"):
         pipeline_order("interleaved", 4, 2, 6)
+    with pytest.raises(ValueError, match="7 micro-batches for 4 stages of two chunks; it needs 8 or more"):
+        pipeline_order("dualpipe-v", 4, 2, 7)
     with pytest.raises(ValueError, match="no pipeline schedule 'chimera'"):
         pipeline_order("chimera", 4, 1, 8)
     with pytest.raises(ValueError, match="let no micro-batch through"):
-        zero_bubble(4, 8, 0)
+        v_shaped(4, 8, lambda stage, turn: 0, 0.0)
 
 
 def test_v_shapes_put_the_head_beside_the_embedding() -> None:

@@ -20,6 +20,7 @@ from meshplan.planner.estimators.priced import candidates_of, price
 from meshplan.planner.estimators.referee import refereed_step_s
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
+from meshplan.planner.problems.practice import Launches, TrainingPractice
 from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
 
 Question = tuple[TrainingProblem, TrainingConfig]
@@ -99,6 +100,25 @@ def test_the_bound_holds_for_every_shipped_calibration(catalog: Catalog) -> None
                 work = work_device_s(shape, machine, problem.workload, problem.calibration)
                 for micro in (1, 16):
                     assert work <= step_s(problem, configured(problem, micro_batch_size=micro)), slug
+
+
+@settings(deadline=None)
+@given(question=questions(), drops=st.booleans())
+def test_no_switch_makes_a_step_slower(question: Question, drops: bool) -> None:
+    """Graphs take host time away, fused dispatch moves fewer bytes, overlap hides some of them."""
+    problem, config = question
+
+    def taken(**switches: Any) -> float:
+        workload = replace(problem.workload, practice=TrainingPractice(**switches), drops_tokens=drops)
+        return step_s(replace(problem, workload=workload), config)
+
+    eager = taken()
+    partly, graphed = taken(launches=Launches.PARTLY_GRAPHED), taken(launches=Launches.GRAPHED)
+    assert graphed <= partly * ROUNDING <= eager * ROUNDING**2
+    assert taken(fused_dispatch=True) <= eager * ROUNDING
+    assert taken(overlaps_experts=True) <= eager * ROUNDING
+    if problem.shape.moe is None:
+        assert taken(fused_dispatch=True, overlaps_experts=True) == eager
 
 
 def test_a_batch_is_many_batches_of_one() -> None:

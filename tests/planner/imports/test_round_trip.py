@@ -28,6 +28,8 @@ DEGREES = {
     "micro_batch_size": st.sampled_from((1, 2)),
     "num_microbatches": st.sampled_from((4, 8, 12)),
 }
+MEGATRON_STYLES = ("ring", "all-gather", "all-to-all", "all-to-all+ring")
+ZERO_3 = 3
 RECOMPUTE = st.sampled_from(("none", "selective", "block", "full"))
 
 
@@ -46,12 +48,19 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
     }
     if choices["zero_stage"] == 1:
         choices["optimizer_offload"] = draw(st.booleans())
+    if choices["context_parallel"] > 1:
+        style = draw(st.sampled_from(MEGATRON_STYLES))
+        both = style == "all-to-all+ring"
+        choices |= {"context_parallel_style": style, "context_parallel_heads": 2 if both else 1}
+        choices["context_parallel"] *= 1 + both
     if choices["activation_recompute"] == "block":
         choices["recompute_num_layers"] = draw(st.integers(1, 9))
     if shape.moe is not None:
         choices["expert_parallel"] = draw(st.sampled_from((1, 2, 8)))
         choices["expert_tensor_parallel"] = draw(st.sampled_from((1, 2)))
         choices["expert_capacity_factor"] = draw(st.sampled_from((0.0, 0.5, 1.0, 1.25)))
+        choices["expert_dispatcher"] = draw(st.sampled_from(("alltoall", "deepep", "hybridep")))
+        choices["expert_parallel_overlap"] = draw(st.booleans())
     chunks = stages * choices["virtual_pipeline_stages"]
     if draw(st.booleans()):
         cuts = draw(
@@ -61,6 +70,8 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
         choices["layers_per_chunk"] = tuple(b - a for a, b in pairwise(edges))
     if choices["zero_stage"]:
         choices["data_parallel_shard"] = draw(st.sampled_from((choices["data_parallel"], 1)))
+    if choices["zero_stage"] == ZERO_3 and choices.get("data_parallel_shard", 0) < choices["data_parallel"]:
+        choices["outer_zero_stage"] = draw(st.sampled_from((0, 1)))
     return shape, config_for(shape, **choices)
 
 
@@ -77,6 +88,10 @@ def pytorch_plans(draw: st.DrawFn, target: str) -> tuple[ModelShape, TrainingCon
     }
     if target == "deepspeed" and choices["zero_stage"]:
         choices["optimizer_offload"] = draw(st.booleans())
+    if target == "deepspeed" and choices["zero_stage"] == ZERO_3 and choices["data_parallel"] > 2:
+        choices["zero_hpz_partition_size"] = draw(st.sampled_from((1, 2)))
+    if target == "torchtitan" and choices["context_parallel"] > 1:
+        choices["context_parallel_style"] = draw(st.sampled_from(("ring", "ring-plain")))
     if choices["zero_stage"] == 3:
         choices["parameter_offload"] = draw(st.booleans())
         if target == "deepspeed" and (choices["parameter_offload"] or choices["optimizer_offload"]):

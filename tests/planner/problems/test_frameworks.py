@@ -35,6 +35,8 @@ CONFIGS = st.builds(
     offload_to=st.sampled_from(("host", "nvme")),
     activation_recompute=st.sampled_from(("none", "full")),
     expert_capacity_factor=st.sampled_from((0.0, 1.0, 1.25)),
+    expert_dispatcher=st.sampled_from(("alltoall", "deepep", "hybridep")),
+    expert_parallel_overlap=st.booleans(),
     quantised_weights=st.booleans(),
     num_microbatches=st.integers(1, 12),
     global_batch_size=st.integers(1, 64),
@@ -45,7 +47,9 @@ CONFIGS = st.builds(
 def columns(configs: list[TrainingConfig]) -> SimpleNamespace:
     """A struct of arrays, as the enumeration holds its candidates."""
     rows = [asdict(config) for config in configs]
-    return SimpleNamespace(**{name: np.array([row[name] for row in rows]) for name in rows[0] if "layers" not in name})
+    return SimpleNamespace(
+        **{name: np.array([row[name] for row in rows]) for name in rows[0] if name != "layers_per_chunk"}
+    )
 
 
 ALL_RULES = {rule.name: rule for rules in FRAMEWORKS.values() for rule in rules.rules}

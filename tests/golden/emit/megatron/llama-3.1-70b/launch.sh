@@ -33,10 +33,9 @@ export CUDA_DEVICE_MAX_CONNECTIONS=1
 : "${MEGATRON_LM:?set MEGATRON_LM to a checkout of Megatron-LM (core_v0.19.2)}"
 [[ -f $MEGATRON_LM/pretrain_gpt.py ]] || fail "MEGATRON_LM=$MEGATRON_LM has no pretrain_gpt.py"
 program=("$MEGATRON_LM/pretrain_gpt.py")
-while read -r flag value; do
-  [[ $flag == --* ]] || continue
-  program+=("$flag")
-  [[ -z $value ]] || program+=("$value")
+while read -r -a words; do
+  [[ ${words[0]:-} == --* ]] || continue
+  program+=("${words[@]}")
 done < "$here/megatron_args.txt"
 
 # Not decided by the plan: environment variables, see README.md.

@@ -1,0 +1,38 @@
+"""Serving runs that the simulator itself made under known constants."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.planner.observations import ObservationReader, read_rows
+from meshplan.planner.serving.observations import served_run
+from meshplan.planner.serving.prediction import PreparedRun
+
+ROWS = Path(__file__).parents[1] / "validation" / "serving-observations.jsonl"
+PLANTED = ServingConstants(
+    decode_factor=1.15,
+    prefill_factor=0.9,
+    host_step_s=2e-3,
+    host_s_per_seq=2e-5,
+    launch_s_per_layer=0.5e-3,
+    first_token_steps=3.0,
+    first_token_offset_s=40e-3,
+)
+
+
+def prepared(
+    reader: ObservationReader, concurrencies: Sequence[int], group: str, *, output_length: int = 128
+) -> list[PreparedRun]:
+    """Runs of one closed loop at several concurrencies, measured as the simulator says under the planted constants."""
+    row = next(row for row in read_rows(ROWS) if row["workload"].get("concurrency") and "disagg" not in row["group"])
+    run = served_run(row, reader)
+    found = []
+    for count in concurrencies:
+        workload = replace(run.workload, concurrency=count, num_requests=4 * count, output_length=output_length)
+        made = PreparedRun(replace(run, id=f"{group}-{count}", group=group, workload=workload, derived={}))
+        values = made.predicted(PLANTED)
+        found.append(PreparedRun(replace(made.run, measured={name: values[name] for name in ("ttft_s", "tpot_s")})))
+    return found
