@@ -20,6 +20,7 @@ from meshplan.cli.quantities import (
 )
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.planner.plan import Plan
+from meshplan.planner.problems.training import OFFLOADS
 
 TICK = "✔"
 # Reasons for which candidates were turned down, listed by name; the rest is counted.
@@ -179,10 +180,16 @@ def _recompute(row: Row) -> str:
     return f"{mode} {layers}" if layers else mode
 
 
+def _recompute_kept(row: Row) -> str:
+    """The mode; ``+host`` where what it keeps lies in host memory."""
+    return f"{_recompute(row)}+host" if row.get(OFFLOADS["activations"]) else _recompute(row)
+
+
 def _zero_states(row: Row) -> str:
-    """ZeRO stage and group; what is sharded otherwise, and ``+host`` where the optimizer's states lie there."""
-    host = "+host" if row.get("optimizer_offload") else ""
-    return f"{_zero(row)}{_sharding_marks(row)}{host}"
+    """ZeRO stage and group; what is sharded otherwise; ``+host`` or ``+nvme`` where states or parameters lie there."""
+    away = row.get("optimizer_offload") or row.get("parameter_offload")
+    place = f"+{row.get('offload_to', 'host')}" if away else ""
+    return f"{_zero(row)}{_sharding_marks(row)}{place}"
 
 
 def _sharding_marks(row: Row) -> str:
@@ -220,7 +227,7 @@ TOP_COLUMNS = (
     Column(key="data_parallel", title="DP", right=True, wrap=False),
     Column(key="expert_parallel", title="EP", right=True, derive=_experts, optional=True, wrap=False),
     Column(key="micro_batch_size", title="mbs", right=True, wrap=False),
-    Column(key="activation_recompute", title="recompute", derive=_recompute, wrap=False),
+    Column(key="activation_recompute", title="recompute", derive=_recompute_kept, wrap=False),
     Column(key="zero_stage", title="ZeRO", derive=_zero_states, right=True, wrap=False),
     Column(key="world_size", title="dev.", right=True, wrap=False),
     Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
@@ -443,8 +450,11 @@ def config_text(config: Mapping[str, Any]) -> str:
         parts.append(f"ZeRO-{config['zero_stage']}{_sharding_marks(config)}")
     if config.get("context_parallel_style"):
         parts.append(f"CP {_context(config)}")
-    if config.get("optimizer_offload"):
-        parts.append("optimizer on host")
+    states = [name for name in ("optimizer", "parameters") if config.get(OFFLOADS[name])]
+    if states:
+        parts.append(f"{' and '.join(states)} on {config.get('offload_to', 'host')}")
+    if config.get(OFFLOADS["activations"]):
+        parts.append("activations on host")
     if config.get("activation_recompute", "none") != "none":
         parts.append(f"{_recompute(config)} recompute")
     return " ".join(parts) or "a single device"

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.units import Dimension, format_bytes, format_duration, format_usd, parse_quantity
-from meshplan.planner.problems.training import TrainingLimits, TrainingObjective, TrainingProblem
+from meshplan.planner.problems.training import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers.degree_report import LIMITS, ScoredConfig, SearchReport
 from meshplan.planner.solvers.degree_search import search_degrees
 from meshplan.planner.training_plan import config_document
@@ -119,15 +119,18 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
 
 
 def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
-    """Optimizer states in host memory, where that was not allowed, the host's memory is known, and it is enough."""
+    """The least that must leave the devices, where the host's memory is known and it is enough."""
     known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
-    if problem.limits.optimizer_offload or "optimizer_offload" in problem.fixed or not known:
+    if problem.limits.offload or not known or any(choice in problem.fixed for choice in OFFLOADS.values()):
         return None
-    found = _try(replace(problem, limits=replace(problem.limits, optimizer_offload=True)))
-    if found is None:
-        return None
-    change = f"optimizer states in host memory, {format_duration(found.step_s)} a step (not validated)"
-    return {"constraint": "optimizer_offload", "change": change}
+    for count in range(1, len(OFFLOADS) + 1):
+        allowed = tuple(OFFLOADS)[:count]
+        found = _try(replace(problem, limits=replace(problem.limits, offload=allowed)))
+        if found is not None:
+            names = ", ".join(found.config.offloaded)
+            change = f"[{names}] in host memory, {format_duration(found.step_s)} a step (not validated)"
+            return {"constraint": "offload", "change": change}
+    return None
 
 
 def _usd_at_least(value: float) -> str:

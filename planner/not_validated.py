@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from meshplan.catalogs.units import format_bandwidth
+from meshplan.planner.estimators.offload import nvme_bytes_per_s
 from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.priced import Priced
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
@@ -63,11 +65,7 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
         yield Unconfirmed(
             what="recompute of the first layers of each chunk: no measured run; between none and full, which have"
         )
-    if config.optimizer_offload:
-        yield Unconfirmed(
-            what="optimizer states in host memory: no measured run; rates of host and link are assumed",
-            share=_share(priced, "optimizer step"),
-        )
+    yield from _offloads(problem, priced)
     for what in unmeasured_sharding(config):
         yield Unconfirmed(what=what, share=UNMEASURED_SHARDING)
     if config.quantised_weights:
@@ -83,6 +81,31 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
         )
     if config.precision in {"mxfp8", "nvfp4"}:
         yield _block_scaled(problem, priced)
+
+
+def _offloads(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
+    config = priced.config
+    place = "host memory"
+    if config.offload_to == "nvme":
+        given = problem.machine.nvme_bytes_per_s
+        place = (
+            f"NVMe at {format_bandwidth(nvme_bytes_per_s(problem.machine))} a host ({'yours' if given else 'assumed'})"
+        )
+    if config.optimizer_offload:
+        yield Unconfirmed(
+            what=f"optimizer states in {place}: no measured run; rates of host and link are assumed",
+            share=_share(priced, "optimizer step"),
+        )
+    if config.parameter_offload:
+        yield Unconfirmed(
+            what=f"parameters in {place}: no measured run; what hides behind compute is assumed",
+            share=_share(priced, "data-parallel communication"),
+        )
+    if config.activation_offload:
+        yield Unconfirmed(
+            what="kept activations in host memory: no measured run; the link's rate is assumed, nothing hides it",
+            share=_share(priced, "activation offload"),
+        )
 
 
 def unmeasured_sharding(config: TrainingConfig) -> Iterator[str]:

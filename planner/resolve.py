@@ -27,7 +27,7 @@ from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.network import Network
 from meshplan.planner.problems.precisions import missing_units
-from meshplan.planner.problems.training import Phase, TrainingLimits, TrainingProblem, TrainingWorkload
+from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec
 from meshplan.planner.topologies import described_network, usable_nodes
 
@@ -100,6 +100,7 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     price = _price(spec, cluster)
     per_device = None if price is None else price.usd_per_hour / cluster.groups[0].node.num_devices
     machine = machine_of(cluster, usd_per_hour_per_device=per_device)
+    machine = replace(machine, nvme_bytes_per_s=spec.constraints.nvme_bandwidth)
     profile = _profile(spec.cluster, machine, catalog, problems)
     network = _network(spec.cluster, machine, profile, problems)
     if network is not None:
@@ -436,13 +437,12 @@ def _check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, 
 
 
 def _check_offload(spec: TrainingSpec, machine: Machine, problems: Problems) -> None:
-    """States in host memory need a host whose memory is known."""
-    asked = spec.constraints.optimizer_offload or spec.fixed.optimizer_offload
-    if asked and machine.host_memory_bytes is None and spec.constraints.host_memory is None:
-        where = "fixed" if spec.fixed.optimizer_offload else "constraints"
-        problems.say(
-            f"{where}.optimizer_offload", "the catalog has no host memory for these nodes: give cluster.host_memory"
-        )
+    """What lies in host memory needs a host whose memory is known."""
+    pinned = [choice for choice in OFFLOADS.values() if getattr(spec.fixed, choice)]
+    where = f"fixed.{pinned[0]}" if pinned else "constraints.offload"
+    known = machine.host_memory_bytes is not None or spec.constraints.host_memory is not None
+    if (pinned or spec.constraints.offload) and not known:
+        problems.say(where, "the catalog has no host memory for these nodes: give cluster.host_memory")
 
 
 def _limits(
@@ -474,7 +474,8 @@ def _limits(
         max_usd_per_hour=wanted.max_usd_per_hour,
         max_usd_per_run=wanted.max_usd_per_run,
         max_step_s=min(steps) if steps else None,
-        optimizer_offload=wanted.optimizer_offload,
+        offload=tuple(name for name in OFFLOADS if name in wanted.offload),
+        offload_to=wanted.offload_to,
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.parallelism import deal_evenly, deal_layers, layers_problem, schedules_of
-from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem
+from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingConfig, TrainingProblem
 
 
 def fixed_config(problem: TrainingProblem) -> TrainingConfig:
@@ -34,6 +34,9 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     if problems:
         raise SpecError(problems)
     zero = number("zero_stage", 1)
+    offloads: dict[str, Any] = {choice: bool(fixed.get(choice, False)) for choice in OFFLOADS.values()}
+    if offloads["optimizer_offload"] or offloads["parameter_offload"]:
+        offloads["offload_to"] = problem.limits.offload_to
     schedule = _schedule(problem, pipeline, chunks)
     config = TrainingConfig(
         tensor_parallel=tensor,
@@ -55,7 +58,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         sequence_length=workload.sequence_length,
         precision=workload.precision,
         recompute_num_layers=_block(problem),
-        optimizer_offload=bool(fixed.get("optimizer_offload", False)),
+        **offloads,
         vocabulary_parallel=bool(fixed.get("vocabulary_parallel", False)),
         zero_hpz_partition_size=number("zero_hpz_partition_size", 1),
         outer_zero_stage=number("outer_zero_stage", 0),

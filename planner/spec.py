@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError, model_validator
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 from meshplan.planner.links_spec import ExcludeSpec, LinksSpec
 from meshplan.planner.problems.training import Phase, TrainingObjective
-from meshplan.planner.spec_fields import MAX_DEVICES, Bytes, Count, Dollars, Seconds, SpecModel
+from meshplan.planner.spec_fields import MAX_DEVICES, Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
 
 MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
@@ -154,8 +154,14 @@ class ConstraintsSpec(SpecModel):
     )
     memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
     host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
-    optimizer_offload: Annotated[bool, Field(strict=True)] = Field(
-        default=False, description="optimizer states may lie in host memory, where nothing else fits (not validated)"
+    offload: Annotated[list[Literal["optimizer", "parameters", "activations"]], Field(max_length=3)] = Field(
+        default=[], description="what may leave the devices, where nothing else fits (not validated)"
+    )
+    offload_to: Literal["host", "nvme"] = Field(
+        default="host", description="where offloaded optimizer states and parameters go; activations go to the host"
+    )
+    nvme_bandwidth: BytesPerS | None = Field(
+        default=None, description="of one host's NVMe devices together, such as '12 GB/s'"
     )
     search_over: list[
         Literal["context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"]
@@ -193,6 +199,8 @@ class FixedSpec(SpecModel):
         default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
     )
     optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
+    parameter_offload: Annotated[bool, Field(strict=True)] | None = None
+    activation_offload: Annotated[bool, Field(strict=True)] | None = None
     context_parallel_style: Literal["ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring"] | None = Field(
         default=None, description="how the ranks of a split sequence exchange; counts where context_parallel > 1"
     )
@@ -270,6 +278,16 @@ class TrainingSpec(SpecModel):
         default="best",
         description="which rank on which node where links differ: the best found, rank order, or the nodes in order",
     )
+
+    @model_validator(mode="after")
+    def _nvme_for_states(self) -> TrainingSpec:
+        constraints, fixed = self.constraints, self.fixed
+        states = {"optimizer", "parameters"} & set(constraints.offload)
+        if constraints.offload_to == "nvme" and not (states or fixed.optimizer_offload or fixed.parameter_offload):
+            raise ValueError("constraints.offload_to nvme is for states: add optimizer or parameters to offload")
+        if constraints.nvme_bandwidth is not None and constraints.offload_to != "nvme":
+            raise ValueError("constraints.nvme_bandwidth goes with constraints.offload_to: nvme")
+        return self
 
     @model_validator(mode="after")
     def _tokens_where_needed(self) -> TrainingSpec:

@@ -115,12 +115,13 @@ def _stage_row(stage: StageBytes) -> dict[str, Any]:
         "typical_bytes": stage.typical_bytes,
         "safe_bytes": stage.safe_bytes,
         **({"host_bytes": stage.host_bytes} if stage.host_bytes else {}),
+        **({"nvme_bytes": stage.nvme_bytes} if stage.nvme_bytes else {}),
     }
 
 
 def evidence_of(problem: TrainingProblem, term: str, *, optimizer_offload: bool = False) -> EvidenceLevel:
     """How well the rate behind a part of the step is known."""
-    if term == "optimizer step" and optimizer_offload:
+    if term == "activation offload" or (term == "optimizer step" and optimizer_offload):
         return EvidenceLevel.ASSUMED
     products = {"matrix products", "experts", "recompute", "embedding, LM head and loss"}
     if term in products:

@@ -46,6 +46,8 @@ _ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 _SIZES = "parallelism_config.parallelism_config_"
 _RESHARD = "fsdp_config.fsdp_reshard_after_forward"
 _RECOMPUTE = "fsdp_config.fsdp_activation_checkpointing"
+_RECOMPUTE_OFFLOAD = "fsdp_config.fsdp_activation_checkpointing_offload"
+_STATES = "fsdp_config.fsdp_offload_params"
 _STRATEGY = "fsdp_config.fsdp_sharding_strategy"  # of FSDP1; in the order of torch's ShardingStrategy
 _STRATEGIES = {
     "FULL_SHARD": 3,
@@ -138,6 +140,30 @@ TERMS = (
         read=_read_recompute,
         keys=(_RECOMPUTE,),
         said_by="fsdp_activation_checkpointing (full: true, none: false)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="activation_offload",
+        words=lambda config, _: {_RECOMPUTE_OFFLOAD: True} if config.activation_offload else {},
+        read=lambda words: {"activation_offload": True} if words.get(_RECOMPUTE_OFFLOAD) is True else {},
+        keys=(_RECOMPUTE_OFFLOAD,),
+        said_by="fsdp_activation_checkpointing_offload (with activation_recompute full)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="parameter_offload",
+        words=lambda config, _: {_STATES: True} if config.parameter_offload else {},
+        read=lambda words: {"parameter_offload": True, "optimizer_offload": True} if words.get(_STATES) is True else {},
+        keys=(_STATES,),
+        said_by="fsdp_offload_params: parameters, gradients and optimizer states together (zero_stage 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="optimizer_offload",
+        words=lambda *_: {},  # said by the row above
+        read=lambda _: {},
+        keys=(),
+        said_by="fsdp_offload_params, with the parameters",
         verified_by=_PARSER,
     ),
     Term(

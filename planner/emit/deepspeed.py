@@ -45,6 +45,16 @@ _PRECISION_KEYS = {"bf16": ("bf16.enabled", "bfloat16.enabled"), "fp16": ("fp16.
 _ZERO_STAGES = (0, 1, 2, 3)
 _AUTO = "auto"
 _OFFLOAD = "zero_optimization.offload_optimizer"
+_PARAMETERS = "zero_optimization.offload_param"
+_CHECKPOINTING = "activation_checkpointing.cpu_checkpointing"
+# Our tier → DeepSpeed's device, and back.
+_DEVICES = {"host": "cpu", "nvme": "nvme"}
+NVME_PATH = "/local_nvme"
+_NVME_NOTE = f"States lie on NVMe: put the path of a local file system in the place of {NVME_PATH} in the JSON."
+_CHECKPOINTING_NOTE = (
+    "Kept activations go to host memory through DeepSpeed's own checkpointing: the script must call "
+    "deepspeed.checkpointing.configure with this JSON and run every layer through deepspeed.checkpointing.checkpoint."
+)
 _SECOND_COPY = "zero_optimization.zero_hpz_partition_size"
 _OFFLOAD_NOTE = (
     "With the optimizer states in host memory the script must hand over DeepSpeedCPUAdam as its optimizer; DeepSpeed "
@@ -97,11 +107,27 @@ def _read_zero(words: Words) -> Mapping[str, Any]:
     return stated(zero_stage=stage)
 
 
-def _read_offload(words: Words) -> Mapping[str, Any]:
-    device = words.get(f"{_OFFLOAD}.device")
-    if device not in {None, "none", "cpu"}:
-        raise ValueError(f"{_OFFLOAD}.device is none or cpu here, not {device!r} (NVMe is not modelled)")
-    return stated(optimizer_offload=True if device == "cpu" else None)
+def _offload(section: str, config: TrainingConfig) -> dict[str, Any]:
+    """Where states go; on NVMe the optimizer reads and writes them beside its work."""
+    words: dict[str, Any] = {f"{section}.device": _DEVICES[config.offload_to], f"{section}.pin_memory": True}
+    if config.offload_to == "nvme":
+        words[f"{section}.nvme_path"] = NVME_PATH
+        if section == _OFFLOAD:
+            words |= {f"{section}.pipeline_read": True, f"{section}.pipeline_write": True}
+    return words
+
+
+def _read_offload(section: str, choice: str, words: Words) -> Mapping[str, Any]:
+    device = words.get(f"{section}.device")
+    if device not in {None, "none", *_DEVICES.values()}:
+        raise ValueError(f"{section}.device is none, cpu or nvme, not {device!r}")
+    if device in {None, "none"}:
+        return {}
+    return {choice: True, **({"offload_to": "nvme"} if device == "nvme" else {})}
+
+
+def _read_checkpointing(words: Words) -> Mapping[str, Any]:
+    return {"activation_offload": True} if words.get(_CHECKPOINTING) is True else {}
 
 
 def _read_tensor(words: Words) -> Mapping[str, Any]:
@@ -158,13 +184,37 @@ TERMS = (
     ),
     Term(
         name="optimizer_offload",
-        words=lambda config, _: (
-            {f"{_OFFLOAD}.device": "cpu", f"{_OFFLOAD}.pin_memory": True} if config.optimizer_offload else {}
+        words=lambda config, _: _offload(_OFFLOAD, config) if config.optimizer_offload else {},
+        read=lambda words: _read_offload(_OFFLOAD, "optimizer_offload", words),
+        keys=tuple(
+            f"{_OFFLOAD}.{key}" for key in ("device", "pin_memory", "nvme_path", "pipeline_read", "pipeline_write")
         ),
-        read=_read_offload,
-        keys=(f"{_OFFLOAD}.device", f"{_OFFLOAD}.pin_memory"),
-        said_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3)",
+        said_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3), nvme (3)",
         verified_by=_PARSER,
+    ),
+    Term(
+        name="parameter_offload",
+        words=lambda config, _: _offload(_PARAMETERS, config) if config.parameter_offload else {},
+        read=lambda words: _read_offload(_PARAMETERS, "parameter_offload", words),
+        keys=tuple(f"{_PARAMETERS}.{key}" for key in ("device", "pin_memory", "nvme_path")),
+        said_by="zero_optimization.offload_param.device: cpu, nvme (zero_stage 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="offload_to",
+        words=lambda *_: {},  # said by the rows above
+        read=lambda _: {},
+        keys=(),
+        said_by="the device of offload_optimizer and offload_param: cpu, nvme",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="activation_offload",
+        words=lambda config, _: {_CHECKPOINTING: True} if config.activation_offload else {},
+        read=_read_checkpointing,
+        keys=(_CHECKPOINTING,),
+        said_by=f"{_CHECKPOINTING} (with activation_recompute full)",
+        verified_by=f"{_PARSER}; that the script uses DeepSpeed's checkpointing is not checked",
     ),
     Term(
         name="tensor_parallel",
@@ -218,6 +268,8 @@ def job(request: TrainingRequest) -> Job:
             *tensor_note,
             *adapter_notes(request.plan),
             *([_OFFLOAD_NOTE] if request.config.optimizer_offload else []),
+            *([_NVME_NOTE] if request.config.offload_to == "nvme" else []),
+            *([_CHECKPOINTING_NOTE] if request.config.activation_offload else []),
         ),
     )
 

@@ -45,6 +45,9 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "outer_zero_stage": (0, 1),
     "gathered_num_layers": (0, 1),
     "optimizer_offload": (False, True),
+    "parameter_offload": (False, True),
+    "activation_offload": (False, True),
+    "offload_to": ("host", "nvme"),
     "expert_dispatcher": ("alltoall", "deepep", "hybridep"),
     "expert_parallel_overlap": (False, True),
     "vocabulary_parallel": (False, True),
@@ -141,6 +144,9 @@ _DERIVED = {
         _derived("outer_zero_stage", "0: no word needed"),
         _derived("gathered_num_layers", "0: no word needed"),
         _derived("optimizer_offload", "false: no word needed"),
+        _derived("parameter_offload", "false: no word needed"),
+        _derived("activation_offload", "false: no word needed"),
+        _derived("offload_to", "host: no word needed"),
         _derived("expert_parallel_overlap", "false: no word needed"),
         _derived("expert_dispatcher", "alltoall: no word needed"),
         _derived("vocabulary_parallel", "false: no word needed"),
@@ -185,6 +191,9 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "zero_stage": zero_stage,
         "activation_recompute": "none",
         "optimizer_offload": False,
+        "parameter_offload": False,
+        "activation_offload": False,
+        "offload_to": "host",
         "expert_dispatcher": "alltoall",
         "expert_parallel_overlap": False,
         "context_parallel_style": "ring",
@@ -200,6 +209,10 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
     if probe.choice in chosen:
         chosen[probe.choice] = probe.value
     chosen |= _NEEDS.get(probe.choice, {})
+    if probe.choice in {"parameter_offload", "offload_to"} and probe.value not in {False, "host"}:
+        chosen["optimizer_offload"] = True  # some have one word for both, and NVMe holds nothing by itself
+    if probe.choice == "activation_offload" and probe.value:
+        chosen["activation_recompute"] = "full"
     if probe.value == "all-to-all+ring":
         chosen["context_parallel_heads"] = 2
     if probe.choice == "pipeline_schedule":

@@ -158,6 +158,12 @@ def _read_precision(words: Words) -> Mapping[str, Any]:
     return {} if name is None else {"precision": _PRECISIONS[name]}
 
 
+def _read_offload(words: Words) -> Mapping[str, Any]:
+    """A switch of the command line, or a value of a TOML file."""
+    value = str(words.get(f"{_TRAINING}enable-cpu-offload", "false")).lower()
+    return {"parameter_offload": True, "optimizer_offload": True} if value in {"", "true"} else {}
+
+
 def _read_recompute(words: Words) -> Mapping[str, Any]:
     policies = [key.partition(":")[2] for key in words if key.startswith(SUBCOMMAND)]
     for policy in policies:
@@ -237,6 +243,22 @@ TERMS = (
         read=_read_sharding,
         keys=(f"{_PARALLELISM}fsdp-reshard-after-forward",),
         said_by="--parallelism.fsdp-reshard-after-forward (3: always, 2: never); 0: shard degree 1; 1 is refused",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="parameter_offload",
+        words=lambda config, _: {f"{_TRAINING}enable-cpu-offload": ""} if config.parameter_offload else {},
+        read=_read_offload,
+        keys=(f"{_TRAINING}enable-cpu-offload", f"{_TRAINING}no-enable-cpu-offload"),
+        said_by="--training.enable-cpu-offload: parameters, gradients and optimizer states together (zero_stage 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="optimizer_offload",
+        words=lambda *_: {},  # said by the row above
+        read=lambda _: {},
+        keys=(),
+        said_by="--training.enable-cpu-offload, with the parameters",
         verified_by=_PARSER,
     ),
     Term(

@@ -210,7 +210,8 @@ def first_layers(chunks: Sequence[Sequence[int]], num_kinds: int) -> tuple[tuple
 class Candidates:
     """A batch of training configurations that share a pipeline split. Arrays have shape [n].
 
-    The fields are those of :class:`meshplan.planner.problems.training.TrainingConfig`.
+    The fields are those of :class:`meshplan.planner.problems.training.TrainingConfig`; ``on_nvme`` says that offloaded
+    states lie there, not in host memory.
     """
 
     split: PipelineSplit
@@ -227,6 +228,9 @@ class Candidates:
     recompute_num_layers: IntArray
     sequence_parallel: BoolArray
     optimizer_offload: BoolArray
+    parameter_offload: BoolArray
+    activation_offload: BoolArray
+    on_nvme: BoolArray
     context_parallel_style: IntArray
     context_parallel_heads: IntArray
     zero_hpz_partition_size: IntArray
@@ -245,6 +249,11 @@ class Candidates:
     def stage_devices(self) -> IntArray:
         """Devices of one pipeline stage, [n]."""
         return self.tensor_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def offloads_states(self) -> BoolArray:
+        """Optimizer states or parameters lie off the devices, [n]."""
+        return self.optimizer_offload | self.parameter_offload
 
     @property
     def expert_data_parallel(self) -> IntArray:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.catalogs.calibration import Calibration
-from meshplan.planner.estimators.candidates import BoolArray, Candidates, FloatArray, StageClass
+from meshplan.planner.estimators.candidates import BoolArray, Candidates, FloatArray, Recompute, StageClass
 from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel
-from meshplan.planner.estimators.offload import host_optimizer_s
+from meshplan.planner.estimators.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingWorkload
 
@@ -68,6 +68,8 @@ class DataParallelModel:
             scatter = np.zeros_like(scatter)
         again = self._second_gather_s(stage)
         moved = (2.0 * gather if again is None else gather + np.where(self._hierarchical, again, gather)) + scatter
+        if batch.parameter_offload.any():
+            moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
         hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
 
@@ -87,6 +89,19 @@ class DataParallelModel:
         _, expert_stride = self._expert_data_group()
         seconds = self.links.gather_s(dense * width, size, stride)
         return seconds + self.links.gather_s(experts * width, expert_size, expert_stride)
+
+    def _fetch_s(self, stage: StageClass) -> FloatArray:
+        """A micro-batch's traffic of offloaded parameters; gradients leave where their optimizer has, [n]."""
+        batch, recipe = self.candidates, self.calibration.recipe
+        passes = np.where(batch.recompute == Recompute.FULL, 3.0, 2.0)
+        shard = self.memory.shard_bytes(stage)
+        fetched = fetch_s(shard, self.machine, self._ranks_on_host(), on_nvme=batch.on_nvme, passes=passes)
+        gradients = self.memory.owned_parameters(stage) * recipe.gradient_reduce_bytes
+        leaving = gradients / host_link_bytes_per_s(self.machine.device)
+        return fetched + np.where(batch.optimizer_offload, leaving, 0.0)
+
+    def _ranks_on_host(self) -> FloatArray:
+        return np.minimum(self.machine.devices_per_host, self.candidates.world_size)
 
     def _data_group(self) -> tuple[FloatArray, FloatArray]:
         """Size and stride of the ranks that share one copy of the dense states."""
@@ -186,11 +201,13 @@ class DataParallelModel:
             return on_device
         on_host = host_optimizer_s(
             owned,
-            self.machine.device,
-            np.minimum(self.machine.devices_per_host, batch.world_size),
+            self.machine,
+            self._ranks_on_host(),
+            on_nvme=batch.on_nvme,
             gradient_bytes=self.calibration.recipe.gradient_reduce_bytes,
             weight_bytes=self.calibration.recipe.weight_bytes,
             adam_bytes=ADAM_BYTES_PER_PARAMETER,
+            state_bytes=self.calibration.recipe.optimizer_bytes,
         )
         # Never faster than on the device, so that what fits without offload needs none.
         return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)

@@ -40,7 +40,11 @@ from meshplan.planner.estimators.candidates import (
 from meshplan.planner.estimators.compute import activation_bytes
 from meshplan.planner.estimators.context_parallel import ContextParallelModel
 from meshplan.planner.estimators.expert_load import arriving_load
-from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER
+from meshplan.planner.estimators.offload import (
+    ACTIVATION_BUFFERS,
+    HOST_COPY_BYTES_PER_PARAMETER,
+    NVME_BUFFER_BYTES,
+)
 from meshplan.planner.estimators.pipeline import in_flight
 from meshplan.planner.estimators.quantised_weights import (
     NF4_BYTES,
@@ -72,7 +76,8 @@ class StageMemory:
         components: name (of :data:`COMPONENTS`) → bytes.
         typical_bytes: expected peak.
         safe_bytes: bound that a run must not exceed.
-        host_bytes: optimizer states, with the copies that go to and fro, that the rank keeps in its host's memory.
+        host_bytes: what the rank keeps in its host's memory, with the copies that go to and fro.
+        nvme_bytes: states that it keeps on its host's NVMe devices.
     """
 
     stage: StageClass
@@ -80,6 +85,7 @@ class StageMemory:
     typical_bytes: FloatArray
     safe_bytes: FloatArray
     host_bytes: FloatArray
+    nvme_bytes: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +126,7 @@ class MemoryModel:
             typical_bytes=typical,
             safe_bytes=safe,
             host_bytes=self._host_bytes(stage),
+            nvme_bytes=np.where(self.candidates.on_nvme, self._offloaded_state_bytes(stage), 0.0),
         )
 
     # --- states ---------------------------------------------------------------------------------------------------
@@ -190,6 +197,10 @@ class MemoryModel:
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
         if is_quantised(self.workload):
             weights = self._quantised_bytes(stage)
+        if batch.parameter_offload.any():
+            in_use = dequantised_bytes(self.shape) if is_quantised(self.workload) else 0.0
+            weights = np.where(batch.parameter_offload, in_use, weights)
+            gradients = np.where(batch.parameter_offload & batch.optimizer_offload, 0.0, gradients)
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
 
     def _quantised_bytes(self, stage: StageClass) -> FloatArray:
@@ -211,18 +222,49 @@ class MemoryModel:
             (experts, 0.0 * experts if lora else experts, self._expert_shard()),
         )
 
-    def _host_bytes(self, stage: StageClass) -> FloatArray:
-        """What one rank keeps in its host's memory, [n]."""
-        batch = self.candidates
-        if not batch.optimizer_offload.any():
-            return np.zeros(len(batch))
-        sharded = batch.zero_stage >= ZERO_OPTIMIZER
+    def owned_parameters(self, stage: StageClass) -> FloatArray:
+        """Trained parameters whose optimizer states one rank keeps, [n]."""
+        sharded = self.candidates.zero_stage >= ZERO_OPTIMIZER
         owned = sum(
-            (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)), np.zeros(len(batch))
+            (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)),
+            np.zeros(len(self.candidates)),
         )
-        owned = owned / self.outer_copies()
-        each = self.calibration.recipe.optimizer_bytes + HOST_COPY_BYTES_PER_PARAMETER
-        return np.where(batch.optimizer_offload, owned * each, 0.0)
+        return owned / self.outer_copies()
+
+    def shard_bytes(self, stage: StageClass) -> FloatArray:
+        """A rank's own part of the parameters where they are sharded (ZeRO-3), [n]."""
+        if is_quantised(self.workload):
+            return self._quantised_bytes(stage)
+        each = self.calibration.recipe.weight_bytes
+        return sum((parameters * each / ranks for parameters, _, ranks in self._shares(stage)), np.zeros(1))
+
+    def _offloaded_state_bytes(self, stage: StageClass) -> FloatArray:
+        """Optimizer states and parameters of one rank that lie off its device, [n]."""
+        batch = self.candidates
+        if not batch.offloads_states.any():
+            return np.zeros(len(batch))
+        optimizer = self.owned_parameters(stage) * self.calibration.recipe.optimizer_bytes
+        parameters = self.shard_bytes(stage)
+        return np.where(batch.optimizer_offload, optimizer, 0.0) + np.where(batch.parameter_offload, parameters, 0.0)
+
+    def _host_bytes(self, stage: StageClass) -> FloatArray:
+        """What one rank keeps in its host's memory, [n]: offloaded states or their buffers, copies, activations."""
+        batch = self.candidates
+        held = np.zeros(len(batch))
+        if batch.offloads_states.any():
+            buffers = np.where(batch.parameter_offload, NVME_BUFFER_BYTES, 0.0)
+            held = np.where(batch.on_nvme, buffers, self._offloaded_state_bytes(stage))
+            copies = self.owned_parameters(stage) * HOST_COPY_BYTES_PER_PARAMETER
+            held = held + np.where(batch.optimizer_offload, copies, 0.0)
+        if batch.activation_offload.any():
+            inputs = self._in_flight(stage) * self.offloaded_input_bytes(stage)
+            held = held + np.where(batch.activation_offload, inputs, 0.0)
+        return held
+
+    def offloaded_input_bytes(self, stage: StageClass) -> FloatArray:
+        """Inputs of a stage's layers that one micro-batch keeps under full recompute, [n]."""
+        layers = sum(stage.layers) + self._nextn_layers(stage)
+        return layers * self._layer_input_bytes()
 
     def _expert_shard(self) -> FloatArray:
         """Ranks that share one copy of the sharded states of an expert, [n]."""
@@ -405,6 +447,10 @@ class MemoryModel:
         buffers = self._context_parallel.buffer_bytes()
         if buffers is not None:
             largest = largest + buffers
+        if batch.activation_offload.any():
+            away = batch.activation_offload & (batch.recompute == Recompute.FULL)
+            buffers = np.minimum(ACTIVATION_BUFFERS * inputs, flying * held)
+            return np.where(away, buffers + flying * embedded, flying * (held + embedded)) + largest
         return flying * (held + embedded) + largest
 
     def _in_flight(self, stage: StageClass) -> FloatArray:

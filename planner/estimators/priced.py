@@ -24,7 +24,8 @@ class StageBytes:
         components: name → typical bytes.
         typical_bytes: expected peak.
         safe_bytes: bound that a run must not exceed.
-        host_bytes: states that the rank keeps in its host's memory.
+        host_bytes: what the rank keeps in its host's memory.
+        nvme_bytes: states that it keeps on its host's NVMe devices.
     """
 
     first_stage: int
@@ -34,6 +35,7 @@ class StageBytes:
     typical_bytes: float
     safe_bytes: float
     host_bytes: float = 0.0
+    nvme_bytes: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +105,9 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         recompute_num_layers=one(config.recompute_num_layers),
         sequence_parallel=np.array([config.sequence_parallel]),
         optimizer_offload=np.array([config.optimizer_offload]),
+        parameter_offload=np.array([config.parameter_offload]),
+        activation_offload=np.array([config.activation_offload]),
+        on_nvme=np.array([config.offload_to == "nvme"]),
         context_parallel_style=one(CONTEXT_PARALLEL_STYLES.index(config.context_parallel_style)),
         context_parallel_heads=one(config.context_parallel_heads),
         zero_hpz_partition_size=one(config.zero_hpz_partition_size),
@@ -132,6 +137,7 @@ def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
             typical_bytes=float(memory.typical_bytes[0]),
             safe_bytes=float(memory.safe_bytes[0]),
             host_bytes=float(memory.host_bytes[0]),
+            nvme_bytes=float(memory.nvme_bytes[0]),
         )
         for memory in estimate.stages
     )

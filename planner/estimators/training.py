@@ -40,6 +40,7 @@ from meshplan.planner.estimators.context_parallel import ContextParallelModel
 from meshplan.planner.estimators.data_parallel import FORWARD_SHARE, DataParallelModel
 from meshplan.planner.estimators.expert_load import arriving_load
 from meshplan.planner.estimators.memory import MemoryModel, StageMemory
+from meshplan.planner.estimators.offload import activation_offload_s
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
 from meshplan.planner.problems.machine import Machine
@@ -310,6 +311,10 @@ class TrainingModel:
             head = self._compute.head(stage.vocabulary_share)
             ends = ends + self._compute.embedding().total_s + head.total_s
         parts["embedding, LM head and loss"] = ends
+        if self.candidates.activation_offload.any():
+            inputs = self.memory.offloaded_input_bytes(stage)
+            away = activation_offload_s(inputs, self.machine.device)
+            parts["activation offload"] = np.where(self.candidates.activation_offload, away, 0.0)
         busy = sum(parts.values(), zero)
         parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
         return parts

@@ -118,6 +118,8 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         used = _devices(reading)
         if used < nodes.num_devices * spec["cluster"]["nodes"][0]["count"]:
             constraints["max_devices"] = used
+        if "offload_to" in reading.values:
+            constraints["offload_to"] = reading.values["offload_to"]
         _layers(reading, model, catalog)
         spec["workload"] = {
             name: reading.values[name] for name in ("sequence_length", "global_batch_size", "precision")
@@ -125,7 +127,7 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         if "expert_capacity_factor" in reading.values:
             spec["workload"]["expert_capacity_factor"] = reading.values["expert_capacity_factor"]
         fixed = {name: reading.values[name] for name in FixedSpec.model_fields if name in reading.values}
-        read_training_spec({**spec, "fixed": fixed})
+        read_training_spec({**spec, "constraints": constraints, "fixed": fixed})
     else:
         spec["workload"] = {name: getattr(answers, name) for name in _SERVING_WORKLOAD}
         fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}

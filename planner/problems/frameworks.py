@@ -244,14 +244,44 @@ def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, sour
 
 
 def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
-    """Optimizer states in host memory need one of ``zero_stages``; none where there is no word for it."""
-    message = f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}"
+    """Optimizer states off the device need one of ``zero_stages``."""
     return LegalityRule(
         name=f"{framework}_optimizer_offload",
         holds=lambda _, config: np.logical_not(config.optimizer_offload) | np.isin(config.zero_stage, zero_stages),
-        message=message
-        if zero_stages
-        else f"optimizer_offload: {framework} has no word for the optimizer states alone",
+        message=f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}",
+        stage="parser",
+        source=source,
+    )
+
+
+def joint_offload_rule(framework: str, source: str) -> LegalityRule:
+    """One switch moves parameters, gradients and optimizer states together."""
+    return LegalityRule(
+        name=f"{framework}_offloads_all_states",
+        holds=lambda _, config: np.equal(config.optimizer_offload, config.parameter_offload),
+        message=f"{framework} offloads parameters and optimizer states together or neither",
+        stage="parser",
+        source=source,
+    )
+
+
+def no_offload_rule(framework: str, choice: str, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for an offload: ``parameter_offload`` or ``activation_offload``."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{choice}",
+        holds=lambda _, config: np.logical_not(getattr(config, choice)),
+        message=f"{choice}: {reason}",
+        stage="parser",
+        source=source,
+    )
+
+
+def host_only_rule(framework: str, source: str) -> LegalityRule:
+    """The framework offloads to host memory alone."""
+    return LegalityRule(
+        name=f"{framework}_has_no_nvme",
+        holds=lambda _, config: np.not_equal(config.offload_to, "nvme"),
+        message=f"{framework} offloads to host memory, not to NVMe (constraints.offload_to: host)",
         stage="parser",
         source=source,
     )
@@ -355,6 +385,32 @@ _MEGATRON_RULES = (
         message="num_key_value_heads must be a multiple or a divisor of tensor_parallel",
         stage="parser",
         source=_CONFIG,
+    ),
+    LegalityRule(
+        name="parameter_offload_needs_zero_3",
+        holds=lambda _, config: np.logical_not(config.parameter_offload) | (config.zero_stage == _ZERO_3),
+        message="parameter_offload needs zero_stage 3: whole parameters stay on the device",
+        stage="parser",
+        source="ZeRO-Infinity, arXiv:2104.07857, section 5.1; deepspeed 0.19.8: runtime/zero/config.py",
+    ),
+    LegalityRule(
+        name="parameter_offload_keeps_no_copies",
+        holds=lambda _, config: (
+            np.logical_not(config.parameter_offload)
+            | ((config.zero_hpz_partition_size == 1) & (config.gathered_num_layers == 0))
+        ),
+        message="parameter_offload keeps no parameters on the device: zero_hpz_partition_size 1, gathered_num_layers 0",
+        stage="parser",
+        source="the planner's own: what second copies beside offloaded ones do was not read",
+    ),
+    LegalityRule(
+        name="activation_offload_needs_full_recompute",
+        holds=lambda _, config: (
+            np.logical_not(config.activation_offload) | np.equal(config.activation_recompute, "full")
+        ),
+        message="activation_offload moves the inputs of recomputed layers: activation_recompute must be full",
+        stage="parser",
+        source="accelerate 1.15.0: utils/dataclasses.py, FullyShardedDataParallelPlugin",
     ),
     LegalityRule(
         name="quantised_weights_are_whole",
@@ -623,6 +679,14 @@ _MEGATRON_RULES = (
     ),
     no_vocabulary_parallel("megatron"),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
+    no_offload_rule("megatron", "parameter_offload", "it keeps parameters on the device", _VALIDATE),
+    no_offload_rule(
+        "megatron",
+        "activation_offload",
+        "--cpu-offloading and --fine-grained-activation-offloading exclude recompute of whole layers",
+        _CONFIG,
+    ),
+    host_only_rule("megatron", _VALIDATE),
 )
 
 MEGATRON = FrameworkRules(
@@ -660,6 +724,9 @@ _ARITHMETIC = frozenset(
         "expert_groups_divide_stage",
         "shard_groups_divide_replicas",
         "quantised_weights_are_whole",
+        "parameter_offload_needs_zero_3",
+        "parameter_offload_keeps_no_copies",
+        "activation_offload_needs_full_recompute",
         "query_heads_divide_for_all_to_all",
         "kv_heads_divide_for_all_to_all",
         "context_parallel_heads_are_part_of_the_group",

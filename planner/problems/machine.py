@@ -24,6 +24,7 @@ class Machine:
         scale_out_latency_s: s.
         link_level: how well the bandwidths are known.
         host_memory_bytes: of one host; None where unknown.
+        nvme_bytes_per_s: of one host's NVMe devices together, read or written; None where unknown.
         usd_per_hour_per_device: None where no price is known.
         network: the links between nodes where they differ or not all nodes may be used; None: all links are alike.
         fabric: what groups of ranks get from the network under a mapping (:mod:`~meshplan.planner.estimators.fabric`);
@@ -40,6 +41,7 @@ class Machine:
     scale_out_latency_s: float
     link_level: EvidenceLevel = EvidenceLevel.DATASHEET
     host_memory_bytes: int | None = None
+    nvme_bytes_per_s: float | None = None
     usd_per_hour_per_device: float | None = None
     network: Network | None = None
     fabric: Any = None

@@ -121,6 +121,10 @@ class TrainingConfig:
         precision: of matrix products, one of :data:`meshplan.planner.problems.precisions.PRECISIONS`.
         recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
         optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
+        parameter_offload: parameters lie there too, and are fetched before each use; with the optimizer states
+            also the gradients.
+        activation_offload: the kept inputs of recomputed layers lie in host memory.
+        offload_to: where offloaded states lie: ``host`` memory or ``nvme``.
         expert_capacity_factor: rows that every expert gets over the mean, other tokens are dropped; 0 dropless.
         expert_dispatcher: who carries tokens to experts: ``alltoall`` (NCCL), ``deepep`` or ``hybridep``.
         expert_parallel_overlap: tokens of one micro-batch travel while another one computes.
@@ -159,6 +163,9 @@ class TrainingConfig:
     precision: str
     recompute_num_layers: int = 0
     optimizer_offload: bool = False
+    parameter_offload: bool = False
+    activation_offload: bool = False
+    offload_to: str = "host"
     expert_capacity_factor: float = 0.0
     expert_dispatcher: str = ALL_TO_ALL
     expert_parallel_overlap: bool = False
@@ -175,6 +182,11 @@ class TrainingConfig:
         """Every choice under its name; what is at a default is left out, so that a new choice changes no old plan."""
         named = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
         return {name: value for name, (value, default) in named.items() if value != default}
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """What lies off the devices, by the names of :data:`OFFLOADS`."""
+        return tuple(name for name, choice in OFFLOADS.items() if getattr(self, choice))
 
     @property
     def world_size(self) -> int:
@@ -197,6 +209,14 @@ class TrainingObjective(Enum):
     ENERGY = "energy"  # joules of a step at the board power limit
 
 
+# What may be offloaded → the choice of a plan that says so.
+OFFLOADS = {
+    "optimizer": "optimizer_offload",
+    "parameters": "parameter_offload",
+    "activations": "activation_offload",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingLimits:
     """What a plan must stay within; None = no limit.
@@ -210,7 +230,8 @@ class TrainingLimits:
         max_usd_per_hour: of the devices in use.
         max_usd_per_run: for all training tokens.
         max_step_s: longest optimizer step.
-        optimizer_offload: optimizer states may lie in host memory.
+        offload: what may leave the devices where nothing else fits: names of :data:`OFFLOADS`.
+        offload_to: where offloaded states go, ``host`` or ``nvme``.
     """
 
     memory_bytes: float
@@ -220,7 +241,8 @@ class TrainingLimits:
     max_usd_per_run: float | None = None
     max_step_s: float | None = None
     min_devices: int = 1
-    optimizer_offload: bool = False
+    offload: tuple[str, ...] = ()
+    offload_to: str = "host"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

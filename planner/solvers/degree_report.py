@@ -76,6 +76,9 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         activation_recompute=Recompute(int(candidates.recompute[row])).name.lower(),
         recompute_num_layers=int(candidates.recompute_num_layers[row]),
         optimizer_offload=bool(candidates.optimizer_offload[row]),
+        parameter_offload=bool(candidates.parameter_offload[row]),
+        activation_offload=bool(candidates.activation_offload[row]),
+        offload_to="nvme" if candidates.on_nvme[row] and candidates.offloads_states[row] else "host",
         context_parallel_style=CONTEXT_PARALLEL_STYLES[int(candidates.context_parallel_style[row])],
         context_parallel_heads=int(candidates.context_parallel_heads[row]),
         zero_hpz_partition_size=int(candidates.zero_hpz_partition_size[row]),
@@ -100,6 +103,7 @@ def simplicity(config: TrainingConfig) -> tuple[int, ...]:
     modes = ("none", "selective", "block", "full")
     return (
         config.world_size,
+        len(config.offloaded),
         config.optimizer_offload,
         CONTEXT_PARALLEL_STYLES.index(config.context_parallel_style),
         config.context_parallel_heads,

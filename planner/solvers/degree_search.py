@@ -25,8 +25,9 @@ holds for them too.
 *Choices that are asked for* (``search_over``) put every candidate there once with each value
 (:mod:`~meshplan.planner.solvers.degree_variants`); none of them does less work, so that the bounds hold.
 
-*Optimizer states in host memory* take no less time and no more device memory, where the limits allow them: only
-candidates that exceed the device memory are tried with them, under the limit of the host's memory.
+*Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory, where the
+limits allow it: only candidates that exceed the device memory are tried with it, every allowed set of them, under the
+limit of the host's memory.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +48,7 @@ from meshplan.planner.estimators.offload import USABLE_HOST_SHARE
 from meshplan.planner.estimators.pipeline import least_bubble
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.estimators.work_bound import work_device_s
-from meshplan.planner.problems.training import TrainingObjective, TrainingProblem
+from meshplan.planner.problems.training import OFFLOADS, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers import layer_mix
 from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.solvers.degree_templates import (
@@ -213,13 +216,20 @@ class DegreeSearch:
             for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
                 legal = legal_candidates(self.problem, mixed, self.report.refused)
                 self._price_with_blocks(legal, self._memory(legal).stages())
-        if self.problem.limits.optimizer_offload and "optimizer_offload" not in self.problem.fixed:
-            safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        for offloaded in self._offloads():
             beyond = batch.take(safe > self.problem.limits.memory_bytes)
-            on_host = replace(beyond, optimizer_offload=np.ones(len(beyond), dtype=bool))
-            on_host = legal_candidates(self.problem, on_host, self.report.refused)
-            if len(on_host):
-                self._price_with_blocks(on_host, self._memory(on_host).stages())
+            moved: dict[str, Any] = dict.fromkeys(offloaded, np.ones(len(beyond), dtype=bool))
+            away = replace(beyond, **moved)
+            away = legal_candidates(self.problem, away, self.report.refused)
+            if len(away):
+                self._price_with_blocks(away, self._memory(away).stages())
+
+    def _offloads(self) -> list[tuple[str, ...]]:
+        """Every set of choices that the limits allow and nobody pinned, fewest first."""
+        limits, fixed = self.problem.limits, self.problem.fixed
+        free = [choice for name, choice in OFFLOADS.items() if name in limits.offload and choice not in fixed]
+        return [chosen for count in range(1, len(free) + 1) for chosen in combinations(free, count)]
 
     def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
         """A batch, and what recompute of a block makes of it."""
@@ -301,7 +311,7 @@ class DegreeSearch:
     def _host_limit(self, batch: Candidates) -> float | None:
         """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
         asked, there = self.problem.limits.host_memory_bytes, self.problem.machine.host_memory_bytes
-        if asked is not None or there is None or not batch.optimizer_offload.any():
+        if asked is not None or there is None or not (batch.offloads_states | batch.activation_offload).any():
             return asked
         return USABLE_HOST_SHARE * there
 

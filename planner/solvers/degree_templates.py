@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
 from meshplan.planner.estimators.candidates import (
@@ -26,7 +27,7 @@ from meshplan.planner.estimators.candidates import (
     split_layers,
 )
 from meshplan.planner.parallelism import deal_evenly, deal_layers, schedules_of
-from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, Phase, TrainingProblem
+from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, OFFLOADS, Phase, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
 COLUMNS = (
@@ -42,6 +43,8 @@ COLUMNS = (
     "sequence_parallel",
 )
 ZERO_STAGES = (0, 1, 2, 3)
+TextArray = NDArray[np.str_]
+_MODE_NAMES: TextArray = np.array([mode.name.lower() for mode in Recompute])
 
 
 def divisors(number: int) -> list[int]:
@@ -74,6 +77,10 @@ class RuleColumns:
     expert_tensor_parallel: IntArray
     sequence_parallel: BoolArray
     optimizer_offload: BoolArray
+    parameter_offload: BoolArray
+    activation_offload: BoolArray
+    offload_to: TextArray
+    activation_recompute: TextArray
     context_parallel_style: StyleNames
     context_parallel_heads: IntArray | int
     zero_hpz_partition_size: IntArray | int
@@ -299,7 +306,8 @@ def template_candidates(
         split=split,
         num_microbatches=microbatches,
         recompute_num_layers=np.zeros_like(microbatches),
-        optimizer_offload=np.full(len(microbatches), bool(problem.fixed.get("optimizer_offload", False))),
+        on_nvme=np.full(len(microbatches), problem.limits.offload_to == "nvme"),
+        **{name: np.full(len(microbatches), bool(problem.fixed.get(name, False))) for name in OFFLOADS.values()},
         context_parallel_style=np.zeros_like(microbatches),
         context_parallel_heads=np.ones_like(microbatches),
         zero_hpz_partition_size=np.ones_like(microbatches),
@@ -340,7 +348,9 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         pipeline_schedule=batch.split.schedule,
         vocabulary_parallel=batch.split.vocabulary_parallel,
         num_microbatches=batch.num_microbatches,
-        optimizer_offload=batch.optimizer_offload,
+        offload_to=np.where(batch.on_nvme & batch.offloads_states, "nvme", "host"),
+        activation_recompute=_MODE_NAMES[batch.recompute],
+        **{name: getattr(batch, name) for name in OFFLOADS.values()},
         context_parallel_style=_style_names(batch),
         context_parallel_heads=_one_or_all(batch.context_parallel_heads, 1),
         zero_hpz_partition_size=_one_or_all(batch.zero_hpz_partition_size, 1),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from meshplan.cli.answer_report import answer_report
-from meshplan.cli.training_report import training_report
+from meshplan.cli.training_report import TOP_COLUMNS, config_text, training_report
 from meshplan.planner.plan import Plan
 
 from .conftest import Command
@@ -134,3 +134,25 @@ def test_the_answer_of_a_stand_alone_problem_shows_its_fields() -> None:
         "one more L4",
     ):
         assert words in text
+
+
+def test_what_lies_off_the_device_is_named() -> None:
+    config = {
+        "tensor_parallel": 1,
+        "pipeline_parallel": 1,
+        "zero_stage": 3,
+        "data_parallel": 8,
+        "data_parallel_shard": 8,
+        "activation_recompute": "full",
+        "optimizer_offload": True,
+        "parameter_offload": True,
+        "activation_offload": True,
+        "offload_to": "nvme",
+    }
+    assert config_text(config) == "DP8 ZeRO-3 optimizer and parameters on nvme activations on host full recompute"
+    columns = {column.key: column for column in TOP_COLUMNS}
+    derived = {key: columns[key].derive for key in ("activation_recompute", "zero_stage")}
+    assert {key: derive(config) for key, derive in derived.items() if derive is not None} == {
+        "activation_recompute": "full+host",
+        "zero_stage": "3+nvme",
+    }

@@ -46,6 +46,8 @@ def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequenc
 # What a choice is where a framework needs no word for it.
 NEEDS_NO_WORD = {
     "optimizer_offload": False,
+    "parameter_offload": False,
+    "activation_offload": False,
     "expert_parallel_overlap": False,
     "expert_dispatcher": ALL_TO_ALL,
     "context_parallel_style": "ring",
@@ -82,6 +84,8 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
     if config.context_parallel == 1:
         planned.pop("context_parallel_style", None)
     planned = {name: value for name, value in planned.items() if not needs_no_word.get(name)}
+    if config.offload_to != "host":
+        planned["offload_to"] = config.offload_to
     if config.pipeline_parallel == 1:
         planned.pop("pipeline_schedule", None)  # one stage has none
     if reading.source != "megatron":

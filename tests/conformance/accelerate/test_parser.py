@@ -86,6 +86,7 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
     while len(found) < count:
         shape = draw.choice((LLAMA_70B, QWEN3_4B))
         data = draw.choice((1, 2, 4, 8))
+        states = draw.random() < 0.3
         config = config_for(
             shape,
             tensor_parallel=draw.choice((1, 1, 2, 4, 8)),
@@ -96,6 +97,9 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
             zero_stage=draw.choice((2, 3)),
             precision=draw.choice(("bf16", "fp16")),
             activation_recompute=draw.choice(("none", "full")),
+            parameter_offload=states,
+            optimizer_offload=states,
+            activation_offload=draw.random() < 0.3,
         )
         if config.world_size % 8 == 0 and not ACCELERATE.broken(shape, config):
             found.append((shape, config))
@@ -117,6 +121,10 @@ def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: P
         assert int(arguments.fsdp_version) == 2
         assert arguments.fsdp_reshard_after_forward is (config.zero_stage == 3)
         assert arguments.fsdp_activation_checkpointing is (config.activation_recompute == "full")
+        # The parser's own default is the text "false".
+        assert str(arguments.fsdp_offload_params).lower() == str(config.parameter_offload).lower()
+        kept = arguments.fsdp_activation_checkpointing_offload
+        assert str(kept).lower() == str(config.activation_offload).lower()
         assert arguments.mixed_precision == config.precision
         assert arguments.training_script_args == ["--lr", "1"]
         assert num_devices(emitted) == config.world_size

@@ -68,6 +68,7 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
     found: list[tuple[ModelShape, TrainingConfig]] = []
     while len(found) < count:
         shape = draw.choice((LLAMA_70B, QWEN3_4B, GPT2_XL))
+        offloads = draw.random() < 0.3, draw.random() < 0.3
         config = config_for(
             shape,
             tensor_parallel=draw.choice((1, 1, 2, 4, 8)),
@@ -78,7 +79,10 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
             num_microbatches=draw.choice((1, 4, 7)),
             precision=draw.choice(("bf16", "fp16")),
             activation_recompute=draw.choice(("none", "full")),
-            optimizer_offload=draw.random() < 0.3,
+            optimizer_offload=offloads[0],
+            parameter_offload=offloads[1],
+            offload_to="nvme" if any(offloads) and draw.random() < 0.3 else "host",
+            activation_offload=draw.random() < 0.3,
             zero_hpz_partition_size=draw.choice((1, 1, 2, 4)),
         )
         if not DEEPSPEED.broken(shape, config):
@@ -98,9 +102,15 @@ def test_random_legal_plans_are_accepted_and_read_back(module: Any, tmp_path: Pa
         words = json.loads(files["deepspeed_config.json"])
         parsed = parse(module, words, config.world_size)
         assert parsed.zero_optimization_stage == config.zero_stage
-        offload = parsed.zero_config.offload_optimizer
-        assert (offload is not None and offload.device == "cpu") is config.optimizer_offload
         assert parsed.zero_config.zero_hpz_partition_size == config.zero_hpz_partition_size
+        device = {"host": "cpu", "nvme": "nvme"}[config.offload_to]
+        for offload, planned in (
+            (parsed.zero_config.offload_optimizer, config.optimizer_offload),
+            (parsed.zero_config.offload_param, config.parameter_offload),
+        ):
+            assert (offload is not None and offload.device == device) is planned
+            assert not planned or (str(offload.nvme_path) == emitter.NVME_PATH) is (device == "nvme")
+        assert parsed.activation_checkpointing_config.cpu_checkpointing is config.activation_offload
         assert parsed.gradient_accumulation_steps == config.num_microbatches
         assert parsed.train_micro_batch_size_per_gpu == config.micro_batch_size
         assert parsed.train_batch_size == config.global_batch_size * config.tensor_parallel
@@ -144,9 +154,10 @@ def test_unknown_top_level_keys_pass_so_ours_are_compared(module: Any) -> None:
     """The hole in the parser; it is closed by comparing our keys with the constants of its source."""
     assert refusal(module, {**WORDS, "train_batch_sice": 1}, 8) is None
     from deepspeed.runtime import constants
+    from deepspeed.runtime.activation_checkpointing.config import ACT_CHKPT
 
     known = {value for name, value in vars(constants).items() if name.isupper() and isinstance(value, str)}
-    known |= {"zero_optimization", "tensor_parallel"}
+    known |= {"zero_optimization", "tensor_parallel", ACT_CHKPT}
     said = {
         key
         for shape, config in random_plans(seed=9, count=40)

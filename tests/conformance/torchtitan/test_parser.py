@@ -124,6 +124,8 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
             choices["data_parallel_shard"] = draw.choice((choices["data_parallel"], 1))
         if choices["context_parallel"] > 1:
             choices["context_parallel_style"] = draw.choice(("ring", "ring-plain"))
+        if choices["zero_stage"] == 3 and draw.random() < 0.3:
+            choices |= {"parameter_offload": True, "optimizer_offload": True}
         config = config_for(shape, **choices)
         if not TORCHTITAN.broken(shape, config) and len(set(config.layers_per_chunk)) == 1:
             found.append((shape, config))
@@ -165,6 +167,7 @@ def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: P
         assert differences(reading, config) == {}
         assert parsed.training.global_batch_size == config.global_batch_size
         assert parsed.training.seq_len == config.sequence_length
+        assert parsed.training.enable_cpu_offload is config.parameter_offload
         assert parsed.compile.enable
         assert {"model", "loss"} <= set(parsed.compile.components)
         assert not parsed.compile.enable_async_tensor_parallel

@@ -25,6 +25,7 @@ from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import megatron, megatron_terms
 from meshplan.planner.emit.registry import emit, target_names
+from meshplan.planner.problems.frameworks import MEGATRON
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.training import TrainingConfig
 from meshplan.planner.service import support_matrix
@@ -72,7 +73,12 @@ def test_every_choice_of_a_plan_is_said_or_derived() -> None:
     derived = {"virtual_pipeline_stages", "pipeline_schedule", "num_microbatches", "data_parallel"}
     derived |= {"zero_hpz_partition_size", "gathered_num_layers", "vocabulary_parallel"}  # refused
     derived |= {"recompute_num_layers", "context_parallel_heads"}  # said with mode and style
-    assert {term.name for term in megatron_terms.TERMS} | derived == {field.name for field in fields(TrainingConfig)}
+    refused = {"parameter_offload": True, "activation_offload": True, "offload_to": "nvme", "quantised_weights": True}
+    for name, value in refused.items():
+        assert MEGATRON.broken(LLAMA_70B, config_for(LLAMA_70B, **{name: value}))
+    said = {term.name for term in megatron_terms.TERMS}
+    assert not said & refused.keys()
+    assert said | derived | refused.keys() == {field.name for field in fields(TrainingConfig)}
 
 
 def test_support_matrix_comes_from_the_code() -> None:

@@ -28,6 +28,7 @@ from meshplan.planner.solvers.degree_search import search_degrees
 Question = tuple[TrainingProblem, TrainingConfig]
 FEW = settings(max_examples=60, deadline=None)
 TIB = 2.0**40
+BYTES = {"gradient_bytes": 4.0, "weight_bytes": 2.0, "adam_bytes": 30.0, "state_bytes": 12.0}
 
 
 def both(problem: TrainingProblem, config: TrainingConfig) -> tuple[Priced, Priced]:
@@ -57,10 +58,8 @@ def test_states_move_from_the_device_to_the_host(question: Question) -> None:
 
 def test_the_step_on_the_host_by_hand() -> None:
     """A billion parameters of one of eight ranks on PCI Express 5.0: 6 bytes over the link, eight ranks' Adam."""
-    device = machine_with(8).device
-    seconds = host_optimizer_s(
-        np.array([1e9]), device, np.array([8]), gradient_bytes=4.0, weight_bytes=2.0, adam_bytes=30.0
-    )
+    machine = machine_with(8)
+    seconds = host_optimizer_s(np.array([1e9]), machine, np.array([8]), on_nvme=np.array([False]), **BYTES)
     expected = 6e9 / (HOST_LINK_EFFICIENCY * PCIE_5) + 8 * 30e9 / HOST_ADAM_BYTES_PER_S
     assert seconds[0] == pytest.approx(expected)
 
@@ -74,8 +73,8 @@ def test_the_link_is_that_of_the_generation(architecture: str, link: float) -> N
 @given(ranks=st.integers(1, 16), parameters=st.floats(1e6, 1e11))
 def test_more_ranks_on_a_host_are_slower(ranks: int, parameters: float) -> None:
     def seconds(count: int) -> float:
-        arrays = (np.array([parameters]), machine_with(1).device, np.array([count]))
-        return float(host_optimizer_s(*arrays, gradient_bytes=4.0, weight_bytes=2.0, adam_bytes=30.0)[0])
+        arrays = (np.array([parameters]), machine_with(1), np.array([count]))
+        return float(host_optimizer_s(*arrays, on_nvme=np.array([False]), **BYTES)[0])
 
     assert seconds(ranks) < seconds(ranks + 1)
 
@@ -87,7 +86,7 @@ NARROW = {"tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1, "
 
 def question(host_bytes: float | None, *, allowed: bool = True, **more: object) -> TrainingProblem:
     machine = machine_with(2, host_memory_bytes=None if host_bytes is None else int(host_bytes))
-    limits = {"memory_bytes": 9e9, "optimizer_offload": allowed, **more}
+    limits = {"memory_bytes": 9e9, "offload": ("optimizer",) if allowed else (), **more}
     return problem_of(DENSE, num_devices=2, machine=machine, rules=MEGATRON, limits=limits, fixed=NARROW)
 
 
@@ -107,9 +106,9 @@ def test_an_infeasible_question_hears_of_it_where_it_would_help() -> None:
         _, search = search_degrees(problem)
         return {change["constraint"] for change in explain_infeasible(problem, search.report)["least_change"]}
 
-    assert "optimizer_offload" in changes(question(TIB, allowed=False))
-    assert "optimizer_offload" not in changes(question(None, allowed=False))
-    assert "optimizer_offload" not in changes(question(TIB, allowed=False, memory_bytes=6e9))
+    assert "offload" in changes(question(TIB, allowed=False))
+    assert "offload" not in changes(question(None, allowed=False))
+    assert "offload" not in changes(question(TIB, allowed=False, memory_bytes=6e9))
 
 
 def test_a_small_host_refuses_and_the_nearest_miss_says_so() -> None:
@@ -127,7 +126,7 @@ def test_agrees_with_asking_twice(shape: object, objective: TrainingObjective, m
     """Allowed is the better of pinned on and pinned off: the bound loses nothing."""
     machine = machine_with(4, host_memory_bytes=int(TIB))
     base: dict[str, object] = {"num_devices": 4, "global_batch_size": 4, "machine": machine, "objective": objective}
-    free = {"limits": {"memory_bytes": memory_bytes, "optimizer_offload": True}}
+    free = {"limits": {"memory_bytes": memory_bytes, "offload": ("optimizer",)}}
     solution, _ = search_degrees(problem_of(shape, **base, **free))
     pinned = [
         search_degrees(problem_of(shape, **base, **free, fixed={"optimizer_offload": there}))[0]

@@ -92,6 +92,14 @@ def pytorch_plans(draw: st.DrawFn, target: str) -> tuple[ModelShape, TrainingCon
         choices["zero_hpz_partition_size"] = draw(st.sampled_from((1, 2)))
     if target == "torchtitan" and choices["context_parallel"] > 1:
         choices["context_parallel_style"] = draw(st.sampled_from(("ring", "ring-plain")))
+    if choices["zero_stage"] == 3:
+        choices["parameter_offload"] = draw(st.booleans())
+        if target == "deepspeed" and (choices["parameter_offload"] or choices["optimizer_offload"]):
+            choices["offload_to"] = draw(st.sampled_from(("host", "nvme")))
+        elif target != "deepspeed":
+            choices["optimizer_offload"] = choices["parameter_offload"]
+    if target != "torchtitan" and choices["activation_recompute"] == "full":
+        choices["activation_offload"] = draw(st.booleans())
     return LLAMA_70B, config_for(LLAMA_70B, **choices)
 
 
