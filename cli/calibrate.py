@@ -68,10 +68,13 @@ def calibrate(
     hold_out: Annotated[
         HoldOut, typer.Option(help="What of your own serving runs is left out together when errors are taken.")
     ] = HoldOut.RUN,
-    constants: Annotated[
+    free: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,…", help="Serving constants that your own runs may move. Default: all.", show_default=False
+            "--constants",
+            metavar="NAME,…",
+            help="Serving constants that your own runs may move. Default: all.",
+            show_default=False,
         ),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the errors; do not store the constants.")] = False,
@@ -102,7 +105,7 @@ def calibrate(
     rows = [row for path in observations for row in read_rows(path)]
     served = serving_runs(rows, catalog, traces)
     if served.runs:
-        own = OwnRuns(hold_out=hold_out.value, free=free_constants(constants))
+        own = OwnRuns(hold_out=hold_out.value, free=free_constants(free))
         calibrate_serving_runs(served, catalog, form, own=None if from_scratch else own, dry_run=dry_run, export=export)
     if all(row.get("task") == "serving" for row in rows) and served.runs:
         return
