@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +20,13 @@ if TYPE_CHECKING:
     from meshplan.planner.observations import ObservedRun
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+
+
+class HoldOut(StrEnum):
+    """What is left out together."""
+
+    RUN = "run"
+    LAYOUT = "layout"
 
 
 def _percent(value: float) -> str:
@@ -57,6 +65,18 @@ def calibrate(
         Path | None,
         typer.Option(metavar="DIR", help="Traces that serving runs replayed, named TYPE.csv[.gz].", show_default=False),
     ] = None,
+    hold_out: Annotated[
+        HoldOut, typer.Option(help="What of your own serving runs is left out together when errors are taken.")
+    ] = HoldOut.RUN,
+    free: Annotated[
+        str | None,
+        typer.Option(
+            "--constants",
+            metavar="NAME,…",
+            help="Serving constants that your own runs may move. Default: all.",
+            show_default=False,
+        ),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the errors; do not store the constants.")] = False,
     export: Annotated[
         Path | None,
@@ -74,7 +94,7 @@ def calibrate(
     Training runs and serving runs may be in the same files; one measured serving run is enough to refine its engine's
     constants.
     """
-    from meshplan.cli.calibrate_serving import calibrate_serving_runs, serving_runs
+    from meshplan.cli.calibrate_serving import OwnRuns, calibrate_serving_runs, free_constants, serving_runs
     from meshplan.cli.render import show_document, show_rows
     from meshplan.planner.calibrate import calibrate as fit_all
     from meshplan.planner.calibrate import refine
@@ -85,7 +105,8 @@ def calibrate(
     rows = [row for path in observations for row in read_rows(path)]
     served = serving_runs(rows, catalog, traces)
     if served.runs:
-        calibrate_serving_runs(served, catalog, form, from_scratch=from_scratch, dry_run=dry_run, export=export)
+        own = OwnRuns(hold_out=hold_out.value, free=free_constants(free))
+        calibrate_serving_runs(served, catalog, form, own=None if from_scratch else own, dry_run=dry_run, export=export)
     if all(row.get("task") == "serving" for row in rows) and served.runs:
         return
     runs, source = _runs(rows, catalog)

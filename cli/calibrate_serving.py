@@ -44,6 +44,36 @@ class ServedRuns:
     source: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnRuns:
+    """How constants are adapted to a user's own runs.
+
+    Args:
+        hold_out: what is left out together when errors are taken.
+        free: constants that may move.
+    """
+
+    hold_out: str
+    free: Sequence[str]
+
+
+def free_constants(text: str | None) -> Sequence[str]:
+    """Names of constants in a list with commas; all of them for None.
+
+    Raises:
+        SpecError: a name that is none.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.planner.serving.constants_fit import FITTED
+
+    names = tuple(FITTED) if text is None else tuple(name.strip() for name in text.split(","))
+    unknown = [name for name in names if name not in FITTED]
+    if unknown:
+        message = f"no serving constant is called {', '.join(map(repr, unknown))}: they are {', '.join(FITTED)}"
+        raise SpecError([Problem(path="--constants", message=message)])
+    return names
+
+
 def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> ServedRuns:
     """The serving runs among observations, without those that are not to be judged by."""
     from meshplan.cli.validate import read_traces
@@ -72,9 +102,9 @@ def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Pa
 
 
 def calibrate_serving_runs(
-    served: ServedRuns, catalog: Catalog, form: Format, *, from_scratch: bool, dry_run: bool, export: Path | None
+    served: ServedRuns, catalog: Catalog, form: Format, *, own: OwnRuns | None, dry_run: bool, export: Path | None
 ) -> None:
-    """Fit, store, export and show the constants of serving engines."""
+    """Fit, store, export and show the constants of serving engines: from scratch, or adapted to own runs."""
     from meshplan.cli.render import show_document, show_rows
     from meshplan.planner.serving.calibrate import calibrate_serving, refine_serving
     from meshplan.planner.serving.resolve import serving_calibration
@@ -82,10 +112,16 @@ def calibrate_serving_runs(
     def say(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
-    if from_scratch:
+    if own is None:
         result = calibrate_serving(served.runs, source=served.source, say=say)
     else:
-        result = refine_serving(served.runs, lambda *key: serving_calibration(catalog, *key), source=served.source)
+        result = refine_serving(
+            served.runs,
+            lambda *key: serving_calibration(catalog, *key),
+            source=served.source,
+            hold_out=own.hold_out,
+            free=own.free,
+        )
     if export is not None:
         _export(result, export.with_name(f"serving_{export.name}"), served.source)
     if not dry_run:
@@ -93,7 +129,7 @@ def calibrate_serving_runs(
             catalog.put_calibration(
                 item.engine, item.architecture, item.to_document(), source=item.source, date=item.date
             )
-    errors = error_rows(result)
+    errors = error_rows(result, own=own is not None)
     if form in (Format.JSON, Format.YAML):
         constants = [item.to_document() for item in result.calibrations]
         show_document({"held_out": errors, "calibrations": constants}, form)
@@ -103,11 +139,14 @@ def calibrate_serving_runs(
         sys.stderr.write(f"stored {len(result.calibrations)} sets of serving constants in the catalog\n")
 
 
-def error_rows(result: Calibrated) -> list[dict[str, Any]]:
-    """Held-out errors: over all, by source and by set of constants, one row a metric."""
+def error_rows(result: Calibrated, *, own: bool = False) -> list[dict[str, Any]]:
+    """Held-out errors: over all, by source and by set of constants, of own runs by group, too; one row a metric."""
     sets: dict[tuple[str, str], list[HeldOut]] = {}
     for item in result.held_out:
-        names = ("all", f"source {item.group.split('|', maxsplit=1)[0]}", f"{item.key[0]} on {item.key[1]}")
+        source, _, model = item.group.partition("|")
+        names = ["all", f"source {source}", f"{item.key[0]} on {item.key[1]}"]
+        if own:  # few enough to be told apart
+            names.append(f"source {source}: {model.replace('|', ', ')}")
         for name in names:
             sets.setdefault((name, item.metric), []).append(item)
     order = {"all": 0, "source": 1}

@@ -34,7 +34,7 @@ _SHOWN_METRICS = (
     "latency_s",
     "output_tokens_per_s",
 )
-_SHOWN_LABELS = ("framework=", "strategy=", "source=", "load=", "engine=")
+_SHOWN_LABELS = ("framework=", "strategy=", "source=", "load=", "engine=", "disaggregated=")
 TRACE_SUFFIXES = (".csv.gz", ".csv")
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshplan.catalogs.serving_calibration import ServingCalibration, ServingConstants
 from meshplan.planner.serving.constants_fit import (
+    FITTED,
     NOISE,
     OWN_NOISE,
     OWN_SPREAD,
@@ -34,6 +35,7 @@ from meshplan.planner.serving.prediction import PreparedRun
 ITERATIONS, OWN_ITERATIONS = 3, 2
 MAX_MOVE = 1.0  # of a constant in one iteration, in the logarithm
 FEWEST_FOR_P90 = 8
+FIXED = 1e12  # precision of a constant that may not move
 # What intervals are given for → the metric whose error they take.
 INTERVALS = {"ttft": ("ttft_s",), "tpot": ("tpot_s",), "throughput": ("output_tokens_per_s", "latency_s")}
 ANY_ENGINE, ANY = "any-engine", "any"
@@ -179,21 +181,30 @@ def _today() -> str:
 # --- a user's own runs ----------------------------------------------------------------------------------------------
 
 
-def refined(rows: Sequence[Row], start: ServingConstants) -> ServingConstants:
+def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = tuple(FITTED)) -> ServingConstants:
     """Constants of one server adapted to its own runs, however few: one measured point moves what it can see.
 
     Args:
         rows: runs of one engine on one generation, with the scatter of a single server.
         start: the catalog's, which is also the prior.
+        free: constants that may move.
     """
     prior = theta_of(start)
     theta = prior
+    precision = np.where([name in free for name in FITTED], 1.0 / OWN_SPREAD**2, FIXED)
     for _ in range(OWN_ITERATIONS):
         linear = linearised(rows, _always(theta))
         ones = np.ones_like(linear.target)
-        move = most_probable(linear.slope, linear.target, linear.scale, ones, prior, 1.0 / OWN_SPREAD**2, lets_go=False)
+        move = most_probable(linear.slope, linear.target, linear.scale, ones, prior, precision, lets_go=False)
         theta = theta + np.clip(move - theta, -MAX_MOVE, MAX_MOVE)
     return constants_of(theta)
+
+
+# What own runs are left out together: themselves, or all of a layout, as before a user moves to one never measured.
+HELD_OUT_TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
+    "run": lambda row: row.prepared.run.id,
+    "layout": lambda row: row.prepared.run.config.pools[-1].layout,
+}
 
 
 def refine_serving(
@@ -202,15 +213,20 @@ def refine_serving(
     *,
     source: str,
     date: str | None = None,
+    hold_out: str = "run",
+    free: Sequence[str] = tuple(FITTED),
 ) -> Calibrated:
-    """Adapt the catalog's constants to a user's own runs; held out: every run in turn.
+    """Adapt the catalog's constants to a user's own runs; held out: every run, or every layout, in turn.
 
     Args:
         runs: measured serving runs of the user.
         shipped: (engine, generation) → the catalog's set.
         source: what the runs are.
         date: day of the fit, ISO 8601; None for today.
+        hold_out: what is left out together when errors are taken; one of :data:`HELD_OUT_TOGETHER`.
+        free: constants that may move.
     """
+    together = HELD_OUT_TOGETHER[hold_out]
     sets: dict[Key, list[Row]] = defaultdict(list)
     for run in runs:
         row = Row(run, OWN_NOISE)
@@ -219,10 +235,12 @@ def refine_serving(
     made, held_out = [], []
     for key, members in sorted(sets.items()):
         prior = shipped(*key)
-        own = []
+        own, without = [], {}
+        for left_out in dict.fromkeys(together(row) for row in members):
+            others = [other for other in members if together(other) != left_out]
+            without[left_out] = refined(others, prior.constants, free) if others else prior.constants
         for row in members:
-            others = [other for other in members if other is not row]
-            constants = refined(others, prior.constants) if others else prior.constants
+            constants = without[together(row)]
             errors = np.exp(row.log_predicted(theta_of(constants)) - row.log_measured) - 1.0
             own += [
                 HeldOut(id=row.prepared.run.id, group=row.group, key=key, metric=name, error=float(error))
@@ -239,7 +257,7 @@ def refine_serving(
                 prior,
                 engine=key[0],
                 architecture=key[1],
-                constants=refined(members, prior.constants),
+                constants=refined(members, prior.constants, free),
                 error_p90=p90,
                 num_runs=len(members),
                 source=f"{source}; starting from: {prior.source}",

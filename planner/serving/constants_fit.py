@@ -55,11 +55,11 @@ class Spread:
 # a few dozen by the held-out error, which is flat around them: neighbours are within one point.
 FITTED: Mapping[str, Spread] = {
     "decode_factor": Spread(prior=0.1, own=0.15),
-    "prefill_factor": Spread(prior=0.3, own=0.45),
-    "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.4),
-    "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.6),
-    "launch_s_per_layer": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.3),
-    "first_token_steps": Spread(prior=2.0, generation=0.2, own=0.25),
+    "prefill_factor": Spread(prior=0.3, own=0.3),
+    "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
+    "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
+    "launch_s_per_layer": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
+    "first_token_steps": Spread(prior=2.0, generation=0.2, own=0.3),
     "first_token_offset_s": Spread(prior=3.0, generation=0.2, own=0.3),
 }
 # Spread of each part of the model over that of μ.
@@ -73,7 +73,8 @@ OWN_SPREAD = np.array([spread.own for spread in FITTED.values()])
 NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s": 0.08}
 # The same within one server's own runs, for fits to a user's measurements. What is left beside the best constants of a
 # server fades with the load: of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times,
-# nothing beyond, so one point must not bend what all loads share. Chosen with the own spreads on half of the curves.
+# nothing beyond, so one point must not bend what all loads share. Chosen with the own spreads on half of the curves,
+# and so that eight runs still move what they can see.
 OWN_NOISE = {"ttft_s": 0.2, "tpot_s": 0.04, "latency_s": 0.04, "output_tokens_per_s": 0.04}
 HUBER, CAUCHY = 1.5, 1.0  # in units of NOISE
 STEP = 0.1  # by which constants are moved for derivatives, in the logarithm

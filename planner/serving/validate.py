@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from meshplan.planner.observations import ObservationReader
 
 ServingCalibrationOf = Callable[[str, str], ServingCalibration]
+# Up to here the time to first token of disaggregated runs is summed up apart: with more in flight it is the queue in
+# front of whichever pool is full, a small difference between two large rates.
+MOST_IN_FLIGHT = 128
 DOES_NOT_FIT = "not every request fits: weights and KV cache exceed the memory that the engine takes"
 
 
@@ -97,10 +100,15 @@ def _labels(run: ServedRun) -> dict[str, str]:
         kind = "aggregated"
     else:
         kind = run.workload.arrival.value
-    return {
+    labels = {
         "engine": f"{run.recipe.constants_name} on {run.architecture}",
         "source": run.group.split("|", maxsplit=1)[0],
         "load": kind,
         "device": run.machine.device.slug,
         "model": run.shape.name,
     }
+    concurrency = run.workload.concurrency
+    if run.config.is_disaggregated and concurrency is not None:
+        is_few = concurrency <= MOST_IN_FLIGHT
+        labels["disaggregated"] = f"{'up to' if is_few else 'more than'} {MOST_IN_FLIGHT} in flight"
+    return labels

@@ -6,8 +6,15 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshplan.catalogs.benchmark_recipes import CONDITIONS, BenchmarkRun, benchmark_servers, started_as
+from meshplan.catalogs.benchmark_recipes import (
+    CONDITIONS,
+    BenchmarkRun,
+    benchmark_servers,
+    spreads_attention,
+    started_as,
+)
 from meshplan.catalogs.engine_recipes import EngineRecipe, engine_recipes
+from meshplan.planner.problems.serving import Role
 
 RUN = BenchmarkRun(
     title="a dump of InferenceX",
@@ -25,7 +32,8 @@ RUN = BenchmarkRun(
 @pytest.mark.parametrize("server", benchmark_servers(), ids=lambda server: f"{server.engine}-{server.source[-40:]}")
 def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
     assert server.engine in engine_recipes()
-    assert server.settings
+    assert server.settings or server.spreads_attention
+    assert server.role in {role.value for role in Role}
     assert set(server.settings) <= {item.name for item in fields(EngineRecipe)}
     assert set(server.when) <= set(CONDITIONS)
     assert "InferenceX" in server.source
@@ -49,3 +57,22 @@ def test_attention_ranks_wait_for_each_other_where_there_are_some() -> None:
 def test_other_runs_keep_the_defaults(change) -> None:
     for recipe in engine_recipes().values():
         assert started_as(recipe, replace(RUN, **change)) == recipe
+
+
+def test_workers_with_a_role_of_their_own_are_started_apart() -> None:
+    recipe = engine_recipes()["trtllm"]
+    decode = replace(RUN, role="decode", concurrency=180)
+    assert started_as(recipe, decode).max_num_seqs == 32
+    assert started_as(recipe, replace(decode, concurrency=450)).max_num_seqs == 64
+    assert started_as(recipe, replace(decode, input_length=8192, concurrency=100)).max_num_seqs == 16
+    assert started_as(recipe, replace(decode, role="mixed")).max_num_seqs == recipe.max_num_seqs
+    assert started_as(recipe, replace(decode, role="prefill", attention_data_parallel=8)).balance_wait_steps == 0
+
+
+def test_vllm_ranks_that_the_table_calls_tensor_parallel() -> None:
+    recipe = engine_recipes()["vllm"]
+    run = replace(RUN, device="gb200", model="moonshotai/Kimi-K2.5", tensor_parallel=4, role="prefill")
+    assert spreads_attention(recipe, run)
+    assert not spreads_attention(recipe, replace(run, role="decode"))
+    assert spreads_attention(recipe, replace(run, role="decode", tensor_parallel=16))
+    assert not spreads_attention(recipe, replace(run, role="mixed"))

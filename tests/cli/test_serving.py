@@ -138,3 +138,17 @@ def test_points_of_a_curve_are_given_and_the_rest_is_judged(meshplan: Command, t
     refused = meshplan("validate", path, "--from-points", "3", "--jobs", "1")
     assert refused.code == 2
     assert "more than 3 serving runs" in refused.err
+
+
+def test_own_constants_are_named_and_layouts_held_out(meshplan: Command, tmp_path: Path) -> None:
+    rows = [json.loads(line) for line in (VALIDATION / "serving-observations.jsonl").read_text().splitlines()]
+    row = next(row for row in rows if row["workload"].get("concurrency") and not row["workload"].get("disaggregated"))
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({**row, "workload": {**row["workload"], "concurrency": 2, "output_length": 64}}) + "\n")
+    options = ("calibrate", path, "--dry-run", "--hold-out", "layout", "--format", "json")
+    document = meshplan(*options, "--constants", "decode_factor, host_step_s").json
+    assert {item["runs"] for item in document["held_out"]} == {1}
+    refused = meshplan(*options, "--constants", "decode_faktor")
+    assert refused.code == 2
+    assert "decode_faktor" in refused.err
+    assert "decode_factor" in refused.err

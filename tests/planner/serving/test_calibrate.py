@@ -64,3 +64,19 @@ def test_one_point_of_a_curve_helps_the_rest(reader: ObservationReader) -> None:
         assert np.mean(errors(rest, made.constants, metric)) < np.mean(errors(rest, ServingConstants(), metric))
     assert made.source.startswith("mine; starting from")
     assert made.error_p90 == shipped.error_p90
+
+
+def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: ObservationReader) -> None:
+    """Of one layout nothing is left when it is held out: its errors are those of the catalog's constants."""
+    runs = prepared(reader, (1, 4, 16), "a")
+    shipped = ServingCalibration(engine=ANY_ENGINE, architecture=ANY)
+    free = ("decode_factor", "first_token_offset_s")
+    result = refine_serving(runs, lambda *_: shipped, source="mine", hold_out="layout", free=free)
+    (made,) = result.calibrations
+    for name in FITTED:
+        moved = getattr(made.constants, name) != pytest.approx(getattr(ServingConstants(), name), rel=1e-3)
+        assert moved == (name in free)
+    for item in result.held_out:
+        run = next(run for run in runs if run.run.id == item.id)
+        alone = run.predicted(shipped.constants)[item.metric] / run.run.measured[item.metric] - 1.0
+        assert item.error == pytest.approx(alone)
