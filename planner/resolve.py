@@ -445,6 +445,7 @@ def _limits(
         max_usd_per_run=wanted.max_usd_per_run,
         max_step_s=min(steps) if steps else None,
         optimizer_offload=wanted.optimizer_offload,
+        unvalidated_schedules=wanted.unvalidated_schedules,
     )
 
 

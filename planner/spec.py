@@ -136,6 +136,9 @@ class ConstraintsSpec(SpecModel):
     optimizer_offload: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="optimizer states may lie in host memory, where nothing else fits (not validated)"
     )
+    unvalidated_schedules: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="the search may take pipeline schedules that no measured run has confirmed"
+    )
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
     min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="use at least so many, such as all that are rented"

@@ -156,6 +156,7 @@ class TrainingLimits:
         max_usd_per_run: for all training tokens.
         max_step_s: longest optimizer step.
         optimizer_offload: optimizer states may lie in host memory.
+        unvalidated_schedules: the search may take V-Half, V-Min and DualPipeV, where the framework runs them.
     """
 
     memory_bytes: float
@@ -166,6 +167,7 @@ class TrainingLimits:
     max_step_s: float | None = None
     min_devices: int = 1
     optimizer_offload: bool = False
+    unvalidated_schedules: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
