@@ -95,14 +95,21 @@ def layers_problem(
     return f"{' + '.join(map(str, layers_per_chunk))} = {total} layers, the model has {num_layers}: {difference}"
 
 
-# Schedules that the search looks at, by chunks a stage; then those that are only taken when pinned: GPipe is never
-# faster than 1F1B and holds more, ZB-H1 is ZB-1p by hand, and no run of the others is measured.
+# Schedules that the search looks at, by chunks a stage; those that it looks at where it may take what no measured run
+# has confirmed; then those that are only taken when pinned: GPipe is never faster than 1F1B and holds more, ZB-H1 is
+# ZB-1p by hand. (Waves are, too: their searched order is longer than their paper's.)
 _SEARCHED = {1: ("1f1b", "zb-1p", "zb-2p"), 2: ("interleaved", "zb-v")}
-_PINNED = {1: ("gpipe", "zb-h1"), 2: ("v-half", "v-min", "dualpipe-v")}
+_UNVALIDATED = {2: ("v-half", "v-min", "dualpipe-v")}
+_PINNED = {1: ("gpipe", "zb-h1")}
 
 
 def schedules_of(
-    pipeline_parallel: int, virtual_pipeline_stages: int, *, allowed: Collection[str], pinned: str | None = None
+    pipeline_parallel: int,
+    virtual_pipeline_stages: int,
+    *,
+    allowed: Collection[str],
+    pinned: str | None = None,
+    unvalidated: bool = False,
 ) -> tuple[str, ...]:
     """The pipeline schedules that a split can run under, the usual one first.
 
@@ -111,6 +118,7 @@ def schedules_of(
         virtual_pipeline_stages: chunks a stage.
         allowed: what the framework can run.
         pinned: the one that the user asks for.
+        unvalidated: whether schedules without measured runs count too.
 
     >>> schedules_of(4, 2, allowed=("none", "1f1b", "interleaved"))
     ('interleaved',)
@@ -121,7 +129,12 @@ def schedules_of(
         names: tuple[str, ...] = ("none",)
     else:
         names = _SEARCHED.get(virtual_pipeline_stages, ("interleaved",))
+        others = _UNVALIDATED.get(virtual_pipeline_stages, ())
         waves = ("hanayo",) if virtual_pipeline_stages % 2 == 0 else ()
+        if unvalidated:
+            names = (*names, *others)
+        elif pinned is not None and pinned in others:
+            names = (*names, pinned)
         if pinned is not None and pinned in (*_PINNED.get(virtual_pipeline_stages, ()), *waves):
             names = (*names, pinned)
     return tuple(name for name in names if name in allowed and pinned in (None, name))

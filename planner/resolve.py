@@ -476,6 +476,7 @@ def _limits(
         max_step_s=min(steps) if steps else None,
         offload=tuple(name for name in OFFLOADS if name in wanted.offload),
         offload_to=wanted.offload_to,
+        unvalidated_schedules=wanted.unvalidated_schedules,
     )
 
 

@@ -168,6 +168,9 @@ class ConstraintsSpec(SpecModel):
     ] = Field(
         default=[], description="choices that the search varies too (not validated): else they stay at their defaults"
     )
+    unvalidated_schedules: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="the search may take pipeline schedules that no measured run has confirmed"
+    )
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
     min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
         default=None, description="use at least so many, such as all that are rented"

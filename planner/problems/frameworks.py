@@ -356,7 +356,7 @@ def no_vocabulary_parallel(framework: str) -> LegalityRule:
     """No framework that is planned for splits the vocabulary over pipeline stages."""
     return LegalityRule(
         name=f"{framework}_has_no_vocabulary_parallel",
-        holds=lambda _, config: np.logical_not(config.vocabulary_parallel) | (config.num_microbatches < 0),
+        holds=lambda _, config: np.logical_not(config.vocabulary_parallel),
         message=f"vocabulary_parallel: {framework} does not have it ('constraints.target: any' prices it)",
         stage="parser",
         source="github.com/sail-sg/VocabularyParallelism is a fork of Megatron-LM (read, not run)",
@@ -558,12 +558,8 @@ _MEGATRON_RULES = (
     LegalityRule(
         name="vocabulary_parallel_has_an_order",
         holds=lambda shape, config: (
-            (not config.vocabulary_parallel)
-            | (
-                (config.pipeline_schedule in ("1f1b", "v-half"))
-                & (shape.num_nextn_predict_layers == 0)
-                & (config.num_microbatches >= 1)
-            )
+            np.logical_not(config.vocabulary_parallel)
+            | (np.isin(config.pipeline_schedule, ("1f1b", "v-half")) & (shape.num_nextn_predict_layers == 0))
         ),
         message="vocabulary_parallel needs pipeline_schedule 1f1b or v-half and a model without multi-token prediction",
         stage="run time",

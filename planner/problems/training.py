@@ -232,6 +232,7 @@ class TrainingLimits:
         max_step_s: longest optimizer step.
         offload: what may leave the devices where nothing else fits: names of :data:`OFFLOADS`.
         offload_to: where offloaded states go, ``host`` or ``nvme``.
+        unvalidated_schedules: the search may take V-Half, V-Min and DualPipeV, where the framework runs them.
     """
 
     memory_bytes: float
@@ -243,6 +244,7 @@ class TrainingLimits:
     min_devices: int = 1
     offload: tuple[str, ...] = ()
     offload_to: str = "host"
+    unvalidated_schedules: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

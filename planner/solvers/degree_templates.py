@@ -247,8 +247,6 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
     """Every way to deal the layers to stages, stages ascending, then chunks."""
     shape, layers = problem.shape, problem.shape.num_hidden_layers
     most = min(layers, problem.limits.max_devices)
-    asked = problem.fixed.get("pipeline_schedule")
-    pinned = None if asked is None else str(asked)
     given = problem.fixed.get("layers_per_chunk")
     splits = []
     for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
@@ -267,10 +265,22 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
                     schedule=schedule,
                     vocabulary_parallel=bool(problem.fixed.get("vocabulary_parallel", False)),
                 )
-                for schedule in schedules_of(p, v, allowed=problem.rules.pipeline_schedules, pinned=pinned)
+                for schedule in _schedules(problem, p, v)
                 for layers_per_chunk in _deals(problem, p, v)
             ]
     return splits
+
+
+def _schedules(problem: TrainingProblem, p: int, v: int) -> tuple[str, ...]:
+    """The pipeline schedules that are looked at for p stages of v chunks."""
+    asked = problem.fixed.get("pipeline_schedule")
+    return schedules_of(
+        p,
+        v,
+        allowed=problem.rules.pipeline_schedules,
+        pinned=None if asked is None else str(asked),
+        unvalidated=problem.limits.unvalidated_schedules,
+    )
 
 
 def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:

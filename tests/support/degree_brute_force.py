@@ -97,6 +97,8 @@ def _splits(problem: TrainingProblem, p: int) -> Iterator[tuple[int, str, tuple[
             deals += [] if balanced is None else [balanced]
         names = ["none"] if p == 1 else ["1f1b", "zb-1p", "zb-2p"] if v == 1 else ["interleaved"]
         names += ["zb-v"] if p > 1 and v == 2 else []
+        if problem.limits.unvalidated_schedules and p > 1 and v == 2:
+            names += ["v-half", "v-min", "dualpipe-v"]
         for schedule, deal in itertools.product(names, deals):
             if schedule in problem.rules.pipeline_schedules:
                 yield v, schedule, deal

@@ -11,6 +11,7 @@ from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
 from degree_brute_force import every_legal_config
 
 from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON, FrameworkRules
+from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.degree_report import config_of
 from meshplan.planner.solvers.degree_templates import (
@@ -37,6 +38,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("latent", {"shape": LATENT, "num_devices": 4, "global_batch_size": 6}),
     ("windows", {"shape": WINDOWED, "num_devices": 4, "global_batch_size": 4}),
     ("odd layers", {"shape": replace(DENSE, num_hidden_layers=7), "num_devices": 6, "global_batch_size": 4}),
+    (
+        "schedules that no run confirms",
+        {
+            "shape": replace(DENSE, num_hidden_layers=4),
+            "num_devices": 4,
+            "global_batch_size": 8,
+            "limits": {"unvalidated_schedules": True},
+        },
+    ),
     ("odd sequence", {"shape": DENSE, "num_devices": 6, "global_batch_size": 6, "sequence_length": 99}),
     ("pinned", {"shape": MOE, "num_devices": 8, "global_batch_size": 8, "fixed": {"expert_parallel": 4}}),
     (
@@ -116,3 +126,16 @@ def test_what_no_run_confirms_is_planned_only_where_it_is_asked_for(schedule: st
     assert all(config.num_microbatches >= 2 * config.pipeline_parallel for config in enumerated(asked)) or (
         schedule != "dualpipe-v"
     )
+
+
+def test_the_search_may_be_allowed_what_no_run_confirms() -> None:
+    question = {"shape": replace(DENSE, num_hidden_layers=8), "num_devices": 4, "global_batch_size": 16}
+    allowed = {"limits": {"unvalidated_schedules": True}}
+    usual = {split.schedule for split in pipeline_splits(problem_of(**question))}
+    assert {split.schedule for split in pipeline_splits(problem_of(**question, **allowed))} == usual | {
+        "v-half",
+        "v-min",
+        "dualpipe-v",
+    }
+    on_titan = problem_of(**question, **allowed, rules=TORCHTITAN)
+    assert {split.schedule for split in pipeline_splits(on_titan)} == {"none", "1f1b", "interleaved", "dualpipe-v"}
