@@ -513,7 +513,7 @@ _MEGATRON_RULES = (
         holds=_two_dimensions,
         message="context_parallel_heads goes with context_parallel_style all-to-all+ring, where it is a divisor of "
         "context_parallel between 1 and context_parallel",
-        stage="parser",
+        stage="run time",
         source=_VALIDATE,
         about=_STYLE,
     ),
@@ -642,7 +642,7 @@ _MEGATRON_RULES = (
         name="hierarchies_need_full_sharding",
         holds=_needs_full_sharding,
         message="zero_hpz_partition_size, outer_zero_stage and gathered_num_layers need zero_stage 3",
-        stage="parser",
+        stage="run time",
         source="DeepSpeed 0.19.8: runtime/zero/config.py; megatron-core 0.19.2: --outer-dp-sharding-strategy",
         about=("zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"),
     ),
