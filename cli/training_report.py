@@ -292,13 +292,21 @@ def calibration_text(plan: Plan, width: int) -> str:
     if not calibration:
         return ""
     said = plan.provenance.get("not_validated", ())
-    wider = "".join(paragraph(f"Not validated: {what}.", width) for what in said)
+    wider = "".join(paragraph(f"Not validated: {what}.{_wider(plan, what)}", width) for what in said)
     runs, spread = calibration["num_runs"], percent(calibration["time_error_p90"])
     if runs:
         basis = f"{runs} published runs ({calibration['framework']}, {calibration['architecture']})"
         text = f"Intervals: ±{spread}, the 90th percentile of the error on held-out runs; constants fitted to {basis}."
         return paragraph(text, width) + wider
     return paragraph(f"Intervals: constants of the literature, not calibrated yet; ±{spread} assumed.", width) + wider
+
+
+def _wider(plan: Plan, what: str) -> str:
+    """How wide the intervals are with what is not validated, where it makes them wider."""
+    step = plan.predicted["iteration_s"]
+    if not what.startswith(("pipeline schedule", "vocabulary parallelism")):
+        return ""
+    return f" Times and rates are given within ±{percent(step.high / step.value - 1.0)} for it."
 
 
 def memory_section(plan: Plan, width: int) -> str:

@@ -18,6 +18,8 @@ from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 # Of a step, for each way to shard that no measured run has. Assumed: the exchange that it changes, some per cent of a
 # step, may take twice as long.
 UNMEASURED_SHARDING = 0.1
+# The same for a vocabulary that all stages share: as for a schedule that no run has.
+UNMEASURED_VOCABULARY = 0.15
 # Parts of a step that run in the precision that was asked for.
 PRODUCTS = ("matrix products", "experts", "recompute")
 
@@ -54,6 +56,11 @@ def _found(problem: TrainingProblem, priced: Priced) -> Iterator[Unconfirmed]:
     schedule = SCHEDULES[config.pipeline_schedule]
     if not schedule.validated:
         yield Unconfirmed(what=f"pipeline schedule {config.pipeline_schedule}: no measured run; {schedule.source}")
+    if config.vocabulary_parallel:
+        yield Unconfirmed(
+            what="vocabulary parallelism: no measured run; Yeung et al., arXiv:2411.05288, Algorithm 2",
+            share=UNMEASURED_VOCABULARY,
+        )
     if config.activation_recompute == "block":
         yield Unconfirmed(
             what="recompute of the first layers of each chunk: no measured run; between none and full, which have"

@@ -22,7 +22,7 @@ from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.measured_links import host_names, measured_network, profile_problems, slowest_link, with_network
 from meshplan.planner.parallelism import layers_problem
-from meshplan.planner.problems.frameworks import FrameworkRules, without_layer_recompute
+from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules, without_layer_recompute
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.network import Network
@@ -408,6 +408,9 @@ def _check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Proble
     if recompute is not None and recompute not in rules.recompute_modes:
         offered = ", ".join(rules.recompute_modes)
         problems.say("fixed.activation_recompute", f"{rules.name} has {offered}, not {recompute}")
+    if spec.fixed.vocabulary_parallel and rules.name != ANY_FRAMEWORK.name:
+        message = f"{rules.name} does not have it: 'constraints.target: any' prices it without a framework"
+        problems.say("fixed.vocabulary_parallel", message)
     schedule = spec.fixed.pipeline_schedule
     if schedule is not None and schedule not in rules.pipeline_schedules:
         offered = ", ".join(rules.pipeline_schedules)

@@ -6,7 +6,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.estimators.schedules import ZIGZAG
-from meshplan.planner.parallelism import deal_layers, layers_problem, schedules_of
+from meshplan.planner.parallelism import deal_evenly, deal_layers, layers_problem, schedules_of
 from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingConfig, TrainingProblem
 
 
@@ -51,7 +51,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         zero_stage=zero,
         activation_recompute=str(fixed.get("activation_recompute", "none")),
         pipeline_schedule=schedule,
-        layers_per_chunk=deal_layers(problem.shape.num_hidden_layers, pipeline * chunks) if layers is None else layers,
+        layers_per_chunk=_deal(problem, pipeline * chunks) if layers is None else layers,
         micro_batch_size=micro,
         num_microbatches=batch // (micro * data),
         global_batch_size=batch,
@@ -59,6 +59,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         precision=workload.precision,
         recompute_num_layers=_block(problem),
         **offloads,
+        vocabulary_parallel=bool(fixed.get("vocabulary_parallel", False)),
         zero_hpz_partition_size=number("zero_hpz_partition_size", 1),
         outer_zero_stage=number("outer_zero_stage", 0),
         gathered_num_layers=number("gathered_num_layers", 0),
@@ -71,6 +72,12 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     if broken:
         raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
     return config
+
+
+def _deal(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk; the ends count where they lie on a chunk of their own."""
+    deal = deal_evenly if problem.fixed.get("vocabulary_parallel", False) else deal_layers
+    return deal(problem.shape.num_hidden_layers, chunks)
 
 
 def _chunks(problem: TrainingProblem) -> int:

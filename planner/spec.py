@@ -239,6 +239,9 @@ class FixedSpec(SpecModel):
         ]
         | None
     ) = None
+    vocabulary_parallel: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="embedding and LM head split over all pipeline stages (not validated)"
+    )
     layers_per_chunk: Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)] | None = Field(
         default=None, description="layers of each model chunk in the order of a token, such as [9, 10, 10, 7]"
     )

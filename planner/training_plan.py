@@ -27,8 +27,8 @@ from meshplan.planner.solvers.degree_report import ScoredConfig, SearchReport
 from meshplan.planner.solvers.placement import Placement
 
 SECONDS_PER_HOUR = 3600.0
-# Added to the interval of a schedule that no measured run has confirmed. Assumed: the bubble of such a schedule, a
-# few per cent to a fifth of a step, may be missed altogether.
+# Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
+# is at stake, a few per cent to a fifth of a step, may be missed altogether.
 UNMEASURED_SCHEDULE_ERROR = 0.15
 # Values of one illegal choice that are listed by name; the others are counted.
 LISTED_EXAMPLES = 6

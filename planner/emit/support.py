@@ -50,6 +50,7 @@ _PROBES: Mapping[str, Sequence[Any]] = {
     "offload_to": ("host", "nvme"),
     "expert_dispatcher": ("alltoall", "deepep", "hybridep"),
     "expert_parallel_overlap": (False, True),
+    "vocabulary_parallel": (False, True),
     "precision": PRECISIONS,
     "micro_batch_size": (1, 2),
     "global_batch_size": (64,),
@@ -62,7 +63,10 @@ _CHUNKS = {"interleaved": 2, **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpi
 _NEEDS: Mapping[str, Mapping[str, int]] = {
     **{key: {"tensor_parallel": 2} for key in ("sequence_parallel", "expert_tensor_parallel")},
     **{key: {"expert_parallel": 4} for key in ("expert_dispatcher", "expert_parallel_overlap")},
-    **{key: {"pipeline_parallel": 4} for key in ("layers_per_chunk", "virtual_pipeline_stages", "pipeline_schedule")},
+    **{
+        key: {"pipeline_parallel": 4}
+        for key in ("layers_per_chunk", "vocabulary_parallel", "virtual_pipeline_stages", "pipeline_schedule")
+    },
     "context_parallel_style": {"context_parallel": 4},
     "rank_table": {"data_parallel": 2 * _DEVICES_PER_HOST},
 }
@@ -145,6 +149,7 @@ _DERIVED = {
         _derived("offload_to", "host: no word needed"),
         _derived("expert_parallel_overlap", "false: no word needed"),
         _derived("expert_dispatcher", "alltoall: no word needed"),
+        _derived("vocabulary_parallel", "false: no word needed"),
         _derived("expert_tensor_parallel", "1: no word needed"),
         _derived("layers_per_chunk", "one chunk: no word needed"),
         _derived("data_parallel_shard", "all replicas: no word needed"),
@@ -195,6 +200,7 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
         "zero_hpz_partition_size": 1,
         "outer_zero_stage": 0,
         "gathered_num_layers": 0,
+        "vocabulary_parallel": False,
         "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,

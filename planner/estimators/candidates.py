@@ -55,6 +55,8 @@ class StageClass:
         count: how many stages are of this class.
         first_layers: for n = 0, 1, … up to the longest chunk: layers of each kind among the first n of every chunk of
             the stage (what recompute in blocks of n recomputes); empty where no block is asked for.
+        vocabulary_share: part of the embedding's and the LM head's vocabulary that the stage holds where it is split
+            over all stages; then no stage has the whole of either.
     """
 
     layers: tuple[int, ...]
@@ -63,6 +65,7 @@ class StageClass:
     first_index: int
     count: int
     first_layers: tuple[tuple[int, ...], ...] = ()
+    vocabulary_share: float = 0.0
 
     def recomputed(self, num_layers: IntArray) -> IntArray:
         """Layers of each kind that recompute of the first ``num_layers`` of every chunk repeats, [kinds, n]."""
@@ -89,6 +92,7 @@ class PipelineSplit:
         kinds: the distinct kinds of layer; ``StageClass.layers`` counts them in this order.
         classes: the distinct stages.
         class_of_stage: index into ``classes`` of each stage.
+        vocabulary_parallel: embedding and LM head are split over all stages (arXiv:2411.05288).
     """
 
     pipeline_parallel: int
@@ -98,6 +102,7 @@ class PipelineSplit:
     kinds: tuple[LayerKind, ...]
     classes: tuple[StageClass, ...]
     class_of_stage: tuple[int, ...]
+    vocabulary_parallel: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +135,7 @@ def split_layers(
     virtual_pipeline_stages: int,
     layers_per_chunk: tuple[int, ...],
     schedule: str,
+    vocabulary_parallel: bool = False,
 ) -> PipelineSplit:
     """Deal layers to stages and find the distinct stages.
 
@@ -139,6 +145,7 @@ def split_layers(
         virtual_pipeline_stages: chunks a stage v.
         layers_per_chunk: p·v counts that sum to the model's layers.
         schedule: pipeline schedule.
+        vocabulary_parallel: embedding and LM head are split over all stages.
     """
     kinds, kind_of = layer_kinds(shape)
     chunks: list[list[tuple[int, ...]]] = [[] for _ in range(pipeline_parallel)]
@@ -150,7 +157,8 @@ def split_layers(
     last = places[-1]
     distinct: dict[tuple[tuple[tuple[int, ...], ...], bool, bool], list[int]] = {}
     for stage, inside in enumerate(chunks):
-        distinct.setdefault((first_layers(inside, len(kinds)), stage == 0, stage == last), []).append(stage)
+        ends = (False, False) if vocabulary_parallel else (stage == 0, stage == last)
+        distinct.setdefault((first_layers(inside, len(kinds)), *ends), []).append(stage)
     classes = tuple(
         StageClass(
             layers=table[-1],
@@ -159,6 +167,7 @@ def split_layers(
             first_index=where[0],
             count=len(where),
             first_layers=table,
+            vocabulary_share=1.0 / pipeline_parallel if vocabulary_parallel else 0.0,
         )
         for (table, first, end), where in distinct.items()
     )
@@ -173,6 +182,7 @@ def split_layers(
             next(index for index, where in enumerate(distinct.values()) if stage in where)
             for stage in range(pipeline_parallel)
         ),
+        vocabulary_parallel=vocabulary_parallel,
     )
 
 

@@ -339,9 +339,13 @@ class ComputeModel:
         """Looking up and later adding into the input embedding."""
         return self.memory_op(2.0 * self.activation_bytes * self.tokens * self.shape.hidden_size)
 
-    def head(self) -> Cost:
-        """The LM head and the loss: a product with V/t columns in 16 bits, then softmax over the logits."""
-        columns = self.shape.vocab_size / self.candidates.tensor_parallel
+    def head(self, vocabulary_share: float = 1.0) -> Cost:
+        """The LM head and the loss: a product with V/t columns in 16 bits, then softmax over the logits.
+
+        Args:
+            vocabulary_share: part of the columns that the stage computes.
+        """
+        columns = vocabulary_share * self.shape.vocab_size / self.candidates.tensor_parallel
         precision = self.workload.precision if self.workload.precision in ("fp16", "fp32") else "bf16"
         product = self.gemm(
             self.tokens,

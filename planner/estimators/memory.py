@@ -143,6 +143,10 @@ class MemoryModel:
             whole += count * (shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0))
         if stage.has_embedding:
             split += shape.embedding_parameters
+        if stage.vocabulary_share:
+            tied = shape.tie_word_embeddings
+            vocabulary = shape.embedding_parameters + (0 if tied else shape.lm_head_parameters)
+            split += stage.vocabulary_share * vocabulary
         if stage.has_head:
             copies_tied = shape.tie_word_embeddings and self.candidates.split.pipeline_parallel > 1
             split += shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
@@ -437,7 +441,7 @@ class MemoryModel:
             largest = np.maximum(largest, whole - np.where(again > 0, inputs, kept))
         flying = self._in_flight(stage)
         entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
-        embedded = entering * stage.has_embedding
+        embedded = entering * (stage.has_embedding or stage.vocabulary_share > 0.0)
         buffers = self._context_parallel.buffer_bytes()
         if buffers is not None:
             largest = largest + buffers
@@ -450,13 +454,17 @@ class MemoryModel:
     def _in_flight(self, stage: StageClass) -> FloatArray:
         """Micro-batches whose activations the stage holds, [n]."""
         split = self.candidates.split
-        return in_flight(
+        held = in_flight(
             split.schedule,
             pipeline_parallel=split.pipeline_parallel,
             virtual_pipeline_stages=split.virtual_pipeline_stages,
             stage=stage.first_index,
             num_microbatches=self.candidates.num_microbatches,
         )
+        if not split.vocabulary_parallel:
+            return held
+        # The barrier of the split head keeps every micro-batch for one more (arXiv:2411.05288, Algorithm 2).
+        return np.minimum(held + 1.0, self.candidates.num_microbatches)
 
     def least_recomputed(self, safe_bytes: Sequence[FloatArray], limit_bytes: float) -> IntArray:
         """Fewest layers of each chunk that must be recomputed for every stage to stay within a limit, [n].
@@ -504,6 +512,8 @@ class MemoryModel:
         return self._sequence_shards
 
     def _logits(self, stage: StageClass) -> FloatArray:
+        if stage.vocabulary_share:
+            return stage.vocabulary_share * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
         if not stage.has_head:
             return np.zeros(len(self.candidates))
         predicted_tokens = 1 + self.shape.num_nextn_predict_layers

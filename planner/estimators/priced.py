@@ -88,6 +88,7 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         virtual_pipeline_stages=config.virtual_pipeline_stages,
         layers_per_chunk=config.layers_per_chunk,
         schedule=config.pipeline_schedule,
+        vocabulary_parallel=config.vocabulary_parallel,
     )
     return Candidates(
         split=split,

@@ -32,16 +32,18 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
     kinds, kind_of = layer_kinds(problem.shape)
     seconds, shares, layer = [], [], 0
+    share_of_chunk = 1.0 / len(config.layers_per_chunk) if config.vocabulary_parallel else 0.0
     for chunk, count in enumerate(config.layers_per_chunk):
         inside = kind_of[layer : layer + count]
         layer += count
         part = StageClass(
             layers=tuple(inside.count(index) for index in range(len(kinds))),
-            has_embedding=chunk == 0,
-            has_head=chunk == len(config.layers_per_chunk) - 1,
+            has_embedding=chunk == 0 and not config.vocabulary_parallel,
+            has_head=chunk == len(config.layers_per_chunk) - 1 and not config.vocabulary_parallel,
             first_index=stage_of_chunk(config.pipeline_schedule, p, v)[chunk],
             count=1,
             first_layers=first_layers([inside], len(kinds)),
+            vocabulary_share=share_of_chunk,
         )
         whole, share = model.chunk_s(part)
         seconds.append(float(whole[0]))

@@ -57,6 +57,10 @@ COPIES_RESTACKED = 4.0
 # The same where products and collectives are pipelined: the gather's pieces are used where they lie, the scatter's are
 # stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
 COPIES_OVERLAPPED = 2.0
+# Of a token's softmax over a split vocabulary: its maximum and its sum, in fp32.
+SOFTMAX_BYTES = 8.0
+# Of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
+VOCABULARY_BARRIERS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +307,9 @@ class TrainingModel:
             extra = layers[len(layers) - 1]  # a multi-token-prediction layer is one more layer of the last kind
             for name, seconds in extra.parts.items():
                 parts[name] = parts[name] + self.shape.num_nextn_predict_layers * seconds
+        if stage.vocabulary_share:  # every stage looks up and adds a full tensor, mostly zeros
+            head = self._compute.head(stage.vocabulary_share)
+            ends = ends + self._compute.embedding().total_s + head.total_s
         parts["embedding, LM head and loss"] = ends
         if self.candidates.activation_offload.any():
             inputs = self.memory.offloaded_input_bytes(stage)
@@ -333,6 +340,24 @@ class TrainingModel:
             return self._links.pipeline_s(payload, stages, batch.stage_devices, waits - share, wraps=wraps)
         each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
         return (split.pipeline_parallel - 1) * each + waits * each
+
+    def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
+        """What vocabulary parallelism adds to a step beside the stages' own work, [n].
+
+        Each micro-batch's last hidden state goes to all stages and the sum of their gradients back, as does what they
+        looked up (an all-reduce each of T·h elements in bytes and time), and two fp32 numbers a token are reduced for
+        the softmax. They run beside the layers; what always shows is not hidden. The one barrier between the two
+        passes of the head delays the backward by a micro-batch: it is in flight once more, and the pipeline one
+        interval longer (Algorithm 2 of arXiv:2411.05288: p + 1 micro-batches in flight).
+        """
+        batch, split = self.candidates, self.candidates.split
+        if not split.vocabulary_parallel:
+            return np.zeros_like(slowest)
+        size = np.full(len(batch), split.pipeline_parallel)
+        hidden = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
+        moved = 2.0 * self._links.all_reduce_s(hidden / batch.tensor_parallel, size, batch.stage_devices)
+        moved = moved + self._links.all_reduce_s(SOFTMAX_BYTES * self._compute.tokens, size, batch.stage_devices)
+        return UNHIDDEN_SHARE * batch.num_microbatches * moved + VOCABULARY_BARRIERS * slowest
 
     def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
         """Forward + backward of one micro-batch on some layers with their ends, and the forward part of it, [n]."""
@@ -373,12 +398,15 @@ class TrainingModel:
         overhead = np.asarray(self.calibration.time.step_overhead_s)
         breakdown = self._breakdown(stage_parts, stage_s, slowest, pipeline)
         breakdown["stage-to-stage messages"] = messages
+        vocabulary = self._vocabulary_s(slowest)
+        if split.vocabulary_parallel:
+            breakdown["vocabulary barriers"] = vocabulary
         breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
         breakdown["optimizer step"] = optimizer
         breakdown["step overhead"] = overhead + np.zeros_like(slowest)
         return TrainingEstimate(
             pipeline_s=pipeline,
-            step_s=pipeline + messages + data_parallel + optimizer + overhead,
+            step_s=pipeline + messages + data_parallel + optimizer + overhead + vocabulary,
             breakdown_s=breakdown,
             stages=self.memory.stages(),
             gradient_reduce_s=np.maximum.reduce([row[1] for row in outside]),

@@ -345,6 +345,17 @@ def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
     return replace(rules, recompute_modes=left)
 
 
+def no_vocabulary_parallel(framework: str) -> LegalityRule:
+    """No framework that is planned for splits the vocabulary over pipeline stages."""
+    return LegalityRule(
+        name=f"{framework}_has_no_vocabulary_parallel",
+        holds=lambda _, config: np.logical_not(config.vocabulary_parallel) | (config.num_microbatches < 0),
+        message=f"vocabulary_parallel: {framework} does not have it ('constraints.target: any' prices it)",
+        stage="parser",
+        source="github.com/sail-sg/VocabularyParallelism is a fork of Megatron-LM (read, not run)",
+    )
+
+
 _ZERO_2, _ZERO_3 = 2, 3
 _CORE = "megatron-core 0.19.2"
 _CONFIG = f"{_CORE}: core/transformer/transformer_config.py"
@@ -522,6 +533,20 @@ _MEGATRON_RULES = (
         source="torch 2.13: distributed/pipelining/schedules.py, ScheduleDualPipeV.__init__ (read, not run)",
     ),
     LegalityRule(
+        name="vocabulary_parallel_has_an_order",
+        holds=lambda shape, config: (
+            (not config.vocabulary_parallel)
+            | (
+                (config.pipeline_schedule in ("1f1b", "v-half"))
+                & (shape.num_nextn_predict_layers == 0)
+                & (config.num_microbatches >= 1)
+            )
+        ),
+        message="vocabulary_parallel needs pipeline_schedule 1f1b or v-half and a model without multi-token prediction",
+        stage="run time",
+        source="Yeung et al., arXiv:2411.05288, §5",
+    ),
+    LegalityRule(
         name="global_batch_divisible",
         holds=lambda _, config: (
             config.global_batch_size == config.micro_batch_size * config.data_parallel * config.num_microbatches
@@ -626,6 +651,7 @@ _MEGATRON_RULES = (
     plain_sharding_rule(
         "megatron", "gathered_num_layers", 0, "one policy for all layers", f"{_CORE}: training/arguments.py"
     ),
+    no_vocabulary_parallel("megatron"),
     offload_rule("megatron", (1,), f"{_VALIDATE} (and core/optimizer/optimizer_config.py; Megatron-FSDP not tried)"),
     no_offload_rule("megatron", "parameter_offload", "it keeps parameters on the device", _VALIDATE),
     no_offload_rule(
@@ -662,6 +688,7 @@ MEGATRON = FrameworkRules(
 _ARITHMETIC = frozenset(
     {
         "dualpipe_v_fills_the_v",
+        "vocabulary_parallel_has_an_order",
         "heads_divisible_by_tensor_parallel",
         "kv_heads_and_tensor_parallel_divide",
         "pipeline_at_most_layers",

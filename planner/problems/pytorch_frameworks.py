@@ -21,6 +21,7 @@ from meshplan.planner.problems.frameworks import (
     host_only_rule,
     joint_offload_rule,
     no_offload_rule,
+    no_vocabulary_parallel,
     offload_rule,
     plain_sharding_rule,
     whole_weights_rule,
@@ -165,6 +166,7 @@ TORCHTITAN = FrameworkRules(
             "torchtitan", ("ring", "ring-plain"), f"{_TITAN}: config/configs.py (context_parallel_load_balancer)"
         ),
         *_plain_sharding("torchtitan", f"{_TITAN}: config/configs.py, ParallelismConfig"),
+        no_vocabulary_parallel("torchtitan"),
         joint_offload_rule("torchtitan", f"{_TITAN}: config/configs.py, enable_cpu_offload"),
         no_offload_rule("torchtitan", "activation_offload", "it has no word", f"{_TITAN}: distributed/"),
         host_only_rule("torchtitan", f"{_TITAN}: config/configs.py"),
@@ -217,6 +219,7 @@ DEEPSPEED = FrameworkRules(
         capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
         whole_weights_rule("deepspeed", f"{_SPEED}: runtime/config.py (weights are those of the user's script)"),
         *_plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),
+        no_vocabulary_parallel("deepspeed"),
         offload_rule("deepspeed", (1, 2, 3), f"{_SPEED}: runtime/zero/offload_config.py"),
         LegalityRule(
             name="nvme_needs_zero_3",
@@ -270,6 +273,7 @@ ACCELERATE = FrameworkRules(
         capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
         context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),
         *_plain_sharding("accelerate", f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin"),
+        no_vocabulary_parallel("accelerate"),
         joint_offload_rule("accelerate", f"{_ACCELERATE}: utils/dataclasses.py (fsdp_offload_params moves all)"),
         host_only_rule("accelerate", f"{_ACCELERATE}: utils/dataclasses.py"),
     ),

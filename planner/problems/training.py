@@ -140,6 +140,7 @@ class TrainingConfig:
             ``--outer-dp-sharding-strategy optim``); 0 keeps a copy in each group.
         gathered_num_layers: under zero_stage 3, layers of each chunk, from its first, whose parameters stay gathered
             from the forward to the backward pass (FSDP2's ``reshard_after_forward=False`` on these layers).
+        vocabulary_parallel: embedding and LM head are split over all pipeline stages (arXiv:2411.05288).
     """
 
     tensor_parallel: int
@@ -174,6 +175,7 @@ class TrainingConfig:
     zero_hpz_partition_size: int = 1
     outer_zero_stage: int = 0
     gathered_num_layers: int = 0
+    vocabulary_parallel: bool = False
 
     @property
     def choices(self) -> dict[str, Any]:

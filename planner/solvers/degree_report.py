@@ -84,6 +84,7 @@ def config_of(candidates: Candidates, row: int, problem: TrainingProblem) -> Tra
         zero_hpz_partition_size=int(candidates.zero_hpz_partition_size[row]),
         outer_zero_stage=int(candidates.outer_zero_stage[row]),
         gathered_num_layers=int(candidates.gathered_num_layers[row]),
+        vocabulary_parallel=split.vocabulary_parallel,
         pipeline_schedule=split.schedule,
         layers_per_chunk=split.layers_per_chunk,
         micro_batch_size=int(candidates.micro_batch_size[row]),

@@ -26,7 +26,7 @@ from meshplan.planner.estimators.candidates import (
     Recompute,
     split_layers,
 )
-from meshplan.planner.parallelism import deal_layers, schedules_of
+from meshplan.planner.parallelism import deal_evenly, deal_layers, schedules_of
 from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, OFFLOADS, Phase, TrainingProblem
 from meshplan.planner.solvers.layer_partition import balance_arithmetic
 
@@ -69,6 +69,7 @@ class RuleColumns:
     pipeline_parallel: int
     virtual_pipeline_stages: int
     pipeline_schedule: str
+    vocabulary_parallel: bool
     context_parallel: IntArray
     data_parallel: IntArray
     data_parallel_shard: IntArray
@@ -264,6 +265,7 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
                     virtual_pipeline_stages=v,
                     layers_per_chunk=layers_per_chunk,
                     schedule=schedule,
+                    vocabulary_parallel=bool(problem.fixed.get("vocabulary_parallel", False)),
                 )
                 for schedule in schedules_of(p, v, allowed=problem.rules.pipeline_schedules, pinned=pinned)
                 for layers_per_chunk in _deals(problem, p, v)
@@ -280,6 +282,8 @@ def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
     if given is not None:
         return [given] if len(given) == p * v else []
     usual = deal_layers(problem.shape.num_hidden_layers, p * v)
+    if problem.fixed.get("vocabulary_parallel", False):
+        return [deal_evenly(problem.shape.num_hidden_layers, p * v)]
     if v > 1 or p == 1 or not problem.rules.uneven_layers:
         return [usual]
     balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, usual)
@@ -332,6 +336,7 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
         pipeline_parallel=batch.split.pipeline_parallel,
         virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
         pipeline_schedule=batch.split.schedule,
+        vocabulary_parallel=batch.split.vocabulary_parallel,
         num_microbatches=batch.num_microbatches,
         offload_to=np.where(batch.on_nvme & batch.offloads_states, "nvme", "host"),
         activation_recompute=_MODE_NAMES[batch.recompute],

@@ -86,6 +86,22 @@ def test_choices_that_no_search_could_make_legal(catalog: Catalog) -> None:
     assert set(found) >= {f"fixed.{name}" for name in fixed}
 
 
+def test_schedules_and_vocabularies_that_the_framework_does_not_run(catalog: Catalog) -> None:
+    found = problems(catalog, fixed={"pipeline_schedule": "v-half", "vocabulary_parallel": True})
+    assert "megatron runs none, 1f1b, interleaved, not v-half" in found["fixed.pipeline_schedule"]
+    assert "constraints.target: any" in found["fixed.pipeline_schedule"]
+    assert "megatron does not have it" in found["fixed.vocabulary_parallel"]
+
+
+def test_layers_that_do_not_add_up(catalog: Catalog) -> None:
+    found = problems(catalog, fixed={"layers_per_chunk": [9, 9, 9, 4]})
+    assert "9 + 9 + 9 + 4 = 31 layers" in found["fixed.layers_per_chunk"]
+    found = problems(catalog, fixed={"layers_per_chunk": [9, 9, 9, 5]}, constraints={"target": "torchtitan"})
+    assert "equal length" in found["fixed.layers_per_chunk"]
+    found = problems(catalog, fixed={"layers_per_chunk": [16, 8, 8], "virtual_pipeline_stages": 2})
+    assert "3 chunks are not a multiple of virtual_pipeline_stages 2" in found["fixed.layers_per_chunk"]
+
+
 def test_a_precision_that_the_device_lacks(catalog: Catalog) -> None:
     found = problems(
         catalog,

@@ -19,7 +19,10 @@ def run(schedule: str, p: int, v: int, m: int) -> Simulated:
     return simulate(order, ChunkTimes(forward_s=alike, input_gradient_s=alike, weight_gradient_s=alike))
 
 
-@pytest.mark.parametrize(("schedule", "v", "passes"), [("1f1b", 1, 2), ("interleaved", 2, 2), ("zb-v", 2, 3)])
+@pytest.mark.parametrize(
+    ("schedule", "v", "passes"),
+    [("1f1b", 1, 2), ("interleaved", 2, 2), ("zb-v", 2, 3), ("v-half", 2, 3), ("v-min", 2, 3), ("hanayo", 4, 2)],
+)
 def test_every_operation_is_drawn_inside_the_picture(schedule: str, v: int, passes: int) -> None:
     picture = ElementTree.fromstring(timeline_svg(run(schedule, 4, v, 8), title="a < b"))
     boxes = [box for box in picture.iter(f"{SVG}rect") if "micro-batch" in (box.findtext(f"{SVG}title") or "")]
@@ -27,6 +30,13 @@ def test_every_operation_is_drawn_inside_the_picture(schedule: str, v: int, pass
     width = float(picture.attrib["width"])
     assert all(float(box.attrib["x"]) + float(box.attrib["width"]) <= width for box in boxes)
     assert picture.findtext(f"{SVG}text") == "a < b"
+
+
+def test_whole_backwards_are_drawn_as_one() -> None:
+    order = pipeline_order("dualpipe-v", 4, 2, 8)
+    picture = ElementTree.fromstring(timeline_svg(run("dualpipe-v", 4, 2, 8), title="DualPipeV"))
+    boxes = [box for box in picture.iter(f"{SVG}rect") if "micro-batch" in (box.findtext(f"{SVG}title") or "")]
+    assert len(boxes) == sum(map(len, order.stages)) == 4 * 2 * 8 * 3 - len(order.whole)
 
 
 def test_the_terminal_shows_who_waits() -> None:

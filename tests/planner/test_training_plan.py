@@ -194,7 +194,10 @@ def test_a_schedule_without_measured_runs_has_a_wider_interval_and_says_so(catal
     resolved = resolve(SPEC, catalog)
     problem = resolved.problem
     config = configured(problem, pipeline_parallel=2)
-    for schedule, labelled in (("1f1b", False), ("zb-1p", False), ("gpipe", True), ("zb-h1", True)):
+    for schedule, labelled in (("1f1b", False), ("zb-1p", False), ("gpipe", True), ("zb-h1", True), ("v-half", True)):
+        config = replace(config, virtual_pipeline_stages=2 if schedule == "v-half" else 1)
+        layers = problem.shape.num_hidden_layers // (2 * config.virtual_pipeline_stages)
+        config = replace(config, layers_per_chunk=(layers,) * (2 * config.virtual_pipeline_stages))
         said = provenance(resolved, price(problem, replace(config, pipeline_schedule=schedule)))
         assert ("not_validated" in said) == labelled
         if labelled:

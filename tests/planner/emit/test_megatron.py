@@ -71,7 +71,7 @@ def test_argument_file_reads_back_as_words() -> None:
 
 def test_every_choice_of_a_plan_is_said_or_derived() -> None:
     derived = {"virtual_pipeline_stages", "pipeline_schedule", "num_microbatches", "data_parallel"}
-    derived |= {"zero_hpz_partition_size", "gathered_num_layers"}  # refused
+    derived |= {"zero_hpz_partition_size", "gathered_num_layers", "vocabulary_parallel"}  # refused
     derived |= {"recompute_num_layers", "context_parallel_heads"}  # said with mode and style
     refused = {"parameter_offload": True, "activation_offload": True, "offload_to": "nvme", "quantised_weights": True}
     for name, value in refused.items():

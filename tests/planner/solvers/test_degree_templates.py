@@ -88,3 +88,31 @@ def test_templates_ascend_by_devices() -> None:
     window = templates.between(3, 7.5)
     assert set(devices[window]) == {4, 6} or set(devices[window]) == {4}
     assert all(count <= 2.999 or count > 7.5 for i, count in enumerate(devices) if not window.start <= i < window.stop)
+
+
+# --- what the user pins ----------------------------------------------------------------------------------------------
+
+
+def test_layers_dealt_by_the_user_are_the_only_split() -> None:
+    fixed = {"layers_per_chunk": (1, 2, 1)}
+    problem = problem_of(replace(DENSE, num_hidden_layers=4), num_devices=6, global_batch_size=6, fixed=fixed)
+    splits = pipeline_splits(problem)
+    assert {split.layers_per_chunk for split in splits} == {(1, 2, 1)}
+    assert {split.pipeline_parallel for split in splits} == {3}
+
+
+def test_layers_of_chunks_fit_every_number_of_stages_that_divides_them() -> None:
+    fixed = {"layers_per_chunk": (2, 1, 1, 2)}
+    splits = pipeline_splits(problem_of(replace(DENSE, num_hidden_layers=6), num_devices=4, fixed=fixed))
+    assert {(split.pipeline_parallel, split.virtual_pipeline_stages) for split in splits} == {(2, 2), (4, 1)}
+
+
+@pytest.mark.parametrize("schedule", ["v-half", "v-min", "dualpipe-v", "hanayo"])
+def test_what_no_run_confirms_is_planned_only_where_it_is_asked_for(schedule: str) -> None:
+    question = {"shape": replace(DENSE, num_hidden_layers=8), "num_devices": 4, "global_batch_size": 16}
+    assert schedule not in {split.schedule for split in pipeline_splits(problem_of(**question))}
+    asked = problem_of(**question, fixed={"pipeline_schedule": schedule})
+    assert {split.schedule for split in pipeline_splits(asked)} == {schedule}
+    assert all(config.num_microbatches >= 2 * config.pipeline_parallel for config in enumerated(asked)) or (
+        schedule != "dualpipe-v"
+    )
