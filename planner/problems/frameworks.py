@@ -535,9 +535,9 @@ _MEGATRON_RULES = (
     LegalityRule(
         name="vocabulary_parallel_has_an_order",
         holds=lambda shape, config: (
-            (not config.vocabulary_parallel)
+            np.logical_not(config.vocabulary_parallel)
             | (
-                (config.pipeline_schedule in ("1f1b", "v-half"))
+                np.isin(config.pipeline_schedule, ("1f1b", "v-half"))
                 & (shape.num_nextn_predict_layers == 0)
                 & (config.num_microbatches >= 1)
             )
