@@ -47,6 +47,7 @@ def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequenc
 NEEDS_NO_WORD = {
     "optimizer_offload": False,
     "parameter_offload": False,
+    "vocabulary_parallel": False,
     "activation_offload": False,
     "expert_parallel_overlap": False,
     "expert_dispatcher": ALL_TO_ALL,
@@ -79,6 +80,7 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
     needs_no_word = {
         "recompute_num_layers": config.activation_recompute != "block",  # nothing to count
         "sequence_parallel": config.tensor_parallel == 1,  # nothing is split
+        "layers_per_chunk": len(set(config.layers_per_chunk)) == 1,  # even: said by stages and chunks
     }
     needs_no_word |= {name: getattr(config, name) == value for name, value in NEEDS_NO_WORD.items()}
     if config.context_parallel == 1:
