@@ -22,8 +22,8 @@ from meshplan.planner.estimators.memory import ZERO_PARAMETERS
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.observed_practice import observed_practice
 from meshplan.planner.parallelism import deal_evenly, deal_layers
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK
 from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
 from meshplan.planner.problems.training import (
     Phase,
     TrainingConfig,

@@ -16,7 +16,7 @@ from meshplan.planner.estimators.fabric import (
     slot_links,
     slowest_pipeline_s,
 )
-from meshplan.planner.problems.frameworks import head_exchange
+from meshplan.planner.problems.legality import head_exchange
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.joint_search import placed_problem

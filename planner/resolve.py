@@ -22,9 +22,10 @@ from meshplan.catalogs.recipes import recipe_named
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.measured_links import host_names, measured_network, profile_problems, slowest_link, with_network
 from meshplan.planner.parallelism import layers_problem
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules, without_layer_recompute
+from meshplan.planner.problems.frameworks import FrameworkRules, without_layer_recompute
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
 from meshplan.planner.problems.machine import Machine, machine_of
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
 from meshplan.planner.problems.network import Network
 from meshplan.planner.problems.precisions import missing_units
 from meshplan.planner.problems.training import OFFLOADS, Phase, TrainingLimits, TrainingProblem, TrainingWorkload

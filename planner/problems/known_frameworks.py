@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON, FrameworkRules
+from meshplan.planner.problems.frameworks import FrameworkRules
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.problems.pytorch_frameworks import ACCELERATE, DEEPSPEED, TORCHTITAN
 
 FRAMEWORKS = {rules.name: rules for rules in (MEGATRON, TORCHTITAN, DEEPSPEED, ACCELERATE, ANY_FRAMEWORK)}

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
-from meshplan.planner.problems.frameworks import (
-    ANY_FRAMEWORK,
-    FrameworkRules,
-    LegalityRule,
+from meshplan.planner.problems.frameworks import FrameworkRules, LegalityRule
+from meshplan.planner.problems.legality import (
     capacity_rule,
     context_style_rule,
     expert_transport_rules,
@@ -26,6 +24,7 @@ from meshplan.planner.problems.frameworks import (
     plain_sharding_rule,
     whole_weights_rule,
 )
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
 
 _TITAN = "torchtitan 0.3.0"
 _SPEED = "deepspeed 0.19.8"

@@ -11,7 +11,7 @@ from core_cases import DENSE, MOE, problem_of
 
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.infeasible import explain_infeasible
-from meshplan.planner.problems.frameworks import MEGATRON
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers.degree_search import search_degrees
 from meshplan.planner.training_plan import config_from_document

@@ -10,7 +10,7 @@ from core_cases import DENSE, MOE, configured, problem_of
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.estimators.priced import price
-from meshplan.planner.problems.frameworks import MEGATRON
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.single import fixed_config
 
 

@@ -13,8 +13,9 @@ from meshplan.catalogs.calibration import Calibration
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.parallelism import deal_layers
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, FrameworkRules
+from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.machine import Machine
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
 from meshplan.planner.problems.training import (
     Phase,
     TrainingConfig,

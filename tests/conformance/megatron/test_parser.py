@@ -34,7 +34,8 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import megatron as emitter
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.emit.writer import write_artifacts
-from meshplan.planner.problems.frameworks import MEGATRON, rank_coordinates
+from meshplan.planner.problems.frameworks import rank_coordinates
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig
 
 pytestmark = pytest.mark.launchers

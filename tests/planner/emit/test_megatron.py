@@ -25,8 +25,8 @@ from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit import megatron, megatron_terms
 from meshplan.planner.emit.registry import emit, target_names
-from meshplan.planner.problems.frameworks import MEGATRON
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig
 from meshplan.planner.service import support_matrix
 

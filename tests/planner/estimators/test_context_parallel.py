@@ -16,7 +16,7 @@ from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.candidates import Candidates
 from meshplan.planner.estimators.priced import Priced, candidates_of, price
 from meshplan.planner.estimators.training import estimate_training
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.problems.pytorch_frameworks import ACCELERATE, TORCHTITAN
 from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig, TrainingProblem
 

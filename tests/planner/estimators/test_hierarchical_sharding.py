@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.memory import MemoryModel
 from meshplan.planner.estimators.priced import Priced, candidates_of, price
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.problems.pytorch_frameworks import ACCELERATE, DEEPSPEED, TORCHTITAN
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 

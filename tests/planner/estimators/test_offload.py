@@ -21,7 +21,7 @@ from meshplan.planner.estimators.offload import (
 )
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.infeasible import explain_infeasible
-from meshplan.planner.problems.frameworks import MEGATRON
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers.degree_search import search_degrees
 

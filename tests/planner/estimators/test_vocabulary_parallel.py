@@ -12,8 +12,8 @@ from meshplan.catalogs.seeds import seed_model_shape
 from meshplan.planner.estimators.memory import MemoryModel
 from meshplan.planner.estimators.priced import Priced, candidates_of, price
 from meshplan.planner.estimators.referee import refereed_step_s
-from meshplan.planner.problems.frameworks import MEGATRON
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.single import fixed_config
 

@@ -17,8 +17,8 @@ from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_b
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.emit.megatron_terms import TERMS, pipeline_layout, read_layout
 from meshplan.planner.emit.registry import emit
-from meshplan.planner.problems.frameworks import MEGATRON
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig
 
 DEGREES = {

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.planner.problems.frameworks import MEGATRON, LegalityRule, rank_coordinates
+from meshplan.planner.problems.frameworks import LegalityRule, rank_coordinates
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS, framework_rules
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig
 
 DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8))

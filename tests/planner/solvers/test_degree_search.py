@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.estimators.priced import Priced, price
-from meshplan.planner.problems.frameworks import MEGATRON
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers import degree_search
 from meshplan.planner.solvers.degree_search import search_degrees

@@ -10,7 +10,8 @@ import pytest
 from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
 from degree_brute_force import every_legal_config
 
-from meshplan.planner.problems.frameworks import ANY_FRAMEWORK, MEGATRON, FrameworkRules
+from meshplan.planner.problems.frameworks import FrameworkRules
+from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.degree_report import config_of

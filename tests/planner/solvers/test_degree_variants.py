@@ -8,7 +8,7 @@ import pytest
 from core_cases import DENSE, WINDOWED, machine_with, problem_of
 from degree_brute_force import brute_force, objective_of, price_all
 
-from meshplan.planner.problems.frameworks import MEGATRON
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingProblem
 from meshplan.planner.solvers.degree_search import search_degrees
 

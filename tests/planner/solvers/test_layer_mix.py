@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.model_shapes import ModelShape
 from meshplan.planner.estimators.priced import price
-from meshplan.planner.problems.frameworks import MEGATRON
+from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.degree_search import search_degrees
 
