@@ -16,7 +16,7 @@ from meshplan.planner.problems.training import TrainingConfig
 
 _PARSER = "parser"
 _PARSER_AND_GROUPS = "parser and process groups"
-_ARGUMENT_LEVEL = "flags and types only: the rest of the check needs Transformer Engine"
+_ARGUMENT_LEVEL = "flags and types only, the rest needs Transformer Engine"
 ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 # Master weights stay in bf16. Block scaling holds the exponent, so that both passes take e4m3.
@@ -414,7 +414,7 @@ TERMS = (
         read=_read_precision,
         keys=("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe"),
         said_by="--bf16, --fp16, --fp8-format, --fp8-recipe (mxfp8), --fp4-format, --fp4-recipe (nvfp4)",
-        verified_by=f"{_PARSER}; fp8 with experts, and nvfp4: {_ARGUMENT_LEVEL}",
+        verified_by=f"{_PARSER}; fp8 with experts, nvfp4: {_ARGUMENT_LEVEL}",
     ),
     count_term("--micro-batch-size", "micro_batch_size", verified_by=_PARSER),
     count_term("--global-batch-size", "global_batch_size", verified_by=_PARSER),
