@@ -55,6 +55,7 @@ class BenchmarkRun:
         concurrency: requests in flight; 0 where the load is open.
         tensor_parallel: of the attention.
         attention_data_parallel: ranks.
+        is_vendors: measured by the publisher of the table, not by the public benchmark whose rows it also holds.
     """
 
     title: str
@@ -66,6 +67,7 @@ class BenchmarkRun:
     concurrency: int
     tensor_parallel: int
     attention_data_parallel: int
+    is_vendors: bool = False
 
 
 CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
@@ -76,6 +78,7 @@ CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
     "least_concurrency": lambda run, value: run.concurrency >= value,
     "most_concurrency": lambda run, value: run.concurrency <= value,
     "attention_data_parallel": lambda run, value: (run.attention_data_parallel > 1) == value,
+    "vendors": lambda run, value: run.is_vendors == value,
 }
 
 
