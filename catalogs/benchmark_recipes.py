@@ -60,6 +60,7 @@ class BenchmarkRun:
         tensor_parallel: of the attention.
         attention_data_parallel: ranks.
         role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        is_vendors: measured by the publisher of the table, not by the public benchmark whose rows it also holds.
     """
 
     title: str
@@ -72,6 +73,7 @@ class BenchmarkRun:
     tensor_parallel: int
     attention_data_parallel: int
     role: str = "mixed"
+    is_vendors: bool = False
 
 
 CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
@@ -83,6 +85,7 @@ CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
     "least_concurrency": lambda run, value: run.concurrency >= value,
     "most_concurrency": lambda run, value: run.concurrency <= value,
     "attention_data_parallel": lambda run, value: (run.attention_data_parallel > 1) == value,
+    "vendors": lambda run, value: run.is_vendors == value,
 }
 
 

@@ -31,6 +31,7 @@ class EngineRecipe:
         max_num_seqs: most requests running in one worker.
         max_batched_tokens: token budget of one iteration.
         whole_prompts: the budget grows to hold one prompt and a token of every running request.
+        prompt_margin_tokens: the budget is one prompt and so many tokens, whatever max_batched_tokens says; 0 for none.
         exclusive_prefill: prefill runs between decode iterations, not with them.
         memory_fraction: of device memory that the engine takes.
         memory_fraction_of: ``total``: weights, activations and KV cache together; ``static``: weights and KV cache;
@@ -58,6 +59,7 @@ class EngineRecipe:
     before: str = ""
     in_source: tuple[str, ...] = ()
     whole_prompts: bool = False
+    prompt_margin_tokens: int = 0
     exclusive_prefill: bool = False
     memory_fraction_of: str = "total"
     cuda_graphs: bool = True
@@ -77,6 +79,8 @@ class EngineRecipe:
 
     def token_budget(self, input_length: float, num_seqs: int) -> int:
         """Tokens of one iteration for prompts of ``input_length`` beside ``num_seqs`` running requests."""
+        if self.prompt_margin_tokens:
+            return int(input_length) + self.prompt_margin_tokens
         if not self.whole_prompts:
             return self.max_batched_tokens
         return max(self.max_batched_tokens, int(input_length) + num_seqs)

@@ -288,7 +288,6 @@ class ServingWorkload:
         length_ratio: lengths are uniform between this share of nominal and nominal; 1 for fixed lengths.
         request_rate_per_s: of open arrivals; None otherwise.
         concurrency: requests in flight of a closed loop, or the size of a static batch; None otherwise.
-        ramp_s: from one first request of a closed loop to the next.
         think_s: from a completion in a closed loop to the request that it starts; above 0 that request misses the
             iteration that follows.
         burstiness: coefficient of variation of the gaps between arrivals, of GAMMA.
@@ -305,7 +304,6 @@ class ServingWorkload:
     length_ratio: float = 1.0
     request_rate_per_s: float | None = None
     concurrency: int | None = None
-    ramp_s: float = 0.0
     think_s: float = 0.0
     burstiness: float = 1.0
     num_requests: int | None = None

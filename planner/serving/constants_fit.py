@@ -49,18 +49,19 @@ class Spread:
 
 
 # What passes before an engine starts on a request depends on flags and front ends more than on anything that could be
-# known beforehand. Engines differ in host time far more than in what their kernels take; a generation of devices has
-# little to do with host time, and nothing with the way to the engine. Of one server a single point does not tell steps
-# and offset before the first token apart: both stay near the catalog's. Spreads, shares and the loss were chosen among
-# a few dozen by the held-out error, which is flat around them: neighbours are within one point.
+# known beforehand; iterations that it prepares ahead are one or two. Engines differ in host time far more than in what
+# their kernels take: where they seem to, it is their models that differ, and another model's runs know nothing of it.
+# A generation of devices has little to do with host time, and nothing with the way to the engine. Of one server a
+# single point does not tell steps and offset before the first token apart: both stay near the catalog's. Spreads,
+# shares and the loss were chosen among some dozens by the held-out error.
 FITTED: Mapping[str, Spread] = {
-    "decode_factor": Spread(prior=0.1, own=0.15),
-    "prefill_factor": Spread(prior=0.3, own=0.3),
+    "decode_factor": Spread(prior=0.07, engine=0.5, own=0.15),
+    "prefill_factor": Spread(prior=0.2, engine=0.3, generation=0.5, own=0.3),
     "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
     "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
-    "launch_s_per_layer": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
-    "first_token_steps": Spread(prior=2.0, generation=0.2, own=0.3),
-    "first_token_offset_s": Spread(prior=3.0, generation=0.2, own=0.3),
+    "launch_s_per_layer": Spread(prior=0.5, generation=0.5, own=0.8),
+    "first_token_steps": Spread(prior=0.5, generation=0.2, own=0.3),
+    "first_token_offset_s": Spread(prior=2.0, generation=0.2, own=0.3),
 }
 # Spread of each part of the model over that of μ.
 ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.2, 0.3

@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 # public harness behind the silicon rows: --random-range-ratio 0.8, --num-prompts 10 × concurrency).
 PROMPTS_PER_CONCURRENCY = 10
 LENGTH_RATIO = 0.8
-# The vendor's own runs send fixed lengths. Requests that started together would stay together; their times to the first
-# token do not depend on the length of answers and grow little with the concurrency, which start times as far apart as
-# these explain: by engine, for the whole source.
-VENDOR_RAMP_S = {"vLLM": 0.05, "TensorRT-LLM": 0.1}
 _VARIED_MARK = "vary between 0.8 and 1.0"
 _NCCL_MARK = "custom all-reduce disabled"
 _VENDOR_MARK = "vendor internal"
@@ -132,6 +128,7 @@ def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mappi
         concurrency=workload.concurrency or 0,
         tensor_parallel=1,
         attention_data_parallel=1,
+        is_vendors=_VENDOR_MARK in _caveats(row),
     )
     if disaggregated:
         first = started_as(recipe, _run_of(run, Section(degrees.values, "prefill"), Role.PREFILL))
@@ -139,7 +136,7 @@ def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mappi
         first = recipe = started_as(recipe, _run_of(run, degrees, Role.MIXED))
     quantization, filled = _quantization(row, asked, shape, first)
     pools = _pools(degrees, shape, workload, recipe, quantization, machine, run, disaggregated=disaggregated)
-    if _NCCL_MARK in " ".join(str(item) for item in row.get("caveats", ())):
+    if _NCCL_MARK in _caveats(row):
         pools = tuple(replace(pool, limits=replace(pool.limits, custom_all_reduce=False)) for pool in pools)
     name = row.get("id")
     if not isinstance(name, str):
@@ -158,6 +155,10 @@ def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mappi
     )
 
 
+def _caveats(row: Mapping[str, Any]) -> str:
+    return " ".join(str(item) for item in row.get("caveats", ()))
+
+
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
@@ -172,17 +173,12 @@ def _workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Reque
     lengths = (asked.whole("input_length"), asked.whole("output_length"))
     if arrival is Arrival.CLOSED_LOOP:
         concurrency = asked.whole("concurrency")
-        caveats = " ".join(str(item) for item in row.get("caveats", ()))
-        varied = _VARIED_MARK in caveats
-        is_vendors = _VENDOR_MARK in caveats
-        engine = str(Section(row, "framework").values.get("name"))
         return ServingWorkload(
             arrival=arrival,
             input_length=lengths[0],
             output_length=lengths[1],
-            length_ratio=LENGTH_RATIO if varied else 1.0,
+            length_ratio=LENGTH_RATIO if _VARIED_MARK in _caveats(row) else 1.0,
             concurrency=concurrency,
-            ramp_s=VENDOR_RAMP_S.get(engine, 0.0) if is_vendors else 0.0,
             num_requests=PROMPTS_PER_CONCURRENCY * concurrency,
         )
     if arrival is Arrival.STATIC_BATCH:

@@ -216,8 +216,6 @@ def _cached(inputs: NDArray[np.int64], share: float) -> NDArray[np.int64] | None
 
 def _arrivals(rng: np.random.Generator, workload: ServingWorkload, num: int) -> NDArray[np.float64]:
     rate = workload.request_rate_per_s
-    if workload.arrival is Arrival.CLOSED_LOOP and workload.ramp_s > 0.0:
-        return np.minimum(np.arange(float(num)), float(workload.concurrency or 1)) * workload.ramp_s
     if workload.arrival not in (Arrival.POISSON, Arrival.GAMMA) or rate is None:
         return np.zeros(num)
     spread = workload.burstiness if workload.arrival is Arrival.GAMMA else 1.0

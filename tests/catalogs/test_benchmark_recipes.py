@@ -36,7 +36,7 @@ def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
     assert server.role in {role.value for role in Role}
     assert set(server.settings) <= {item.name for item in fields(EngineRecipe)}
     assert set(server.when) <= set(CONDITIONS)
-    assert "InferenceX" in server.source
+    assert server.source.startswith(("github.com/SemiAnalysisAI/InferenceX", "github.com/ai-dynamo/aiconfigurator"))
 
 
 def test_later_entries_win() -> None:
@@ -49,6 +49,14 @@ def test_attention_ranks_wait_for_each_other_where_there_are_some() -> None:
     recipe = engine_recipes()["trtllm"]
     assert started_as(recipe, RUN).balance_wait_steps == 0
     assert started_as(recipe, replace(RUN, attention_data_parallel=8)).balance_wait_steps == 60
+
+
+def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> None:
+    vendors = replace(RUN, title="aiconfigurator silicon_sample.csv (InferenceX DB dump)", is_vendors=True)
+    for engine in ("vllm", "trtllm"):
+        recipe = engine_recipes()[engine]
+        assert started_as(recipe, vendors).token_budget(4096, 64) == 4096 + 128
+        assert started_as(recipe, replace(vendors, is_vendors=False)).token_budget(4096, 64) == 8192
 
 
 @pytest.mark.parametrize(

@@ -74,8 +74,9 @@ def highest_rate(problem: ServingProblem, candidate: Candidate) -> float:
 
 def breaks_below(problem: ServingProblem, candidate: Candidate, rate: float) -> bool:
     """A promise that is kept at ``rate`` is broken at a lower one: where latency does not rise with the rate alone,
-    several highest rates are right."""
-    shares = np.linspace(0.8, 0.99, 10)
+    several highest rates are right. Looked for in steps finer than the search's own tolerance."""
+    shares = np.linspace(0.8, 0.99, 20)
+    assert np.diff(shares).max() < RATE_TOLERANCE
     return any(judge(problem, candidate.config, request_rate_per_s=rate * share).broken for share in shares)
 
 
