@@ -29,6 +29,9 @@ RUN = BenchmarkRun(
 )
 
 
+SOURCES = ("github.com/SemiAnalysisAI/InferenceX", "github.com/ai-dynamo/aiconfigurator", "github.com/NVIDIA/srt-slurm")
+
+
 @pytest.mark.parametrize("server", benchmark_servers(), ids=lambda server: f"{server.engine}-{server.source[-40:]}")
 def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
     assert server.engine in engine_recipes()
@@ -36,7 +39,7 @@ def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
     assert server.role in {role.value for role in Role}
     assert set(server.settings) <= {item.name for item in fields(EngineRecipe)}
     assert set(server.when) <= set(CONDITIONS)
-    assert server.source.startswith(("github.com/SemiAnalysisAI/InferenceX", "github.com/ai-dynamo/aiconfigurator"))
+    assert server.source.startswith(SOURCES)
 
 
 def test_later_entries_win() -> None:
