@@ -18,7 +18,7 @@ from meshplan.catalogs.errors import CatalogError, Problem, SpecError
 from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.observed_model import shape_from_observation
 from meshplan.catalogs.recipes import Recipe, recipe_observed_as
-from meshplan.planner.estimators.memory import ZERO_PARAMETERS
+from meshplan.planner.estimators.states import ZERO_PARAMETERS
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.observed_practice import observed_practice
 from meshplan.planner.parallelism import deal_evenly, deal_layers

@@ -14,8 +14,8 @@ import numpy as np
 from meshplan.catalogs.calibration import Calibration
 from meshplan.planner.estimators.candidates import BoolArray, Candidates, FloatArray, Recompute, StageClass
 from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
-from meshplan.planner.estimators.memory import ZERO_PARAMETERS, MemoryModel
 from meshplan.planner.estimators.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
+from meshplan.planner.estimators.states import ZERO_PARAMETERS, StateModel
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingWorkload
 
@@ -44,7 +44,7 @@ class DataParallelModel:
     workload: TrainingWorkload
     candidates: Candidates
     calibration: Calibration
-    memory: MemoryModel
+    states: StateModel
     links: CommunicationModel
 
     def fully_sharded_s(self, stage: StageClass, busy: FloatArray) -> FloatArray:
@@ -58,10 +58,10 @@ class DataParallelModel:
         if not (batch.zero_stage >= ZERO_PARAMETERS).any():
             return np.zeros_like(busy)
         size, stride = self._data_group()
-        gather = self.links.gather_s(self.memory.gathered_dense_bytes(stage), size, stride)
-        scatter = self.links.gather_s(self.memory.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
+        gather = self.links.gather_s(self.states.gathered_dense_bytes(stage), size, stride)
+        scatter = self.links.gather_s(self.states.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
         expert_size, expert_stride = self._expert_data_group()
-        experts = self.memory.expert_parameters(stage)
+        experts = self.states.expert_parameters(stage)
         gather = gather + self.links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
         scatter = scatter + self.links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
         if self.workload.phase.has_adapters:
@@ -83,8 +83,8 @@ class DataParallelModel:
         if not self._hierarchical.any():
             return None
         width = self.calibration.recipe.parameter_gather_bytes
-        dense, experts = self.memory.resharded_parameters(stage)
-        size, expert_size = self.memory.second_copy_ranks()
+        dense, experts = self.states.resharded_parameters(stage)
+        size, expert_size = self.states.second_copy_ranks()
         _, stride = self._data_group()
         _, expert_stride = self._expert_data_group()
         seconds = self.links.gather_s(dense * width, size, stride)
@@ -94,9 +94,9 @@ class DataParallelModel:
         """A micro-batch's traffic of offloaded parameters; gradients leave where their optimizer has, [n]."""
         batch, recipe = self.candidates, self.calibration.recipe
         passes = np.where(batch.recompute == Recompute.FULL, 3.0, 2.0)
-        shard = self.memory.shard_bytes(stage)
+        shard = self.states.shard_bytes(stage)
         fetched = fetch_s(shard, self.machine, self._ranks_on_host(), on_nvme=batch.on_nvme, passes=passes)
-        gradients = self.memory.owned_parameters(stage) * recipe.gradient_reduce_bytes
+        gradients = self.states.owned_parameters(stage) * recipe.gradient_reduce_bytes
         leaving = gradients / host_link_bytes_per_s(self.machine.device)
         return fetched + np.where(batch.optimizer_offload, leaving, 0.0)
 
@@ -124,9 +124,7 @@ class DataParallelModel:
     def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Seconds of a step's gradient reduction and parameter gathering on a stage, hidden or not, for ZeRO 0–2."""
         batch, recipe, links = self.candidates, self.calibration.recipe, self.links
-        lora = self.workload.phase.has_adapters
-        dense = self.memory.lora_parameters(stage) if lora else self.memory.dense_parameters(stage)
-        experts = np.zeros_like(dense) if lora else self.memory.expert_parameters(stage)
+        dense, experts = self.states.trained_parameters(stage)
         reduce_s = gather_s = np.zeros_like(dense)
         full = (batch.data_parallel * batch.context_parallel, batch.tensor_parallel)
         full_experts = (batch.expert_data_parallel, batch.expert_parallel * batch.expert_tensor_parallel)
@@ -163,12 +161,8 @@ class DataParallelModel:
 
     def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
         """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
-        return self._replica_reduce_s(self._trained_parameters(stage) * self.calibration.recipe.gradient_reduce_bytes)
-
-    def _trained_parameters(self, stage: StageClass) -> FloatArray:
-        if self.workload.phase.has_adapters:
-            return self.memory.lora_parameters(stage)
-        return self.memory.dense_parameters(stage) + self.memory.expert_parameters(stage)
+        dense, experts = self.states.trained_parameters(stage)
+        return self._replica_reduce_s((dense + experts) * self.calibration.recipe.gradient_reduce_bytes)
 
     def _outer_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Seconds of a step in which the groups scatter their gradients to each other and gather parameters, [n] each.
@@ -179,7 +173,8 @@ class DataParallelModel:
         batch, recipe = self.candidates, self.calibration.recipe
         copies = batch.data_parallel // batch.data_parallel_shard
         stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
-        trained = self._trained_parameters(stage) / (batch.data_parallel_shard * batch.context_parallel)
+        dense, experts = self.states.trained_parameters(stage)
+        trained = (dense + experts) / (batch.data_parallel_shard * batch.context_parallel)
         reduced = self.links.gather_s(trained * recipe.gradient_reduce_bytes, copies, stride)
         return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, copies, stride)
 
@@ -187,14 +182,14 @@ class DataParallelModel:
         """Seconds of a stage's optimizer step, on the device or, where its states lie there, on the host."""
         batch = self.candidates
         if self.workload.phase.has_adapters:
-            owned = self.memory.lora_parameters(stage)
+            owned = self.states.lora_parameters(stage)
         else:
             dense_ranks, _ = self._data_group()
             expert_ranks, _ = self._expert_data_group()
             sharded = batch.zero_stage >= 1
-            owned = self.memory.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
-            owned = owned + self.memory.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
-        owned = owned / self.memory.outer_copies()
+            owned = self.states.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
+            owned = owned + self.states.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
+        owned = owned / self.states.outer_copies()
         rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
         on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
         if not batch.optimizer_offload.any():

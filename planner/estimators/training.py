@@ -153,7 +153,7 @@ class TrainingModel:
             workload=self.workload,
             candidates=self.candidates,
             calibration=self.calibration,
-            memory=self.memory,
+            states=self.memory.states,
             links=self._links,
         )
 

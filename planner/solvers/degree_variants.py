@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.planner.estimators.candidates import Candidates, ContextStyle
-from meshplan.planner.estimators.memory import ZERO_PARAMETERS
+from meshplan.planner.estimators.states import ZERO_PARAMETERS
 from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingProblem
 from meshplan.planner.solvers.degree_templates import divisors
 

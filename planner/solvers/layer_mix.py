@@ -25,7 +25,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.planner.estimators.candidates import Candidates, FloatArray
-from meshplan.planner.estimators.memory import ZERO_PARAMETERS
+from meshplan.planner.estimators.states import ZERO_PARAMETERS
 from meshplan.planner.estimators.training import estimate_training
 from meshplan.planner.problems.training import TrainingProblem
 

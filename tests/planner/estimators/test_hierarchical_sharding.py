@@ -97,7 +97,7 @@ def test_experts_spread_over_the_neighbours_have_one_copy_there() -> None:
     problem = question(MOE)
     candidates = candidates_of(problem, sharded(problem, expert_parallel=8, zero_hpz_partition_size=8))
     memory = MemoryModel(shape=MOE, workload=problem.workload, candidates=candidates, calibration=problem.calibration)
-    assert [ranks.tolist() for ranks in memory.second_copy_ranks()] == [[8], [1]]
+    assert [ranks.tolist() for ranks in memory.states.second_copy_ranks()] == [[8], [1]]
 
 
 # --- optimizer states over groups ---
@@ -176,7 +176,7 @@ def test_what_stays_gathered_is_part_of_the_model() -> None:
             shape=shape, workload=problem.workload, candidates=candidates, calibration=problem.calibration
         )
         stage = candidates.split.classes[0]
-        dense, experts = memory.resharded_parameters(stage)
+        dense, experts = memory.states.resharded_parameters(stage)
         ends = 2 * shape.vocab_size * shape.hidden_size
         assert ends <= dense[0] <= ends + 2 * shape.hidden_size
         assert np.allclose(experts, 0.0)

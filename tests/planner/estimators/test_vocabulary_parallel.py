@@ -33,7 +33,8 @@ def parameters(problem: TrainingProblem, config: TrainingConfig) -> list[float]:
     memory = MemoryModel(
         shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
     )
-    return [float(memory.dense_parameters(batch.split.classes[index])[0]) for index in batch.split.class_of_stage]
+    classes, states = batch.split.classes, memory.states
+    return [float(states.dense_parameters(classes[index])[0]) for index in batch.split.class_of_stage]
 
 
 @pytest.mark.parametrize("tied", [False, True])

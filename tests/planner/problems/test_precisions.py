@@ -122,7 +122,7 @@ def test_copies_of_the_weights_are_counted(precision: str) -> None:
         calibration=problem.calibration,
     )
     (stage,) = model.candidates.split.classes
-    parameters = float(model.dense_parameters(stage)[0])
+    parameters = float(model.states.dense_parameters(stage)[0])
     added = narrow.components["weights"] - wide.components["weights"]
     assert added == pytest.approx(parameters * WEIGHT_COPY_BYTES[precision])
 
