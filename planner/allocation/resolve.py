@@ -20,10 +20,11 @@ from meshplan.planner.allocation.question import (
 from meshplan.planner.allocation.spec import AllocationSpec, OfferSpec, QuotaSpec, ServiceSpec
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, Offer, Quota
 from meshplan.planner.problems.serving import Requests
-from meshplan.planner.resolve import ANY, Problems
+from meshplan.planner.resolve import ANY
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
 from meshplan.planner.serving.spec import read_serving_spec
 from meshplan.planner.serving.trace import read_trace
+from meshplan.planner.spec_checks import Problems
 
 if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog

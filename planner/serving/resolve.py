@@ -17,9 +17,10 @@ from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.quantization import checkpoint_formats
 from meshplan.planner.problems.serving import Arrival, Requests, Role, ServingLimits, ServingObjective, ServingWorkload
 from meshplan.planner.problems.serving_question import Pinned, ServingProblem
-from meshplan.planner.resolve import Problems, choose_price, look_up_shape, node_in_place
+from meshplan.planner.resolve import choose_price, look_up_shape, node_in_place
 from meshplan.planner.serving.spec import DEFAULT_NUM_REQUESTS, GIB, ServingSpec
 from meshplan.planner.serving.trace import read_trace
+from meshplan.planner.spec_checks import Problems
 
 if TYPE_CHECKING:
     from meshplan.catalogs.repository import Catalog
