@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.surface_files import surface_documents
 from meshplan.catalogs.surface_grid import FloatArray
 from meshplan.catalogs.time_tables import (
@@ -39,7 +40,7 @@ from meshplan.catalogs.time_tables import (
     table_from_row,
 )
 
-SURFACE_FILE = Path(__file__).parent / "seed" / "attention_surfaces.json"
+SURFACE_FILE = SEED_FOLDER / "attention_surfaces.json"
 PHASES = ("prefill", "decode")
 # Of the frameworks that were measured on a device, the first is taken when the caller has none in mind.
 FRAMEWORKS = ("trtllm", "vllm", "sglang")

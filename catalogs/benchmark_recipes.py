@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.engine_recipes import EngineRecipe
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
 
-BENCHMARK_FILE = Path(__file__).parent / "seed" / "benchmark_recipes.yaml"
+BENCHMARK_FILE = SEED_FOLDER / "benchmark_recipes.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-CURVE_FILE = Path(__file__).parent / "seed" / "collective_curves.json"
+from meshplan.catalogs.seed import SEED_FOLDER
+
+CURVE_FILE = SEED_FOLDER / "collective_curves.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

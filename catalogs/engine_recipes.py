@@ -9,13 +9,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.releases import release_numbers
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
 
-ENGINE_FILE = Path(__file__).parent / "seed" / "engines.yaml"
+ENGINE_FILE = SEED_FOLDER / "engines.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

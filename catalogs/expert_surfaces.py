@@ -29,11 +29,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.surface_files import surface_documents
 from meshplan.catalogs.surface_grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, sparse_from_row
 from meshplan.catalogs.time_tables import STEP, smooth_maximum
 
-SURFACE_FILE = Path(__file__).parent / "seed" / "expert_surfaces.json"
+SURFACE_FILE = SEED_FOLDER / "expert_surfaces.json"
 FRAMEWORKS = ("trtllm", "vllm", "sglang")
 # Bytes of a weight with its scales: 16 elements share one byte (nvfp4), 32 (mxfp4), 128 and more (others).
 ELEMENT_BYTES = {

@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.surface_files import surface_documents
 from meshplan.catalogs.surface_grid import FloatArray, grid_value, packed, unpacked
 
-SURFACE_FILE = Path(__file__).parent / "seed" / "gemm_surfaces.json"
+SURFACE_FILE = SEED_FOLDER / "gemm_surfaces.json"
 TILE_M, TILE_N = 64, 128
 OUTPUT_BYTES = 2.0
 STEP = 2e-3  # of a stored correction, in log(time)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.surface_files import surface_documents
 from meshplan.catalogs.surface_grid import FloatArray
 from meshplan.catalogs.time_tables import (
@@ -38,7 +39,7 @@ from meshplan.catalogs.time_tables import (
     table_from_row,
 )
 
-SURFACE_FILE = Path(__file__).parent / "seed" / "latent_surfaces.json"
+SURFACE_FILE = SEED_FOLDER / "latent_surfaces.json"
 FRAMEWORKS = ("trtllm", "sglang", "vllm")
 LATENT_DIM, ROPE_DIM, HEAD_DIM = 512, 64, 128
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}

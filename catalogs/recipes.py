@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from meshplan.catalogs.calibration import FrameworkRecipe
-from meshplan.catalogs.seeds import SEED_FOLDER
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
 
 

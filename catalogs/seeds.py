@@ -33,11 +33,11 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import dimension_of
 from meshplan.catalogs.model_config import shape_from_config
 from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.transfer import SEED, Changes, require_sound, write_document
 from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.catalogs.yaml_reader import load_yaml
 
-SEED_FOLDER = Path(__file__).parent / "seed"
 SEED_DIGEST_KEY = "seed_digest"
 _SEEDED = (
     tables.facts,

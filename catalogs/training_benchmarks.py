@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from meshplan.catalogs.releases import release_numbers
-from meshplan.catalogs.seeds import SEED_FOLDER
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
 
 

@@ -14,7 +14,8 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.facts import LEVEL_RANK
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.repository import Catalog
-from meshplan.catalogs.seeds import SEED_FOLDER, seed_digest, seed_document
+from meshplan.catalogs.seed import SEED_FOLDER
+from meshplan.catalogs.seeds import seed_digest, seed_document
 
 SEED_FILES = ("devices.yaml", "links.yaml", "nodes.yaml", "prices.yaml")
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from meshplan.catalogs.seeds import SEED_FOLDER
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.training_benchmarks import TrainingBenchmark, practice_of
 from meshplan.catalogs.yaml_reader import load_yaml
 from meshplan.planner.problems.practice import Launches, TrainingPractice
