@@ -1,1 +1,1 @@
-"""See README.md in this folder (or its parent)."""
+"""What is known about hardware, models and prices: every number with its source."""

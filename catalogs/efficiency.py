@@ -4,7 +4,7 @@ A curve is three facts per precision (the model stands in :mod:`meshplan.planner
 large product, the bandwidth at which operands stream, and the inner length that costs as much as filling the pipeline.
 
 An operator's scale is one fact per class: measured time over what meshplan predicts without it
-(:mod:`meshplan.catalogs.operator_scales`).
+(:mod:`meshplan.catalogs.surfaces.operator_scales`).
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""See README.md in this folder (or its parent)."""
+"""The `meshplan` command."""

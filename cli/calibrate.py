@@ -15,7 +15,7 @@ from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.calibrate import Calibrated
     from meshplan.planner.observations import ObservedRun
 
@@ -135,7 +135,7 @@ def calibrate(
 
 def _runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog) -> tuple[list[ObservedRun], str]:
     """The training runs that can be priced, and what to call them."""
-    from meshplan.catalogs.calibration import Calibration
+    from meshplan.catalogs.constants.training import Calibration
     from meshplan.catalogs.errors import Problem, SpecError
     from meshplan.planner.observation_fields import UnsupportedError
     from meshplan.planner.observations import ObservationReader

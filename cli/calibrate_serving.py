@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.serving.calibrate import Calibrated, HeldOut
     from meshplan.planner.serving.prediction import PreparedRun
 

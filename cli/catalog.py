@@ -17,9 +17,9 @@ from meshplan.cli.reference import schema, support
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.facts import Fact
     from meshplan.catalogs.hardware import Device, Link, NodeType, Price
-    from meshplan.catalogs.repository import Catalog
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -81,7 +81,7 @@ def export_entries(
     form: FormatOption = Format.JSON,
 ) -> None:
     """Write the catalog, or one entry, as one JSON or YAML document that 'catalog import' reads."""
-    from meshplan.catalogs.transfer import export_document
+    from meshplan.catalogs.database.transfer import export_document
     from meshplan.cli.render import rendered_document
 
     if form not in (Format.JSON, Format.YAML):
@@ -115,7 +115,7 @@ def import_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Add or replace entries, facts and prices: all of a file, or nothing and the list of what is wrong."""
-    from meshplan.catalogs.transfer import import_document, read_document
+    from meshplan.catalogs.database.transfer import import_document, read_document
 
     catalog = open_catalog(db)
     if file.is_dir():
@@ -133,7 +133,7 @@ def diff_catalogs(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List the numbers that count in two catalogs and differ, with their sources."""
-    from meshplan.catalogs.compare import differences
+    from meshplan.catalogs.measurements.compare import differences
 
     found = differences(open_catalog(first), open_catalog(second))
     show_rows([difference.row() for difference in found], _DIFFERENCE_COLUMNS, form)
@@ -142,7 +142,7 @@ def diff_catalogs(
 @app.command()
 def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Bring the database to this version's schema and seed numbers; your own entries stay."""
-    from meshplan.catalogs.upgrade import upgrade_database
+    from meshplan.catalogs.database.upgrade import upgrade_database
 
     done = upgrade_database(db)
     document = {
@@ -155,7 +155,7 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
 
 
 def _fitted_surfaces(catalog: Catalog, folder: Path, device: str | None, system: str | None) -> dict[str, Any]:
-    from meshplan.catalogs.surface_files import user_folder
+    from meshplan.catalogs.surfaces.files import user_folder
     from meshplan.profiler.fit_device import fit_device
 
     if device is None:

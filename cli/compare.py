@@ -11,7 +11,7 @@ from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

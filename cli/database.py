@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 
 def open_catalog(db: str | None) -> Catalog:
@@ -15,8 +15,8 @@ def open_catalog(db: str | None) -> Catalog:
     Raises:
         CatalogError: it cannot be opened.
     """
-    from meshplan.catalogs.repository import Catalog
-    from meshplan.catalogs.seeds import seeds_are_stale
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.database.seeds import seeds_are_stale
 
     catalog = Catalog.open(db)
     if seeds_are_stale(catalog.engine):

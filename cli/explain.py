@@ -13,7 +13,7 @@ from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
 from meshplan.cli.render import Format, show_document, show_text, terminal_width
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

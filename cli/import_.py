@@ -15,7 +15,7 @@ from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.imports.today import Today
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)

@@ -15,7 +15,7 @@ from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutO
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -88,7 +88,7 @@ def plan(
 
 
 def _save(made: Plan, catalog: Catalog, name: str, tag: str | None) -> None:
-    from meshplan.catalogs.plan_rows import PlanRows
+    from meshplan.catalogs.database.plan_rows import PlanRows
     from meshplan.planner import store
 
     store.save(made, PlanRows(catalog.engine), name=name, tag=tag)

@@ -12,7 +12,7 @@ from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.plan_rows import PlanRow
+    from meshplan.catalogs.database.plan_rows import PlanRow
 
 app = typer.Typer(
     no_args_is_help=True,

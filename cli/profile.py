@@ -15,9 +15,9 @@ from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.measured import ClusterProfile
-    from meshplan.catalogs.measurements import Measurements
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.measurements.rows import Measurements
+    from meshplan.catalogs.measurements.types import ClusterProfile
     from meshplan.profiler.launch import RankEnvironment
     from meshplan.profiler.transport import Transport
 
@@ -136,7 +136,7 @@ def show(
         ]
         show_rows(runs, tuple(Column(key=key, title=key.replace("_", " ")) for key in _RUN_KEYS), form)
         return
-    from meshplan.catalogs.drift import link_drifts, staleness_warning
+    from meshplan.catalogs.measurements.drift import link_drifts, staleness_warning
 
     history = store.cluster_history(name)
     profile = store.cluster(name)
@@ -196,7 +196,7 @@ def export_profile(
     """Write the newest profile of a cluster, with every measurement and fit, as one JSON file."""
     import json
 
-    from meshplan.catalogs.profile_exchange import export_cluster
+    from meshplan.catalogs.measurements.exchange import export_cluster
 
     document = export_cluster(_store(db), name)
     _write(out, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
@@ -220,21 +220,21 @@ def import_profile(
 
 
 def _store(db: str | None) -> Measurements:
-    from meshplan.catalogs.database import open_database
-    from meshplan.catalogs.measurements import Measurements
+    from meshplan.catalogs.database.opening import open_database
+    from meshplan.catalogs.measurements.rows import Measurements
 
     return Measurements(open_database(db))
 
 
 def _catalog(store: Measurements) -> Catalog:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
     return Catalog(store.engine)
 
 
 def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: bool) -> None:
     """Make what a run measured facts of a catalog device, so that plans use it."""
-    from meshplan.catalogs.operator_scales import operator_scales
+    from meshplan.catalogs.surfaces.operator_scales import operator_scales
     from meshplan.planner.estimators.serving.operators import measured_as
     from meshplan.profiler.device_facts import gemm_facts, scale_facts
 
@@ -262,7 +262,7 @@ def _profiled_device(
     probes: Sequence[str] | None,
     scratch: Path | None,
 ) -> dict[str, Any]:
-    from meshplan.catalogs.drift import drifts
+    from meshplan.catalogs.measurements.drift import drifts
     from meshplan.profiler.backends import open_backend
     from meshplan.profiler.run import DeviceOptions, profile_device
 

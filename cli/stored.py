@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.plan_rows import PlanRows
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.plan_rows import PlanRows
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.plan import Plan
 
 
 def plan_rows(catalog: Catalog) -> PlanRows:
     """The stored plans of the catalog's database."""
-    from meshplan.catalogs.plan_rows import PlanRows
+    from meshplan.catalogs.database.plan_rows import PlanRows
 
     return PlanRows(catalog.engine)
 

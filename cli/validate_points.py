@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 
 def show_points(

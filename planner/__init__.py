@@ -1,1 +1,1 @@
-"""See README.md in this folder (or its parent)."""
+"""Questions about training and serving: problem, estimate, search, plan, launcher files."""

@@ -1,8 +1,8 @@
 """Fitting the estimator's named constants to measured runs, and saying how well they carry over.
 
 *Notation.* Row i has the measured step y_i and the prediction f_i(θ); θ are the constants of
-:class:`~meshplan.catalogs.calibration.TimeConstants` in log units (efficiencies and overlaps in logit units, so that
-they stay inside (0, 1)).
+:class:`~meshplan.catalogs.constants.training.TimeConstants` in log units (efficiencies and overlaps in logit units, so
+that they stay inside (0, 1)).
 
 *Objective.* Σ_i w_i ρ(ln f_i(θ) − ln y_i)/σ² + Σ_j ((θ_j − θ⁰_j)/s_j)² with ρ Huber's loss, w_i = 1/√(rows of i's
 group) so that near-duplicates do not outvote others, and a prior θ⁰: the literature for the global set, the global set
@@ -23,8 +23,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration, MemoryConstants, TimeConstants
-from meshplan.catalogs.recipes import recipe_named
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration, MemoryConstants, TimeConstants
 from meshplan.planner.calibrate_memory import UNMEASURED_SAFE_FACTOR, MemoryFit, calibrate_memory
 from meshplan.planner.estimators.candidates import FloatArray
 from meshplan.planner.estimators.priced import candidates_of

@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration, MemoryConstants
-from meshplan.catalogs.recipes import recipe_named
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.estimators.candidates import FloatArray
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.plan import Plan
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, layer_balancedness
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem

@@ -12,7 +12,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.catalogs.measured import ClusterProfile
+from meshplan.catalogs.measurements.types import ClusterProfile
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.network import Network

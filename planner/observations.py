@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observed_as
 from meshplan.catalogs.errors import CatalogError, Problem, SpecError
 from meshplan.catalogs.hardware import NodeType
-from meshplan.catalogs.observed_model import shape_from_observation
-from meshplan.catalogs.recipes import Recipe, recipe_observed_as
+from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.planner.estimators.states import ZERO_PARAMETERS
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.observed_practice import observed_practice
@@ -34,8 +34,8 @@ from meshplan.planner.problems.training import (
 )
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.calibration import Calibration
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.constants.training import Calibration
+    from meshplan.catalogs.database.repository import Catalog
 
 SCHEDULES = {
     "1f1b": "1f1b",

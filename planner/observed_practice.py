@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from meshplan.catalogs.training_benchmarks import TrainingBenchmark, practice_of
+from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
 from meshplan.planner.observation_fields import Section
 from meshplan.planner.problems.practice import Launches, TrainingPractice
 from meshplan.planner.problems.training import Phase

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
-from meshplan.catalogs.model_config import read_config
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.recipes import recipe_named
+from meshplan.catalogs.models.config import read_config
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.measured_links import host_names, measured_network, profile_problems, slowest_link, with_network
 from meshplan.planner.problems.frameworks import without_layer_recompute
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
@@ -37,8 +37,8 @@ from meshplan.planner.spec_checks import (
 from meshplan.planner.topologies import described_network, usable_nodes
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.measured import ClusterProfile
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.measurements.types import ClusterProfile
 
 ANY = "any"
 IN_PLACE = "as described in the spec"
@@ -142,7 +142,7 @@ def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Pr
     """The measured links that the spec names, where they fit the cluster."""
     if spec.profile is None:
         return None
-    from meshplan.catalogs.measurements import Measurements
+    from meshplan.catalogs.measurements.rows import Measurements
 
     try:
         profile = Measurements(catalog.engine).cluster(spec.profile)

@@ -18,9 +18,9 @@ from meshplan.planner.plan import Plan, plan_identity
 from meshplan.planner.solvers.solution import OnProgress, solution_document
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.hardware import Device
-    from meshplan.catalogs.model_shapes import ModelShape
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.models.shapes import ModelShape
     from meshplan.planner.emit.artifact import Artifact, EmittedPlan
     from meshplan.planner.estimators.simulation import Simulated
     from meshplan.planner.mapping_pictures import MappingView
@@ -357,7 +357,7 @@ def emit_plan(
 
 def support_matrix() -> tuple[Mapping[str, Any], ...]:
     """Which choices each emit target takes, found by emitting probes of two models that ship with meshplan."""
-    from meshplan.catalogs.seeds import seed_model_shape
+    from meshplan.catalogs.database.seeds import seed_model_shape
     from meshplan.planner.emit.support import support_rows
 
     # TorchTitan trains registered models only: the probes are two of them.

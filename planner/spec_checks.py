@@ -6,7 +6,7 @@ A check takes what the names mean (a shape, a machine, a framework's rules) and 
 from __future__ import annotations
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.parallelism import layers_problem
 from meshplan.planner.problems.frameworks import FrameworkRules

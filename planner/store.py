@@ -18,7 +18,7 @@ from meshplan.planner.documents import read_document
 from meshplan.planner.plan import CLOCK_FIELDS, PLAN_ID_LENGTH, Plan, digest
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.plan_rows import PlanRows, RecordedRun
+    from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun
 
 
 def save(plan: Plan, rows: PlanRows, *, name: str = "", tag: str | None = None) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.alternatives import Alternative
 from meshplan.planner.estimators.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.estimators.pipeline import SCHEDULES

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.constants.training import Calibration
 from meshplan.planner.estimators.compute import peak_flops_per_s
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.observation_fields import UnsupportedError
@@ -23,7 +23,7 @@ from meshplan.planner.serving.validate import ServingCalibrationOf, validate_ser
 from meshplan.planner.validation import ValidatedRow, Validation, rank_quality, summarise
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 Metric = Callable[[ObservedRun, Priced], float]
 

@@ -1,1 +1,1 @@
-"""See README.md in this folder (or its parent)."""
+"""Measures this machine and its links, and fits what others measured."""

@@ -19,7 +19,7 @@ from meshplan.catalogs.efficiency import (
 )
 from meshplan.catalogs.facts import FIELDS, Fact
 from meshplan.catalogs.hardware import Evidence, EvidenceLevel
-from meshplan.catalogs.measured import Fit, ProfileRun, Spread
+from meshplan.catalogs.measurements.types import Fit, ProfileRun, Spread
 
 CURVE_MODEL = "gemm_curve."
 _COEFFICIENTS = {
@@ -57,7 +57,7 @@ def scale_facts(
 
     Args:
         run: that measured them.
-        scales: of :func:`meshplan.catalogs.operator_scales.operator_scales`.
+        scales: of :func:`meshplan.catalogs.surfaces.operator_scales.operator_scales`.
         with_attention: attention too, whose probe is torch's kernel and not the engine's.
     """
     sane = {field.name: field for field in FIELDS["device"]}

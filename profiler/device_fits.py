@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from meshplan.catalogs.measured import Fit, Measurement
+from meshplan.catalogs.measurements.types import Fit, Measurement
 from meshplan.profiler.fit import fit_alpha_beta
 from meshplan.profiler.gemm_model import FittedGemm, GemmSamples, fit_gemm
 

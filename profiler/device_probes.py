@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.catalogs.measured import Metric
+from meshplan.catalogs.measurements.types import Metric
 from meshplan.profiler.backends import FP8_NEEDS, Backend, Operation
 
 ADAM_BYTES_PER_PARAMETER = 28.0

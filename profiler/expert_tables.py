@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.expert_surfaces import (
+from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, Columns, all_versions, read_perf_table
+from meshplan.catalogs.surfaces.experts import (
     ELEMENT_BYTES,
     GATED_PRODUCTS,
     PLAIN_PRODUCTS,
@@ -31,8 +32,7 @@ from meshplan.catalogs.expert_surfaces import (
     Shape,
     expert_features,
 )
-from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, Columns, all_versions, read_perf_table
-from meshplan.catalogs.surface_grid import FloatArray
+from meshplan.catalogs.surfaces.grid import FloatArray
 
 COUNTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
 TEXTS = ("moe_dtype", "kernel_source", "distribution")

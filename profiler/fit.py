@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from meshplan.catalogs.measured import Fit
+from meshplan.catalogs.measurements.types import Fit
 from meshplan.profiler.least_squares import FloatArray, fit_positive, relative_error
 
 MIN_POINTS = 3

@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs import attention_surfaces, latent_surfaces
 from meshplan.catalogs.importers.perf_tables import (
     FRAMEWORKS,
     SYSTEMS,
@@ -27,8 +26,10 @@ from meshplan.catalogs.importers.perf_tables import (
     read_perf_table,
     where,
 )
-from meshplan.catalogs.surface_grid import FloatArray
-from meshplan.catalogs.time_tables import Points, TimeTable, table_row
+from meshplan.catalogs.surfaces import attention as attention_surfaces
+from meshplan.catalogs.surfaces import latent_attention as latent_surfaces
+from meshplan.catalogs.surfaces.grid import FloatArray
+from meshplan.catalogs.surfaces.time_tables import Points, TimeTable, table_row
 from meshplan.profiler.surface_fit import cross_validated, fit_time_table
 
 SOURCE = (

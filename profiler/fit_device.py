@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from meshplan.catalogs import attention_surfaces, expert_surfaces, gemm_surfaces, latent_surfaces
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.importers.perf_tables import SYSTEMS, data_folder
-from meshplan.catalogs.surface_files import user_file, user_folder
+from meshplan.catalogs.surfaces import attention as attention_surfaces
+from meshplan.catalogs.surfaces import experts as expert_surfaces
+from meshplan.catalogs.surfaces import gemm as gemm_surfaces
+from meshplan.catalogs.surfaces import latent_attention as latent_surfaces
+from meshplan.catalogs.surfaces.files import user_file, user_folder
 from meshplan.profiler.expert_tables import expert_samples
 from meshplan.profiler.fit_attention import SOURCE, attention_rows, latent_rows, projection_rows, write_tables
 from meshplan.profiler.fit_experts import fit_experts, write_surfaces

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.expert_surfaces import (
+from meshplan.catalogs.importers.perf_tables import data_folder
+from meshplan.catalogs.surfaces.experts import (
     ELEMENT_BYTES,
     GATED_PRODUCTS,
     SHAPE_STEP,
@@ -29,9 +30,8 @@ from meshplan.catalogs.expert_surfaces import (
     grid_points,
     surface_row,
 )
-from meshplan.catalogs.importers.perf_tables import data_folder
-from meshplan.catalogs.surface_grid import FloatArray, filled, grid_value
-from meshplan.catalogs.time_tables import STEP
+from meshplan.catalogs.surfaces.grid import FloatArray, filled, grid_value
+from meshplan.catalogs.surfaces.time_tables import STEP
 from meshplan.profiler.expert_tables import ExpertSamples, expert_samples
 from meshplan.profiler.fit_attention import SOURCE, octaves
 from meshplan.profiler.gemm_model import HELD_OUT_FRACTION

@@ -1,4 +1,4 @@
-"""Fits a :class:`~meshplan.catalogs.gemm_surfaces.GemmSurface` to measured products, and makes the shipped ones.
+"""Fits a :class:`~meshplan.catalogs.surfaces.gemm.GemmSurface` to measured products, and makes the shipped ones.
 
 First the four parameters of the formula, then the corrections at every measured size by kriging
 (:mod:`meshplan.profiler.kriging`). How rough the surface is in n, and how noisy the measurements are, is what a hidden
@@ -23,10 +23,10 @@ from pathlib import Path
 
 import numpy as np
 
-from meshplan.catalogs.gemm_surfaces import GemmSurface, base_time_s, surface_row
 from meshplan.catalogs.importers.perf_tables import SYSTEMS, data_folder, fastest, newest_table, read_perf_table, where
-from meshplan.catalogs.surface_grid import grid_value
-from meshplan.catalogs.time_tables import Points
+from meshplan.catalogs.surfaces.gemm import GemmSurface, base_time_s, surface_row
+from meshplan.catalogs.surfaces.grid import grid_value
+from meshplan.catalogs.surfaces.time_tables import Points
 from meshplan.profiler.fit_shipped import load
 from meshplan.profiler.gemm_model import HELD_OUT_FRACTION, GemmSamples
 from meshplan.profiler.kriging import Prior, krige

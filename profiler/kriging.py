@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.surface_grid import FloatArray, Knots, grid_value, interpolation
-from meshplan.catalogs.time_tables import Points
+from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_value, interpolation
+from meshplan.catalogs.surfaces.time_tables import Points
 
 # Residuals beyond 3 % count linearly: twice what two neighbours of a quiet table differ by.
 HUBER_THRESHOLD = 0.03

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.measured import MeasuredLink
+from meshplan.catalogs.measurements.types import MeasuredLink
 from meshplan.catalogs.units import format_bandwidth
 
 # A link this far under the slower of its ends is degraded; measured rates of sound links scatter by a few percent

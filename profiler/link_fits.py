@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from meshplan.catalogs.measured import ClusterProfile, Fit, MeasuredLink, Measurement
+from meshplan.catalogs.measurements.types import ClusterProfile, Fit, MeasuredLink, Measurement
 from meshplan.profiler.fit import fit_alpha_beta
 from meshplan.profiler.link_analysis import findings, link_classes
 from meshplan.profiler.link_probes import PING_BYTES

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.catalogs.measured import ClusterProfile, Fit, Measurement, Metric, ProfileRun
-from meshplan.catalogs.measurements import Measurements, now
+from meshplan.catalogs.measurements.rows import Measurements, now
+from meshplan.catalogs.measurements.types import ClusterProfile, Fit, Measurement, Metric, ProfileRun
 from meshplan.profiler.environment import host_environment, host_name, version_disagreements
 from meshplan.profiler.link_fits import cluster_profile, link_fits
 from meshplan.profiler.link_probes import (

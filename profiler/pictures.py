@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from html import escape
 
-from meshplan.catalogs.measured import ClusterProfile, Measurement, Metric, ProfileRun
+from meshplan.catalogs.measurements.types import ClusterProfile, Measurement, Metric, ProfileRun
 from meshplan.catalogs.units import format_bandwidth, format_flops
 
 SHADES = " ░▒▓█"

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.catalogs.measured import Spread
+from meshplan.catalogs.measurements.types import Spread
 from meshplan.profiler.environment import involuntary_switches
 
 MIN_REPEAT_S = 1e-3

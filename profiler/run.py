@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshplan.catalogs.errors import MeshplanError, ProfileError
-from meshplan.catalogs.measured import Measurement, Metric, ProfileRun, Spread, point_key
-from meshplan.catalogs.measurements import Measurements, now
+from meshplan.catalogs.measurements.rows import Measurements, now
+from meshplan.catalogs.measurements.types import Measurement, Metric, ProfileRun, Spread, point_key
 from meshplan.profiler.backends import Backend
 from meshplan.profiler.device_fits import device_fits
 from meshplan.profiler.device_probes import Case, Effort, cases

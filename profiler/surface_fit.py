@@ -13,8 +13,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.surface_grid import FloatArray, Knots, grid_value, interpolation, neighbour_sum
-from meshplan.catalogs.time_tables import STEP, Formula, Points, TimeTable, time_table
+from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_value, interpolation, neighbour_sum
+from meshplan.catalogs.surfaces.time_tables import STEP, Formula, Points, TimeTable, time_table
 from meshplan.profiler.gemm_model import HELD_OUT_FRACTION
 from meshplan.profiler.least_squares import HUBER_THRESHOLD, fit_positive, folds, relative_error
 
@@ -132,7 +132,7 @@ def fit_time_table(
     Args:
         points: measured coordinates, one flat array an axis, [n].
         time_s: measured seconds, [n].
-        formula: see :class:`~meshplan.catalogs.time_tables.TimeTable`.
+        formula: see :class:`~meshplan.catalogs.surfaces.time_tables.TimeTable`.
         start: first guess of the formula's parameters.
         knots: of the grid, one array an axis.
         rising: axes along which times must not fall.

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import CatalogError
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.measured import Measurement
-    from meshplan.catalogs.measurements import Measurements
+    from meshplan.catalogs.measurements.rows import Measurements
+    from meshplan.catalogs.measurements.types import Measurement
 
 
 def import_file(store: Measurements, path: Path, *, cluster: str | None, device: str | None) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def import_file(store: Measurements, path: Path, *, cluster: str | None, device:
     """
     from meshplan.catalogs.importers.mpigraph import is_mpigraph, read_mpigraph
     from meshplan.catalogs.importers.nccl_tests import is_nccl_tests, read_nccl_tests
-    from meshplan.catalogs.profile_exchange import import_cluster
+    from meshplan.catalogs.measurements.exchange import import_cluster
 
     try:
         text = path.read_text(encoding="utf-8")

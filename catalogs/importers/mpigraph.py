@@ -13,7 +13,7 @@ from pathlib import Path
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.importers.csv_tables import MAX_PROBLEMS, refusal
-from meshplan.catalogs.measured import ClusterProfile, MeasuredLink, Measurement, Metric, Spread
+from meshplan.catalogs.measurements.types import ClusterProfile, MeasuredLink, Measurement, Metric, Spread
 
 MIB = 2**20
 _START, _END, _TABLE, _ROW = "START mpiGraph", "END mpiGraph", "Send", " to"

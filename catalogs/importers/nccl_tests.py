@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.importers.csv_tables import MAX_PROBLEMS, refusal
-from meshplan.catalogs.measured import Measurement, Metric, Spread
+from meshplan.catalogs.measurements.types import Measurement, Metric, Spread
 
 _HEADING = re.compile(r"^#\s+size\s+count\s+type\b.*\btime\s+algbw\s+busbw", re.MULTILINE)
 _UNITS = re.compile(r"^#\s+\(B\)\s+\(elements\).*\(us\)\s+\(GB/s\)\s+\(GB/s\)", re.MULTILINE)

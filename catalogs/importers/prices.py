@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshplan.catalogs.document import FORMAT
+from meshplan.catalogs.database.document import FORMAT
 from meshplan.catalogs.errors import CatalogError, Problem
 from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.importers.csv_tables import MAX_PROBLEMS
@@ -83,7 +83,7 @@ class PriceList:
     """What a list gave.
 
     Args:
-        document: for :func:`meshplan.catalogs.transfer.import_document`.
+        document: for :func:`meshplan.catalogs.database.transfer.import_document`.
         num_prices: prices in the document.
         num_unmatched: offers of accelerators for which the catalog has no node type.
     """

@@ -27,7 +27,7 @@ from meshplan.planner.serving.trace import read_trace
 from meshplan.planner.spec_checks import Problems
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 

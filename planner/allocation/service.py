@@ -19,7 +19,7 @@ from meshplan.planner.solvers.solution import OnProgress, solution_document
 from meshplan.planner.training_plan import plain
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 
 def plan_allocation(

@@ -1,1 +1,1 @@
-"""See README.md in this folder (or its parent)."""
+"""A plan as launcher files; knows no catalog."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import script
 from meshplan.planner.emit.adapters import adapter_notes
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest

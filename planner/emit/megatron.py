@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import megatron_script
 from meshplan.planner.emit.adapters import without_adapters
 from meshplan.planner.emit.artifact import (

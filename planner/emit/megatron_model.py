@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 
 # Families whose layers Megatron-LM 0.19.2 has no flag for, with what is missing.
 _FAMILIES_WITHOUT_WORDS = {

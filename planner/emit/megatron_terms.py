@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Term, Words, count, count_term, stated
 from meshplan.planner.problems.practice import ALL_TO_ALL
 from meshplan.planner.problems.training import TrainingConfig

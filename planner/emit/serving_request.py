@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.plan import Plan
 from meshplan.planner.problems.engines import PUBLISHED_SCHEMES
 from meshplan.planner.problems.serving import Role, ServingConfig

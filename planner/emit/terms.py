@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, Problem
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.training import TrainingConfig

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.schedules import stage_of_chunk
 
 # The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.

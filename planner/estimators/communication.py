@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration, Constant
+from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
 from meshplan.planner.estimators.fabric import ALL_TO_ALL, RING, Fabric, Messages

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration, Constant
+from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, LayerKind
 from meshplan.planner.estimators.context_parallel import causal_imbalance
 from meshplan.planner.estimators.expert_load import arriving_load, leaving_load

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Constant, FrameworkRecipe
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.constants.training import Constant, FrameworkRecipe
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.candidates import Candidates, ContextStyle, FloatArray, IntArray
 from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.constants.training import Calibration
 from meshplan.planner.estimators.candidates import BoolArray, Candidates, FloatArray, Recompute, StageClass
 from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.estimators.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.catalogs.model_shapes import MixtureOfExperts
+from meshplan.catalogs.models.shapes import MixtureOfExperts
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
 from meshplan.planner.problems.training import TrainingWorkload
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 
 FLOPS_PER_MULTIPLY_ADD = 2.0
 TRAINING_PASSES = 3.0  # forward, input gradient, weight gradient

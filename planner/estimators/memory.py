@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.candidates import (
     Candidates,
     FloatArray,

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.candidates import FloatArray, StageClass
 from meshplan.planner.problems.training import Phase, TrainingWorkload
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, IntArray, LayerKind, StageClass
 from meshplan.planner.estimators.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
 from meshplan.planner.estimators.quantised_weights import (

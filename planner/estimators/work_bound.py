@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.catalogs.calibration import Calibration
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.compute import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
 from meshplan.planner.estimators.expert_load import leaving_load
 from meshplan.planner.estimators.flops import forward_flops_per_token

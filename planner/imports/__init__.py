@@ -1,0 +1,1 @@
+"""A command or configuration that is in use, read as a spec."""

@@ -20,7 +20,7 @@ from meshplan.planner.imports.shell import Script, Statement, read_script
 from meshplan.planner.imports.today import Answers, Today, today
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 # Where a command names the configuration that it reads.
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")

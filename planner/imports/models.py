@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from meshplan.catalogs.errors import closest_names
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.megatron_model import inexpressible_shape, model_flags
 from meshplan.planner.emit.terms import Words
 

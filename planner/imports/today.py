@@ -18,7 +18,7 @@ from meshplan.planner.serving.spec import ServingFixedSpec, read_serving_spec
 from meshplan.planner.spec import FixedSpec, read_training_spec
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 _SERVING_WORKLOAD = ("input_length", "output_length", "concurrency")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.problems.frameworks import LegalityRule
 
 Predicate = Callable[[ModelShape, Any], Any]

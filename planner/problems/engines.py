@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.problems import engine_layouts as layouts
 from meshplan.planner.problems.engine_layouts import rule
 from meshplan.planner.problems.frameworks import LegalityRule

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.problems.frameworks import LegalityRule
 from meshplan.planner.problems.practice import ALL_TO_ALL
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.problems.frameworks import FrameworkRules, LegalityRule
 from meshplan.planner.problems.legality import (
     capacity_rule,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 
 BYTES_16_BIT = 2.0
 # Bytes of one scale per block of values, spread over the block: fp8 blocks of 128 × 128 with an fp32 scale; MX formats
@@ -31,7 +31,7 @@ class Scheme:
         weight_bytes: of one stored weight, scales included.
         activation_bytes: of one activation element as the product reads it.
         peak_dtype: format whose peak rate bounds the product.
-        kernel: name of the measured GEMM kernels (:mod:`meshplan.catalogs.gemm_surfaces`).
+        kernel: name of the measured GEMM kernels (:mod:`meshplan.catalogs.surfaces.gemm`).
         needs: dtypes of which the device must have one to run the scheme natively; empty where any device does.
     """
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from meshplan.catalogs.engine_recipes import EngineRecipe
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.serving_calibration import ServingCalibration
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.constants.serving import ServingCalibration
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.problems.engines import EngineRules
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import Quantization

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from meshplan.catalogs.calibration import Calibration
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.practice import (

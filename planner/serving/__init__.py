@@ -1,0 +1,1 @@
+"""How to serve a model within its SLO at least cost?"""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.catalogs.serving_calibration import ServingCalibration, ServingConstants
+from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.planner.serving.constants_fit import (
     FITTED,
     NOISE,

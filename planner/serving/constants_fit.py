@@ -1,7 +1,7 @@
 """The model behind the serving constants, linear in them, and the most probable constants under it.
 
 *Notation.* Run i has measured metrics y_im (time to first token, time per token, latency or throughput) and predictions
-f_im(θ); θ are the logarithms of :class:`~meshplan.catalogs.serving_calibration.ServingConstants`.
+f_im(θ); θ are the logarithms of :class:`~meshplan.catalogs.constants.serving.ServingConstants`.
 
 *Model.* The constants of engine e on generation a are a sum, θ_ea = μ + α_e + β_a + γ_ea: what all share, what the
 engine does everywhere, what the generation does under every engine, and the rest. Each part has a normal prior, μ about
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.serving.prediction import FITTED_METRICS, PreparedRun
 
 FloatArray = NDArray[np.float64]

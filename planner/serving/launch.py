@@ -11,7 +11,7 @@ from meshplan.planner.problems.serving import Role
 from meshplan.planner.training_plan import shape_from_document
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.emit.artifact import EmittedPlan
     from meshplan.planner.plan import Plan
 

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.benchmark_recipes import BenchmarkRun, spreads_attention, started_as
-from meshplan.catalogs.engine_recipes import EngineRecipe, engine_observed_as
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as
+from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, spreads_attention, started_as
 from meshplan.catalogs.errors import CatalogError
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.observed_model import shape_from_observation
+from meshplan.catalogs.models.observed import shape_from_observation
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.serving.memory import worker_memory
 from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.problems.machine import Machine

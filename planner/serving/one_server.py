@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.catalogs.serving_calibration import ServingCalibration
+from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.serving.calibrate import refine_serving
 from meshplan.planner.serving.constants_fit import OWN_NOISE, Row
 from meshplan.planner.serving.prediction import PreparedRun

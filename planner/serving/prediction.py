@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
-from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.estimators.serving.energy import average_power_w
 from meshplan.planner.estimators.serving.pools import pool_worker
 from meshplan.planner.estimators.serving.worker import Worker

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshplan.catalogs.engine_recipes import engine_recipes
+from meshplan.catalogs.constants.engine_recipes import engine_recipes
+from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.serving_calibration import ServingCalibration
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.problems.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
 from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.quantization import checkpoint_formats
@@ -23,7 +23,7 @@ from meshplan.planner.serving.trace import read_trace
 from meshplan.planner.spec_checks import Problems
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
 
 ANY = "any"
 

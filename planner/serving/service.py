@@ -17,8 +17,8 @@ from meshplan.planner.solvers.serving_search import estimate_pinned, search_serv
 from meshplan.planner.solvers.solution import OnProgress, solution_document
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.model_shapes import ModelShape
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.models.shapes import ModelShape
 
 
 def plan_serving(

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.serving_calibration import ServingCalibration
+from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.plan import Interval
 from meshplan.planner.problems.serving import Arrival, Requests

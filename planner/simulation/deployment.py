@@ -1,7 +1,7 @@
 """A whole configuration served: its pools become workers, its workload requests, and what clients see is judged.
 
 Clients see more than the engine: tokeniser and network take a fixed time of every request
-(:class:`~meshplan.catalogs.serving_calibration.ServingConstants`), and with prefill and decode apart twice: the router
+(:class:`~meshplan.catalogs.constants.serving.ServingConstants`), and with prefill and decode apart twice: the router
 hands the request to one server, then to another.
 """
 
@@ -11,9 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from meshplan.catalogs.engine_recipes import EngineRecipe
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.memory import WorkerMemory, kv_bytes_per_token, worker_memory
 from meshplan.planner.estimators.serving.pools import pool_worker, scheduled

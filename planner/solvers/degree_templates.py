@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.model_shapes import AttentionKind, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.estimators.candidates import (
     BoolArray,
     Candidates,

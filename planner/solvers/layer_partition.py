@@ -23,7 +23,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.flops import FLOPS_PER_MULTIPLY_ADD, attention_width, mean_context
 
 Matrix = NDArray[np.float64]

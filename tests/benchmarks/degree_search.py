@@ -46,7 +46,7 @@ def main() -> None:
 
 def measure(name: str) -> dict[str, Any]:
     """Search one question in this process; imports and look-ups are not counted as CPU time of the search."""
-    from meshplan.catalogs.repository import Catalog
+    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.service import resolve
     from meshplan.planner.solvers.degree_search import search_degrees
 

@@ -19,9 +19,9 @@ from pathlib import Path
 
 import numpy as np
 
-from meshplan.catalogs.gemm_surfaces import GemmSurface
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.importers.kernel_tables import read_collective_table
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.surfaces.gemm import GemmSurface
 from meshplan.profiler.curve_fit import left_out_error
 from meshplan.profiler.fit import fit_alpha_beta
 from meshplan.profiler.fit_shipped import load

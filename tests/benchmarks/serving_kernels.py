@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.attention_surfaces import PHASES, attention_formula, attention_surface
-from meshplan.catalogs.collective_curves import shipped_curves
-from meshplan.catalogs.expert_surfaces import ELEMENT_BYTES, ExpertSurface, expert_formula, expert_surface
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, data_folder
-from meshplan.catalogs.latent_surfaces import latent_attention_surface, latent_formula
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.surfaces.attention import PHASES, attention_formula, attention_surface
+from meshplan.catalogs.surfaces.collectives import shipped_curves
+from meshplan.catalogs.surfaces.experts import ELEMENT_BYTES, ExpertSurface, expert_formula, expert_surface
+from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface, latent_formula
 from meshplan.profiler.fit_attention import SCOPES, attention_points, attention_samples, latent_samples
 from meshplan.profiler.fit_experts import shipped_samples
 from meshplan.profiler.least_squares import relative_error

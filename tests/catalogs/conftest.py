@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import Engine
 
-from meshplan.catalogs.database import connect, open_database, parse_url
-from meshplan.catalogs.repository import Catalog
-from meshplan.catalogs.tables import metadata
+from meshplan.catalogs.database.opening import connect, open_database, parse_url
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.tables import metadata
 
 
 @pytest.fixture(autouse=True)

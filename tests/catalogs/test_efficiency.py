@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.catalogs.repository import Catalog
 
 MEASURED_DEVICES = ("a100-sxm-80gb", "h100-sxm-80gb", "h200-sxm-141gb", "b200-sxm-180gb", "gb200", "l40s")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.main import run
 
 SPEC = """\

@@ -148,7 +148,7 @@ def test_upgrade_of_a_current_and_of_a_missing_database(meshplan: Command, tmp_p
 
 
 def test_a_catalog_of_another_version_is_noted_on_stderr(meshplan: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshplan.catalogs.seeds.seed_digest", lambda: "of a newer version")
+    monkeypatch.setattr("meshplan.catalogs.database.seeds.seed_digest", lambda: "of a newer version")
     done = meshplan("catalog", "list", "--format", "json")
     assert done.code == 0
     assert "refresh: meshplan catalog upgrade" in done.err

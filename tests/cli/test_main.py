@@ -85,7 +85,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
         def fail(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr("meshplan.catalogs.repository.Catalog.open", fail)
+        monkeypatch.setattr("meshplan.catalogs.database.repository.Catalog.open", fail)
 
     return install
 

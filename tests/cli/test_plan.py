@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.plan_rows import PlanRows
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.plan_rows import PlanRows
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.solvers.solution import OnProgress, Progress
 
 from .conftest import SPEC, Command

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.database import open_database
-from meshplan.catalogs.measured import ClusterProfile, MeasuredLink, Spread
-from meshplan.catalogs.measurements import Measurements
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.opening import open_database
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.measurements.rows import Measurements
+from meshplan.catalogs.measurements.types import ClusterProfile, MeasuredLink, Spread
 from meshplan.profiler.protocol import Protocol
 
 Command = Callable[..., Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
 
 
 @pytest.fixture(scope="session")

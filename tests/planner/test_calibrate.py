@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from core_cases import DENSE, MOE, configured, machine_with, problem_of
 
-from meshplan.catalogs.calibration import Calibration, TimeConstants
-from meshplan.catalogs.recipes import recipe_named
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration, TimeConstants
 from meshplan.planner.calibrate import FITTED, _Row, calibrate, constants_of, refine, theta_of
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun

@@ -12,8 +12,8 @@ from core_cases import DENSE, MOE, configured, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration, MemoryConstants
-from meshplan.catalogs.recipes import recipe_named
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.calibrate_memory import UNMEASURED_SAFE_FACTOR, calibrate_memory
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun

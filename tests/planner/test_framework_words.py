@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.service import emit_plan, make_plan
 
 SPEC: dict[str, Any] = {

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.measured import ClusterProfile, MeasuredLink, Spread
-from meshplan.catalogs.measurements import Measurements
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.measurements.rows import Measurements
+from meshplan.catalogs.measurements.types import ClusterProfile, MeasuredLink, Spread
 from meshplan.planner.service import make_plan
 
 SPEC: dict[str, Any] = {

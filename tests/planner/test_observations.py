@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.constants.serving import ServingCalibration
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
-from meshplan.catalogs.serving_calibration import ServingCalibration
 from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, read_rows
 from meshplan.planner.problems.practice import Launches, TrainingPractice

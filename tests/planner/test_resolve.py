@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.hardware import Price
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.resolve import Resolved, calibration_for, choose_price, resolve_training
 from meshplan.planner.spec import PriceSpec, read_training_spec
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.plan import Plan, canonical_json
 from meshplan.planner.service import (
     emit_plan,

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from meshplan.catalogs.database.plan_rows import PlanRows
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError, StoreError
-from meshplan.catalogs.plan_rows import PlanRows
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner import store
 from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.service import make_plan

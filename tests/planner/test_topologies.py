@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.problems.network import Network
 from meshplan.planner.service import estimate_plan, make_plan, resolve
 

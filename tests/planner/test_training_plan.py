@@ -11,8 +11,8 @@ import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 from emit_cases import SHAPES
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.plan import Plan, canonical_json
 from meshplan.planner.rank_placement import rank_table

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from meshplan.catalogs.database import connect, parse_url
-from meshplan.catalogs.measurements import Measurements
-from meshplan.catalogs.tables import metadata
+from meshplan.catalogs.database.opening import connect, parse_url
+from meshplan.catalogs.database.tables import metadata
+from meshplan.catalogs.measurements.rows import Measurements
 
 
 @pytest.fixture

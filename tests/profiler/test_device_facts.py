@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from meshplan.catalogs.measured import Fit, ProfileRun
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.measurements.types import Fit, ProfileRun
 from meshplan.planner.estimators.compute import gemm_curve, gemm_s
 from meshplan.profiler.device_facts import gemm_facts
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.database import connect, parse_url
+from meshplan.catalogs.database.opening import connect, parse_url
 from meshplan.catalogs.errors import CatalogError, ProfileError
-from meshplan.catalogs.measured import Metric
-from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.measurements.rows import Measurements
+from meshplan.catalogs.measurements.types import Metric
 from meshplan.profiler.backends import Backend, NumpyBackend, open_backend
 from meshplan.profiler.device_probes import PROBES, Effort, cases
 from meshplan.profiler.protocol import Protocol

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshplan.catalogs import gemm_surfaces
 from meshplan.catalogs.errors import CatalogError
+from meshplan.catalogs.surfaces import gemm as gemm_surfaces
 from meshplan.profiler.fit_device import fit_device
 
 RATE, BANDWIDTH, LAUNCH = 2e14, 1.5e12, 4e-6

@@ -8,7 +8,8 @@ from itertools import product
 import numpy as np
 import pytest
 
-from meshplan.catalogs.gemm_surfaces import (
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.surfaces.gemm import (
     GemmSurface,
     base_time_s,
     gemm_surface,
@@ -16,7 +17,6 @@ from meshplan.catalogs.gemm_surfaces import (
     surface_from_row,
     surface_row,
 )
-from meshplan.catalogs.repository import Catalog
 from meshplan.profiler.gemm_model import GemmSamples
 from meshplan.profiler.gemm_surface import fit_surface
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.measurements.rows import Measurements
 from meshplan.profiler.backends import NumpyBackend
 from meshplan.profiler.device_probes import Effort, cases
 from meshplan.profiler.gpu_watch import GpuWatch

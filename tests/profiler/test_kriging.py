@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.surface_grid import grid_value
+from meshplan.catalogs.surfaces.grid import grid_value
 from meshplan.profiler import kriging
 from meshplan.profiler.kriging import Prior, krige
 

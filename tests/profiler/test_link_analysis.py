@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshplan.catalogs.measured import MeasuredLink, Spread
+from meshplan.catalogs.measurements.types import MeasuredLink, Spread
 from meshplan.profiler.link_analysis import findings, host_speeds, link_classes
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.measurements.rows import Measurements
 from meshplan.profiler.link_probes import LinkProtocol
 from meshplan.profiler.link_run import LinkOptions, LinkProfile, profile_links
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from netns import Cable, Network, missing_requirement, network, shaped_rates
 
-from meshplan.catalogs.database import open_database
-from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.database.opening import open_database
+from meshplan.catalogs.measurements.rows import Measurements
 
 pytestmark = pytest.mark.netns
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import permutations
 from xml.etree import ElementTree as ET
 
-from meshplan.catalogs.measured import ClusterProfile, MeasuredLink, Measurement, Metric, ProfileRun, Spread
+from meshplan.catalogs.measurements.types import ClusterProfile, MeasuredLink, Measurement, Metric, ProfileRun, Spread
 from meshplan.profiler.pictures import cluster_page, device_page, terminal_matrix
 
 NAMES = ("a", "<b>", "c&d")

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from meshplan.catalogs.attention_surfaces import RISING, attention_formula
-from meshplan.catalogs.expert_surfaces import ELEMENT_BYTES, expert_features, expert_formula
-from meshplan.catalogs.surface_grid import grid_value, interpolation
-from meshplan.catalogs.time_tables import TimeTable, table_from_row, table_row
+from meshplan.catalogs.surfaces.attention import RISING, attention_formula
+from meshplan.catalogs.surfaces.experts import ELEMENT_BYTES, expert_features, expert_formula
+from meshplan.catalogs.surfaces.grid import grid_value, interpolation
+from meshplan.catalogs.surfaces.time_tables import TimeTable, table_from_row, table_row
 from meshplan.profiler.fit_attention import octaves
 from meshplan.profiler.fit_experts import ExpertSamples, fit_experts
 from meshplan.profiler.least_squares import folds

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from meshplan.catalogs.database import open_database
-from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.database.opening import open_database
+from meshplan.catalogs.measurements.rows import Measurements
 
 pytestmark = pytest.mark.torch
 

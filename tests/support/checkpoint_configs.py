@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",

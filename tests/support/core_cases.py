@@ -9,9 +9,9 @@ from typing import Any
 from emit_cases import H100
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration
+from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.machine import Machine

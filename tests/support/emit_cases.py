@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.model_shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.training import TrainingConfig

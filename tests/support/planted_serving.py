@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.observations import ObservationReader, read_rows
 from meshplan.planner.serving.observations import served_run
 from meshplan.planner.serving.prediction import PreparedRun

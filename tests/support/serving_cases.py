@@ -7,7 +7,7 @@ from typing import Any
 
 from emit_cases import H100
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.serving_request import HostType, ServingRequest
 from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.engines import EngineRules

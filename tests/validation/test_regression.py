@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.observations import read_rows
 from meshplan.planner.resolve import calibration_for
 from meshplan.planner.serving.resolve import serving_calibration

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.collective_curves import CollectiveCurve, collective_curve
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.catalogs.surfaces.collectives import CollectiveCurve, collective_curve
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import BYTES_16_BIT
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES, Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout
 

@@ -3,12 +3,12 @@
 Every method takes arrays that broadcast and returns seconds. A device that was not measured itself takes the surfaces
 of one with the same chip, rescaled to its own memory bandwidth; what has none at all is priced by a roofline whose
 efficiencies are the medians over the devices that have them. What a user's own device run found slower or faster
-(:mod:`meshplan.catalogs.operator_scales`) multiplies either. The evidence level says which it was.
+(:mod:`meshplan.catalogs.surfaces.operator_scales`) multiplies either. The evidence level says which it was.
 
-- Matrix product m×k by k×n: :mod:`meshplan.catalogs.gemm_surfaces`; else t₀ + ((2·m·n·k/R)⁴ + (bytes/B)⁴)^¼.
-- Attention: :mod:`meshplan.catalogs.attention_surfaces` and :mod:`~meshplan.catalogs.latent_surfaces`; else decode
-  reads the whole KV cache of its requests once, prefill multiplies attended pairs.
-- Routed experts of one MoE layer: :mod:`meshplan.catalogs.expert_surfaces`; else the weights of the distinct experts
+- Matrix product m×k by k×n: :mod:`meshplan.catalogs.surfaces.gemm`; else t₀ + ((2·m·n·k/R)⁴ + (bytes/B)⁴)^¼.
+- Attention: :mod:`meshplan.catalogs.surfaces.attention` and :mod:`~meshplan.catalogs.surfaces.latent_attention`; else
+  decode reads the whole KV cache of its requests once, prefill multiplies attended pairs.
+- Routed experts of one MoE layer: :mod:`meshplan.catalogs.surfaces.experts`; else the weights of the distinct experts
   hit, E·(1 − (1 − k/E)^T) under even routing, are read once; their products run at the rate of a grouped GEMM.
 """
 
@@ -20,7 +20,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.attention_surfaces import attention_surface
 from meshplan.catalogs.efficiency import (
     ATTENTION_CLASSES,
     GEMM_CLASS,
@@ -31,10 +30,11 @@ from meshplan.catalogs.efficiency import (
     PREFILL_ATTENTION_SHARE,
     scale_of,
 )
-from meshplan.catalogs.expert_surfaces import FRAMEWORKS, expert_surface
-from meshplan.catalogs.gemm_surfaces import gemm_surface
 from meshplan.catalogs.hardware import Device, EvidenceLevel
-from meshplan.catalogs.latent_surfaces import latent_attention_surface
+from meshplan.catalogs.surfaces.attention import attention_surface
+from meshplan.catalogs.surfaces.experts import FRAMEWORKS, expert_surface
+from meshplan.catalogs.surfaces.gemm import gemm_surface
+from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
 from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES
 from meshplan.planner.problems.serving import Role
 

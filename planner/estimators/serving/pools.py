@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from meshplan.catalogs.engine_recipes import EngineRecipe
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.serving.worker import ContextRange, Worker
 from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.serving import Admission, EngineLimits, Pool, ServingWorkload, Speculation

@@ -20,8 +20,8 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.operators import Operators
 from meshplan.planner.estimators.serving.step_cost import StepCost

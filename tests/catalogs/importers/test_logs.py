@@ -9,7 +9,7 @@ from sqlalchemy.engine import Engine
 
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.importers import import_file
-from meshplan.catalogs.measurements import Measurements
+from meshplan.catalogs.measurements.rows import Measurements
 
 # The layout of nccl-tests 2.13 (BSD-3-Clause); the figures are made up.
 NCCL_LOG = """\

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.transfer import import_document
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.importers.prices import ACCELERATORS, PriceList, read_prices
-from meshplan.catalogs.repository import Catalog
-from meshplan.catalogs.transfer import import_document
 
 # The columns of both lists; the prices are made up.
 SKYPILOT = """\

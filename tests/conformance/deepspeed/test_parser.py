@@ -22,7 +22,7 @@ import pytest
 from emit_cases import GPT2_XL, LLAMA_70B, QWEN3_4B, config_for, request_for
 from read_back_cases import differences, num_devices, read_back
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import deepspeed as emitter
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.problems.pytorch_frameworks import DEEPSPEED

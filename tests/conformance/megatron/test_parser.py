@@ -30,7 +30,7 @@ from emit_cases import (
 )
 from read_back_cases import differences, num_devices, read_back
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import megatron as emitter
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.emit.writer import write_artifacts

@@ -20,7 +20,7 @@ import pytest
 from emit_cases import LLAMA_70B, QWEN3_4B, config_for, request_for
 from read_back_cases import differences, num_devices, read_back
 
-from meshplan.catalogs.model_shapes import MixtureOfExperts, ModelShape
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.emit import torchtitan as emitter
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.allocation.replay import NUM_RUNS, lower_limit
 from meshplan.planner.allocation.resolve import resolve_allocation
 from meshplan.planner.allocation.search import Compiled, compile_question, replay_scenario, search_allocation

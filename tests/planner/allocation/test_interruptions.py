@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.allocation.interruptions import LEAST_SHARE, states_of, states_together
 from meshplan.planner.problems.gpu_allocation_fleet import Offer, ReplicaKind
 from meshplan.planner.service import make_plan

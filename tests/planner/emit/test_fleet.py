@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.fleet import instance_type, object_name
 from meshplan.planner.plan import Plan

@@ -22,7 +22,7 @@ from emit_cases import (
 )
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import megatron, megatron_terms
 from meshplan.planner.emit.registry import emit, target_names
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS

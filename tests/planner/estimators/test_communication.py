@@ -11,7 +11,7 @@ from core_cases import machine_with
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration, TimeConstants
+from meshplan.catalogs.constants.training import Calibration, TimeConstants
 from meshplan.planner.estimators.communication import CommunicationModel
 
 EXACT = Calibration(

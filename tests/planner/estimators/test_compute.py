@@ -11,8 +11,8 @@ from core_cases import DENSE, H100_FP8, MOE, configured, problem_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration, FrameworkRecipe
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.estimators.candidates import LayerKind
 from meshplan.planner.estimators.compute import ComputeModel, GemmCurve, gemm_curve, gemm_s, peak_flops_per_s
 from meshplan.planner.estimators.priced import candidates_of

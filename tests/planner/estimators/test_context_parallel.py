@@ -11,8 +11,8 @@ from core_cases import DENSE, LATENT, MOE, WINDOWED, configured, machine_with, p
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration, FrameworkRecipe
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.candidates import Candidates
 from meshplan.planner.estimators.priced import Priced, candidates_of, price
 from meshplan.planner.estimators.training import estimate_training

@@ -11,8 +11,8 @@ from core_cases import DENSE, LATENT, MOE, configured, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.emit.megatron_terms import TERMS
 from meshplan.planner.emit.terms import say_all
 from meshplan.planner.estimators.expert_load import arriving_load, leaving_load

@@ -11,7 +11,7 @@ from core_cases import DENSE, MOE, SMALL_SHAPES, configured, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.communication import UNHIDDEN_SHARE
 from meshplan.planner.estimators.fabric import (
     ALL_TO_ALL,

@@ -8,8 +8,8 @@ import pytest
 from core_cases import DENSE, LATENT, MOE
 from emit_cases import LLAMA_70B
 
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.flops import forward_flops_per_token, mean_context, model_flops_per_step
 
 # Brown et al. 2020, arXiv:2005.14165, Table 2.1: 96 layers, d_model 12288, 96 heads of 128; GPT-2's vocabulary.

@@ -12,7 +12,7 @@ from core_cases import DENSE, LATENT, MOE, configured, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.memory import MemoryModel
 from meshplan.planner.estimators.priced import Priced, candidates_of, price
 from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK, MEGATRON

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from core_cases import SMALL_SHAPES, configured, problem_of
 
-from meshplan.catalogs.calibration import Calibration, FrameworkRecipe
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservationReader
 

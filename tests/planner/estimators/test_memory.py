@@ -10,9 +10,9 @@ from core_cases import DENSE, LATENT, MOE, SMALL_SHAPES, configured, problem_of,
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration, MemoryConstants
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.recipes import recipe_named
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration, MemoryConstants
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.memory import COMPONENTS
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.problems.training import Phase, TrainingConfig, TrainingProblem, TrainingWorkload

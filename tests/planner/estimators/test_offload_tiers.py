@@ -14,8 +14,8 @@ from emit_cases import LLAMA_70B, config_for, request_for
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.estimators.offload import (

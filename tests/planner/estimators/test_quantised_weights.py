@@ -11,10 +11,10 @@ from core_cases import DENSE, configured, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration, FrameworkRecipe
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.estimators.quantised_weights import DEQUANTISE_BYTES, NF4_BYTES
 from meshplan.planner.not_validated import unconfirmed

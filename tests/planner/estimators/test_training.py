@@ -13,8 +13,8 @@ from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.calibration import Calibration, FrameworkRecipe, TimeConstants
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe, TimeConstants
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.estimators.candidates import Candidates
 from meshplan.planner.estimators.priced import candidates_of, price
 from meshplan.planner.estimators.referee import refereed_step_s

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from core_cases import DENSE, configured, problem_of
 
+from meshplan.catalogs.database.seeds import seed_model_shape
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.seeds import seed_model_shape
 from meshplan.planner.estimators.memory import MemoryModel
 from meshplan.planner.estimators.priced import Priced, candidates_of, price
 from meshplan.planner.estimators.referee import refereed_step_s

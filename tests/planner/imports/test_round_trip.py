@@ -14,7 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_back
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.megatron_terms import TERMS, pipeline_layout, read_layout
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from emit_cases import B200, DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_70B, MIXTRAL, SHAPES
 
-from meshplan.catalogs.model_shapes import MixtureOfExperts
+from meshplan.catalogs.models.shapes import MixtureOfExperts
 from meshplan.planner.problems.engines import ENGINES, SGLANG, TRTLLM, VLLM
 from meshplan.planner.problems.quantization import SCHEMES, Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout, Pool, Role, ServingConfig, Speculation

@@ -11,7 +11,7 @@ from emit_cases import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_70B, LLAMA_70B_ON_64, MIX
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.problems.frameworks import LegalityRule, rank_coordinates
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.problems.megatron_framework import MEGATRON

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, configured, machine_with, problem_of
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.estimators.memory import MemoryModel
 from meshplan.planner.estimators.priced import candidates_of, price
 from meshplan.planner.imports.megatron import read

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from planted_serving import PLANTED, prepared
 
-from meshplan.catalogs.repository import Catalog
-from meshplan.catalogs.serving_calibration import ServingCalibration, ServingConstants
+from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.observations import ObservationReader
 from meshplan.planner.serving.calibrate import ANY, ANY_ENGINE, calibrate_serving, refine_serving
 from meshplan.planner.serving.constants_fit import FITTED, constants_of, parts_of, theta_of

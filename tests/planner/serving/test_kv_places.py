@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.estimators.serving.pooled import pooled
 from meshplan.planner.problems.serving import EngineLimits
 from meshplan.planner.service import estimate_plan, make_plan

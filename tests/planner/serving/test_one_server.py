@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 from planted_serving import prepared
 
-from meshplan.catalogs.repository import Catalog
-from meshplan.catalogs.serving_calibration import ServingCalibration
+from meshplan.catalogs.constants.serving import ServingCalibration
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.observations import ObservationReader
 from meshplan.planner.serving.calibrate import ANY, ANY_ENGINE, refine_serving
 from meshplan.planner.serving.one_server import PointsResult, curves_of, predict_from_points

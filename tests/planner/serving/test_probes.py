@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.serving.config import serving_config_from_document
 from meshplan.planner.serving.spec import read_serving_spec

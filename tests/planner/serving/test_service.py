@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.catalogs.repository import Catalog
 from meshplan.planner.compare import compare
 from meshplan.planner.plan import Plan, canonical_json
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target

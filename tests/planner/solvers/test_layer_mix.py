@@ -10,7 +10,7 @@ from core_cases import DENSE, MOE, machine_with, problem_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.model_shapes import ModelShape
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.problems.serving import Role
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.serving.resolve import resolve_serving

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.spec import read_serving_spec

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshplan.catalogs.collective_curves import collective_curve
-from meshplan.catalogs.repository import Catalog
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.surfaces.collectives import collective_curve
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.problems.machine import Machine
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
-from meshplan.catalogs.model_shapes import ModelShape
-from meshplan.catalogs.repository import Catalog
-from meshplan.catalogs.serving_calibration import ServingConstants
+from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.estimators.serving import operators
 from meshplan.planner.estimators.serving.memory import kv_bytes_per_token
 from meshplan.planner.estimators.serving.worker import ContextRange, Worker

@@ -1,0 +1,105 @@
+"""How each training framework lays out a step: the documented behaviour behind the calibrations.
+
+Recipes ship with meshplan as ``seed/recipes.yaml``; they are read from there, not stored, because they are knowledge
+about software, not measurements of a user's machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from meshplan.catalogs.constants.training import FrameworkRecipe
+from meshplan.catalogs.seed import SEED_FOLDER
+from meshplan.catalogs.yaml_reader import load_yaml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unstated:
+    """What a measurement means where it leaves a choice out.
+
+    Args:
+        zero_stage: 0 to 3.
+        activation_recompute: ``none``, ``selective`` or ``full``.
+        sequence_parallel: with tensor parallelism.
+        deals_evenly: layers are dealt to stages without regard to the embedding and the LM head, what is left over to
+            the last stages; otherwise as Megatron-LM's recipes do.
+        peak_is_allocated: a peak is what tensors held (torch's ``max_memory_allocated``); otherwise what the device
+            had in use, context and caches included.
+        is_eager: memory-bound operators run one by one unless ``torch.compile`` is named; otherwise they are fused.
+    """
+
+    zero_stage: int = 1
+    activation_recompute: str = "none"
+    sequence_parallel: bool = True
+    deals_evenly: bool = False
+    peak_is_allocated: bool = False
+    is_eager: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """One framework.
+
+    Args:
+        framework: our name.
+        observed_as: names in published measurements.
+        mixed_precision_mode: the mode of this behaviour, where the framework has a switch; empty where it has none.
+        calibrated_as: the framework whose constants it shares.
+        relatives: whose constants to take on hardware where the framework itself was not measured, best first.
+        unstated: see :class:`Unstated`.
+        recipe: its layout of a step.
+    """
+
+    framework: str
+    observed_as: tuple[str, ...]
+    mixed_precision_mode: str
+    calibrated_as: str
+    relatives: tuple[str, ...]
+    unstated: Unstated
+    recipe: FrameworkRecipe
+
+
+@cache
+def recipes() -> Mapping[str, Recipe]:
+    """Every known framework by our name."""
+    content = load_yaml((SEED_FOLDER / "recipes.yaml").read_bytes())
+    return {
+        name: Recipe(
+            framework=name,
+            observed_as=tuple(entry["observed_as"]),
+            mixed_precision_mode=str(entry.get("mixed_precision_mode", "")),
+            calibrated_as=str(entry.get("calibrated_as", name)),
+            relatives=tuple(entry.get("relatives", ())),
+            unstated=Unstated(**entry["unstated"]),
+            recipe=FrameworkRecipe(**entry["recipe"], source=entry["source"]),
+        )
+        for name, entry in content["frameworks"].items()
+    }
+
+
+def recipe_named(framework: str) -> Recipe:
+    """The framework with our name; an unknown one gets Megatron's layout under its own name."""
+    found = recipes().get(framework)
+    if found is not None:
+        return found
+    return Recipe(
+        framework=framework,
+        observed_as=(framework,),
+        mixed_precision_mode="",
+        calibrated_as=framework,
+        relatives=(),
+        unstated=Unstated(),
+        recipe=FrameworkRecipe(),
+    )
+
+
+def recipe_observed_as(name: str, mixed_precision_mode: str | None = None) -> Recipe:
+    """The framework that a measurement calls ``name``, in the behaviour of its mode where that matters."""
+    found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
+    for recipe in found:
+        if recipe.mixed_precision_mode and recipe.mixed_precision_mode == mixed_precision_mode:
+            return recipe
+    usual = (recipe for recipe in found if not recipe.mixed_precision_mode)
+    return next(usual, recipe_named(name))

@@ -1,0 +1,135 @@
+"""How published benchmarks started their servers: what an observation leaves unsaid and the benchmark's scripts say.
+
+They ship as ``seed/benchmark_recipes.yaml``. A user's plan never depends on them; they fill the choices of measured
+runs, so that an engine's constants do not have to stand for its flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.seed import SEED_FOLDER
+from meshplan.catalogs.yaml_reader import load_yaml
+
+BENCHMARK_FILE = SEED_FOLDER / "benchmark_recipes.yaml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkServer:
+    """The settings of one server of a benchmark, and which runs they hold for.
+
+    Args:
+        in_source: part of the title of the runs' source.
+        devices: slugs.
+        engine: name of the engine's entry.
+        model: part of the model's name.
+        when: further conditions, by name; see :data:`CONDITIONS`.
+        settings: fields of :class:`EngineRecipe` → values.
+        source: citation.
+        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        spreads_attention: every device of a worker is an attention-data-parallel rank, whatever the run's table prints.
+    """
+
+    in_source: str
+    devices: tuple[str, ...]
+    engine: str
+    model: str
+    when: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    source: str
+    role: str = "mixed"
+    spreads_attention: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BenchmarkRun:
+    """What of a run decides which settings it had.
+
+    Args:
+        title: of its source.
+        device: slug.
+        model: name.
+        precision: as published.
+        input_length: tokens of a prompt.
+        output_length: tokens of an answer.
+        concurrency: requests in flight; 0 where the load is open.
+        tensor_parallel: of the attention.
+        attention_data_parallel: ranks.
+        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        is_vendors: measured by the publisher of the table, not by the public benchmark whose rows it also holds.
+    """
+
+    title: str
+    device: str
+    model: str
+    precision: str
+    input_length: float
+    output_length: float
+    concurrency: int
+    tensor_parallel: int
+    attention_data_parallel: int
+    role: str = "mixed"
+    is_vendors: bool = False
+
+
+CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
+    "precision": lambda run, value: run.precision == value,
+    "input_length": lambda run, value: run.input_length == value,
+    "output_length": lambda run, value: run.output_length == value,
+    "most_tensor_parallel": lambda run, value: run.tensor_parallel <= value,
+    "least_tensor_parallel": lambda run, value: run.tensor_parallel >= value,
+    "least_concurrency": lambda run, value: run.concurrency >= value,
+    "most_concurrency": lambda run, value: run.concurrency <= value,
+    "attention_data_parallel": lambda run, value: (run.attention_data_parallel > 1) == value,
+    "vendors": lambda run, value: run.is_vendors == value,
+}
+
+
+@cache
+def benchmark_servers() -> tuple[BenchmarkServer, ...]:
+    """Every entry, in the order of the file."""
+    content = load_yaml(BENCHMARK_FILE.read_bytes())
+    return tuple(
+        BenchmarkServer(
+            in_source=benchmark["in_source"],
+            devices=tuple(benchmark["devices"]),
+            engine=entry["engine"],
+            model=entry["model"],
+            when=entry.get("when", {}),
+            settings=entry.get("settings", {}),
+            source=f"{benchmark['source']}: {entry['source']}",
+            role=entry.get("role", "mixed"),
+            spreads_attention=entry.get("spreads_attention", False),
+        )
+        for benchmark in content["benchmarks"]
+        for entry in benchmark["servers"]
+    )
+
+
+def started_as(recipe: EngineRecipe, run: BenchmarkRun) -> EngineRecipe:
+    """The engine's defaults with what the run's benchmark is known to have set."""
+    for server in _servers_of(recipe, run):
+        recipe = replace(recipe, **server.settings)
+    return recipe
+
+
+def spreads_attention(recipe: EngineRecipe, run: BenchmarkRun) -> bool:
+    """The benchmark's scripts make each device of a worker an attention-data-parallel rank."""
+    return any(server.spreads_attention for server in _servers_of(recipe, run))
+
+
+def _servers_of(recipe: EngineRecipe, run: BenchmarkRun) -> list[BenchmarkServer]:
+    return [
+        server
+        for server in benchmark_servers()
+        if server.engine == recipe.name
+        and server.role == run.role
+        and server.in_source in run.title
+        and run.device in server.devices
+        and server.model in run.model
+        and all(CONDITIONS[name](run, value) for name, value in server.when.items())
+    ]

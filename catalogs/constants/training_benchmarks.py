@@ -1,0 +1,98 @@
+"""How published training benchmarks ran: what their tables leave unsaid and their scripts say.
+
+They ship as ``seed/training_benchmarks.yaml``. A user's plan never depends on them; they fill the choices of measured
+runs, so that a framework's constants do not have to stand for its flags.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from meshplan.catalogs.constants.releases import release_numbers
+from meshplan.catalogs.seed import SEED_FOLDER
+from meshplan.catalogs.yaml_reader import load_yaml
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingBenchmark:
+    """What one run of a benchmark was, as far as it decides its settings.
+
+    Args:
+        observed_as: name of the framework in the measurement.
+        release: of the framework; empty where the measurement does not say.
+        model: name in the measurement.
+        device: slug.
+        precision: of matrix products.
+        phase: ``pretraining``, ``sft`` or ``lora``.
+    """
+
+    observed_as: str
+    release: str
+    model: str
+    device: str
+    precision: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Preset:
+    """Settings of a benchmark, and which runs they hold for; empty tuples and texts match everything."""
+
+    observed_as: str
+    model: str
+    devices: tuple[str, ...]
+    precisions: tuple[str, ...]
+    phases: tuple[str, ...]
+    since: str
+    before: str
+    settings: Mapping[str, Any]
+
+    def holds(self, run: TrainingBenchmark) -> bool:
+        """Whether the run had these settings; never where its release is not known."""
+        release = release_numbers(run.release)
+        return (
+            bool(run.release)
+            and run.observed_as == self.observed_as
+            and run.model.startswith(self.model)
+            and all(
+                not allowed or value in allowed
+                for allowed, value in (
+                    (self.devices, run.device),
+                    (self.precisions, run.precision),
+                    (self.phases, run.phase),
+                )
+            )
+            and (not self.since or release >= release_numbers(self.since))
+            and (not self.before or release < release_numbers(self.before))
+        )
+
+
+@cache
+def _presets() -> tuple[_Preset, ...]:
+    content = load_yaml((SEED_FOLDER / "training_benchmarks.yaml").read_bytes())
+    return tuple(
+        _Preset(
+            observed_as=benchmark["observed_as"],
+            model=entry["model"],
+            devices=tuple(entry.get("devices", ())),
+            precisions=tuple(entry.get("precisions", ())),
+            phases=tuple(entry.get("phases", ())),
+            since=str(entry.get("from", "")),
+            before=str(entry.get("before", "")),
+            settings=entry["settings"],
+        )
+        for benchmark in content["benchmarks"]
+        for entry in benchmark["runs"]
+    )
+
+
+def practice_of(run: TrainingBenchmark) -> dict[str, Any]:
+    """The settings that the benchmark's scripts gave the run; empty where nothing is known."""
+    found: dict[str, Any] = {}
+    for preset in _presets():
+        if preset.holds(run):
+            found.update(preset.settings)
+    return found

@@ -1,0 +1,214 @@
+"""Plans in the database: JSON documents in, JSON documents out.
+
+What a plan means is known in :mod:`meshplan.planner.plan`; here it is a row with a few columns to find it by. A plan
+never changes: storing the same id again changes nothing, and what was measured is attached beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from meshplan.catalogs.database.opening import reading, writing
+from meshplan.catalogs.database.tables import plans, recorded_runs
+from meshplan.catalogs.errors import StoreError, closest_names, did_you_mean
+
+LATEST = "latest"
+# Fewer characters of an id would match by accident.
+MIN_PREFIX_LENGTH = 4
+_MAX_LISTED = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRow:
+    """A stored plan.
+
+    Args:
+        plan_id: digest of the plan.
+        kind: ``training``, or a stand-alone problem kind.
+        name: what the user calls it, may be empty.
+        tag: unique handle, None where untagged.
+        spec_digest: digest of the question.
+        catalog_digest: digest of the catalog entries that it rests on.
+        document: the plan as JSON.
+        created_at: ISO 8601, UTC.
+    """
+
+    plan_id: str
+    kind: str
+    name: str
+    tag: str | None
+    spec_digest: str
+    catalog_digest: str
+    document: Mapping[str, Any]
+    created_at: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """What was measured when a plan was run.
+
+    Args:
+        plan_id: which plan.
+        document: metric → value and whatever else was noted, as JSON.
+        recorded_at: ISO 8601, UTC.
+    """
+
+    plan_id: str
+    document: Mapping[str, Any]
+    recorded_at: str
+
+
+class PlanRows:
+    """The stored plans of one database."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    def insert(self, document: Mapping[str, Any], *, name: str = "", tag: str | None = None) -> bool:
+        """Store a plan document; whether it was new. The same id twice is fine, and a given tag moves to it.
+
+        Args:
+            document: with ``plan_id``, ``kind``, ``spec_digest`` and ``catalog_digest``.
+            name: what the user calls it.
+            tag: unique handle; None leaves tags alone.
+        """
+        with writing(self.engine) as connection:
+            known = sa.select(plans.c.plan_id).where(plans.c.plan_id == document["plan_id"])
+            new = connection.execute(known).first() is None
+            if new:
+                last = connection.execute(sa.select(sa.func.max(plans.c.sequence))).scalar()
+                connection.execute(
+                    sa.insert(plans).values(
+                        plan_id=document["plan_id"],
+                        kind=document["kind"],
+                        name=name,
+                        spec_digest=document["spec_digest"],
+                        catalog_digest=document["catalog_digest"],
+                        document=dict(document),
+                        created_at=_now(),
+                        sequence=(last or 0) + 1,
+                    )
+                )
+            if tag is not None:
+                _move_tag(connection, document["plan_id"], tag)
+        return new
+
+    def get(self, handle: str) -> PlanRow:
+        """The plan with this tag, id, id prefix (at least 4 characters), or the last stored one for ``latest``.
+
+        Raises:
+            StoreError: none, or several ids start so.
+        """
+        with reading(self.engine) as connection:
+            return _find(connection, handle)
+
+    def list(self, *, kind: str | None = None) -> tuple[PlanRow, ...]:
+        """Every stored plan, newest first."""
+        query = sa.select(plans).order_by(plans.c.sequence.desc())
+        if kind is not None:
+            query = query.where(plans.c.kind == kind)
+        with reading(self.engine) as connection:
+            return tuple(_plan_row(row) for row in connection.execute(query).mappings())
+
+    def tag(self, handle: str, tag: str | None) -> PlanRow:
+        """Give a plan a tag (taking it from any other plan), or take its tag away with None.
+
+        Raises:
+            StoreError: no such plan, or the tag could be mistaken for ``latest``.
+        """
+        with writing(self.engine) as connection:
+            row = _find(connection, handle)
+            _move_tag(connection, row.plan_id, tag)
+            return _find(connection, row.plan_id)
+
+    def delete(self, handle: str) -> PlanRow:
+        """Remove a plan with its recorded runs, and return what was removed.
+
+        Raises:
+            StoreError: no such plan.
+        """
+        with writing(self.engine) as connection:
+            row = _find(connection, handle)
+            connection.execute(sa.delete(recorded_runs).where(recorded_runs.c.plan_id == row.plan_id))
+            connection.execute(sa.delete(plans).where(plans.c.plan_id == row.plan_id))
+        return row
+
+    def record(self, handle: str, document: Mapping[str, Any]) -> RecordedRun:
+        """Attach what was measured to a plan.
+
+        Raises:
+            StoreError: no such plan.
+        """
+        with writing(self.engine) as connection:
+            row = _find(connection, handle)
+            run = RecordedRun(plan_id=row.plan_id, document=dict(document), recorded_at=_now())
+            connection.execute(
+                sa.insert(recorded_runs).values(plan_id=run.plan_id, document=run.document, recorded_at=run.recorded_at)
+            )
+        return run
+
+    def runs(self, handle: str) -> tuple[RecordedRun, ...]:
+        """What was measured for a plan, oldest first.
+
+        Raises:
+            StoreError: no such plan.
+        """
+        with reading(self.engine) as connection:
+            plan_id = _find(connection, handle).plan_id
+            query = sa.select(recorded_runs).where(recorded_runs.c.plan_id == plan_id).order_by(recorded_runs.c.id)
+            return tuple(
+                RecordedRun(plan_id=plan_id, document=row["document"], recorded_at=row["recorded_at"])
+                for row in connection.execute(query).mappings()
+            )
+
+
+def _find(connection: Connection, handle: str) -> PlanRow:
+    if handle == LATEST:
+        row = connection.execute(sa.select(plans).order_by(plans.c.sequence.desc()).limit(1)).mappings().first()
+        if row is None:
+            raise StoreError("no plan is stored yet; make one: meshplan plan SPEC")
+        return _plan_row(row)
+    exact = sa.select(plans).where(sa.or_(plans.c.tag == handle, plans.c.plan_id == handle))
+    # A tag that equals another plan's id wins: the user chose it.
+    rows = connection.execute(exact.order_by(sa.case((plans.c.tag == handle, 0), else_=1)).limit(1)).mappings().all()
+    if not rows and len(handle) >= MIN_PREFIX_LENGTH:
+        prefix = sa.select(plans).where(plans.c.plan_id.startswith(handle, autoescape=True))
+        rows = connection.execute(prefix.order_by(plans.c.plan_id)).mappings().all()
+    if len(rows) == 1:
+        return _plan_row(rows[0])
+    if rows:
+        ids = ", ".join(row["plan_id"] for row in rows[:_MAX_LISTED])
+        raise StoreError(f"{len(rows)} plans start with {handle!r}: {ids}; give more characters")
+    known = connection.execute(sa.select(plans.c.plan_id, plans.c.tag)).all()
+    hint = did_you_mean(closest_names(handle, [name for row in known for name in row if name]))
+    raise StoreError(f"no stored plan {handle!r}{hint}; see: meshplan plans list")
+
+
+def _move_tag(connection: Connection, plan_id: str, tag: str | None) -> None:
+    if tag is not None and (tag == LATEST or not tag.strip()):
+        raise StoreError(f"{tag!r} cannot be a tag: {LATEST!r} always means the last stored plan, and empty means none")
+    connection.execute(sa.update(plans).where(plans.c.tag == tag).values(tag=None))
+    connection.execute(sa.update(plans).where(plans.c.plan_id == plan_id).values(tag=tag))
+
+
+def _plan_row(row: Mapping[Any, Any]) -> PlanRow:
+    return PlanRow(
+        plan_id=row["plan_id"],
+        kind=row["kind"],
+        name=row["name"],
+        tag=row["tag"],
+        spec_digest=row["spec_digest"],
+        catalog_digest=row["catalog_digest"],
+        document=row["document"],
+        created_at=row["created_at"],
+    )
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

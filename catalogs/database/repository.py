@@ -1,0 +1,363 @@
+"""Domain objects out of the catalog: a name in, a frozen :class:`Device`, :class:`NodeType` … out.
+
+Which of several facts counts is decided in :func:`meshplan.catalogs.facts.ruling_fact`; here rows become objects.
+Everything is read in a few queries, so that a command that lists all node types asks the database five times, not
+five hundred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Connection, Engine
+
+from meshplan.catalogs.database import tables
+from meshplan.catalogs.database.document import FORMAT, SECTIONS
+from meshplan.catalogs.database.opening import open_database, reading, shown, writing
+from meshplan.catalogs.database.transfer import SECTION_TABLES, USER, import_document
+from meshplan.catalogs.efficiency import gemm_curves, operator_scales
+from meshplan.catalogs.errors import CatalogError, UnknownEntryError
+from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
+from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel, Link, NodeType, Price
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.models.shapes import ModelShape
+
+Facts = Mapping[str, list[Fact]]
+
+
+class Catalog:
+    """What hardware, models and prices exist.
+
+    Args:
+        engine: an opened database, see :func:`meshplan.catalogs.database.opening.open_database`.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @classmethod
+    def open(cls, url: str | None = None) -> Catalog:
+        """Open (and on first use create) the catalog at a URL or path; None for the default place."""
+        return cls(open_database(url))
+
+    # --- one entry ----------------------------------------------------------------------------------------------
+
+    def device(self, slug: str) -> Device:
+        """The accelerator ``slug``.
+
+        Raises:
+            UnknownEntryError: no such device.
+        """
+        with reading(self.engine) as connection:
+            row = _row(connection, tables.devices, slug, "device")
+            return _device(row, _facts_of(connection, "device", slug))
+
+    def link(self, slug: str) -> Link:
+        """The link ``slug``.
+
+        Raises:
+            UnknownEntryError: no such link.
+        """
+        with reading(self.engine) as connection:
+            row = _row(connection, tables.links, slug, "link")
+            return _link(row, _facts_of(connection, "link", slug))
+
+    def node_type(self, slug: str) -> NodeType:
+        """The node type ``slug`` with its device, links and prices.
+
+        Raises:
+            UnknownEntryError: no such node type.
+        """
+        with reading(self.engine) as connection:
+            row = _row(connection, tables.node_types, slug, "node type")
+            facts = _facts_of(connection, "node_type", slug)
+        return _node_type(
+            row,
+            facts,
+            device=self.device(row["device"]),
+            scale_up_link=self.link(row["scale_up_link"]),
+            scale_out_link=self.link(row["scale_out_link"]) if row["scale_out_link"] else None,
+            prices=self.prices(slug),
+        )
+
+    def model(self, slug: str) -> dict[str, Any]:
+        """The Hugging Face configuration of the model ``slug``.
+
+        Raises:
+            UnknownEntryError: no such model.
+        """
+        with reading(self.engine) as connection:
+            document: dict[str, Any] = _row(connection, tables.models, slug, "model")["document"]
+        return document
+
+    def model_shape(self, slug: str) -> ModelShape:
+        """The shape of the model ``slug``.
+
+        Raises:
+            UnknownEntryError: no such model.
+        """
+        from meshplan.catalogs.models.config import shape_from_config
+
+        with reading(self.engine) as connection:
+            row = _row(connection, tables.models, slug, "model")
+        return shape_from_config(row["document"], slug=slug, name=row["name"], source=row["source"])
+
+    def prices(self, node_type: str) -> tuple[Price, ...]:
+        """Known prices of a node type, newest first; empty where nobody rents it out."""
+        with reading(self.engine) as connection:
+            return _prices_by_node(connection, node_type).get(node_type, ())
+
+    def facts(self, subject_kind: str, subject: str) -> tuple[Fact, ...]:
+        """Every stored fact of a subject, the ruling ones and the others, in field order.
+
+        Args:
+            subject_kind: ``device``, ``link`` or ``node_type``.
+            subject: slug.
+        """
+        with reading(self.engine) as connection:
+            return tuple(_facts_of(connection, subject_kind, subject))
+
+    # --- all entries --------------------------------------------------------------------------------------------
+
+    def devices(self) -> tuple[Device, ...]:
+        """Every accelerator, by slug."""
+        with reading(self.engine) as connection:
+            facts = _facts_by_subject(connection, "device")
+            return tuple(_device(row, facts.get(row["slug"], [])) for row in _rows(connection, tables.devices))
+
+    def links(self) -> tuple[Link, ...]:
+        """Every link, by slug."""
+        with reading(self.engine) as connection:
+            facts = _facts_by_subject(connection, "link")
+            return tuple(_link(row, facts.get(row["slug"], [])) for row in _rows(connection, tables.links))
+
+    def node_types(self) -> tuple[NodeType, ...]:
+        """Every node type, by slug."""
+        devices = {device.slug: device for device in self.devices()}
+        links = {link.slug: link for link in self.links()}
+        with reading(self.engine) as connection:
+            facts = _facts_by_subject(connection, "node_type")
+            prices = _prices_by_node(connection)
+            return tuple(
+                _node_type(
+                    row,
+                    facts.get(row["slug"], []),
+                    device=devices[row["device"]],
+                    scale_up_link=links[row["scale_up_link"]],
+                    scale_out_link=links[row["scale_out_link"]] if row["scale_out_link"] else None,
+                    prices=prices.get(row["slug"], ()),
+                )
+                for row in _rows(connection, tables.node_types)
+            )
+
+    def models(self) -> tuple[Mapping[str, Any], ...]:
+        """Every model as ``slug, name, family, source, date``, without its configuration."""
+        columns = ("slug", "name", "family", "source", "date")
+        query = sa.select(*(tables.models.c[column] for column in columns)).order_by(tables.models.c.slug)
+        with reading(self.engine) as connection:
+            return tuple(dict(zip(columns, row, strict=True)) for row in connection.execute(query))
+
+    # --- calibrations -------------------------------------------------------------------------------------------
+
+    def calibration(self, framework: str, architecture: str) -> dict[str, Any] | None:
+        """The estimator's named constants for a framework on a device generation; None where none were fitted."""
+        table = tables.calibrations
+        query = sa.select(table.c.document).where(table.c.framework == framework, table.c.architecture == architecture)
+        with reading(self.engine) as connection:
+            document: dict[str, Any] | None = connection.execute(query).scalar()
+        return document
+
+    def put_calibration(
+        self, framework: str, architecture: str, document: Mapping[str, Any], *, source: str, date: str | None = None
+    ) -> None:
+        """Store named constants, in place of earlier ones.
+
+        Args:
+            framework: such as ``megatron``.
+            architecture: such as ``hopper``.
+            document: the constants, plain JSON.
+            source: which observations they were fitted to.
+            date: day of the fit, ISO 8601; today where None.
+        """
+        row = {
+            "framework": framework,
+            "architecture": architecture,
+            "document": dict(document),
+            "source": source,
+            "date": date or datetime.now(UTC).date().isoformat(),
+        }
+        import_document(self.engine, {"format": FORMAT, "calibrations": [row]}, name="the calibration")
+
+    def add_facts(self, subject_kind: str, subject: str, facts: Iterable[Fact]) -> None:
+        """Store measured facts of a subject that the catalog has.
+
+        Raises:
+            UnknownEntryError: no such subject.
+            CatalogError: a fact is not valid; nothing is stored.
+        """
+        section = next(section for section in SECTIONS if section.kind == subject_kind)
+        with reading(self.engine) as connection:
+            _row(connection, SECTION_TABLES[section.name], subject, subject_kind.replace("_", " "))
+        rows = [
+            {
+                "field": fact.field,
+                "value": fact.value,
+                "low": fact.evidence.low,
+                "high": fact.evidence.high,
+                "num_samples": fact.evidence.num_samples,
+                "level": fact.evidence.level.value,
+                "source": fact.evidence.source,
+                "date": fact.evidence.date,
+            }
+            for fact in facts
+        ]
+        import_document(
+            self.engine, {"format": FORMAT, section.name: {subject: {"facts": rows}}}, name=f"the facts of {subject}"
+        )
+
+    def forget(self, subject: str) -> int:
+        """Remove the user's own rows about a subject; the seed's stay. Returns how many rows went."""
+        places = (
+            (tables.facts, "subject"),
+            (tables.prices, "node_type"),
+            *((table, "slug") for table in (tables.devices, tables.links, tables.node_types, tables.models)),
+        )
+        removed = 0
+        with writing(self.engine) as connection:
+            for table, column in places:
+                query = sa.delete(table).where(table.c[column] == subject, table.c.origin == USER)
+                removed += connection.execute(query).rowcount
+        return removed
+
+    def __repr__(self) -> str:
+        return f"Catalog({shown(self.engine.url)!r})"
+
+
+def _rows(connection: Connection, table: sa.Table) -> list[Mapping[str, Any]]:
+    return [dict(row) for row in connection.execute(sa.select(table).order_by(table.c.slug)).mappings()]
+
+
+def _row(connection: Connection, table: sa.Table, slug: str, kind: str) -> Mapping[str, Any]:
+    row = connection.execute(sa.select(table).where(table.c.slug == slug)).mappings().first()
+    if row is None:
+        raise UnknownEntryError(kind, slug, connection.execute(sa.select(table.c.slug)).scalars())
+    return dict(row)
+
+
+def _facts_of(connection: Connection, kind: str, subject: str) -> list[Fact]:
+    table = tables.facts
+    query = sa.select(table).where(table.c.subject_kind == kind, table.c.subject == subject)
+    return [_fact(row) for row in connection.execute(query.order_by(table.c.field, table.c.id)).mappings()]
+
+
+def _facts_by_subject(connection: Connection, kind: str) -> Facts:
+    table = tables.facts
+    query = sa.select(table).where(table.c.subject_kind == kind).order_by(table.c.field, table.c.id)
+    by_subject: dict[str, list[Fact]] = {}
+    for row in connection.execute(query).mappings():
+        by_subject.setdefault(row["subject"], []).append(_fact(row))
+    return by_subject
+
+
+def _fact(row: Mapping[Any, Any]) -> Fact:
+    evidence = Evidence(
+        level=EvidenceLevel(row["level"]),
+        source=row["source"],
+        date=row["date"],
+        num_samples=row["num_samples"],
+        low=row["low"],
+        high=row["high"],
+    )
+    return Fact(field=row["field"], value=row["value"], evidence=evidence, order=row["id"], origin=row["origin"])
+
+
+def _prices_by_node(connection: Connection, node_type: str | None = None) -> dict[str, tuple[Price, ...]]:
+    table = tables.prices
+    query = sa.select(table) if node_type is None else sa.select(table).where(table.c.node_type == node_type)
+    prices: dict[str, tuple[Price, ...]] = {}
+    for row in connection.execute(query.order_by(table.c.date.desc(), table.c.usd_per_hour, table.c.id)).mappings():
+        price = Price(
+            usd_per_hour=row["usd_per_hour"],
+            provider=row["provider"],
+            region=row["region"],
+            terms=row["terms"],
+            date=row["date"],
+            source=row["source"],
+        )
+        prices[row["node_type"]] = (*prices.get(row["node_type"], ()), price)
+    return prices
+
+
+def _device(row: Mapping[str, Any], facts: Iterable[Fact]) -> Device:
+    ruling = ruling_facts(facts)
+    values = {field: fact.value for field, fact in ruling.items()}
+    return Device(
+        slug=row["slug"],
+        name=row["name"],
+        vendor=row["vendor"],
+        architecture=row["architecture"],
+        memory_bytes=int(_value(ruling, "memory_bytes", row)),
+        usable_memory_bytes=int(_value(ruling, "usable_memory_bytes", row)),
+        memory_bandwidth_bytes_per_s=_value(ruling, "memory_bandwidth_bytes_per_s", row),
+        peak_flops_per_s={
+            field.removeprefix(PEAK_PREFIX): fact.value
+            for field, fact in ruling.items()
+            if field.startswith(PEAK_PREFIX)
+        },
+        tdp_w=ruling["tdp_w"].value if "tdp_w" in ruling else None,
+        gemm_curves=gemm_curves(values),
+        operator_scales=operator_scales(values),
+        evidence=_evidence(ruling),
+    )
+
+
+def _link(row: Mapping[str, Any], facts: Iterable[Fact]) -> Link:
+    ruling = ruling_facts(facts)
+    return Link(
+        slug=row["slug"],
+        name=row["name"],
+        technology=row["technology"],
+        bandwidth_bytes_per_s=_value(ruling, "bandwidth_bytes_per_s", row),
+        latency_s=_value(ruling, "latency_s", row),
+        evidence=_evidence(ruling),
+    )
+
+
+def _node_type(
+    row: Mapping[str, Any],
+    facts: Iterable[Fact],
+    *,
+    device: Device,
+    scale_up_link: Link,
+    scale_out_link: Link | None,
+    prices: tuple[Price, ...],
+) -> NodeType:
+    ruling = ruling_facts(facts)
+    memory = ruling.get("host_memory_bytes")
+    return NodeType(
+        slug=row["slug"],
+        name=row["name"],
+        device=device,
+        num_hosts=int(_value(ruling, "num_hosts", row)),
+        devices_per_host=int(_value(ruling, "devices_per_host", row)),
+        scale_up_link=scale_up_link,
+        scale_out_link=scale_out_link,
+        nics_per_host=int(_value(ruling, "nics_per_host", row)),
+        host_memory_bytes=None if memory is None else int(memory.value),
+        prices=prices,
+        evidence=_evidence(ruling),
+    )
+
+
+def _value(ruling: Mapping[str, Fact], field: str, row: Mapping[str, Any]) -> float:
+    if field not in ruling:
+        raise CatalogError(f"{row['slug']} has no {field} in the catalog; import one: meshplan catalog import FILE")
+    return ruling[field].value
+
+
+def _evidence(ruling: Mapping[str, Fact]) -> dict[str, Evidence]:
+    return {field: fact.evidence for field, fact in ruling.items()}

@@ -1,0 +1,53 @@
+"""``catalog upgrade``: bring a database to this version's schema and seed numbers, on request only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.catalogs.database.migrations import known_revisions, upgrade
+from meshplan.catalogs.database.opening import connect, open_database, parse_url, shown, stored_revision, version_error
+from meshplan.catalogs.database.seeds import refresh_seeds
+from meshplan.catalogs.database.tables import SCHEMA_REVISION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upgrade:
+    """What was done.
+
+    Args:
+        database: as messages name it.
+        from_revision: schema revision before; None where the database was new.
+        to_revision: schema revision now.
+        seeds_refreshed: the seed numbers were another version's and have been replaced.
+    """
+
+    database: str
+    from_revision: str | None
+    to_revision: str
+    seeds_refreshed: bool
+
+
+def upgrade_database(text: str | None = None) -> Upgrade:
+    """Upgrade the database at a URL or path (None for the default); a missing one is created.
+
+    Raises:
+        CatalogVersionError: a newer meshplan wrote it.
+        CatalogError: it cannot be opened or written, or is no catalog.
+    """
+    engine = connect(parse_url(text))
+    before = stored_revision(engine)
+    if before is None:
+        open_database(text)
+        return Upgrade(
+            database=shown(engine.url), from_revision=None, to_revision=SCHEMA_REVISION, seeds_refreshed=True
+        )
+    if before not in known_revisions():
+        raise version_error(engine.url, before)
+    if before != SCHEMA_REVISION:
+        upgrade(engine)
+    return Upgrade(
+        database=shown(engine.url),
+        from_revision=before,
+        to_revision=SCHEMA_REVISION,
+        seeds_refreshed=refresh_seeds(engine),
+    )

@@ -1,0 +1,1 @@
+"""What was measured on this machine or imported: rows, comparison, drift, exchange files."""

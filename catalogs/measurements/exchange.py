@@ -1,0 +1,94 @@
+"""One cluster's profile as one file: the run, the matrix, every measurement and fit, and back into another catalog."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from meshplan.catalogs.database.opening import writing
+from meshplan.catalogs.errors import CatalogError, UnknownEntryError
+from meshplan.catalogs.measurements.rows import (
+    Measurements,
+    cluster_document,
+    cluster_from_document,
+    insert_cluster,
+    insert_fits,
+    insert_measurements,
+    insert_run,
+)
+from meshplan.catalogs.measurements.types import Fit, Measurement, Metric, ProfileRun, Spread
+
+FORMAT = "meshplan-profile/1"
+_KEYS = ("format", "cluster", "measured_at", "run", "profile", "measurements", "fits")
+
+
+def export_cluster(store: Measurements, name: str) -> dict[str, Any]:
+    """The newest profile of a cluster with all that belongs to it, as plain JSON.
+
+    Raises:
+        UnknownEntryError: no such cluster.
+    """
+    profile = store.cluster(name)
+    return {
+        "format": FORMAT,
+        "cluster": name,
+        "measured_at": profile.measured_at,
+        "run": asdict(store.run(profile.run_id)),
+        "profile": cluster_document(profile),
+        "measurements": [asdict(measurement) for measurement in store.of_run(profile.run_id)],
+        "fits": [asdict(fit) for fit in store.fits(profile.run_id)],
+    }
+
+
+def import_cluster(store: Measurements, document: Any, *, name: str | None = None) -> dict[str, Any]:
+    """Write an exported profile, all of it or nothing; the same run twice changes nothing.
+
+    Args:
+        store: the catalog to write.
+        document: what :func:`export_cluster` made.
+        name: another name for the cluster.
+
+    Returns:
+        ``{cluster, run_id, measurements}``, the number of new measurements.
+
+    Raises:
+        CatalogError: not such a document, or malformed.
+    """
+    if not isinstance(document, Mapping) or document.get("format") != FORMAT:
+        raise CatalogError(f"not an exported profile: format must be {FORMAT!r}")
+    missing = [key for key in _KEYS if key not in document]
+    if missing:
+        raise CatalogError(f"the exported profile lacks {', '.join(missing)}; export it again")
+    try:
+        run = ProfileRun(**document["run"])
+        cluster = name or str(document["cluster"])
+        profile = cluster_from_document(cluster, run.run_id, document["measured_at"], document["profile"])
+        measurements = [_measurement(row) for row in document["measurements"]]
+        fits = [Fit(**row) for row in document["fits"]]
+    except (TypeError, ValueError, KeyError) as error:
+        raise CatalogError(f"the exported profile is malformed, nothing was imported: {error}") from error
+    try:
+        run = store.run(run.run_id)
+        is_new = False
+    except UnknownEntryError:
+        is_new = True
+    with writing(store.engine) as connection:
+        if is_new:
+            insert_run(connection, run)
+        added = insert_measurements(connection, run.run_id, measurements)
+        insert_fits(connection, run.run_id, fits)
+        insert_cluster(connection, profile)
+    return {"cluster": cluster, "run_id": run.run_id, "measurements": added}
+
+
+def _measurement(row: Mapping[str, Any]) -> Measurement:
+    content = dict(row)
+    return Measurement(
+        **content
+        | {
+            "metric": Metric(content["metric"]),
+            "spread": Spread(**content["spread"]),
+            "warnings": tuple(content["warnings"]),
+        }
+    )

@@ -1,1 +1,0 @@
-"""Data of the catalog; see catalogs/README.md."""

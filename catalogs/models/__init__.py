@@ -1,0 +1,1 @@
+"""Shapes of models: Hugging Face config.json to layers, parameters and FLOPs."""

@@ -1,0 +1,127 @@
+"""Families that spell their sizes in their own way, rewritten into the common keys of a ``config.json``.
+
+Each function takes a configuration and returns a copy in which the keys that :mod:`meshplan.catalogs.models.fields`
+knows say the same. Nothing is checked here: a value of the wrong type is passed on, or left alone where it would have
+to be computed with, and the reader of the field reports it.
+
+Two keys exist only between these functions and the reader: ``norms_per_layer`` and ``num_outer_norms``, for families
+where a flag of the configuration changes the number of norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+Config = Mapping[str, object]
+Dialect = Callable[[Config], dict[str, object]]
+
+_MPT_DEFAULT_RATIO = 4
+
+
+def common(config: Config) -> dict[str, object]:
+    """The common spelling: nothing to rewrite."""
+    return dict(config)
+
+
+def llama4(config: Config) -> dict[str, object]:
+    """``intermediate_size`` is an expert's width, one shared expert is as wide, attention is chunked.
+
+    A chunk is read as a sliding window of its size: the cache holds as much, and a query attends to at most as much.
+    """
+    return {
+        **config,
+        "moe_intermediate_size": config.get("intermediate_size"),
+        "intermediate_size": config.get("intermediate_size_mlp"),
+        "n_shared_experts": 1,
+        "sliding_window": config.get("attention_chunk_size", 8192),
+    }
+
+
+def stablelm(config: Config) -> dict[str, object]:
+    """With ``use_parallel_residual`` attention and MLP share one norm."""
+    return {**config, "norms_per_layer": 1 if config.get("use_parallel_residual") is True else 2}
+
+
+def qwen1(config: Config) -> dict[str, object]:
+    """``intermediate_size`` counts the gate and the up projection together."""
+    width = config.get("intermediate_size")
+    return {**config, "intermediate_size": width // 2} if isinstance(width, int) else dict(config)
+
+
+def chatglm(config: Config) -> dict[str, object]:
+    """Key/value heads count only with ``multi_query_attention``; ``kv_channels`` is the head size."""
+    grouped = config.get("multi_query_attention") is True
+    return {
+        **config,
+        "num_key_value_heads": config.get("multi_query_group_num") if grouped else None,
+        "head_dim": config.get("kv_channels"),
+    }
+
+
+def dbrx(config: Config) -> dict[str, object]:
+    """Attention and expert sizes lie in ``attn_config`` and ``ffn_config``."""
+    attention, experts = _section(config, "attn_config"), _section(config, "ffn_config")
+    return {
+        **config,
+        "num_key_value_heads": attention.get("kv_n_heads"),
+        "moe_intermediate_size": experts.get("ffn_hidden_size"),
+        "num_experts": experts.get("moe_num_experts"),
+        "num_experts_per_tok": experts.get("moe_top_k"),
+    }
+
+
+def gpt_bigcode(config: Config) -> dict[str, object]:
+    """One key/value head unless ``multi_query`` is false."""
+    return {**config, "num_key_value_heads": None if config.get("multi_query") is False else 1}
+
+
+def opt(config: Config) -> dict[str, object]:
+    """The post-norm variant (OPT-350M) has no final norm; its embedding may be narrower than h."""
+    no_final_norm = config.get("do_layer_norm_before") is False or config.get("_remove_final_layer_norm") is True
+    width = config.get("word_embed_proj_dim")
+    return {
+        **config,
+        "num_outer_norms": 0 if no_final_norm else 1,
+        "word_embedding_size": None if width == config.get("hidden_size") else width,
+    }
+
+
+def mpt(config: Config) -> dict[str, object]:
+    """Width is a ratio, key/value heads and position encoding lie in ``attn_config``.
+
+    Learned positions are made only where ALiBi and rotary embeddings are off (llm-foundry,
+    ``MPTConfig._validate_config``), whatever ``learned_pos_emb`` says.
+    """
+    attention = _section(config, "attn_config")
+    rewritten: dict[str, object] = {
+        **config,
+        "num_key_value_heads": attention.get("kv_n_heads"),
+        "qk_ln": attention.get("qk_ln"),
+    }
+    if attention.get("attn_type") == "multiquery_attention":
+        rewritten["num_key_value_heads"] = 1
+    ratio, hidden = config.get("expansion_ratio", _MPT_DEFAULT_RATIO), config.get("d_model")
+    if isinstance(ratio, int) and isinstance(hidden, int):
+        rewritten["intermediate_size"] = ratio * hidden
+    encoded = attention.get("alibi", True) is True or attention.get("rope") is True
+    if not encoded and config.get("learned_pos_emb", True) is True:
+        rewritten["num_position_embeddings"] = config.get("max_seq_len", 2048)
+    return rewritten
+
+
+def falcon(config: Config) -> dict[str, object]:
+    """Key/value heads and norms follow from three flags (transformers, ``FalconDecoderLayer``)."""
+    rewritten = dict(config)
+    if config.get("new_decoder_architecture") is True:
+        rewritten["norms_per_layer"] = config.get("num_ln_in_parallel_attn") or 2
+        return rewritten
+    multi_query = config.get("multi_query", True) is True
+    rewritten["num_kv_heads"] = rewritten["n_head_kv"] = None
+    rewritten["num_key_value_heads"] = 1 if multi_query else None
+    rewritten["norms_per_layer"] = 1 if config.get("parallel_attn", True) is True else 2
+    return rewritten
+
+
+def _section(config: Config, key: str) -> Config:
+    section = config.get(key)
+    return section if isinstance(section, Mapping) else {}

@@ -1,0 +1,354 @@
+"""What each model family takes for granted: the facts of its architecture that its ``config.json`` does not say.
+
+A configuration states sizes; that Qwen2 biases its queries, or that every sixth layer of Gemma 3 has full attention,
+is written in the modelling code. One :class:`Family` holds those facts, one entry of :data:`FAMILIES` a Hugging Face
+``model_type``; a family that spells its sizes in its own way names a function of
+:mod:`meshplan.catalogs.models.dialects`. A ``model_type`` that is not listed is read as :data:`GENERIC`.
+
+Source: the configuration and modelling files of Hugging Face transformers 5.23.0 (Apache-2.0), folder
+``src/transformers/models/<family>``; for families that transformers does not carry (``qwen``, ``internlm``,
+``chatglm``), the modelling file beside the published weights. tests/catalogs/models/test_config.py compares the
+parameter counts that follow with published ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshplan.catalogs.models import dialects as config_dialects
+from meshplan.catalogs.models.dialects import Dialect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Switch:
+    """A yes-or-no fact of an architecture.
+
+    Args:
+        default: its value where the configuration is silent.
+        key: the configuration key that decides; None where the architecture leaves no choice.
+        negated: the key says the opposite (``no_bias``).
+    """
+
+    default: bool
+    key: str | None = None
+    negated: bool = False
+
+
+NO = Switch(default=False)
+YES = Switch(default=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlidingRule:
+    """Which layers attend to a window only, where the configuration does not list them (``layer_types``).
+
+    Args:
+        enabled: whether ``sliding_window`` is in force at all.
+        default_window: window in tokens where the key is absent (an explicit null means full attention).
+        full_every: every so many layers one has full attention, the last of its group; 0 when no layer has.
+        first_layer_key: key that holds the first layer with a window (Qwen's ``max_window_layers``).
+    """
+
+    enabled: Switch = YES
+    default_window: int | None = None
+    full_every: int = 0
+    first_layer_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """The facts of one family; the defaults are Llama's.
+
+    Args:
+        gated_mlp: three MLP matrices; None where the activation (``hidden_act``) tells.
+        tie_word_embeddings: embedding and LM head share a matrix where the configuration is silent.
+        query_bias: biases on queries, keys and values.
+        output_bias: bias on the attention's output projection.
+        mlp_bias: biases on the MLP.
+        lm_head_bias: bias on the LM head.
+        norm_bias: norms have a bias.
+        norm_weight: norms have a weight.
+        norms_per_layer: norms over h in each layer.
+        num_outer_norms: norms over h outside the layers.
+        qk_norm: queries and keys are normalised with learned weights.
+        qk_norm_full_width: … over all heads together.
+        head_dim: head size where the configuration is silent; None: h / a.
+        mlp_ratio: MLP width over h where the configuration is silent; None: the width must be given.
+        position_offset: learned positions are the context plus so many rows; None where positions are not learned.
+        sliding: which layers have an attention window.
+        attention_sinks: a learned softmax sink for each head.
+        expert_bias: experts and router carry biases.
+        shared_expert_gate: shared experts are scaled by a learned gate.
+        defaults: sizes that published configurations leave out.
+        dialect: rewrites the family's own spelling into the common keys.
+    """
+
+    gated_mlp: bool | None = True
+    tie_word_embeddings: bool = False
+    query_bias: Switch = Switch(default=False, key="attention_bias")
+    output_bias: Switch = Switch(default=False, key="attention_bias")
+    mlp_bias: Switch = Switch(default=False, key="mlp_bias")
+    lm_head_bias: Switch = NO
+    norm_bias: Switch = NO
+    norm_weight: bool = True
+    norms_per_layer: int = 2
+    num_outer_norms: int = 1
+    qk_norm: Switch = NO
+    qk_norm_full_width: bool = False
+    head_dim: int | None = None
+    mlp_ratio: int | None = None
+    position_offset: int | None = None
+    sliding: SlidingRule = SlidingRule(enabled=NO)
+    attention_sinks: bool = False
+    expert_bias: bool = False
+    shared_expert_gate: bool = False
+    defaults: Mapping[str, int] = field(default_factory=dict)
+    dialect: Dialect = config_dialects.common
+
+
+GENERIC = Family(
+    gated_mlp=None,
+    qk_norm=Switch(default=False, key="use_qk_norm"),
+    sliding=SlidingRule(enabled=Switch(default=True, key="use_sliding_window")),
+)
+
+_EVERY_LAYER = SlidingRule()
+_QWEN_WINDOWS = SlidingRule(
+    enabled=Switch(default=False, key="use_sliding_window"), default_window=4096, first_layer_key="max_window_layers"
+)
+_LLAMA = Family()
+_MISTRAL = Family(sliding=SlidingRule(default_window=4096))
+_QWEN2 = Family(query_bias=YES, output_bias=NO, sliding=_QWEN_WINDOWS)
+_QWEN3 = Family(qk_norm=YES, head_dim=128, sliding=_QWEN_WINDOWS)
+_QWEN3_MOE = Family(qk_norm=YES, sliding=_QWEN_WINDOWS)
+_GPT2 = Family(
+    gated_mlp=False,
+    tie_word_embeddings=True,
+    query_bias=YES,
+    output_bias=YES,
+    mlp_bias=YES,
+    norm_bias=YES,
+    mlp_ratio=4,
+    position_offset=0,
+)
+_GPTJ = Family(
+    gated_mlp=False,
+    query_bias=NO,
+    output_bias=NO,
+    mlp_bias=YES,
+    lm_head_bias=YES,
+    norm_bias=YES,
+    norms_per_layer=1,
+    mlp_ratio=4,
+)
+_COHERE = Family(
+    tie_word_embeddings=True,
+    norms_per_layer=1,
+    qk_norm=Switch(default=False, key="use_qk_norm"),
+    qk_norm_full_width=True,
+)
+_OLMO2 = Family(qk_norm=YES, qk_norm_full_width=True)
+_ENABLE_BIAS = Switch(default=True, key="enable_bias")
+_NO_BIAS = Switch(default=False, key="no_bias", negated=True)  # MPT: no_bias is true unless stated
+_USE_BIAS = Switch(default=False, key="use_bias")
+_STARCODER_BIAS = Switch(default=True, key="use_bias")
+_BIAS = Switch(default=False, key="bias")
+_NEOX_BIAS = Switch(default=True, key="attention_bias")
+
+FAMILIES: Mapping[str, Family] = {
+    # Llama and what copies it.
+    "llama": _LLAMA,
+    "granite": _LLAMA,
+    "baichuan": _LLAMA,
+    "aquila": _LLAMA,
+    "arcee": Family(gated_mlp=False),
+    "bitnet": _LLAMA,
+    "smollm3": Family(tie_word_embeddings=True),
+    "internlm": Family(query_bias=_BIAS, output_bias=_BIAS),
+    "internlm2": Family(query_bias=_BIAS, output_bias=_BIAS),
+    "seed_oss": Family(
+        query_bias=Switch(default=True, key="attention_bias"),
+        output_bias=Switch(default=False, key="attention_out_bias"),
+        head_dim=128,
+    ),
+    "llama4": Family(
+        sliding=SlidingRule(default_window=8192, full_every=4), head_dim=128, dialect=config_dialects.llama4
+    ),
+    "mistral": _MISTRAL,
+    "ministral": _MISTRAL,
+    "mistral3": _MISTRAL,
+    "mixtral": Family(sliding=_EVERY_LAYER),
+    "phi3": Family(sliding=_EVERY_LAYER),
+    "phimoe": Family(lm_head_bias=Switch(default=False, key="lm_head_bias"), norm_bias=YES, sliding=_EVERY_LAYER),
+    "nemotron": Family(gated_mlp=False, norm_bias=YES),
+    "stablelm": Family(
+        query_bias=Switch(default=False, key="use_qkv_bias"),
+        output_bias=NO,
+        norm_bias=YES,
+        qk_norm=Switch(default=False, key="qk_layernorm"),
+        qk_norm_full_width=True,
+        dialect=config_dialects.stablelm,
+    ),
+    # Qwen.
+    "qwen": Family(query_bias=YES, output_bias=NO, dialect=config_dialects.qwen1),
+    "qwen2": _QWEN2,
+    "qwen2_vl": _QWEN2,
+    "qwen2_5_vl": _QWEN2,
+    "qwen2_moe": Family(
+        query_bias=Switch(default=True, key="qkv_bias"), output_bias=NO, shared_expert_gate=True, sliding=_QWEN_WINDOWS
+    ),
+    "qwen3": _QWEN3,
+    "qwen3_vl": _QWEN3,
+    "qwen3_moe": _QWEN3_MOE,
+    "qwen3_vl_moe": _QWEN3_MOE,
+    # Gemma.
+    "gemma": Family(tie_word_embeddings=True, head_dim=256),
+    "gemma2": Family(
+        tie_word_embeddings=True,
+        head_dim=256,
+        norms_per_layer=4,
+        sliding=SlidingRule(default_window=4096, full_every=2),
+    ),
+    "gemma3": Family(
+        tie_word_embeddings=True,
+        head_dim=256,
+        norms_per_layer=4,
+        qk_norm=YES,
+        sliding=SlidingRule(default_window=4096, full_every=6),
+        defaults={"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
+    ),
+    # Latent attention and many experts.
+    "deepseek_v2": _LLAMA,
+    "deepseek_v3": _LLAMA,
+    "kimi_k2": _LLAMA,
+    "dots1": Family(qk_norm=YES),
+    "glm": Family(query_bias=Switch(default=True, key="attention_bias"), output_bias=NO, head_dim=128),
+    "glm4": Family(
+        query_bias=Switch(default=True, key="attention_bias"), output_bias=NO, head_dim=128, norms_per_layer=4
+    ),
+    "glm4_moe": Family(
+        query_bias=Switch(default=False, key="attention_bias"),
+        output_bias=NO,
+        qk_norm=Switch(default=False, key="use_qk_norm"),
+        defaults={"first_k_dense_replace": 1},
+    ),
+    "chatglm": Family(
+        query_bias=Switch(default=False, key="add_qkv_bias"), output_bias=NO, dialect=config_dialects.chatglm
+    ),
+    "gpt_oss": Family(
+        query_bias=Switch(default=True, key="attention_bias"),
+        output_bias=Switch(default=True, key="attention_bias"),
+        attention_sinks=True,
+        expert_bias=True,
+        head_dim=64,
+        sliding=SlidingRule(default_window=128, full_every=2),
+    ),
+    "minimax_m2": Family(qk_norm=Switch(default=True, key="use_qk_norm"), qk_norm_full_width=True, head_dim=128),
+    "ernie4_5": Family(
+        tie_word_embeddings=True, query_bias=_USE_BIAS, output_bias=_USE_BIAS, mlp_bias=_USE_BIAS, head_dim=128
+    ),
+    "ernie4_5_moe": Family(tie_word_embeddings=True, query_bias=_USE_BIAS, output_bias=_USE_BIAS, mlp_bias=_USE_BIAS),
+    "granitemoe": _LLAMA,
+    "granitemoeshared": _LLAMA,
+    "dbrx": Family(query_bias=NO, output_bias=NO, dialect=config_dialects.dbrx),
+    # OLMo, Cohere, EXAONE, Apertus.
+    "olmo": Family(norm_weight=False),
+    "olmo2": _OLMO2,
+    "olmo3": Family(qk_norm=YES, qk_norm_full_width=True, sliding=SlidingRule(default_window=4096, full_every=4)),
+    "olmoe": _OLMO2,
+    "cohere": _COHERE,
+    "cohere2": Family(
+        tie_word_embeddings=True, norms_per_layer=1, sliding=SlidingRule(default_window=4096, full_every=4)
+    ),
+    "exaone4": Family(qk_norm=YES, sliding=SlidingRule(default_window=4096, full_every=4)),
+    "apertus": Family(gated_mlp=False, qk_norm=YES),
+    # GPT-2 and its kin: LayerNorm, two-matrix MLP, biases.
+    "gpt2": _GPT2,
+    "gpt_bigcode": Family(
+        gated_mlp=False,
+        tie_word_embeddings=True,
+        query_bias=YES,
+        output_bias=YES,
+        mlp_bias=YES,
+        norm_bias=YES,
+        mlp_ratio=4,
+        position_offset=0,
+        dialect=config_dialects.gpt_bigcode,
+    ),
+    "gptj": _GPTJ,
+    "codegen": _GPTJ,
+    "gpt_neox": Family(gated_mlp=False, query_bias=_NEOX_BIAS, output_bias=_NEOX_BIAS, mlp_bias=YES, norm_bias=YES),
+    "phi": Family(
+        gated_mlp=False,
+        query_bias=YES,
+        output_bias=YES,
+        mlp_bias=YES,
+        lm_head_bias=YES,
+        norm_bias=YES,
+        norms_per_layer=1,
+    ),
+    "starcoder2": Family(
+        gated_mlp=False,
+        tie_word_embeddings=True,
+        query_bias=_STARCODER_BIAS,
+        output_bias=_STARCODER_BIAS,
+        mlp_bias=_STARCODER_BIAS,
+        norm_bias=YES,
+        sliding=_EVERY_LAYER,
+    ),
+    "opt": Family(
+        gated_mlp=False,
+        tie_word_embeddings=True,
+        query_bias=_ENABLE_BIAS,
+        output_bias=_ENABLE_BIAS,
+        mlp_bias=_ENABLE_BIAS,
+        norm_bias=YES,
+        position_offset=2,
+        dialect=config_dialects.opt,
+    ),
+    "bloom": Family(
+        gated_mlp=False,
+        tie_word_embeddings=True,
+        query_bias=YES,
+        output_bias=YES,
+        mlp_bias=YES,
+        norm_bias=YES,
+        num_outer_norms=2,
+        mlp_ratio=4,
+    ),
+    "mpt": Family(
+        gated_mlp=False,
+        tie_word_embeddings=True,
+        query_bias=_NO_BIAS,
+        output_bias=_NO_BIAS,
+        mlp_bias=_NO_BIAS,
+        norm_bias=_NO_BIAS,
+        qk_norm=Switch(default=False, key="qk_ln"),
+        qk_norm_full_width=True,
+        mlp_ratio=4,
+        dialect=config_dialects.mpt,
+    ),
+    "falcon": Family(
+        gated_mlp=False,
+        tie_word_embeddings=True,
+        query_bias=_BIAS,
+        output_bias=_BIAS,
+        mlp_bias=_BIAS,
+        norm_bias=YES,
+        mlp_ratio=4,
+        defaults={"max_sequence_length": 2048},
+        dialect=config_dialects.falcon,
+    ),
+}
+
+
+def family_of(model_type: str) -> Family:
+    """The family of a Hugging Face ``model_type``; the text part of a multimodal model counts as its family.
+
+    >>> family_of("gemma3_text") is family_of("gemma3")
+    True
+    >>> family_of("a-model-of-tomorrow") is GENERIC
+    True
+    """
+    return FAMILIES.get(model_type.removesuffix("_text"), GENERIC)

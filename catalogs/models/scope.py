@@ -1,0 +1,122 @@
+"""Which configurations meshplan reads: those of decoder-only transformers, found also inside multimodal models.
+
+Vision, speech and text encoders, encoder-decoders, diffusion models and state-space models are refused by name, and
+so are transformers with parts that :class:`meshplan.catalogs.models.shapes.ModelShape` cannot represent faithfully
+(Mamba, linear or indexed attention): an estimate of them would be wrong without a sign of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from meshplan.catalogs.errors import Problem
+from meshplan.catalogs.models.fields import FIELDS, shorten
+
+TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
+"""Keys under which multimodal configurations keep their language model (Gemma 3, Llama 4; InternVL; DeepSeek-VL2)."""
+
+_SIZES = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+
+_OTHER_MODELS: Mapping[str, tuple[str, ...]] = {
+    "a text encoder, not a decoder": (
+        *("albert", "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "deberta", "deberta-v2"),
+        *("distilbert", "electra", "ernie", "esm", "longformer", "megatron-bert", "modernbert", "mpnet", "nomic_bert"),
+        *("reformer", "rembert", "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm", "xlm-roberta"),
+        *("xlm-roberta-xl", "xlnet", "xmod"),
+    ),
+    "an encoder-decoder": (
+        *("bart", "bigbird_pegasus", "blenderbot", "led", "m2m_100", "marian", "mbart", "mt5", "mvp", "pegasus"),
+        *("speech_to_text", "t5", "t5gemma", "trocr", "umt5", "vision-encoder-decoder", "whisper"),
+    ),
+    "a vision, audio or image-text encoder": (
+        *("beit", "blip", "clap", "clip", "convnext", "convnextv2", "deit", "detr", "dinov2", "encodec", "hubert"),
+        *("mobilenet_v1", "mobilenet_v2", "regnet", "resnet", "sam", "segformer", "siglip", "swin", "swinv2", "vit"),
+        *("timm_wrapper", "wav2vec2", "yolos"),
+    ),
+    "a state-space or recurrent model": (
+        *("falcon_mamba", "mamba", "mamba2", "recurrent_gemma", "rwkv", "rwkv5", "rwkv6", "rwkv7", "xlstm"),
+    ),
+    "a hybrid of attention with state-space, linear-attention or convolution layers, not supported yet": (
+        *("bailing_hybrid", "bamba", "falcon_h1", "granitemoehybrid", "jamba", "kimi_linear", "lfm2", "lfm2_moe"),
+        *("nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next", "zamba", "zamba2"),
+    ),
+    "not supported yet: its sparse attention has an indexer": ("deepseek_v32", "deepseek_v4", "glm_moe_dsa"),
+    "not supported yet: its layers hold more than attention and one MLP or MoE block": (
+        *("arctic", "blt", "doge", "gemma3n", "gemma4", "hrm_text", "jetmoe", "longcat_flash", "mllama", "moshi"),
+    ),
+}
+_REASONS = {model_type: reason for reason, types in _OTHER_MODELS.items() for model_type in types}
+
+_FOREIGN_PARTS: Mapping[str, tuple[str, ...]] = {
+    "Mamba (state-space) layers": (
+        *("hybrid_override_pattern", "mamba_num_heads", "mamba_n_heads", "mamba_d_state", "ssm_state_size", "ssm_cfg"),
+        *("state_size", "layers_block_type"),
+    ),
+    "linear-attention layers": (
+        *("linear_attn_config", "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim"),
+        *("full_attention_interval",),
+    ),
+    "recurrent or convolution layers": ("block_types", "lru_width", "conv_L_cache"),
+    "an attention indexer (DeepSeek-V3.2 sparse attention)": ("index_topk", "index_n_heads"),
+    "experts without weights (LongCat)": ("zero_expert_num",),
+    "cross-attention layers": ("cross_attention_layers",),
+}
+_ONLY_ATTENTION = 1  # in MiniMax's attn_type_list, 0 is linear attention
+
+
+def language_section(config: Mapping[str, object]) -> Mapping[str, object]:
+    """The part of a configuration that describes the language model: itself, or the section that holds it.
+
+    ``model_type`` and ``tie_word_embeddings`` are taken from outside where the section does not say.
+    """
+    section = config
+    for _ in range(len(TEXT_SECTIONS)):
+        nested = next((part for key in TEXT_SECTIONS if isinstance(part := section.get(key), Mapping)), None)
+        if nested is None or (_states_sizes(section) and not _states_sizes(nested)):
+            break
+        outer = {key: section[key] for key in ("model_type", "tie_word_embeddings") if section.get(key) is not None}
+        section = outer | {str(key): value for key, value in nested.items()}
+    return section
+
+
+def scope_problems(config: Mapping[str, object], section: Mapping[str, object]) -> Iterator[Problem]:
+    """Why a configuration is not that of a decoder-only transformer that a shape can represent.
+
+    Args:
+        config: the whole configuration.
+        section: its :func:`language_section`.
+    """
+    if "_diffusers_version" in config or "_class_name" in config:
+        yield Problem(path="", message=f"a diffusers component ({shorten(config.get('_class_name'))})")
+    stated = (part.get("model_type") for part in (config, section))
+    for model_type in dict.fromkeys(name for name in stated if isinstance(name, str)):
+        reason = _REASONS.get(model_type.removesuffix("_model").removesuffix("_text"))
+        if reason is not None:
+            yield Problem(path="model_type", message=f"{shorten(model_type)} is {reason}")
+    architectures = config.get("architectures")
+    if isinstance(architectures, list) and any(
+        isinstance(name, str) and name.endswith("ForMaskedLM") for name in architectures
+    ):
+        yield Problem(path="architectures", message="a masked language model: a text encoder, not a decoder")
+    if "image_size" in section and not _states(section, "vocab_size"):
+        yield Problem(path="image_size", message="a vision model: it has no vocabulary")
+    if config.get("is_encoder_decoder") is True:
+        yield Problem(path="is_encoder_decoder", message="true: an encoder-decoder")
+    if not any(_states(section, name) for name in _SIZES):
+        seen = ", ".join(sorted(str(key) for key in config)[:8]) or "none"
+        yield Problem(path="", message=f"states none of {', '.join(_SIZES)} (keys seen: {seen})")
+    for part, keys in _FOREIGN_PARTS.items():
+        present = [key for key in keys if section.get(key) not in (None, False, 0, [], {}, "")]
+        if present:
+            yield Problem(path=present[0], message=f"not supported yet: {part}")
+    kinds = section.get("attn_type_list")
+    if isinstance(kinds, list) and any(kind != _ONLY_ATTENTION for kind in kinds):
+        yield Problem(path="attn_type_list", message="not supported yet: linear-attention layers")
+
+
+def _states_sizes(config: Mapping[str, object]) -> bool:
+    return any(_states(config, name) for name in _SIZES)
+
+
+def _states(config: Mapping[str, object], name: str) -> bool:
+    return any(config.get(key) is not None for key in FIELDS[name].keys)

@@ -1,0 +1,278 @@
+"""The shape of a transformer: what an estimator needs to know of a model, and nothing else.
+
+A shape is read from a Hugging Face ``config.json`` (:mod:`meshplan.catalogs.models.config`) or from the catalog. It
+counts its own parameters; the counts include biases, norms and position embeddings, so that they can be compared
+with the published totals.
+
+Notation: h hidden size, a attention heads, k key/value heads, d head dimension, f MLP width, E experts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class AttentionKind(Enum):
+    """How queries, keys and values are made."""
+
+    GROUPED_QUERY = "gqa"  # multi-head (k = a) and multi-query (k = 1) are its ends
+    MULTI_HEAD_LATENT = "mla"  # DeepSeek-V2/V3: low-rank queries and keys/values
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (DeepSeek-V2, arXiv:2405.04434, §2.1).
+
+    Args:
+        q_lora_rank: rank of the query projection; None where queries are projected directly.
+        kv_lora_rank: rank of the joint key/value projection, which is what the KV cache holds.
+        qk_nope_head_dim: per-head query/key size without position.
+        qk_rope_head_dim: per-head query size (shared key size) with rotary position.
+        v_head_dim: per-head value size.
+    """
+
+    q_lora_rank: int | None
+    kv_lora_rank: int
+    qk_nope_head_dim: int
+    qk_rope_head_dim: int
+    v_head_dim: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureOfExperts:
+    """The expert part of a model.
+
+    Args:
+        num_experts: routed experts in each MoE layer.
+        num_experts_per_token: routed experts that each token visits (top-k).
+        expert_intermediate_size: MLP width of one routed expert.
+        shared_intermediate_size: total MLP width of the shared experts, 0 where there are none.
+        moe_layers: which layers are MoE layers, one flag a layer.
+        expert_bias: experts and router carry biases (gpt-oss).
+        shared_expert_gate: the shared experts are scaled by a learned gate of h parameters (Qwen-MoE).
+    """
+
+    num_experts: int
+    num_experts_per_token: int
+    expert_intermediate_size: int
+    shared_intermediate_size: int
+    moe_layers: tuple[bool, ...]
+    expert_bias: bool = False
+    shared_expert_gate: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """One decoder-only transformer.
+
+    Args:
+        slug: catalog name, such as ``llama-3.1-70b``.
+        name: as its publisher writes it.
+        family: Hugging Face ``model_type``.
+        num_hidden_layers: transformer layers, without multi-token-prediction layers.
+        hidden_size: h.
+        intermediate_size: f of the dense MLP (unused where every layer is an MoE layer).
+        gated_mlp: three matrices (SwiGLU, GeGLU) instead of two.
+        num_attention_heads: a.
+        num_key_value_heads: k; equals a for multi-head latent attention.
+        head_dim: d, of queries and keys.
+        vocab_size: V as configured; frameworks pad it.
+        tie_word_embeddings: the LM head shares the embedding's matrix.
+        attention: see :class:`AttentionKind`.
+        latent: sizes of multi-head latent attention, else None.
+        moe: the expert part, None for a dense model.
+        sliding_windows: one entry a layer: attention window in tokens, None for full attention; empty when every
+            layer is full.
+        num_position_embeddings: learned absolute positions (GPT-2, OPT), 0 with rotary or ALiBi.
+        max_sequence_length: longest trained context in tokens, None where unknown.
+        attention_bias: biases on the query, key and value projections.
+        attention_output_bias: bias on the output projection.
+        attention_sinks: one learned softmax sink a head (gpt-oss).
+        mlp_bias: biases on the dense MLP.
+        lm_head_bias: bias on the output projection to the vocabulary (GPT-J, Phi-2).
+        norm_weight: norms have a weight; False for the parameter-free LayerNorm of OLMo.
+        norm_bias: norms have a bias (LayerNorm) or not (RMSNorm).
+        norms_per_layer: norms over h in each layer (2; 4 in Gemma 2/3; 1 with a parallel attention-MLP block and
+            one shared norm).
+        num_outer_norms: norms over h outside the layers: 1 before the LM head; 2 with one after the embedding (BLOOM).
+        qk_norm: queries and keys are normalised: per head (Qwen3, Gemma 3), which costs 2·d parameters a layer.
+        qk_norm_full_width: that norm spans all heads together (OLMo 2, Command R+, MiniMax-M2): (a + k)·d parameters.
+        word_embedding_size: width of the embedding and the LM head where two extra matrices map it to h and back
+            (OPT-350M); None where it is h.
+        num_nextn_predict_layers: multi-token-prediction layers (DeepSeek-V3); they train but do not count as layers.
+        source: citation of the configuration.
+    """
+
+    slug: str
+    name: str
+    family: str
+    num_hidden_layers: int
+    hidden_size: int
+    intermediate_size: int
+    gated_mlp: bool
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    attention: AttentionKind = AttentionKind.GROUPED_QUERY
+    latent: LatentAttention | None = None
+    moe: MixtureOfExperts | None = None
+    sliding_windows: tuple[int | None, ...] = ()
+    num_position_embeddings: int = 0
+    max_sequence_length: int | None = None
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    attention_sinks: bool = False
+    mlp_bias: bool = False
+    lm_head_bias: bool = False
+    norm_weight: bool = True
+    norm_bias: bool = False
+    norms_per_layer: int = 2
+    num_outer_norms: int = 1
+    qk_norm: bool = False
+    qk_norm_full_width: bool = False
+    word_embedding_size: int | None = None
+    num_nextn_predict_layers: int = 0
+    source: str = ""
+
+    # --- layers -------------------------------------------------------------------------------------------------
+
+    def is_moe_layer(self, layer: int) -> bool:
+        """Whether layer ``layer`` (from 0) routes tokens to experts."""
+        return self.moe is not None and self.moe.moe_layers[layer]
+
+    @property
+    def num_moe_layers(self) -> int:
+        """How many layers route tokens to experts."""
+        return 0 if self.moe is None else sum(self.moe.moe_layers)
+
+    def window(self, layer: int) -> int | None:
+        """Attention window of layer ``layer`` in tokens, None for full attention."""
+        return self.sliding_windows[layer] if self.sliding_windows else None
+
+    # --- parameters ---------------------------------------------------------------------------------------------
+
+    @property
+    def attention_parameters(self) -> int:
+        """Parameters of one attention block, output projection included.
+
+        Grouped query: h·d·(2a + 2k). Latent: the low-rank factors of DeepSeek-V2 §2.1, with their norms.
+        """
+        h, a = self.hidden_size, self.num_attention_heads
+        if self.latent is not None:
+            return self._latent_attention_parameters(self.latent)
+        queries, keys = a * self.head_dim, self.num_key_value_heads * self.head_dim
+        weights = h * (2 * queries + 2 * keys)
+        biases = self.attention_bias * (queries + 2 * keys) + self.attention_output_bias * h
+        norms = queries + keys if self.qk_norm_full_width else 2 * self.head_dim
+        return weights + biases + self.qk_norm * norms + self.attention_sinks * a
+
+    def _latent_attention_parameters(self, latent: LatentAttention) -> int:
+        h, a = self.hidden_size, self.num_attention_heads
+        query_width = a * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        if latent.q_lora_rank is None:
+            queries = h * query_width
+        else:
+            queries = h * latent.q_lora_rank + latent.q_lora_rank + latent.q_lora_rank * query_width
+        keys_values = h * (latent.kv_lora_rank + latent.qk_rope_head_dim) + latent.kv_lora_rank
+        keys_values += latent.kv_lora_rank * a * (latent.qk_nope_head_dim + latent.v_head_dim)
+        return queries + keys_values + a * latent.v_head_dim * h
+
+    @property
+    def mlp_matrices(self) -> int:
+        """Weight matrices of one MLP: 3 when gated, else 2."""
+        return 3 if self.gated_mlp else 2
+
+    @property
+    def dense_mlp_parameters(self) -> int:
+        """Parameters of one dense MLP: matrices·h·f and biases."""
+        width = self.intermediate_size
+        biases = self.mlp_bias * ((self.mlp_matrices - 1) * width + self.hidden_size)
+        return self.mlp_matrices * self.hidden_size * width + biases
+
+    @property
+    def expert_parameters(self) -> int:
+        """Parameters of ONE routed expert; 0 for a dense model."""
+        if self.moe is None:
+            return 0
+        width = self.moe.expert_intermediate_size
+        biases = self.moe.expert_bias * ((self.mlp_matrices - 1) * width + self.hidden_size)
+        return self.mlp_matrices * self.hidden_size * width + biases
+
+    @property
+    def shared_expert_parameters(self) -> int:
+        """Parameters of the shared experts of one MoE layer together, and of their gate."""
+        if self.moe is None:
+            return 0
+        width = self.mlp_matrices * self.moe.shared_intermediate_size + self.moe.shared_expert_gate
+        return self.hidden_size * width
+
+    @property
+    def router_parameters(self) -> int:
+        """Parameters of one router: h·E (and its bias)."""
+        if self.moe is None:
+            return 0
+        return self.hidden_size * self.moe.num_experts + self.moe.expert_bias * self.moe.num_experts
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm over h: weight and bias, as far as it has them."""
+        return self.hidden_size * (self.norm_weight + self.norm_bias)
+
+    @property
+    def norm_parameters_per_layer(self) -> int:
+        """Parameters of the norms over h in one layer."""
+        return self.norms_per_layer * self.norm_parameters
+
+    def layer_parameters(self, layer: int) -> int:
+        """All parameters of one layer, every expert included."""
+        common = self.attention_parameters + self.norm_parameters_per_layer
+        if self.moe is None or not self.is_moe_layer(layer):
+            return common + self.dense_mlp_parameters
+        experts = self.moe.num_experts * self.expert_parameters
+        return common + experts + self.shared_expert_parameters + self.router_parameters
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Input embedding: V·h and learned positions; V·e + e·h where the embedding is e wide (OPT-350M)."""
+        positions = self.num_position_embeddings * self.hidden_size
+        if self.word_embedding_size is None:
+            return self.vocab_size * self.hidden_size + positions
+        return (self.vocab_size + self.hidden_size) * self.word_embedding_size + positions
+
+    @property
+    def lm_head_parameters(self) -> int:
+        """Output projection V·h and its bias, without the matrix where it is tied to the embedding."""
+        width = self.hidden_size if self.word_embedding_size is None else self.word_embedding_size
+        narrowing = 0 if self.word_embedding_size is None else self.hidden_size * width
+        matrix = 0 if self.tie_word_embeddings else self.vocab_size * width
+        return matrix + narrowing + self.lm_head_bias * self.vocab_size
+
+    @property
+    def num_parameters(self) -> int:
+        """All parameters, without multi-token-prediction layers (as publishers count)."""
+        layers = sum(self.layer_parameters(layer) for layer in range(self.num_hidden_layers))
+        norms = self.num_outer_norms * self.norm_parameters
+        return layers + self.embedding_parameters + self.lm_head_parameters + norms
+
+    @property
+    def num_active_parameters(self) -> int:
+        """Parameters that one token uses: all but the routed experts it does not visit."""
+        if self.moe is None:
+            return self.num_parameters
+        idle = (self.moe.num_experts - self.moe.num_experts_per_token) * self.expert_parameters
+        return self.num_parameters - idle * self.num_moe_layers
+
+    @property
+    def nextn_layer_parameters(self) -> int:
+        """Parameters of ONE multi-token-prediction layer, embedding and LM head shared with the model.
+
+        A layer like the last one, a projection of the concatenated (embedding, hidden state) from 2h to h, and three
+        norms (DeepSeek-V3, arXiv:2412.19437, §2.2). 0 where the model has none.
+        """
+        if not self.num_nextn_predict_layers:
+            return 0
+        projection = 2 * self.hidden_size * self.hidden_size
+        return self.layer_parameters(self.num_hidden_layers - 1) + projection + 3 * self.norm_parameters

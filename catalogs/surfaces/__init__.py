@@ -1,0 +1,1 @@
+"""Fitted kernel times: GEMM, attention, latent attention, experts, collectives."""

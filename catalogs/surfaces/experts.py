@@ -1,0 +1,351 @@
+"""Times of the fused mixture-of-experts layer on one device, interpolated from published measurements.
+
+One surface per device, quantization and framework: a formula, a correction by size, and a correction by shape::
+
+    base = t₀ + t_e·E_d + t_n·n + ((2·m·rows·H·I/R)⁴ + (bytes/B)⁴)^¼
+    bytes = A·m·H·I·element + P·(H·(2 + element) + 2·m·I)
+
+with n tokens that arrive at the group of ep devices, k experts each, of E experts E_d = E/ep on this device; H and I
+the hidden size and the experts' size on this device (after tensor parallelism); m = 3 products with a gate, 2 without;
+P = F·n·k/ep pairs of token and expert here, A experts that get a token, rows the pairs padded to tiles of 64 an expert.
+F is the load of the fullest device over the mean, 1 when routing is balanced.
+
+log(measured/base) is a grid over P/E_d, E_d, H, I and skew, plus, for shapes (H, I, k, E, ep, m) that were measured
+themselves, which are the published models at their degrees of parallelism, a curve over n. The times of a shape are
+then made to rise with n. Beyond the measured n they grow as the formula does.
+
+Measured skew: balanced routing, and experts whose loads follow a power law with exponent 1.01 and 1.2, timed on the
+fullest device of the group. F is estimated from the law's mean and variance as 1 + cv·√(2·ln ep·(1 − 1/ep)/E_d).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from meshplan.catalogs.seed import SEED_FOLDER
+from meshplan.catalogs.surfaces.files import surface_documents
+from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, sparse_from_row
+from meshplan.catalogs.surfaces.time_tables import STEP, smooth_maximum
+
+SURFACE_FILE = SEED_FOLDER / "expert_surfaces.json"
+FRAMEWORKS = ("trtllm", "vllm", "sglang")
+# Bytes of a weight with its scales: 16 elements share one byte (nvfp4), 32 (mxfp4), 128 and more (others).
+ELEMENT_BYTES = {
+    "bfloat16": 2.0,
+    "fp8": 1.0,
+    "fp8_block": 1.0,
+    "nvfp4": 0.5625,
+    "w4a16_mxfp4": 0.53125,
+    "w4a8_mxfp4_mxfp8": 0.53125,
+    "int4_wo": 0.5625,
+}
+TILE_ROWS = 64
+ACTIVATION_BYTES = 2.0
+GATED_PRODUCTS, PLAIN_PRODUCTS = 3, 2
+# Tokens at which the tables were measured: a shape's curve has its points there.
+TOKENS = np.array(
+    [
+        *(1, 2, 4, 8, 16, 32, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512, 768),
+        *(1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384),
+    ],
+    dtype=float,
+)
+# Of the correction by shape.
+SHAPE_TOKENS = np.array([1.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 16384.0])
+SHAPE_STEP = 0.03  # of a stored correction by shape, in log(time)
+SKEW_KNOTS = np.array([1.0, 2.0])  # balanced, skewed
+SKEWED = 1.01  # the mildest measured exponent: from here on routing counts as skewed
+# The loads of the power law reach from one token to this share of all; from 0.01 to 2 where there are few tokens.
+_LARGEST_SHARE = 0.8
+_FEW_LOADS = (0.01, 2.0)
+_SINGULAR = 1e-6
+
+Shape = tuple[int, int, int, int, int, int]  # hidden, expert size, top-k, experts, ep, products
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class ExpertSurface:
+    """The fused experts of one layer on one device, with routing's permutation, without the exchange between devices.
+
+    Args:
+        device: slug.
+        quantization: a key of :data:`ELEMENT_BYTES`.
+        framework: ``trtllm``, ``vllm`` or ``sglang``.
+        parameters: R FLOP/s, B bytes/s, t₀, t_e and t_n seconds.
+        knots: grid positions in P/E_d, E_d, H, I and skew.
+        corrections: log(measured/base) on the grid.
+        touched: knots that a measurement touched.
+        shapes: shapes that were measured themselves → further correction, [tokens, skew].
+        kernel: framework and versions.
+        num_samples: measurements that it was fitted to.
+        median_error: |predicted/measured − 1| on a random fifth of the measurements that a fit had not seen.
+        p90_error: 90th percentile of the same.
+        new_shape_median_error: the same on a random fifth of the shapes, of which a fit had seen nothing.
+        new_shape_p90_error: 90th percentile of the same.
+        source: citation.
+    """
+
+    device: str
+    quantization: str
+    framework: str
+    parameters: tuple[float, ...]
+    knots: Knots
+    corrections: FloatArray
+    touched: NDArray[np.bool_]
+    shapes: Mapping[Shape, FloatArray]
+    kernel: str
+    num_samples: int
+    median_error: float
+    p90_error: float
+    new_shape_median_error: float
+    new_shape_p90_error: float
+    source: str
+
+    def time_s(
+        self,
+        num_tokens: ArrayLike,
+        *,
+        hidden_size: int,
+        expert_size: int,
+        top_k: int,
+        num_experts: int,
+        expert_parallel: int = 1,
+        gated: bool = True,
+        skew: float = 0.0,
+        load_factor: float | None = None,
+    ) -> FloatArray:
+        """Seconds of one layer's experts on the fullest device, shape of ``num_tokens``; never falls with it.
+
+        Args:
+            num_tokens: arriving at the whole expert-parallel group, before they are multiplied by ``top_k``.
+            hidden_size: of the model.
+            expert_size: intermediate size of an expert on this device, after tensor parallelism.
+            top_k: experts of a token.
+            num_experts: routed experts of the layer, on all devices.
+            expert_parallel: devices that share them.
+            gated: three products (SwiGLU) or two.
+            skew: exponent of the power law of the experts' loads; 0 is balanced, 1.01 and 1.2 were measured.
+            load_factor: load of the fullest device over the mean where it is known, in place of ``skew``.
+        """
+        products = GATED_PRODUCTS if gated else PLAIN_PRODUCTS
+        shape = (int(hidden_size), int(expert_size), int(top_k), int(num_experts), int(expert_parallel), products)
+        tokens = np.asarray(num_tokens, dtype=float)
+        if load_factor is not None:
+            return self._at(shape, 0.0, tokens * load_factor)
+        if skew <= 0.0 or skew >= SKEWED:
+            return self._at(shape, max(skew, 0.0), tokens)
+        share = skew / SKEWED
+        between = (1.0 - share) * np.log(self._at(shape, 0.0, tokens)) + share * np.log(self._at(shape, SKEWED, tokens))
+        return np.asarray(np.exp(between))
+
+    def _at(self, shape: Shape, skew: float, tokens: FloatArray) -> FloatArray:
+        log_times = _curve(self, shape, skew)
+        inside = np.clip(tokens, TOKENS[0], TOKENS[-1])
+        growth = self.base_s(shape, skew, np.atleast_1d(np.maximum(tokens, TOKENS[0]))) / self.base_s(
+            shape, skew, np.atleast_1d(inside)
+        )
+        return np.asarray(np.exp(np.interp(np.log(inside), np.log(TOKENS), log_times)) * growth.reshape(tokens.shape))
+
+    def base_s(self, shape: Shape, skew: float, tokens: FloatArray) -> FloatArray:
+        """The formula, [n]."""
+        columns = tuple(np.full(len(tokens), float(value)) for value in shape)
+        features = expert_features(tokens, columns, np.full(len(tokens), skew))
+        return expert_formula(np.asarray(self.parameters), features, element_bytes=ELEMENT_BYTES[self.quantization])
+
+    def log_times(self, shape: Shape, skew: float) -> FloatArray:
+        """Log seconds at :data:`TOKENS`, made to rise."""
+        columns = tuple(np.full(len(TOKENS), float(value)) for value in shape)
+        features = expert_features(TOKENS, columns, np.full(len(TOKENS), skew))
+        parameters, element_bytes = np.asarray(self.parameters), ELEMENT_BYTES[self.quantization]
+        values = np.log(expert_formula(parameters, features, element_bytes=element_bytes))
+        values = values + grid_value(self.knots, self.corrections, grid_points(features))
+        if shape in self.shapes:
+            known = self.shapes[shape][:, int(skew > 0.0)]
+            values = values + np.interp(np.log(TOKENS), np.log(SHAPE_TOKENS), known)
+        below = np.maximum.accumulate(values)
+        above = np.flip(np.minimum.accumulate(np.flip(values)))
+        return np.asarray(0.5 * (below + above))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FastestExperts:
+    """The fastest of several frameworks' kernels for each request; see :meth:`ExpertSurface.time_s`."""
+
+    surfaces: tuple[ExpertSurface, ...]
+
+    def time_s(self, num_tokens: ArrayLike, **sizes: Any) -> FloatArray:
+        """Seconds, the least of the surfaces."""
+        return np.asarray(np.min([surface.time_s(num_tokens, **sizes) for surface in self.surfaces], axis=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertFeatures:
+    """What the formula and the grid are functions of, flat arrays of one length."""
+
+    tokens: FloatArray
+    hidden: FloatArray
+    expert_size: FloatArray
+    local_experts: FloatArray
+    products: FloatArray
+    pairs: FloatArray
+    active: FloatArray
+    skewed: NDArray[np.bool_]
+
+
+def expert_features(tokens: FloatArray, shape: tuple[FloatArray, ...], skew: FloatArray) -> ExpertFeatures:
+    """The features of ``tokens`` on shapes (H, I, k, E, ep, products) with exponents ``skew``, all [n]."""
+    hidden, expert_size, top_k, experts, devices, products = shape
+    local = experts / devices
+    mean = tokens * top_k / devices
+    pairs = mean * load_of_fullest(tokens, top_k, experts, devices, skew)
+    # Balanced tables deal the tokens out: each expert gets one before any gets two.
+    active = np.where(skew > 0.0, local * (1.0 - np.exp(-pairs / local)), np.minimum(pairs, local))
+    return ExpertFeatures(
+        tokens=tokens,
+        hidden=hidden,
+        expert_size=expert_size,
+        local_experts=local,
+        products=products,
+        pairs=pairs,
+        active=active,
+        skewed=skew > 0.0,
+    )
+
+
+def load_of_fullest(
+    tokens: FloatArray, top_k: FloatArray, experts: FloatArray, devices: FloatArray, skew: FloatArray
+) -> FloatArray:
+    """F of the module's text, at most what one device can get: every token's choices that fit on it."""
+    exponent = np.where(skew > 0.0, skew, SKEWED)
+    many = tokens * top_k > experts
+    lowest = np.where(many, 1.0, _FEW_LOADS[0])
+    ratio = np.where(many, np.maximum(_LARGEST_SHARE * tokens, 1.5), _FEW_LOADS[1]) / lowest
+    mean = _moment(ratio, exponent, 1.0)
+    deviation = np.sqrt(np.maximum(_moment(ratio, exponent, 2.0) / mean**2 - 1.0, 0.0))
+    local = experts / devices
+    fullest = 1.0 + deviation * np.sqrt(2.0 * np.log(devices) * (1.0 - 1.0 / devices) / local)
+    most = np.minimum(top_k, local) * devices / top_k
+    return np.where(skew > 0.0, np.minimum(fullest, np.maximum(most, 1.0)), 1.0)
+
+
+def _moment(ratio: FloatArray, exponent: FloatArray, order: float) -> FloatArray:
+    """Mean of x^order where x has the density x^−exponent on [1, ratio]."""
+    rest = 1.0 - exponent
+    rest = np.where(np.abs(rest) < _SINGULAR, _SINGULAR, rest)
+    power = np.where(np.abs(order + rest) < _SINGULAR, _SINGULAR, order + rest)
+    return np.asarray(rest / power * (ratio**power - 1.0) / (ratio**rest - 1.0))
+
+
+def expert_formula(parameters: FloatArray, features: ExpertFeatures, *, element_bytes: float) -> FloatArray:
+    """The formula of the module's text for (R, B, t₀, t_e, t_n), seconds, [n]."""
+    rate, bandwidth, launch_s, expert_s, token_s = parameters
+    each = features.pairs / features.local_experts
+    rows = np.maximum(np.ceil(each / TILE_ROWS) * TILE_ROWS * features.active, features.pairs)
+    matrix = features.products * features.hidden * features.expert_size
+    moved = features.active * matrix * element_bytes + features.pairs * (
+        features.hidden * (ACTIVATION_BYTES + element_bytes)
+        + ACTIVATION_BYTES * features.products * features.expert_size
+    )
+    busy = smooth_maximum(2.0 * rows * matrix / rate, moved / bandwidth)
+    return np.asarray(launch_s + expert_s * features.local_experts + token_s * features.tokens + busy)
+
+
+def grid_points(features: ExpertFeatures) -> tuple[FloatArray, ...]:
+    """Coordinates on the grid: P/E_d, E_d, H, I and skew."""
+    each = features.pairs / features.local_experts
+    skew = np.where(features.skewed, SKEW_KNOTS[1], SKEW_KNOTS[0])
+    return each, features.local_experts, features.hidden, features.expert_size, skew
+
+
+def expert_surface(device: str, quantization: str, framework: str = "any") -> ExpertSurface | FastestExperts | None:
+    """The shipped surface; None where there is none.
+
+    Args:
+        device: slug.
+        quantization: a key of :data:`ELEMENT_BYTES`.
+        framework: ``trtllm``, ``vllm``, ``sglang``, or ``any`` for the fastest of those that were measured.
+    """
+    names = FRAMEWORKS if framework == "any" else (framework,)
+    found = tuple(_surface(device, quantization, name) for name in names if (device, quantization, name) in _rows())
+    if framework == "any" and len(found) > 1:
+        return FastestExperts(surfaces=found)
+    return found[0] if found else None
+
+
+def shipped_keys() -> tuple[tuple[str, str, str], ...]:
+    """(device, quantization, framework) of every shipped surface."""
+    return tuple(sorted(_rows()))
+
+
+@lru_cache(maxsize=4096)
+def _curve(surface: ExpertSurface, shape: Shape, skew: float) -> FloatArray:
+    return surface.log_times(shape, skew)
+
+
+@cache
+def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str], dict[str, Any]]:
+    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for content in surface_documents(path):
+        shared = {key: content[key] for key in ("source", "shapes", "knots")}
+        rows |= {(row["device"], row["quantization"], row["framework"]): shared | row for row in content["tables"]}
+    return rows
+
+
+@cache
+def _surface(device: str, quantization: str, framework: str) -> ExpertSurface:
+    row = _rows()[device, quantization, framework]
+    knots = tuple(np.array(positions, dtype=float) for positions in row["knots"])
+    corrections, touched = grid_from_row(row["grid"], tuple(len(positions) for positions in knots))
+    sizes = (len(row["shapes"]), len(SHAPE_TOKENS), len(SKEW_KNOTS))
+    by_shape, known = sparse_from_row(row["by_shape"], sizes)
+    return ExpertSurface(
+        device=device,
+        quantization=quantization,
+        framework=framework,
+        parameters=tuple(row["parameters"]),
+        knots=knots,
+        corrections=corrections,
+        touched=touched,
+        shapes={
+            tuple(shape): values
+            for shape, values, there in zip(row["shapes"], by_shape, known, strict=True)
+            if there.all()
+        },
+        kernel=row["kernel"],
+        num_samples=row["num_samples"],
+        median_error=row["median_error"],
+        p90_error=row["p90_error"],
+        new_shape_median_error=row["new_shape_median_error"],
+        new_shape_p90_error=row["new_shape_p90_error"],
+        source=row["source"],
+    )
+
+
+def surface_row(surface: ExpertSurface, shapes: Sequence[Shape]) -> dict[str, Any]:
+    """The stored form of a surface in a file that lists ``shapes``."""
+    by_shape = np.zeros((len(shapes), len(SHAPE_TOKENS), len(SKEW_KNOTS)))
+    known = np.zeros(by_shape.shape, dtype=bool)
+    for index, shape in enumerate(shapes):
+        if shape in surface.shapes:
+            by_shape[index], known[index] = surface.shapes[shape], True
+    return {
+        "device": surface.device,
+        "quantization": surface.quantization,
+        "framework": surface.framework,
+        "kernel": surface.kernel,
+        "num_samples": surface.num_samples,
+        "median_error": round(surface.median_error, 4),
+        "p90_error": round(surface.p90_error, 4),
+        "new_shape_median_error": round(surface.new_shape_median_error, 4),
+        "new_shape_p90_error": round(surface.new_shape_p90_error, 4),
+        "parameters": [float(f"{parameter:.6g}") for parameter in surface.parameters],
+        "grid": grid_row(surface.corrections, surface.touched, step=STEP),
+        "by_shape": grid_row(by_shape, known, step=SHAPE_STEP),
+    }

@@ -1,0 +1,150 @@
+"""One kernel's times on a grid: a formula, a correction, and the promise that more work never costs less.
+
+log(measured/formula) lies on a grid of the formula's coordinates (:mod:`meshplan.catalogs.surfaces.grid`). The log
+times at the knots are then made to rise along the axes where more is more work; between knots they are interpolated,
+beyond the grid they grow as the formula does::
+
+    time(x) = exp(interpolated log time at x̂) · formula(x)/formula(x̂),    x̂ = x drawn back into the grid
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, monotone
+
+STEP = 0.02  # of a stored correction, in log(time)
+_FIRST_CONTEXT = 64.0  # of the octaves of context that a chunk is priced at
+Points = tuple[FloatArray, ...]
+Formula = Callable[[FloatArray, Points], FloatArray]  # parameters, coordinates → seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeTable:
+    """Times of one kernel.
+
+    Args:
+        formula: positive parameters and coordinates → seconds.
+        parameters: of the formula.
+        knots: grid positions, one array an axis.
+        corrections: log(measured/formula) as fitted, on the grid.
+        touched: knots that a measurement touched, on the grid.
+        log_times: log seconds at the knots, made to rise.
+        kernel: framework, its version and the kernel in the source.
+        num_samples: measurements that it was fitted to.
+        median_error: |predicted/measured − 1| of measurements that a fit had not seen, each fifth in turn.
+        p90_error: 90th percentile of the same.
+    """
+
+    formula: Formula
+    parameters: tuple[float, ...]
+    knots: Knots
+    corrections: FloatArray
+    touched: NDArray[np.bool_]
+    log_times: FloatArray
+    kernel: str
+    num_samples: int
+    median_error: float
+    p90_error: float
+
+    def time_s(self, points: Points) -> FloatArray:
+        """Seconds at ``points``, one flat array an axis."""
+        inside = tuple(np.clip(values, edge[0], edge[-1]) for values, edge in zip(points, self.knots, strict=True))
+        parameters = np.asarray(self.parameters)
+        growth = self.formula(parameters, points) / self.formula(parameters, inside)
+        return np.asarray(np.exp(grid_value(self.knots, self.log_times, inside)) * growth)
+
+
+def time_table(
+    *,
+    formula: Formula,
+    parameters: tuple[float, ...],
+    knots: Knots,
+    corrections: FloatArray,
+    touched: NDArray[np.bool_],
+    rising: tuple[int, ...],
+    kernel: str,
+    num_samples: int,
+    median_error: float,
+    p90_error: float,
+) -> TimeTable:
+    """A table whose log times rise along the axes ``rising``; the other arguments are those of the class."""
+    at_knots = formula(np.asarray(parameters), tuple(np.meshgrid(*knots, indexing="ij")))
+    return TimeTable(
+        formula=formula,
+        parameters=parameters,
+        knots=knots,
+        corrections=corrections,
+        touched=touched,
+        log_times=monotone(np.log(at_knots) + corrections, touched, rising),
+        kernel=kernel,
+        num_samples=num_samples,
+        median_error=median_error,
+        p90_error=p90_error,
+    )
+
+
+def table_row(table: TimeTable) -> dict[str, Any]:
+    """The stored form."""
+    return {
+        "kernel": table.kernel,
+        "num_samples": table.num_samples,
+        "median_error": round(table.median_error, 4),
+        "p90_error": round(table.p90_error, 4),
+        "parameters": [float(f"{parameter:.6g}") for parameter in table.parameters],
+        "knots": [[int(position) for position in positions] for positions in table.knots],
+        **grid_row(table.corrections, table.touched, step=STEP),
+    }
+
+
+def table_from_row(row: Mapping[str, Any], *, formula: Formula, rising: tuple[int, ...]) -> TimeTable:
+    """The inverse of :func:`table_row`."""
+    knots = tuple(np.array(positions, dtype=float) for positions in row["knots"])
+    corrections, touched = grid_from_row(row, tuple(len(positions) for positions in knots))
+    return time_table(
+        formula=formula,
+        parameters=tuple(row["parameters"]),
+        knots=knots,
+        corrections=corrections,
+        touched=touched,
+        rising=rising,
+        kernel=row["kernel"],
+        num_samples=row["num_samples"],
+        median_error=row["median_error"],
+        p90_error=row["p90_error"],
+    )
+
+
+def rising_with_context(priced: Callable[[FloatArray], FloatArray], before: FloatArray, new: FloatArray) -> FloatArray:
+    """Times of chunks after earlier context, never less than with a shorter one.
+
+    A chunk is priced as a prefill of as many queries and positions, which trades sequences for length and may save time
+    in a table that was measured in whole sequences. Therefore octaves of context are priced, made to rise, and
+    interpolated in the logarithm of the length.
+
+    Args:
+        priced: context of each request → seconds, [n].
+        before: context of each request, [n].
+        new: tokens of each request that are computed, [n].
+    """
+    start, end = np.zeros(len(before)), np.full(len(before), _FIRST_CONTEXT)
+    below = priced(start)
+    times = below.copy()
+    while (start < before).any():
+        above = np.maximum(below, priced(end))
+        here, first, last = (position + new for position in (before, start, end))
+        share = np.log(here / first) / np.log(last / first)
+        times = np.where((before > start) & (before <= end), below * (above / below) ** share, times)
+        below, start, end = above, end, 2.0 * end
+    return times
+
+
+def smooth_maximum(first: FloatArray, second: FloatArray) -> FloatArray:
+    """(a⁴ + b⁴)^¼ of positive arrays: where compute and memory overlap all but fully."""
+    larger = np.maximum(first, second)
+    return np.asarray(larger * ((first / larger) ** 4 + (second / larger) ** 4) ** 0.25)

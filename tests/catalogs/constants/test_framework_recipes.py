@@ -1,0 +1,34 @@
+"""Which framework recipe a published measurement is read with: by name, release and mode."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshplan.catalogs.constants.framework_recipes import recipe_named, recipe_observed_as
+
+
+@pytest.mark.parametrize(
+    ("name", "mode", "framework"),
+    [
+        ("Megatron-Bridge", None, "megatron-bridge"),
+        ("Megatron-Core", None, "megatron"),
+        ("llm-foundry (Composer FSDP)", "PURE", "composer-pure"),
+        ("llm-foundry (Composer FSDP)", "DEFAULT", "composer"),
+        ("llm-foundry (Composer FSDP)", None, "composer"),
+        ("somebody's own", "PURE", "somebody's own"),
+    ],
+)
+def test_a_measurement_finds_its_recipe(name: str, mode: str | None, framework: str) -> None:
+    assert recipe_observed_as(name, mode).framework == framework
+
+
+def test_megatron_bridge_reduces_gradients_in_16_bits_and_shares_its_constants() -> None:
+    bridge, usual = recipe_named("megatron-bridge"), recipe_named("megatron")
+    assert (bridge.recipe.gradient_reduce_bytes, usual.recipe.gradient_reduce_bytes) == (2, 4)
+    assert bridge.calibrated_as == usual.calibrated_as == "megatron"
+
+
+def test_pure_mode_reduces_gradients_in_16_bits_and_shares_its_constants() -> None:
+    pure, usual = recipe_named("composer-pure"), recipe_named("composer")
+    assert (pure.recipe.gradient_reduce_bytes, usual.recipe.gradient_reduce_bytes) == (2, 4)
+    assert pure.calibrated_as == usual.calibrated_as == "composer"

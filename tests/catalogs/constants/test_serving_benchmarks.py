@@ -1,0 +1,89 @@
+"""Settings of published benchmarks: they name real fields and conditions, and reach only the runs they are about."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_recipes
+from meshplan.catalogs.constants.serving_benchmarks import (
+    CONDITIONS,
+    BenchmarkRun,
+    benchmark_servers,
+    spreads_attention,
+    started_as,
+)
+from meshplan.planner.problems.serving import Role
+
+RUN = BenchmarkRun(
+    title="a dump of InferenceX",
+    device="b200-sxm-180gb",
+    model="deepseek-ai/DeepSeek-R1",
+    precision="nvfp4",
+    input_length=1024,
+    output_length=1024,
+    concurrency=8,
+    tensor_parallel=8,
+    attention_data_parallel=1,
+)
+
+
+SOURCES = ("github.com/SemiAnalysisAI/InferenceX", "github.com/ai-dynamo/aiconfigurator", "github.com/NVIDIA/srt-slurm")
+
+
+@pytest.mark.parametrize("server", benchmark_servers(), ids=lambda server: f"{server.engine}-{server.source[-40:]}")
+def test_every_entry_names_an_engine_fields_and_conditions(server) -> None:
+    assert server.engine in engine_recipes()
+    assert server.settings or server.spreads_attention
+    assert server.role in {role.value for role in Role}
+    assert set(server.settings) <= {item.name for item in fields(EngineRecipe)}
+    assert set(server.when) <= set(CONDITIONS)
+    assert server.source.startswith(SOURCES)
+
+
+def test_later_entries_win() -> None:
+    recipe = engine_recipes()["sglang"]
+    assert started_as(recipe, RUN).receive_interval == 10
+    assert started_as(recipe, replace(RUN, concurrency=16)).receive_interval == 30
+
+
+def test_attention_ranks_wait_for_each_other_where_there_are_some() -> None:
+    recipe = engine_recipes()["trtllm"]
+    assert started_as(recipe, RUN).balance_wait_steps == 0
+    assert started_as(recipe, replace(RUN, attention_data_parallel=8)).balance_wait_steps == 60
+
+
+def test_the_publishers_own_servers_take_one_prompt_and_a_margin_at_a_time() -> None:
+    vendors = replace(RUN, title="aiconfigurator silicon_sample.csv (InferenceX DB dump)", is_vendors=True)
+    for engine in ("vllm", "trtllm"):
+        recipe = engine_recipes()[engine]
+        assert started_as(recipe, vendors).token_budget(4096, 64) == 4096 + 128
+        assert started_as(recipe, replace(vendors, is_vendors=False)).token_budget(4096, 64) == 8192
+
+
+@pytest.mark.parametrize(
+    "change", [{"title": "another table"}, {"device": "h100-sxm-80gb"}, {"model": "Qwen/Qwen3-32B"}], ids=str
+)
+def test_other_runs_keep_the_defaults(change) -> None:
+    for recipe in engine_recipes().values():
+        assert started_as(recipe, replace(RUN, **change)) == recipe
+
+
+def test_workers_with_a_role_of_their_own_are_started_apart() -> None:
+    recipe = engine_recipes()["trtllm"]
+    decode = replace(RUN, role="decode", concurrency=180)
+    assert started_as(recipe, decode).max_num_seqs == 32
+    assert started_as(recipe, replace(decode, concurrency=450)).max_num_seqs == 64
+    assert started_as(recipe, replace(decode, input_length=8192, concurrency=100)).max_num_seqs == 16
+    assert started_as(recipe, replace(decode, role="mixed")).max_num_seqs == recipe.max_num_seqs
+    assert started_as(recipe, replace(decode, role="prefill", attention_data_parallel=8)).balance_wait_steps == 0
+
+
+def test_vllm_ranks_that_the_table_calls_tensor_parallel() -> None:
+    recipe = engine_recipes()["vllm"]
+    run = replace(RUN, device="gb200", model="moonshotai/Kimi-K2.5", tensor_parallel=4, role="prefill")
+    assert spreads_attention(recipe, run)
+    assert not spreads_attention(recipe, replace(run, role="decode"))
+    assert spreads_attention(recipe, replace(run, role="decode", tensor_parallel=16))
+    assert not spreads_attention(recipe, replace(run, role="mixed"))

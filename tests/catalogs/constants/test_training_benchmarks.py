@@ -1,0 +1,59 @@
+"""What the scripts of published training benchmarks are known to have set, and for which runs."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
+from meshplan.catalogs.seed import SEED_FOLDER
+from meshplan.catalogs.yaml_reader import load_yaml
+from meshplan.planner.problems.practice import Launches, TrainingPractice
+
+RUN = TrainingBenchmark(
+    observed_as="Megatron-Bridge",
+    release="26.02.01",
+    model="Qwen3_235B_a22B",
+    device="gb200",
+    precision="mxfp8",
+    phase="pretraining",
+)
+PARTLY = {"launches": "partly-graphed", "fused_dispatch": True}
+
+
+def test_a_preset_holds_from_its_release_on() -> None:
+    assert practice_of(replace(RUN, release="25.09")) == {}
+    assert practice_of(RUN) == PARTLY
+    assert practice_of(replace(RUN, release="26.08")) == {
+        "launches": "graphed",
+        "fused_dispatch": True,
+        "overlaps_experts": True,
+    }
+
+
+def test_a_preset_holds_for_its_devices_and_precisions_alone() -> None:
+    assert practice_of(replace(RUN, device="b200-sxm-180gb")) == {}
+    assert practice_of(replace(RUN, release="26.08", precision="bf16")) == PARTLY
+
+
+def test_a_later_entry_takes_back_an_earlier_one() -> None:
+    run = replace(RUN, model="LLAMA3_8B", release="25.11", precision="fp8")
+    assert practice_of(run) == {"launches": "eager"}
+    assert practice_of(replace(run, precision="mxfp8")) == {"launches": "graphed"}
+    assert practice_of(replace(run, precision="mxfp8", phase="lora")) == {}
+
+
+@pytest.mark.parametrize("change", [{"observed_as": "Megatron-Core"}, {"release": ""}, {"model": "another"}])
+def test_nothing_is_said_of_other_runs(change: dict[str, str]) -> None:
+    assert practice_of(replace(RUN, **change)) == {}
+
+
+def test_every_setting_is_a_switch_that_the_estimator_knows() -> None:
+    known = {item.name for item in fields(TrainingPractice)}
+    content = load_yaml((SEED_FOLDER / "training_benchmarks.yaml").read_bytes())
+    for benchmark in content["benchmarks"]:
+        for entry in benchmark["runs"]:
+            assert set(entry["settings"]) <= known
+            Launches(entry["settings"].get("launches", "eager"))
+            assert entry["source"]

@@ -1,0 +1,115 @@
+"""Two ways to the same schema, and old databases that still open."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import sqlalchemy as sa
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy.engine import Engine
+
+from meshplan.catalogs.database.migrations import known_revisions, upgrade
+from meshplan.catalogs.database.opening import connect, open_database, parse_url, stored_revision
+from meshplan.catalogs.database.plan_rows import PlanRows
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.database.tables import SCHEMA_REVISION, metadata
+from meshplan.catalogs.database.upgrade import upgrade_database
+
+DUMPS = sorted((Path(__file__).parent / "fixtures").glob("revision_*.sql"))
+
+
+def schema(engine: Engine) -> dict[str, object]:
+    inspector = sa.inspect(engine)
+    return {
+        table: (
+            [(c["name"], str(c["type"]), c["nullable"], c["default"]) for c in inspector.get_columns(table)],
+            inspector.get_pk_constraint(table)["constrained_columns"],
+            inspector.get_foreign_keys(table),
+            inspector.get_indexes(table),
+            inspector.get_unique_constraints(table),
+            inspector.get_check_constraints(table),
+        )
+        for table in inspector.get_table_names()
+    }
+
+
+def test_first_use_and_alembic_give_the_same_schema(tmp_path: Path) -> None:
+    migrated = connect(parse_url(str(tmp_path / "migrated.sqlite")))
+    upgrade(migrated)
+    created = open_database(str(tmp_path / "created.sqlite"))
+    assert schema(migrated) == schema(created)
+    assert stored_revision(migrated) == stored_revision(created) == SCHEMA_REVISION
+
+
+def test_alembic_sees_no_difference_to_the_tables(tmp_path: Path) -> None:
+    engine = connect(parse_url(str(tmp_path / "migrated.sqlite")))
+    upgrade(engine)
+    with engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+
+
+def test_the_revision_in_the_code_is_the_newest() -> None:
+    assert known_revisions()[-1] == SCHEMA_REVISION
+
+
+def test_first_use_does_not_import_alembic(tmp_path: Path) -> None:
+    code = (
+        "import sys; from meshplan.catalogs.database.repository import Catalog\n"
+        "Catalog.open(sys.argv[1]); sys.exit('alembic' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path / "new.sqlite")], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+def test_a_folder_with_a_percent_sign_can_be_upgraded(tmp_path: Path) -> None:
+    folder = tmp_path / "100%"
+    folder.mkdir()
+    upgrade(connect(parse_url(str(folder / "catalog.sqlite"))))
+
+
+def test_there_is_a_dump_of_every_revision() -> None:
+    assert [dump.stem.removeprefix("revision_") for dump in DUMPS] == list(known_revisions())
+
+
+@pytest.mark.parametrize("dump", DUMPS, ids=lambda dump: dump.stem)
+def test_an_old_database_is_upgraded_with_the_users_rows(dump: Path, tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript(dump.read_text(encoding="utf-8"))
+    connection.close()
+    done = upgrade_database(str(path))
+    assert done.from_revision == dump.stem.removeprefix("revision_")
+    assert done.seeds_refreshed
+
+    catalog = Catalog.open(str(path))
+    assert catalog.device("my-device").memory_bandwidth_bytes_per_s == 9.1e11
+    assert catalog.node_type("my-node").prices[0].usd_per_hour == 1.5
+    assert catalog.model("my-model")["hidden_size"] == 64
+    assert catalog.calibration("megatron", "mine") == {"gemm": 0.7}
+    assert catalog.device("h100-sxm-80gb").vendor == "nvidia"
+    rows = PlanRows(catalog.engine)
+    assert rows.get("best").plan_id == "abcdef012345"
+    assert [run.document for run in rows.runs("best")] == [{"tokens_per_s": 1.0}]
+
+
+def test_a_second_upgrade_does_nothing(database_file: Path) -> None:
+    done = upgrade_database(str(database_file))
+    assert (done.from_revision, done.seeds_refreshed) == (SCHEMA_REVISION, False)
+
+
+def test_a_failing_upgrade_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = connect(parse_url(str(tmp_path / "half.sqlite")))
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("power cut")
+
+    # The first index comes after the first table, which must be undone.
+    monkeypatch.setattr("alembic.op.create_index", fail)
+    with pytest.raises(RuntimeError, match="power cut"):
+        upgrade(engine)
+    assert stored_revision(engine) is None

@@ -1,0 +1,108 @@
+"""Plans in the database."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy.engine import Engine
+
+from meshplan.catalogs.database.plan_rows import PlanRows
+from meshplan.catalogs.errors import StoreError
+
+
+@pytest.fixture
+def rows(empty_engine: Engine) -> PlanRows:
+    return PlanRows(empty_engine)
+
+
+def plan(plan_id: str, kind: str = "training") -> dict[str, Any]:
+    return {
+        "plan_id": plan_id,
+        "kind": kind,
+        "spec_digest": "s",
+        "catalog_digest": "c",
+        "config": {"x": [1, 2.5, None]},
+    }
+
+
+def test_the_same_plan_twice_is_one_row(rows: PlanRows) -> None:
+    assert rows.insert(plan("aaaa11112222"), name="first")
+    assert not rows.insert(plan("aaaa11112222"), name="again")
+    assert [(row.plan_id, row.name) for row in rows.list()] == [("aaaa11112222", "first")]
+
+
+def test_a_plan_comes_back_as_it_went_in(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"))
+    assert rows.get("aaaa11112222").document == plan("aaaa11112222")
+
+
+def test_plans_are_found_by_id_prefix_tag_and_latest(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"), tag="baseline")
+    rows.insert(plan("bbbb11112222"))
+    assert rows.get("aaaa").plan_id == rows.get("baseline").plan_id == "aaaa11112222"
+    assert rows.get("latest").plan_id == "bbbb11112222"
+    assert [row.plan_id for row in rows.list()] == ["bbbb11112222", "aaaa11112222"]
+
+
+def test_kinds_are_told_apart(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"))
+    rows.insert(plan("bbbb11112222", kind="gpu-allocation"))
+    assert [row.plan_id for row in rows.list(kind="gpu-allocation")] == ["bbbb11112222"]
+
+
+def test_ambiguous_and_unknown_handles(rows: PlanRows) -> None:
+    with pytest.raises(StoreError, match="no plan is stored yet"):
+        rows.get("latest")
+    rows.insert(plan("aaaa11112222"), tag="baseline")
+    rows.insert(plan("aaaa33334444"))
+    with pytest.raises(StoreError, match="2 plans start with 'aaaa': aaaa11112222, aaaa33334444"):
+        rows.get("aaaa")
+    with pytest.raises(StoreError, match="no stored plan 'aaa'"):
+        rows.get("aaa")
+    with pytest.raises(StoreError, match="did you mean 'baseline'"):
+        rows.get("basline")
+    with pytest.raises(StoreError, match="no stored plan '%'"):
+        rows.get("%")
+
+
+def test_wildcards_are_plain_characters(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"))
+    with pytest.raises(StoreError, match="no stored plan"):
+        rows.get("____")
+
+
+def test_a_tag_moves(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"), tag="best")
+    rows.insert(plan("bbbb11112222"), tag="best")
+    assert rows.get("best").plan_id == "bbbb11112222"
+    assert rows.get("aaaa").tag is None
+    assert rows.tag("aaaa", "best").tag == "best"
+    assert rows.tag("aaaa", None).tag is None
+    with pytest.raises(StoreError, match="cannot be a tag"):
+        rows.tag("aaaa", "latest")
+
+
+def test_untagging_one_leaves_the_other_untagged_plans(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"))
+    rows.insert(plan("bbbb11112222"), tag="x")
+    rows.tag("x", None)
+    assert [row.tag for row in rows.list()] == [None, None]
+
+
+def test_a_tag_wins_over_the_id_of_another_plan(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"))
+    rows.insert(plan("bbbb11112222"), tag="aaaa11112222")
+    assert rows.get("aaaa11112222").plan_id == "bbbb11112222"
+
+
+def test_runs_are_recorded_and_go_with_the_plan(rows: PlanRows) -> None:
+    rows.insert(plan("aaaa11112222"))
+    rows.record("aaaa", {"tokens_per_s": 1.0})
+    rows.record("latest", {"tokens_per_s": 2.0})
+    assert [run.document["tokens_per_s"] for run in rows.runs("aaaa")] == [1.0, 2.0]
+    assert rows.delete("aaaa").plan_id == "aaaa11112222"
+    rows.insert(plan("aaaa11112222"))
+    assert rows.runs("aaaa") == ()
+    with pytest.raises(StoreError, match="no stored plan"):
+        rows.record("cccc", {})
