@@ -156,7 +156,7 @@ def upgrade(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> Non
 
 def _fitted_surfaces(catalog: Catalog, folder: Path, device: str | None, system: str | None) -> dict[str, Any]:
     from meshplan.catalogs.surfaces.files import user_folder
-    from meshplan.profiler.fit_device import fit_device
+    from meshplan.profiler.shipped.fit_device import fit_device
 
     if device is None:
         raise typer.BadParameter(f"say whose kernels {folder} times: a slug of 'catalog list'", param_hint="--device")

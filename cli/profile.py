@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.measurements.rows import Measurements
     from meshplan.catalogs.measurements.types import ClusterProfile
-    from meshplan.profiler.launch import RankEnvironment
-    from meshplan.profiler.transport import Transport
+    from meshplan.profiler.links.launch import RankEnvironment
+    from meshplan.profiler.links.transport import Transport
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=__doc__)
 
@@ -73,7 +73,7 @@ def links(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Measure every directed pair and the collectives; start one process per device (torchrun, srun, mpirun)."""
-    from meshplan.profiler.launch import rank_environment
+    from meshplan.profiler.links.launch import rank_environment
 
     place = rank_environment(os.environ)
     document = _profiled_links(
@@ -93,7 +93,7 @@ def everything(
 ) -> None:
     """Measure the device of rank 0, then, where a launcher started several processes, the links."""
     from meshplan.catalogs.errors import ProfileError
-    from meshplan.profiler.launch import rank_environment
+    from meshplan.profiler.links.launch import rank_environment
 
     try:
         place: RankEnvironment | None = rank_environment(os.environ)
@@ -236,7 +236,7 @@ def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: boo
     """Make what a run measured facts of a catalog device, so that plans use it."""
     from meshplan.catalogs.surfaces.operator_scales import operator_scales
     from meshplan.planner.estimators.serving.operators import measured_as
-    from meshplan.profiler.device_facts import gemm_facts, scale_facts
+    from meshplan.profiler.device.facts import gemm_facts, scale_facts
 
     catalog, run = _catalog(store), store.run(run_id)
     curves = gemm_facts(run, store.fits(run_id))
@@ -263,8 +263,8 @@ def _profiled_device(
     scratch: Path | None,
 ) -> dict[str, Any]:
     from meshplan.catalogs.measurements.drift import drifts
-    from meshplan.profiler.backends import open_backend
-    from meshplan.profiler.run import DeviceOptions, profile_device
+    from meshplan.profiler.device.backends import open_backend
+    from meshplan.profiler.device.run import DeviceOptions, profile_device
 
     options = DeviceOptions(is_quick=quick, probes=probes, cluster=name, scratch=scratch, progress=_say)
     profile = profile_device(store, open_backend(backend), options)
@@ -296,9 +296,9 @@ def _profiled_links(
     from dataclasses import replace
 
     from meshplan.catalogs.errors import ProfileError
-    from meshplan.profiler.link_probes import FULL, QUICK
-    from meshplan.profiler.link_run import DEFAULT_RAIL, LinkOptions, profile_links
-    from meshplan.profiler.transport import TorchTransport, meeting_point
+    from meshplan.profiler.links.probes import FULL, QUICK
+    from meshplan.profiler.links.run import DEFAULT_RAIL, LinkOptions, profile_links
+    from meshplan.profiler.links.transport import TorchTransport, meeting_point
 
     if gpu and len(rails or ()) > 1:
         raise ProfileError(

@@ -2,8 +2,8 @@
 
 One line α + bytes/β cannot follow NCCL, which changes algorithm and protocol with the size (held-out error 6 to 22 %
 in the median), and the measured points zigzag by up to 20 %. So the points are kept, smoothed as far as each predicts
-the others best (:mod:`meshplan.profiler.curve_fit`), and interpolated linearly in the logarithms. Below the smallest
-size time is constant (latency), above the largest it grows in proportion (bandwidth).
+the others best (:mod:`meshplan.profiler.fitting.curve_fit`), and interpolated linearly in the logarithms. Below the
+smallest size time is constant (latency), above the largest it grows in proportion (bandwidth).
 
 Sizes are full buffers, as nccl-tests counts them. Beside NCCL, the serving engines' own all-reduce kernels (inside a
 CUDA graph, 16-bit elements) are there under the engine's name.

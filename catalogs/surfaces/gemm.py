@@ -5,9 +5,10 @@ launch time t₀ added and a finer tile in m, where decode batches live::
 
     base = t₀ + ((2·⌈m⌉₆₄·⌈n⌉₁₂₈·(k + k₀)/R)⁴ + (bytes/B)⁴)^¼,    bytes = element·(m·k + k·n) + 2·m·n
 
-The correction is log(measured/base) at every measured size in m, n and k, as kriging (:mod:`meshplan.profiler.kriging`)
-draws it through the measurements, interpolated linearly in the logarithms between them; outside the grid its edge is
-kept, so that the formula decides how times grow. Each surface states its error on products that a fit had not seen.
+The correction is log(measured/base) at every measured size in m, n and k, as kriging
+(:mod:`meshplan.profiler.fitting.kriging`) draws it through the measurements, interpolated linearly in the logarithms
+between them; outside the grid its edge is kept, so that the formula decides how times grow. Each surface states its
+error on products that a fit had not seen.
 
 Corrections are stored as multiples of :data:`STEP`, each as the difference from the one before in m: neighbours are
 alike, and small numbers take less room. A surface is decoded (5 ms) when it is asked for.

@@ -138,7 +138,7 @@ def _attention_s(
 
 
 def _work(measurement: Measurement) -> float:
-    """FLOPs or bytes of one call, as :mod:`meshplan.profiler.device_probes` counts them; a test holds them together."""
+    """FLOPs or bytes of one call, as :mod:`meshplan.profiler.device.probes` counts them; a test holds them together."""
     shape = measurement.parameters
     if measurement.probe in _MEMORY_PROBES:
         return _MEMORY_PROBES[measurement.probe] * float(shape["size_bytes"])

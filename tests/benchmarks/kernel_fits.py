@@ -22,12 +22,12 @@ import numpy as np
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.importers.kernel_tables import read_collective_table
 from meshplan.catalogs.surfaces.gemm import GemmSurface
-from meshplan.profiler.curve_fit import left_out_error
-from meshplan.profiler.fit import fit_alpha_beta
-from meshplan.profiler.fit_shipped import load
-from meshplan.profiler.gemm_model import HELD_OUT_FRACTION, OUTPUT_BYTES, GemmSamples, fit_gemm
-from meshplan.profiler.gemm_surface import ELEMENT_BYTES, fit_surface
-from meshplan.profiler.least_squares import RelativeError, held_out, relative_error
+from meshplan.profiler.fitting.curve_fit import left_out_error
+from meshplan.profiler.fitting.gemm_model import HELD_OUT_FRACTION, OUTPUT_BYTES, GemmSamples, fit_gemm
+from meshplan.profiler.fitting.least_squares import RelativeError, held_out, relative_error
+from meshplan.profiler.fitting.lines import fit_alpha_beta
+from meshplan.profiler.shipped.fit_efficiency import load
+from meshplan.profiler.shipped.fit_gemm import ELEMENT_BYTES, fit_surface
 
 PEAK = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "int8_wo": "bf16", "int4_wo": "bf16",
         "sq": "int8"}  # fmt: skip

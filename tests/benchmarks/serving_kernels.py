@@ -24,9 +24,9 @@ from meshplan.catalogs.surfaces.attention import PHASES, attention_formula, atte
 from meshplan.catalogs.surfaces.collectives import shipped_curves
 from meshplan.catalogs.surfaces.experts import ELEMENT_BYTES, ExpertSurface, expert_formula, expert_surface
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface, latent_formula
-from meshplan.profiler.fit_attention import SCOPES, attention_points, attention_samples, latent_samples
-from meshplan.profiler.fit_experts import shipped_samples
-from meshplan.profiler.least_squares import relative_error
+from meshplan.profiler.fitting.least_squares import relative_error
+from meshplan.profiler.shipped.fit_attention import SCOPES, attention_points, attention_samples, latent_samples
+from meshplan.profiler.shipped.fit_experts import shipped_samples
 
 PEAK = {"bfloat16": "bf16", "fp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4", "w4a16_mxfp4": "bf16",
         "w4a8_mxfp4_mxfp8": "fp8", "int4_wo": "bf16"}  # fmt: skip

@@ -21,7 +21,7 @@ LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMI_RANK", 
 
 @pytest.fixture(autouse=True)
 def _measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshplan.profiler.run.QUICK", Protocol(warmup=0, min_repeats=1, max_repeats=1))
+    monkeypatch.setattr("meshplan.profiler.device.run.QUICK", Protocol(warmup=0, min_repeats=1, max_repeats=1))
     for name in LAUNCHER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
 
@@ -64,7 +64,7 @@ def test_the_json_is_the_designs(meshplan: Command) -> None:
 def test_all_without_a_launcher_measures_the_device_and_says_so(
     meshplan: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from meshplan.profiler import device_probes
+    from meshplan.profiler.device import probes as device_probes
 
     monkeypatch.setattr(device_probes, "PROBES", {"kernel_launch": device_probes.kernel_launch})
     done = meshplan("profile", "all", "--quick", "--backend", "numpy", "--format", "json")

@@ -23,9 +23,9 @@ from meshplan.catalogs.surfaces.operator_scales import (
     predicted_s,
 )
 from meshplan.planner.estimators.serving import operators
-from meshplan.profiler.backends import NumpyBackend
-from meshplan.profiler.device_facts import scale_facts
-from meshplan.profiler.device_probes import Effort, cases
+from meshplan.profiler.device.backends import NumpyBackend
+from meshplan.profiler.device.facts import scale_facts
+from meshplan.profiler.device.probes import Effort, cases
 
 POINTS = (
     ("gemm", "bf16", {"m": 4096, "n": 4096, "k": 4096}),

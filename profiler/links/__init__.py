@@ -1,0 +1,1 @@
+"""Probes of the links between devices and nodes."""

@@ -1,0 +1,1 @@
+"""Fits the tables that ship in catalogs/seed."""

@@ -1,0 +1,239 @@
+"""Makes ``attention_surfaces.json`` and ``latent_surfaces.json`` of ``catalogs/seed`` from published kernel tables.
+
+Run by hand when the tables change (they are not part of meshplan)::
+
+    python -m meshplan.profiler.shipped.fit_attention FOLDER_OF_AICONFIGURATOR_CORE catalogs/seed
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshplan.catalogs.importers.perf_tables import (
+    FRAMEWORKS,
+    SYSTEMS,
+    Columns,
+    data_folder,
+    fastest,
+    newest_table,
+    read_perf_table,
+    where,
+)
+from meshplan.catalogs.surfaces import attention as attention_surfaces
+from meshplan.catalogs.surfaces import latent_attention as latent_surfaces
+from meshplan.catalogs.surfaces.grid import FloatArray
+from meshplan.catalogs.surfaces.time_tables import Points, TimeTable, table_row
+from meshplan.profiler.fitting.surface_fit import cross_validated, fit_time_table
+
+SOURCE = (
+    "Fitted to kernel times published with AIConfigurator, aiconfigurator-core 0.12.0 "
+    "(https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
+)
+# vLLM's tables time the whole block only; the others' kernels compose with the surfaces of products.
+SCOPES = {"trtllm": ("kernel",), "vllm": ("module",), "sglang": ("kernel",)}
+# Tables that no device could have produced: rows of 4.29 GB of cache in 1.24 ms are 3.5 TB/s, an A100 has 2.0 TB/s.
+IMPOSSIBLE = {("a100_sxm", "decode", "trtllm")}
+# Spelling of the tables → ours.
+DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
+# B bytes/s, R FLOP/s, t₀ s: of a Hopper device; the fit finds the others from there.
+_START = (2e12, 3e14, 1e-5)
+# A table of fewer measurements says little: fewer knots than points on one axis.
+MIN_SAMPLES = 200
+# Heads per KV head that are off by more than this in the median, beside the knots of powers of two.
+OWN_KNOT_ERROR = 0.04
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Write both files."""
+    folder, out = data_folder(Path(arguments[0])), Path(arguments[1])
+    write_tables(out / "attention_surfaces.json", SOURCE, attention_rows(folder))
+    write_tables(out / "latent_surfaces.json", SOURCE, [*latent_rows(folder), *projection_rows(folder)])
+
+
+def write_tables(path: Path, source: str, rows: Iterable[dict[str, Any]]) -> None:
+    """Write one row a line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f'{{"source": {json.dumps(source)},\n"tables": [\n{lines}\n]}}\n', encoding="utf-8")
+
+
+def octaves(low: float, high: float, *, step: int = 1) -> FloatArray:
+    """Powers of two from ``low`` to ``high``, every ``step``-th."""
+    return 2.0 ** np.arange(np.log2(low), np.log2(high) + 0.5, step)
+
+
+def attention_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
+    """One stored table for each device, phase, framework, type of the cache, with and without a window."""
+    for system, device in sorted(systems.items()):
+        for phase in attention_surfaces.PHASES:
+            for framework in FRAMEWORKS:
+                for (kv_dtype, windowed), kernel, columns in attention_samples(folder, system, phase, framework):
+                    keys = {"device": device, "phase": phase, "framework": framework}
+                    table = fit_attention(columns, phase, kv_dtype, kernel)
+                    yield keys | {"kv_dtype": kv_dtype, "windowed": windowed} | table_row(table)
+
+
+def fit_attention(columns: Columns, phase: str, kv_dtype: str, kernel: str) -> TimeTable:
+    """A table over u, L, length/L, g and d; a group far from its neighbours gets a knot of its own."""
+    points = attention_points(columns, phase)
+
+    def fitted(groups: FloatArray) -> Callable[[Points, FloatArray], TimeTable]:
+        return partial(
+            fit_time_table,
+            formula=attention_surfaces.attention_formula(phase, kv_dtype),
+            start=_START,
+            knots=_attention_knots(points, groups, phase),
+            rising=attention_surfaces.RISING,
+            kernel=kernel,
+        )
+
+    measured = np.unique(points[3])
+    plain = np.intersect1d(measured, octaves(1, 64))
+    groups = np.unique([measured[0], *plain, measured[-1]])
+    if set(measured) - set(groups):
+        off = np.abs(fitted(groups)(points, columns["time_s"]).time_s(points) / columns["time_s"] - 1.0)
+        odd = [group for group in measured if np.median(off[points[3] == group]) > OWN_KNOT_ERROR]
+        groups = np.union1d(groups, odd)
+    return cross_validated(fitted(groups), points, columns["time_s"])
+
+
+def attention_samples(
+    folder: Path, system: str, phase: str, framework: str
+) -> Iterator[tuple[tuple[str, bool], str, Columns]]:
+    """((type of the cache, windowed), kernel, measurements); of the query's types the one that was measured most."""
+    name = "context_attention_perf" if phase == "prefill" else "generation_attention_perf"
+    path = newest_table(folder, system, "attention", framework, name)
+    if path is None or (system, phase, framework) in IMPOSSIBLE:
+        return
+    counts = ("batch_size", "isl", "step", "num_heads", "num_key_value_heads", "head_dim", "window_size")
+    columns = read_perf_table(path, texts=("attn_dtype", "kv_cache_dtype"), counts=counts, optional=("window_size",))
+    for stored, kv_dtype in DTYPES.items():
+        of_type = columns["kv_cache_dtype"] == stored
+        queries, sizes = np.unique(columns["attn_dtype"][of_type].astype(str), return_counts=True)
+        if not len(sizes) or sizes.max() < MIN_SAMPLES:
+            continue
+        # Where both were measured about as often, an engine with an fp8 cache runs fp8 queries.
+        query = queries[np.flatnonzero(sizes >= 0.9 * sizes.max())[-1]]
+        for windowed in (False, True):
+            mask = of_type & (columns["attn_dtype"] == query) & ((columns["window_size"] > 0) == windowed)
+            if mask.sum() >= MIN_SAMPLES:
+                kernel = f"{framework} {path.parent.name}, {query} queries"
+                yield (kv_dtype, windowed), kernel, fastest(where(columns, mask), counts)
+
+
+def attention_points(columns: Columns, phase: str) -> Points:
+    """Measured coordinates (u, L, length/L, g, d)."""
+    heads, kv_heads = columns["num_heads"], columns["num_key_value_heads"]
+    length = columns["isl"] if phase == "prefill" else columns["step"] + columns["isl"]
+    window = columns["window_size"]
+    attended = np.where(window > 0, np.minimum(length, window), length)
+    units = columns["batch_size"] * (heads if phase == "prefill" else kv_heads)
+    return units, attended, length / attended, heads / kv_heads, columns["head_dim"]
+
+
+def _attention_knots(points: Points, groups: FloatArray, phase: str) -> tuple[FloatArray, ...]:
+    units, attended, spread, _, width = points
+    # Prefill times follow u more smoothly: few sequences fill a device. Decode hardly sees what a window hides.
+    units_step, spread_step = (2, 2) if phase == "prefill" else (1, 3)
+    farther = octaves(4, max(spread.max(), 4.0), step=spread_step)
+    return (
+        octaves(1, units.max(), step=units_step),
+        octaves(max(2.0 ** np.floor(np.log2(attended.min())), 1.0), attended.max()),
+        np.array([1.0, *farther]) if spread.max() > 1.0 else np.ones(1),
+        groups,
+        np.unique(width),
+    )
+
+
+def latent_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
+    """One stored table for each device, phase, framework, scope, type of the cache and kernel of the products."""
+    for system, device in sorted(systems.items()):
+        for phase in attention_surfaces.PHASES:
+            for framework in FRAMEWORKS:
+                for scope in SCOPES[framework]:
+                    for (dtype, gemm), kernel, columns in latent_samples(folder, system, phase, framework, scope):
+                        keys = {"device": device, "phase": phase, "framework": framework, "scope": scope}
+                        table = fit_latent(columns, phase, dtype, kernel)
+                        yield keys | {"dtype": dtype, "gemm": gemm} | table_row(table)
+
+
+def latent_samples(
+    folder: Path, system: str, phase: str, framework: str, scope: str
+) -> Iterator[tuple[tuple[str, str], str, Columns]]:
+    """((type of the cache, kernel of the products), kernel, measurements)."""
+    name = {
+        ("kernel", "prefill"): "context_mla_perf",
+        ("kernel", "decode"): "generation_mla_perf",
+        ("module", "prefill"): "mla_context_module_perf",
+        ("module", "decode"): "mla_generation_module_perf",
+    }[scope, phase]
+    path = newest_table(folder, system, "mla", framework, name)
+    if path is None:
+        return
+    texts = ("kv_cache_dtype", "gemm_type") if scope == "module" else ("kv_cache_dtype",)
+    counts = ("batch_size", "isl", "step", "num_heads")
+    columns = read_perf_table(path, texts=texts, counts=counts)
+    gemms = columns.get("gemm_type", np.full(len(columns["time_s"]), "", dtype=object))
+    for stored, dtype in DTYPES.items():
+        for gemm in sorted(set(gemms)):
+            chosen = where(columns, (columns["kv_cache_dtype"] == stored) & (gemms == gemm))
+            if len(chosen["time_s"]) >= MIN_SAMPLES:
+                yield (dtype, gemm), f"{framework} {path.parent.name}", fastest(chosen, counts)
+
+
+def fit_latent(columns: Columns, phase: str, dtype: str, kernel: str) -> TimeTable:
+    """A table over sequences, heads and length."""
+    length = columns["isl"] if phase == "prefill" else columns["step"] + columns["isl"]
+    points = (columns["batch_size"], columns["num_heads"], length)
+    fit = partial(
+        fit_time_table,
+        formula=latent_surfaces.latent_formula(phase, dtype),
+        start=_START,
+        knots=tuple(octaves(1, values.max()) for values in points),
+        rising=latent_surfaces.RISING,
+        kernel=kernel,
+    )
+    return cross_validated(fit, points, columns["time_s"])
+
+
+def projection_rows(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> Iterator[dict[str, Any]]:
+    """One stored table for each device, side, framework and type of the weights."""
+    for system, device in sorted(systems.items()):
+        for framework in FRAMEWORKS:
+            path = newest_table(folder, system, "mla_bmm", framework, "mla_bmm_perf")
+            if path is None:
+                continue
+            counts = ("num_tokens", "num_heads")
+            columns = read_perf_table(path, texts=("op_name", "bmm_dtype"), counts=counts)
+            for side in ("pre", "post"):
+                for stored, dtype in DTYPES.items():
+                    mask = (columns["op_name"] == f"mla_gen_{side}") & (columns["bmm_dtype"] == stored)
+                    if mask.sum() < MIN_SAMPLES / 2:
+                        continue
+                    chosen = fastest(where(columns, mask), counts)
+                    keys = {"device": device, "phase": side, "framework": framework, "scope": "projection"}
+                    table = _fit_projection(chosen, dtype, f"{framework} {path.parent.name}")
+                    yield keys | {"dtype": dtype} | table_row(table)
+
+
+def _fit_projection(columns: Columns, dtype: str, kernel: str) -> TimeTable:
+    points = (columns["num_heads"], columns["num_tokens"])
+    fit = partial(
+        fit_time_table,
+        formula=latent_surfaces.projection_formula(dtype),
+        start=_START,
+        knots=(octaves(1, points[0].max()), octaves(1, points[1].max())),
+        rising=(0, 1),
+        kernel=kernel,
+    )
+    return cross_validated(fit, points, columns["time_s"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
