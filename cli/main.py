@@ -38,24 +38,36 @@ class Subcommand:
 
 
 SUBCOMMANDS: dict[str, Subcommand] = {
-    "plan": Subcommand(module="meshplan.cli.plan", help="Find the best plan for a spec, store it, write its files."),
-    "estimate": Subcommand(module="meshplan.cli.estimate", help="Price one pinned configuration."),
-    "explain": Subcommand(module="meshplan.cli.explain", help="Why this plan, and what another choice would cost."),
-    "emit": Subcommand(module="meshplan.cli.emit", help="Write the launcher files of a plan."),
-    "import": Subcommand(module="meshplan.cli.import_", help="What you run today as a spec, and what would be better."),
-    "experts": Subcommand(
-        module="meshplan.cli.experts", help="Place experts by recorded routing: copies, devices, advice."
+    "plan": Subcommand(
+        module="meshplan.cli.commands.plan", help="Find the best plan for a spec, store it, write its files."
     ),
-    "compare": Subcommand(module="meshplan.cli.compare", help="Plans side by side, or a plan beside its measurement."),
-    "plans": Subcommand(module="meshplan.cli.plans", help="List, show, tag, delete stored plans; record measurements."),
-    "validate": Subcommand(module="meshplan.cli.validate", help="Predicted against measured runs."),
-    "calibrate": Subcommand(module="meshplan.cli.calibrate", help="Fit the estimator's constants to measured runs."),
+    "estimate": Subcommand(module="meshplan.cli.commands.estimate", help="Price one pinned configuration."),
+    "explain": Subcommand(
+        module="meshplan.cli.commands.explain", help="Why this plan, and what another choice would cost."
+    ),
+    "emit": Subcommand(module="meshplan.cli.commands.emit", help="Write the launcher files of a plan."),
+    "import": Subcommand(
+        module="meshplan.cli.commands.import_", help="What you run today as a spec, and what would be better."
+    ),
+    "experts": Subcommand(
+        module="meshplan.cli.commands.experts", help="Place experts by recorded routing: copies, devices, advice."
+    ),
+    "compare": Subcommand(
+        module="meshplan.cli.commands.compare", help="Plans side by side, or a plan beside its measurement."
+    ),
+    "plans": Subcommand(
+        module="meshplan.cli.commands.plans", help="List, show, tag, delete stored plans; record measurements."
+    ),
+    "validate": Subcommand(module="meshplan.cli.commands.validate", help="Predicted against measured runs."),
+    "calibrate": Subcommand(
+        module="meshplan.cli.commands.calibrate", help="Fit the estimator's constants to measured runs."
+    ),
     "catalog": Subcommand(
-        module="meshplan.cli.catalog",
+        module="meshplan.cli.commands.catalog",
         help="Show, import and upgrade hardware, models and prices.",
     ),
     "profile": Subcommand(
-        module="meshplan.cli.profile",
+        module="meshplan.cli.commands.profile",
         help="Measure this machine and its links, and write the catalog.",
     ),
 }

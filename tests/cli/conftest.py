@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from command_line import SPEC, Command, Outcome
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.cli.main import run
-
-SPEC = """\
-kind: training
-model: llama-3.1-8b
-cluster: {nodes: [{type: dgx-h100, count: 1}]}
-workload: {sequence_length: 4096, global_batch_size: 64, num_training_tokens: 1e9}
-"""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What a command line left behind."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
-Command = Callable[..., Outcome]
 
 
 @pytest.fixture(scope="session")

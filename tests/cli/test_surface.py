@@ -14,10 +14,9 @@ from typing import Any
 
 import pytest
 import typer
+from command_line import Command
 
 from meshplan.cli.main import SUBCOMMANDS
-
-from .conftest import Command
 
 # What --help must not wait for. (pydantic is not in the list: recent Typer imports it to convert arguments.)
 HEAVY = ("numpy", "sqlalchemy", "alembic", "ortools", "pulp", "networkx", "pandas", "yaml", "rich.table")

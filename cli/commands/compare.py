@@ -34,8 +34,8 @@ def compare(
     One PLAN alone is compared with what 'plans record' attached to it.
     """
     from meshplan.catalogs.errors import StoreError
-    from meshplan.cli.comparison_report import comparison_report, measured_rows
     from meshplan.cli.render import show_document, show_rows, show_text, terminal_width
+    from meshplan.cli.reports.comparison import comparison_report, measured_rows
     from meshplan.cli.stored import load_plan
     from meshplan.planner.compare import compare as compare_plans
 
@@ -74,8 +74,8 @@ def _recorded(plan: Plan, catalog: Catalog) -> list[dict[str, Any]]:
 
 
 def _measured_text(measured: list[dict[str, Any]], width: int) -> str:
-    from meshplan.cli.comparison_report import measured_columns
     from meshplan.cli.render import rendered_rows
+    from meshplan.cli.reports.comparison import measured_columns
 
     return "".join(
         rendered_rows(

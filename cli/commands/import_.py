@@ -212,10 +212,10 @@ def _write(text: str, out: Path, *, force: bool) -> None:
 
 
 def _compare(found: Today, catalog: Catalog, form: Format) -> None:
-    from meshplan.cli.comparison_report import comparison_report
-    from meshplan.cli.plan_output import is_infeasible, show_plan
     from meshplan.cli.progress import progress_line
     from meshplan.cli.render import show_document, show_text, terminal_width
+    from meshplan.cli.reports.comparison import comparison_report
+    from meshplan.cli.reports.plan import is_infeasible, show_plan
     from meshplan.planner.compare import compare as compare_plans
     from meshplan.planner.service import estimate_plan, make_plan
 

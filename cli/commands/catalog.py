@@ -11,9 +11,9 @@ import typer
 
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
+from meshplan.cli.commands.reference import schema, support
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
-from meshplan.cli.reference import schema, support
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 
 if TYPE_CHECKING:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from meshplan.cli.quantities import interval_text, metric_text, metric_title, signed_percent
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
-from meshplan.cli.training_report import paragraph
+from meshplan.cli.reports.quantities import interval_text, metric_text, metric_title, signed_percent
+from meshplan.cli.reports.training import paragraph
 
 if TYPE_CHECKING:
     from meshplan.planner.compare import Comparison, Difference, MetricDifference

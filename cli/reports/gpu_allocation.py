@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meshplan.catalogs.units import format_duration, format_usd
-from meshplan.cli.quantities import bar, percent
 from meshplan.cli.render import Column, Format, Row, rendered_rows
-from meshplan.cli.training_report import TICK, effort_text, paragraph, rejected_section
+from meshplan.cli.reports.quantities import bar, percent
+from meshplan.cli.reports.training import TICK, effort_text, paragraph, rejected_section
 from meshplan.planner.plan import Plan
 
 # Rows of the routing table that are shown; --format json has all.

@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from meshplan.cli import allocation_report, serving_report
-from meshplan.cli.answer_report import answer_report, answer_rows
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, show_document, show_rows, show_text, terminal_width
-from meshplan.cli.training_report import TOP_COLUMNS, paragraph, top_rows, training_report
+from meshplan.cli.reports import gpu_allocation as allocation_report
+from meshplan.cli.reports import serving as serving_report
+from meshplan.cli.reports.stand_alone import answer_report, answer_rows
+from meshplan.cli.reports.training import TOP_COLUMNS, paragraph, top_rows, training_report
 from meshplan.planner.plan import Plan
 
 INFEASIBLE = "infeasible"

@@ -115,7 +115,7 @@ def validate(
     rows = [row for path in observations for row in read_rows(path)]
     catalog = open_catalog(db)
     if from_points is not None:
-        from meshplan.cli.validate_points import show_points
+        from meshplan.cli.reports.own_points import show_points
 
         show_points(rows, catalog, form, worst, traces, num_points=from_points, seed=seed, sample=sample, jobs=jobs)
         return

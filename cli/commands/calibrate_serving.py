@@ -76,7 +76,7 @@ def free_constants(text: str | None) -> Sequence[str]:
 
 def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> ServedRuns:
     """The serving runs among observations, without those that are not to be judged by."""
-    from meshplan.cli.validate import read_traces
+    from meshplan.cli.commands.validate import read_traces
     from meshplan.planner.observation_fields import UnsupportedError
     from meshplan.planner.observations import ObservationReader
     from meshplan.planner.serving.exclusions import exclusions

@@ -19,7 +19,7 @@ def estimate(spec: SpecArgument, db: DatabaseOption = None, form: FormatOption =
     Nothing is searched and nothing is stored. Exit code 3 when it does not fit the devices' memory; the breakdown is
     printed all the same.
     """
-    from meshplan.cli.plan_output import is_infeasible, show_plan
+    from meshplan.cli.reports.plan import is_infeasible, show_plan
     from meshplan.planner.documents import read_document
     from meshplan.planner.service import estimate_plan
 

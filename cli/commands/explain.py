@@ -161,12 +161,12 @@ def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, bas
 
 
 def _explain(made: Plan, form: Format) -> None:
-    from meshplan.cli.explanation_report import explanation_report
-    from meshplan.cli.training_report import alternative_rows
+    from meshplan.cli.reports.explanation import explanation_report
+    from meshplan.cli.reports.training import alternative_rows
     from meshplan.planner.explanation import explain as explain_plan
 
     if made.kind != "training":
-        from meshplan.cli.plan_output import show_plan
+        from meshplan.cli.reports.plan import show_plan
 
         show_plan(made, form)
         return
@@ -179,8 +179,8 @@ def _explain(made: Plan, form: Format) -> None:
 
 
 def _explain_instead(made: Plan, choices: dict[str, int | str | bool], catalog: Catalog, form: Format) -> None:
-    from meshplan.cli.comparison_report import choices_section, metrics_section
-    from meshplan.cli.training_report import paragraph
+    from meshplan.cli.reports.comparison import choices_section, metrics_section
+    from meshplan.cli.reports.training import paragraph
     from meshplan.planner.compare import compare
     from meshplan.planner.service import explain_instead
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
-from meshplan.cli.quantities import percent, signed_percent
 from meshplan.cli.render import Column, Format, Row, rendered_rows, show_document, show_rows, show_text, terminal_width
+from meshplan.cli.reports.quantities import percent, signed_percent
 from meshplan.planner.expert_pictures import text_picture
 from meshplan.planner.expert_placing import Placed, views
 

@@ -127,7 +127,7 @@ def experts(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Place the experts by recorded routing: which, in how many copies, on which device; with bound and advice."""
-    from meshplan.cli.experts_report import show_placement
+    from meshplan.cli.reports.expert_placement import show_placement
     from meshplan.planner.emit.writer import write_artifacts
     from meshplan.planner.expert_placing import map_artifact, picture_artifact, place
     from meshplan.planner.expert_refinement import read_recordings

@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import SPEC, Command
 
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.solvers.solution import OnProgress, Progress
-
-from .conftest import SPEC, Command
 
 CLOCKS = re.compile(r'"(wall_s|cpu_s)": [^,\n]+')
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Command
 
-from .conftest import Command
-
-EXAMPLE = Path(__file__).parents[2] / "allocation.yaml"
+EXAMPLE = Path(__file__).parents[3] / "allocation.yaml"
 SPEC: dict[str, Any] = {
     "kind": "gpu-allocation",
     "name": "chat",

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import Command
 from expert_referee import referee_balance
 
 from meshplan.planner.emit.expert_maps import read_expert_map
-
-from .conftest import Command
 
 MOE = """\
 kind: training

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
-from meshplan.cli.quantities import (
+from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.cli.reports.quantities import (
     METRIC_TITLES,
     bar,
     gib,
@@ -18,7 +19,6 @@ from meshplan.cli.quantities import (
     percent,
     signed_percent,
 )
-from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.planner.plan import Plan
 from meshplan.planner.problems.training import OFFLOADS
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .conftest import Command
+from command_line import Command
 
 ALLOCATION: dict[str, Any] = {
     "kind": "gpu-allocation",

@@ -7,10 +7,9 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from command_line import Command
 
-from .conftest import Command
-
-VALIDATION = Path(__file__).parents[1] / "validation"
+VALIDATION = Path(__file__).parents[2] / "validation"
 SPEC = """\
 kind: serving
 model: llama-3.1-8b

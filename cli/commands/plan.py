@@ -56,8 +56,8 @@ def plan(
 
     Exit code 3 when no plan exists; the answer then names what binds and what would lift it.
     """
-    from meshplan.cli.plan_output import is_infeasible, show_plan, stored_text
     from meshplan.cli.progress import progress_line
+    from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
     from meshplan.planner.documents import read_document
     from meshplan.planner.service import make_plan
 

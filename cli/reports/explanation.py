@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from meshplan.cli.quantities import percent
 from meshplan.cli.render import TABLE_WIDTH
-from meshplan.cli.training_report import (
+from meshplan.cli.reports.quantities import percent
+from meshplan.cli.reports.training import (
     alternatives_section,
     config_text,
     infeasible_section,

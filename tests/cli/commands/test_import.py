@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-
-from .conftest import Command
+from command_line import Command
 
 LLAMA_8B = (
     "--num-layers 32 --hidden-size 4096 --ffn-hidden-size 14336 --num-attention-heads 32 "

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import Command
 
-from meshplan.cli.answer_report import answer_report
-from meshplan.cli.training_report import TOP_COLUMNS, config_text, training_report
+from meshplan.cli.reports.stand_alone import answer_report
+from meshplan.cli.reports.training import TOP_COLUMNS, config_text, training_report
 from meshplan.planner.plan import Plan
 
-from .conftest import Command
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "cli"
+GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 FROZEN = {"70b": GOLDEN / "plan-70b.json", "moe": GOLDEN / "plan-moe.json"}
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from meshplan.cli.quantities import percent
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
-from meshplan.cli.training_report import effort_text, paragraph
+from meshplan.cli.reports.quantities import percent
+from meshplan.cli.reports.training import effort_text, paragraph
 from meshplan.planner.plan import Plan
 
 # Longer lists are described by their size; --format json has them.

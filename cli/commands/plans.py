@@ -48,7 +48,7 @@ def list_plans(
 @app.command()
 def show(plan: PlanArgument, db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
     """Show a stored plan, or one of a file, as 'meshplan plan' printed it."""
-    from meshplan.cli.plan_output import show_plan
+    from meshplan.cli.reports.plan import show_plan
     from meshplan.cli.stored import load_plan
 
     show_plan(load_plan(plan, open_catalog(db)), form)
@@ -88,7 +88,7 @@ def record(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Attach what was measured to a stored plan: a JSON or YAML file of metric and value, in the plan's own metrics."""
-    from meshplan.cli.comparison_report import measured_columns, measured_rows
+    from meshplan.cli.reports.comparison import measured_columns, measured_rows
     from meshplan.cli.stored import load_plan, plan_rows
     from meshplan.planner import store
     from meshplan.planner.documents import read_document
@@ -117,6 +117,6 @@ def _listed(row: PlanRow) -> Row:
 def _question(kind: str, spec: Any) -> str:
     if kind not in ("training", "serving"):
         return str(spec.get("name", ""))
-    from meshplan.cli.training_report import cluster_text
+    from meshplan.cli.reports.training import cluster_text
 
     return f"{spec['model']} on {cluster_text(spec['cluster'])}"

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from .conftest import SPEC, Command
+from command_line import SPEC, Command
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""One file a subcommand: reads options, calls the planner or the profiler, shows what comes back."""

@@ -1,0 +1,1 @@
+"""How plans, comparisons and validations look in a terminal."""
