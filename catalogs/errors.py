@@ -15,7 +15,7 @@
     └── EmitError                 6          launcher files cannot be written
         └── CannotExpressError    6          the target framework has no words for this plan
 
-"No plan exists" is an answer, not an error: it is a :class:`meshplan.planner.plan.Plan` whose solution has the
+"No plan exists" is an answer, not an error: it is a :class:`meshplan.planner.core.plan.Plan` whose solution has the
 status ``infeasible``, and the command line maps it to :data:`EXIT_INFEASIBLE`.
 """
 

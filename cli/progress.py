@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from meshplan.planner.solvers.solution import OnProgress, Progress
+    from meshplan.planner.core.solution import OnProgress, Progress
 
 QUIET_S = 0.5
 REFRESH_S = 0.1

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.plan import Plan
+    from meshplan.planner.core.plan import Plan
 
 
 def plan_rows(catalog: Catalog) -> PlanRows:

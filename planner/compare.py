@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.catalogs.units import format_duration
-from meshplan.planner.plan import Interval, Plan
+from meshplan.planner.core.plan import Interval, Plan
 
 if TYPE_CHECKING:
-    from meshplan.planner.spec_fields import SpecModel
+    from meshplan.planner.core.spec_fields import SpecModel
 
 # Parts of the step whose change is below this share of the reference's step are not worth naming.
 NAMED_SHARE = 0.005

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.emit.artifact import Artifact
 from meshplan.planner.emit.expert_maps import expert_map
 from meshplan.planner.expert_pictures import PlacementView, svg_picture, view
@@ -39,7 +40,6 @@ from meshplan.planner.solvers.expert_advice import (
 from meshplan.planner.solvers.expert_dispatch import fewer_visits
 from meshplan.planner.solvers.expert_pareto import migration_curve, traffic_curve
 from meshplan.planner.solvers.expert_placement import answer, objective_of, solve
-from meshplan.planner.solvers.solution import Solution, relative_gap, status_of
 
 MAP_NAMES = {
     "sglang": "expert_location.json",

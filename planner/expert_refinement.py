@@ -15,11 +15,11 @@ import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.plan import Plan
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.problems.expert_objectives import FloatArray, IntArray, layer_balancedness
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.problems.expert_recordings import ExpertRecording, read_recording
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.training_plan import shape_from_document
 
 BYTES_16_BIT = 2.0  # of a weight

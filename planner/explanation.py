@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.units import format_bytes
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 
 # A limit binds where the plan uses this share of it or more.
 BINDING_SHARE = 0.9

@@ -17,7 +17,7 @@ from html import escape
 import numpy as np
 
 from meshplan.catalogs.units import format_bandwidth
-from meshplan.planner.problems.network import Floats, Ints
+from meshplan.planner.cluster.network import Floats, Ints
 
 SHADES = " ░▒▓█"
 # Beyond these a picture shows the links only as shades, or the first nodes only, and says so.

@@ -8,11 +8,11 @@ import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.units import format_duration
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.mapping_pictures import Link, MappingView
-from meshplan.planner.plan import Plan
 
 if TYPE_CHECKING:
-    from meshplan.planner.problems.network import Network
+    from meshplan.planner.cluster.network import Network
     from meshplan.planner.problems.rank_mapping import RankMappingProblem
 
 

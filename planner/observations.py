@@ -18,11 +18,10 @@ from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observe
 from meshplan.catalogs.errors import CatalogError, Problem, SpecError
 from meshplan.catalogs.hardware import NodeType
 from meshplan.catalogs.models.observed import shape_from_observation
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.states import ZERO_PARAMETERS
-from meshplan.planner.observation_fields import Section, UnsupportedError, shown
 from meshplan.planner.observed_practice import observed_practice
 from meshplan.planner.parallelism import deal_evenly, deal_layers
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
 from meshplan.planner.problems.training import (
     Phase,
@@ -32,6 +31,7 @@ from meshplan.planner.problems.training import (
     TrainingProblem,
     TrainingWorkload,
 )
+from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from meshplan.catalogs.constants.training import Calibration

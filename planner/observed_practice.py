@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
-from meshplan.planner.observation_fields import Section
 from meshplan.planner.problems.practice import Launches, TrainingPractice
 from meshplan.planner.problems.training import Phase
+from meshplan.planner.validation.fields import Section
 
 # Words of ``parallelism`` for the switches of TrainingPractice.
 GRAPHS = {"none": Launches.EAGER, "partial": Launches.PARTLY_GRAPHED, "full": Launches.GRAPHED}

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.estimators.fabric import (
+from meshplan.planner.cluster.fabric import (
     ALL_TO_ALL,
     RING,
     Group,
@@ -16,13 +16,13 @@ from meshplan.planner.estimators.fabric import (
     slot_links,
     slowest_pipeline_s,
 )
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.problems.legality import head_exchange
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.joint_search import placed_problem
 from meshplan.planner.solvers.placement import UNIFORM, Placement, random_mean_s, usable_order
 from meshplan.planner.solvers.placement_model import PlacementModel
-from meshplan.planner.solvers.solution import relative_gap
 
 PIPELINE = "pipeline"
 

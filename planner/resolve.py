@@ -19,11 +19,18 @@ from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, c
 from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.config import read_config
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.measured_links import host_names, measured_network, profile_problems, slowest_link, with_network
+from meshplan.planner.cluster.machine import Machine, machine_of
+from meshplan.planner.cluster.measured_links import (
+    host_names,
+    measured_network,
+    profile_problems,
+    slowest_link,
+    with_network,
+)
+from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.topologies import described_network, usable_nodes
 from meshplan.planner.problems.frameworks import without_layer_recompute
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
-from meshplan.planner.problems.machine import Machine, machine_of
-from meshplan.planner.problems.network import Network
 from meshplan.planner.problems.training import OFFLOADS, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.spec import ClusterSpec, PriceSpec, TrainingSpec
 from meshplan.planner.spec_checks import (
@@ -34,7 +41,6 @@ from meshplan.planner.spec_checks import (
     check_mapping,
     check_offload,
 )
-from meshplan.planner.topologies import described_network, usable_nodes
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

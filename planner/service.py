@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, Problem, SpecError, UnknownEntryError, closest_names, did_you_mean
-from meshplan.planner.plan import Plan, plan_identity
-from meshplan.planner.solvers.solution import OnProgress, solution_document
+from meshplan.planner.core.plan import Plan, plan_identity
+from meshplan.planner.core.solution import OnProgress, solution_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

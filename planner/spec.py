@@ -13,9 +13,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_args
 from pydantic import Field, ValidationError, model_validator
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-from meshplan.planner.links_spec import ExcludeSpec, LinksSpec
+from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
+from meshplan.planner.core.spec_fields import MAX_DEVICES, Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
 from meshplan.planner.problems.training import Phase, TrainingObjective
-from meshplan.planner.spec_fields import MAX_DEVICES, Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
 
 MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.network import Network
 from meshplan.planner.estimators.schedules import ZIGZAG
 from meshplan.planner.parallelism import layers_problem
 from meshplan.planner.problems.frameworks import FrameworkRules
 from meshplan.planner.problems.known_frameworks import FRAMEWORKS
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
-from meshplan.planner.problems.network import Network
 from meshplan.planner.problems.precisions import missing_units
 from meshplan.planner.problems.training import OFFLOADS, Phase
 from meshplan.planner.spec import TrainingSpec

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, StoreError, closest_names, did_you_mean
-from meshplan.planner.documents import read_document
-from meshplan.planner.plan import CLOCK_FIELDS, PLAN_ID_LENGTH, Plan, digest
+from meshplan.planner.core.documents import read_document
+from meshplan.planner.core.plan import CLOCK_FIELDS, PLAN_ID_LENGTH, Plan, digest
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun

@@ -14,12 +14,12 @@ import numpy as np
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.alternatives import Alternative
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.estimators.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.estimators.pipeline import SCHEDULES
 from meshplan.planner.estimators.priced import Priced, StageBytes
 from meshplan.planner.not_validated import unconfirmed, unmeasured_share
-from meshplan.planner.plan import Interval, Plan
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.rank_placement import mapping_document, rank_table
 from meshplan.planner.resolve import Resolved

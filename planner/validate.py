@@ -11,16 +11,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.training import Calibration
+from meshplan.planner.core.plan import Interval
 from meshplan.planner.estimators.compute import peak_flops_per_s
 from meshplan.planner.estimators.priced import Priced, price
-from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, ObservedRun
-from meshplan.planner.plan import Interval
 from meshplan.planner.problems.serving import Requests
 from meshplan.planner.problems.training import TrainingProblem
 from meshplan.planner.serving.exclusions import exclusions
 from meshplan.planner.serving.validate import ServingCalibrationOf, validate_served
-from meshplan.planner.validation import ValidatedRow, Validation, rank_quality, summarise
+from meshplan.planner.validation.fields import UnsupportedError
+from meshplan.planner.validation.summary import ValidatedRow, Validation, rank_quality, summarise
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

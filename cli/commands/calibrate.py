@@ -137,8 +137,8 @@ def _runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog) -> tuple[list[Obs
     """The training runs that can be priced, and what to call them."""
     from meshplan.catalogs.constants.training import Calibration
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.planner.observation_fields import UnsupportedError
     from meshplan.planner.observations import ObservationReader
+    from meshplan.planner.validation.fields import UnsupportedError
 
     reader = ObservationReader(catalog)
     placeholder = Calibration(framework="any", architecture="any")

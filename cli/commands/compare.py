@@ -12,7 +12,7 @@ from meshplan.cli.render import Column, Format, Row
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.plan import Plan
+    from meshplan.planner.core.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -20,7 +20,7 @@ def estimate(spec: SpecArgument, db: DatabaseOption = None, form: FormatOption =
     printed all the same.
     """
     from meshplan.cli.reports.plan import is_infeasible, show_plan
-    from meshplan.planner.documents import read_document
+    from meshplan.planner.core.documents import read_document
     from meshplan.planner.service import estimate_plan
 
     made = estimate_plan(read_document(spec), open_catalog(db), base=spec.parent)

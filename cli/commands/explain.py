@@ -14,7 +14,7 @@ from meshplan.cli.render import Format, show_document, show_text, terminal_width
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.plan import Plan
+    from meshplan.planner.core.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 

@@ -16,7 +16,7 @@ from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.plan import Plan
+    from meshplan.planner.core.plan import Plan
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -58,7 +58,7 @@ def plan(
     """
     from meshplan.cli.progress import progress_line
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
-    from meshplan.planner.documents import read_document
+    from meshplan.planner.core.documents import read_document
     from meshplan.planner.service import make_plan
 
     document = read_document(spec)

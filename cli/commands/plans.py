@@ -91,7 +91,7 @@ def record(
     from meshplan.cli.reports.comparison import measured_columns, measured_rows
     from meshplan.cli.stored import load_plan, plan_rows
     from meshplan.planner import store
-    from meshplan.planner.documents import read_document
+    from meshplan.planner.core.documents import read_document
 
     document = read_document(measured)
     catalog = open_catalog(db)

@@ -37,9 +37,9 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
     from meshplan.planner.allocation.spec import AllocationSpec
+    from meshplan.planner.core.spec_fields import SpecModel
     from meshplan.planner.serving.spec import ServingSpec
     from meshplan.planner.spec import TrainingSpec, spec_schema
-    from meshplan.planner.spec_fields import SpecModel
 
     models: dict[SpecKind, type[SpecModel]] = {
         SpecKind.TRAINING: TrainingSpec,

@@ -16,7 +16,7 @@ from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
     from meshplan.planner.problems.serving import Requests
-    from meshplan.planner.validation import Validation
+    from meshplan.planner.validation.summary import Validation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -232,7 +232,7 @@ def _worst_rows(result: Validation, count: int) -> list[dict[str, Any]]:
 
 def _plot(result: Validation, path: Path) -> None:
     from meshplan.catalogs.errors import EmitError
-    from meshplan.planner.scatter import Point, scatter_svg
+    from meshplan.planner.validation.scatter import Point, scatter_svg
 
     points = [
         Point(

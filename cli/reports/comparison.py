@@ -11,7 +11,7 @@ from meshplan.cli.reports.training import paragraph
 
 if TYPE_CHECKING:
     from meshplan.planner.compare import Comparison, Difference, MetricDifference
-    from meshplan.planner.plan import Plan
+    from meshplan.planner.core.plan import Plan
 
 
 def comparison_report(comparison: Comparison, *, width: int = TABLE_WIDTH) -> str:

@@ -16,8 +16,8 @@ from meshplan.cli.reports.training import (
 )
 
 if TYPE_CHECKING:
+    from meshplan.planner.core.plan import Plan
     from meshplan.planner.explanation import Explanation
-    from meshplan.planner.plan import Plan
 
 
 def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TABLE_WIDTH) -> str:

@@ -9,7 +9,7 @@ from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.quantities import bar, percent
 from meshplan.cli.reports.training import TICK, effort_text, paragraph, rejected_section
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 
 # Rows of the routing table that are shown; --format json has all.
 MOST_BUCKETS = 30

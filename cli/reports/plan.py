@@ -11,7 +11,7 @@ from meshplan.cli.reports import gpu_allocation as allocation_report
 from meshplan.cli.reports import serving as serving_report
 from meshplan.cli.reports.stand_alone import answer_report, answer_rows
 from meshplan.cli.reports.training import TOP_COLUMNS, paragraph, top_rows, training_report
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 
 INFEASIBLE = "infeasible"
 _LISTED_FILES = 6

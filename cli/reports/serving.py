@@ -10,7 +10,7 @@ from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent
 from meshplan.cli.reports.training import TICK, cluster_text, effort_text, paragraph, rejected_section
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 
 # Parts of an iteration below this share are left out.
 LEAST_SHARE = 0.005

@@ -8,7 +8,7 @@ from typing import Any
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.cli.reports.quantities import percent
 from meshplan.cli.reports.training import effort_text, paragraph
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 
 # Longer lists are described by their size; --format json has them.
 _MOST_LISTED = 8

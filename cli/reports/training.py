@@ -19,7 +19,7 @@ from meshplan.cli.reports.quantities import (
     percent,
     signed_percent,
 )
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.problems.training import OFFLOADS
 
 TICK = "✔"

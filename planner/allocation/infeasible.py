@@ -12,10 +12,10 @@ import numpy as np
 from meshplan.planner.allocation.alternatives import scaled
 from meshplan.planner.allocation.question import Service
 from meshplan.planner.allocation.search import Compiled
+from meshplan.planner.core.solution import Status
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, FleetProblem
 from meshplan.planner.problems.serving import Objective, Role
 from meshplan.planner.solvers.gpu_allocation_fleet import solve_fleet
-from meshplan.planner.solvers.solution import Status
 
 MAX_NAMED = 3
 # Halvings for the traffic that can be carried: to a thousandth.

@@ -11,17 +11,17 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
+from meshplan.planner.core.plan import digest
 from meshplan.planner.emit import fleet
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan
 from meshplan.planner.emit.registry import emit_serving
 from meshplan.planner.emit.serving_request import HostType, ServingRequest
-from meshplan.planner.plan import digest
 from meshplan.planner.problems.serving import Role
 from meshplan.planner.training_plan import shape_from_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.plan import Plan
+    from meshplan.planner.core.plan import Plan
 
 POOLS = PurePosixPath("pools")
 

@@ -17,9 +17,9 @@ import numpy.typing as npt
 from meshplan.planner.allocation.alternatives import scaled, with_headroom_of
 from meshplan.planner.allocation.replay import NUM_RUNS, NUM_SCREENED, Replay
 from meshplan.planner.allocation.search import Compiled, Searched, replay_scenario
+from meshplan.planner.core.solution import Solution
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation
 from meshplan.planner.solvers.gpu_allocation_schedule import Memory, Schedule, solve_schedule
-from meshplan.planner.solvers.solution import Solution
 
 # Upper ends of the bands, as shares of the peak.
 BANDS = (0.125, 0.25, 0.5, 0.75, 1.0)

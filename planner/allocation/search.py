@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from meshplan.planner.allocation.capacity import FloatArray, Offering, Replica, capacities, offerings, replicas
 from meshplan.planner.allocation.question import AllocationQuestion
 from meshplan.planner.allocation.replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
+from meshplan.planner.core.solution import OnProgress, Progress, Solution
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.simulation.metrics import QUANTILES
 from meshplan.planner.solvers.gpu_allocation_fleet import solve_fleet
-from meshplan.planner.solvers.solution import OnProgress, Progress, Solution
 
 # A kind whose requests miss a promise is filled to this share of what it was, and the fleet is planned again.
 TIGHTEN = 0.95

@@ -14,8 +14,8 @@ from meshplan.planner.allocation.question import AllocationQuestion
 from meshplan.planner.allocation.resolve import resolve_allocation
 from meshplan.planner.allocation.search import Searched, compile_question, search_allocation
 from meshplan.planner.allocation.spec import read_allocation_spec
-from meshplan.planner.plan import Interval, Plan, plan_identity
-from meshplan.planner.solvers.solution import OnProgress, solution_document
+from meshplan.planner.core.plan import Interval, Plan, plan_identity
+from meshplan.planner.core.solution import OnProgress, solution_document
 from meshplan.planner.training_plan import plain
 
 if TYPE_CHECKING:

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from meshplan.planner.core.spec_fields import MAX_USD, Count, Dollars, SpecModel
 from meshplan.planner.problems.gpu_allocation_fleet import FleetObjective, ScenarioPolicy
 from meshplan.planner.problems.serving import Objective
 from meshplan.planner.serving.spec import (
@@ -26,7 +27,6 @@ from meshplan.planner.serving.spec import (
 )
 from meshplan.planner.solvers.serving_candidates import MAX_UTILIZATION
 from meshplan.planner.spec import read_spec
-from meshplan.planner.spec_fields import MAX_USD, Count, Dollars, SpecModel
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|currency")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.problems.training import Phase
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

@@ -16,8 +16,8 @@ from typing import Any
 
 import yaml
 
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
-from meshplan.planner.plan import Plan
 
 ROUTER_FILE = PurePosixPath("router_weights.json")
 NODE_POOLS_FILE = PurePosixPath("node_pools.yaml")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.problems.engines import PUBLISHED_SCHEMES
 from meshplan.planner.problems.serving import Role, ServingConfig
 from meshplan.planner.serving.config import serving_config_from_document

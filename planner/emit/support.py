@@ -13,10 +13,10 @@ from typing import Any, cast
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of, verified_of
 from meshplan.planner.parallelism import deal_layers
-from meshplan.planner.plan import Plan
 from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
 from meshplan.planner.problems.precisions import PRECISIONS
 from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig

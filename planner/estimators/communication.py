@@ -12,7 +12,7 @@ its members share a scale-up domain of D devices: inside = clip(⌊D/stride⌋, 
 - all-to-all of P bytes sent by each member: the share that leaves the domain goes through the member's own NIC, the
   rest over the scale-up links; the slower of the two decides.
 
-On a machine with a :class:`~meshplan.planner.estimators.fabric.Fabric` the network's rate and latency are those of the
+On a machine with a :class:`~meshplan.planner.cluster.fabric.Fabric` the network's rate and latency are those of the
 slowest such group under the rank mapping, instead of one figure for all links.
 """
 
@@ -24,9 +24,9 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.planner.cluster.fabric import ALL_TO_ALL, RING, Fabric, Messages
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.candidates import FloatArray, IntArray
-from meshplan.planner.estimators.fabric import ALL_TO_ALL, RING, Fabric, Messages
-from meshplan.planner.problems.machine import Machine
 
 # What a machine without a network gets where a plan would need one: slow enough never to be chosen.
 NO_NETWORK_BYTES_PER_S = 1.0

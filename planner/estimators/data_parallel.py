@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.candidates import BoolArray, Candidates, FloatArray, Recompute, StageClass
 from meshplan.planner.estimators.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.estimators.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
 from meshplan.planner.estimators.states import ZERO_PARAMETERS, StateModel
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingWorkload
 
 # The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.

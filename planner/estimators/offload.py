@@ -28,8 +28,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.catalogs.hardware import Device
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.candidates import BoolArray, FloatArray, IntArray
-from meshplan.planner.problems.machine import Machine
 
 # PCI Express of a hardware generation, x16, one direction, bytes/s (catalogs/seed/links.yaml; 3.0 by its data rate).
 # Devices with a faster way to their host (NVLink-C2C) are priced as if they had PCI Express.

@@ -22,6 +22,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.candidates import (
     Candidates,
     FloatArray,
@@ -43,7 +44,6 @@ from meshplan.planner.estimators.memory import MemoryModel, StageMemory
 from meshplan.planner.estimators.offload import activation_offload_s
 from meshplan.planner.estimators.pipeline import SCHEDULES, staged_pipeline_s
 from meshplan.planner.estimators.schedules import stage_of_chunk
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.practice import Launches
 from meshplan.planner.problems.training import TrainingWorkload
 
@@ -323,7 +323,7 @@ class TrainingModel:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
-        looked at more closely (:mod:`~meshplan.planner.estimators.fabric`): stage by stage, both directions at once,
+        looked at more closely (:mod:`~meshplan.planner.cluster.fabric`): stage by stage, both directions at once,
         and not again for the micro-batch that fills.
         """
         batch, split = self.candidates, self.candidates.split

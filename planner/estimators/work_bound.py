@@ -6,10 +6,10 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.compute import LOW_PRECISION, attention_peak_flops_per_s, gemm_curve
 from meshplan.planner.estimators.expert_load import leaving_load
 from meshplan.planner.estimators.flops import forward_flops_per_token
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.training import TrainingWorkload
 
 # Keeps the bound below the model: FLOPs count biases and routers, whose products the layer times leave out.

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.documents import MAX_YAML_BYTES, parse_document
+from meshplan.planner.core.documents import MAX_YAML_BYTES, parse_document
 from meshplan.planner.emit.terms import Words, flattened
 from meshplan.planner.emit.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.problems.engines import EngineRules
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import (
     Arrival,

@@ -9,8 +9,8 @@ from typing import Any
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.problems.frameworks import FrameworkRules
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.practice import (
     ALL_TO_ALL,
     AS_IT_COMES,

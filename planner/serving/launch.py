@@ -12,8 +12,8 @@ from meshplan.planner.training_plan import shape_from_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
+    from meshplan.planner.core.plan import Plan
     from meshplan.planner.emit.artifact import EmittedPlan
-    from meshplan.planner.plan import Plan
 
 
 def serving_files(plan: Plan, target: str, catalog: Catalog, *, image: str = "", model_path: str = "") -> EmittedPlan:

@@ -19,9 +19,8 @@ from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, spreads
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.memory import worker_memory
-from meshplan.planner.observation_fields import Section, UnsupportedError, shown
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import (
     BYTES_16_BIT,
     KV_CACHE_BYTES,
@@ -39,6 +38,7 @@ from meshplan.planner.problems.serving import (
     ServingConfig,
     ServingWorkload,
 )
+from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 if TYPE_CHECKING:
     from meshplan.planner.observations import ObservationReader

@@ -22,7 +22,7 @@ from meshplan.planner.serving.calibrate import refine_serving
 from meshplan.planner.serving.constants_fit import OWN_NOISE, Row
 from meshplan.planner.serving.prediction import PreparedRun
 from meshplan.planner.serving.validate import ServingCalibrationOf, validated_run
-from meshplan.planner.validation import MetricSummary, ValidatedRow, Validation, rank_quality, summarise
+from meshplan.planner.validation.summary import MetricSummary, ValidatedRow, Validation, rank_quality, summarise
 
 GIVEN = "measured point of its curve: the constants were adapted to it"
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 
 WIDTH, HEIGHT, MARGIN = 720, 420, 64
 KEPT_COLOUR, BROKEN_COLOUR, CHOSEN_COLOUR = "#4269d0", "#c4c8d0", "#d1495b"

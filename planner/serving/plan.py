@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
+from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.estimators.serving.breakdown import iteration_parts
-from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.serving import Pool, ServingConfig
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.serving.advice import advice

@@ -12,8 +12,8 @@ from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.problems.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
-from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.quantization import checkpoint_formats
 from meshplan.planner.problems.serving import Arrival, Requests, Role, ServingLimits, ServingObjective, ServingWorkload
 from meshplan.planner.problems.serving_question import Pinned, ServingProblem

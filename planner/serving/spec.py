@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from meshplan.planner.core.spec_fields import Count, Dollars, SpecModel
 from meshplan.planner.problems.quantization import KV_CACHE_BYTES, SCHEMES
 from meshplan.planner.problems.serving import (
     LATENCIES,
@@ -19,7 +20,6 @@ from meshplan.planner.problems.serving import (
     Speculation,
 )
 from meshplan.planner.spec import ClusterSpec, PriceSpec, read_spec
-from meshplan.planner.spec_fields import Count, Dollars, SpecModel
 
 MAX_TOKENS = 16_777_216
 MAX_CONCURRENCY = 1_000_000

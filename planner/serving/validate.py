@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.serving import ServingCalibration
-from meshplan.planner.observation_fields import UnsupportedError
-from meshplan.planner.plan import Interval
+from meshplan.planner.core.plan import Interval
 from meshplan.planner.problems.serving import Arrival, Requests
 from meshplan.planner.serving.observations import ServedRun, served_run
 from meshplan.planner.serving.prediction import PreparedRun
-from meshplan.planner.validation import ValidatedRow
+from meshplan.planner.validation.fields import UnsupportedError
+from meshplan.planner.validation.summary import ValidatedRow
 
 if TYPE_CHECKING:
     from meshplan.planner.observations import ObservationReader

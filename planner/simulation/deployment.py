@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.memory import WorkerMemory, kv_bytes_per_token, worker_memory
 from meshplan.planner.estimators.serving.pools import pool_worker, scheduled
 from meshplan.planner.estimators.serving.step_cost import StepCost
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.serving import Arrival, Objective, Pool, Requests, Role, ServingConfig, ServingWorkload
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests

@@ -42,6 +42,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.estimators.candidates import Candidates, FloatArray, PipelineSplit, Recompute
 from meshplan.planner.estimators.memory import MemoryModel, StageMemory
 from meshplan.planner.estimators.offload import USABLE_HOST_SHARE
@@ -59,7 +60,6 @@ from meshplan.planner.solvers.degree_templates import (
     template_candidates,
 )
 from meshplan.planner.solvers.degree_variants import variants
-from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Candidates kept besides the best: what the table of alternatives is made of.
 KEEP = 24

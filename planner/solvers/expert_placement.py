@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.problems.expert_objectives import (
     FloatArray,
     IntArray,
@@ -38,7 +39,6 @@ from meshplan.planner.solvers.expert_bounds import time_bound
 from meshplan.planner.solvers.expert_migration import migrate
 from meshplan.planner.solvers.expert_moves import MigrationCost, migration_cost
 from meshplan.planner.solvers.expert_nodes import group_devices, place_groups, rename_devices_everywhere
-from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 # Share of the effort for the most balanced placement where it is only the start of the search.
 START_SHARE = 0.2

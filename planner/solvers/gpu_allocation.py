@@ -32,6 +32,7 @@ import time
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.problems.gpu_allocation import Allocation, GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_answer import answer
 from meshplan.planner.solvers.gpu_allocation_infeasible import impossible
@@ -39,7 +40,6 @@ from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray
 from meshplan.planner.solvers.gpu_allocation_relaxation import WHOLE, Balance, balance
 from meshplan.planner.solvers.gpu_allocation_search import Budget, cheapest_fleet
-from meshplan.planner.solvers.solution import OnProgress, Solution, Status, relative_gap, status_of
 
 __all__ = ["answer", "solve"]
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshplan.planner.core.solution import Solution, relative_gap
 from meshplan.planner.problems.gpu_allocation import Allocation, GpuAllocationProblem
 from meshplan.planner.solvers.gpu_allocation_infeasible import explain, impossible
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, instance_of
 from meshplan.planner.solvers.gpu_allocation_search import Budget, cheapest_fleet, round_up
-from meshplan.planner.solvers.solution import Solution, relative_gap
 
 # Work spent on each "what if this type were not to be had"; enough for a proof at the sizes where it is asked.
 _WHAT_IF_WORK_S = 0.3

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetObjective, FleetProblem, as_plain
 from meshplan.planner.solvers import gpu_allocation
 from meshplan.planner.solvers.gpu_allocation_fleet_program import (
@@ -31,7 +32,6 @@ from meshplan.planner.solvers.gpu_allocation_fleet_program import (
     unit_cost,
 )
 from meshplan.planner.solvers.gpu_allocation_program import Program, solve_program, solve_relaxed
-from meshplan.planner.solvers.solution import OnProgress, Solution, Status, relative_gap, status_of
 
 FloatArray = npt.NDArray[np.float64]
 SOLVER = "mixed-integer program (SCIP)"

@@ -32,9 +32,9 @@ import numpy as np
 import numpy.typing as npt
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.solution import Solution, Status, relative_gap, status_of
 from meshplan.planner.problems.gpu_allocation_fleet import FleetAllocation, FleetObjective, FleetProblem, Scenario
 from meshplan.planner.solvers.gpu_allocation_fleet import allocation_of, route, solve_fleet
-from meshplan.planner.solvers.solution import Solution, Status, relative_gap, status_of
 
 FloatArray = npt.NDArray[np.float64]
 # Fleets that were asked for before.

@@ -28,12 +28,12 @@ from decimal import Decimal
 
 import numpy as np
 
+from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.solvers.gpu_allocation_cuts import sharpen
 from meshplan.planner.solvers.gpu_allocation_exchange import CutPool, improve
 from meshplan.planner.solvers.gpu_allocation_instance import Instance, families
 from meshplan.planner.solvers.gpu_allocation_loads import FloatArray, LoadPolytope
 from meshplan.planner.solvers.gpu_allocation_relaxation import EXACT, WHOLE, FleetRelaxation, Relaxed, balance
-from meshplan.planner.solvers.solution import OnProgress, Progress
 
 # Relative distance at which the relaxation of a wide problem is good enough to branch on.
 _ROUGH = 1e-4

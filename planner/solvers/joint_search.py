@@ -1,7 +1,7 @@
 """Degrees and rank mapping together, where the links between nodes differ.
 
 *Notation.* T(c, π) is the step of configuration c under mapping π; L(c) ≤ T(c, π) for every π prices c with rates that
-no mapping can beat (:class:`~meshplan.planner.estimators.fabric.BestLinks`).
+no mapping can beat (:class:`~meshplan.planner.cluster.fabric.BestLinks`).
 
 *Objective.* min over c and π of f(T(c, π), n_c), with the objectives and limits of the degree search.
 
@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.planner.estimators.fabric import BestLinks, Fabric, OneOrder
+from meshplan.planner.cluster.fabric import BestLinks, Fabric, OneOrder
+from meshplan.planner.cluster.network import Network
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
 from meshplan.planner.estimators.priced import price
-from meshplan.planner.problems.network import Network
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.degree_report import ScoredConfig, order_of
 from meshplan.planner.solvers.degree_search import KEEP, DegreeSearch, search_degrees
@@ -38,7 +39,6 @@ from meshplan.planner.solvers.placement import (
     usable_order,
 )
 from meshplan.planner.solvers.placement_model import PlacementModel
-from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, relative_gap, status_of
 
 SOLVER_NAME = "enumeration with bounds + rank mapping"
 # Candidates kept by the search under L; what it does not keep is bounded by the worst of them.

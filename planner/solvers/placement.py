@@ -27,8 +27,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.estimators.fabric import RING
-from meshplan.planner.problems.network import Ints, Network
+from meshplan.planner.cluster.fabric import RING
+from meshplan.planner.cluster.network import Ints, Network
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.placement_model import Energy, PlacementModel
 from meshplan.planner.solvers.rank_mapping_bound import lower_bound

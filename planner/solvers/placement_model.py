@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.planner.estimators.candidates import Candidates, FloatArray, IntArray
-from meshplan.planner.estimators.fabric import (
+from meshplan.planner.cluster.fabric import (
     BestLinks,
     Fabric,
     GivenRates,
@@ -26,9 +25,10 @@ from meshplan.planner.estimators.fabric import (
     slot_links,
     slowest_pipeline_s,
 )
+from meshplan.planner.cluster.network import Floats, Ints, Network
+from meshplan.planner.estimators.candidates import Candidates, FloatArray, IntArray
 from meshplan.planner.estimators.priced import candidates_of
 from meshplan.planner.estimators.training import estimate_training
-from meshplan.planner.problems.network import Floats, Ints, Network
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 
 TABLE_POINTS = 48

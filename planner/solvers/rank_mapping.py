@@ -28,12 +28,12 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping_bound import LowerBound, lower_bound
 from meshplan.planner.solvers.rank_mapping_exact import MAX_EXACT_NODES, improve_exactly
 from meshplan.planner.solvers.rank_mapping_objective import Ints, LinkCosts, best_rings
 from meshplan.planner.solvers.rank_mapping_search import anneal, default_steps, identity_lines
-from meshplan.planner.solvers.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 
 SOLVER = "annealing"
 SOLVER_EXACT = "annealing + exact"

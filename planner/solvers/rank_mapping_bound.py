@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from meshplan.planner.problems.network import reached_from
+from meshplan.planner.cluster.network import reached_from
 from meshplan.planner.solvers.rank_mapping_objective import (
     MAX_EXACT_RING_NODES,
     Floats,

@@ -15,10 +15,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.deployment import HighestRate, Judged, judge
 from meshplan.planner.solvers.serving_candidates import Candidate, rechunked, score_of
-from meshplan.planner.solvers.solution import OnProgress, Progress
 
 # Deployments that are simulated at most: a hundred simulations cost about two seconds.
 MAX_SIMULATED = 60

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.memory import WorkerMemory, worker_memory
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout, Role
 from meshplan.planner.problems.serving_question import ServingProblem

@@ -21,13 +21,13 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.problems.serving import Arrival, Role
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.deployment import HighestRate
 from meshplan.planner.solvers.serving_branch import NOISE, Branch, Simulated, score_judged, simulate_candidate
 from meshplan.planner.solvers.serving_candidates import Candidate, aggregated, disaggregated
 from meshplan.planner.solvers.serving_workers import PricedWorker, priced_workers
-from meshplan.planner.solvers.solution import OnProgress, Solution, Status, relative_gap, status_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

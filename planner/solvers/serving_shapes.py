@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.pooled import pooled
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.serving import KvTier, ServingConfig, ServingWorkload
 from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.simulation.arrivals import make_requests

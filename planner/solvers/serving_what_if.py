@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.memory import weights_bytes, worker_memory
 from meshplan.planner.estimators.serving.operators import distinct_experts
 from meshplan.planner.estimators.serving.pools import pool_worker
 from meshplan.planner.estimators.serving.worker import FloatArray, Worker
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES, Quantization
 from meshplan.planner.problems.serving import Layout, Pool, Role
 from meshplan.planner.problems.serving_question import ServingProblem

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from meshplan.cli import progress
-from meshplan.planner.solvers.solution import Progress
+from meshplan.planner.core.solution import Progress
 
 
 class Terminal(io.StringIO):

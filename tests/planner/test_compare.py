@@ -9,7 +9,7 @@ import pytest
 
 from meshplan.catalogs.errors import StoreError
 from meshplan.planner.compare import compare, compare_measured
-from meshplan.planner.plan import Interval, Plan
+from meshplan.planner.core.plan import Interval, Plan
 
 
 def plan(*, step_s: float = 10.0, spread: float = 1.1, config: dict[str, Any] | None = None, **parts: float) -> Plan:

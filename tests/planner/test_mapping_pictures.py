@@ -11,8 +11,8 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.mapping_pictures import MOST_CELLS, MappingView, mapping_page, mapping_text
-from meshplan.planner.plan import Plan
 from meshplan.planner.service import estimate_plan, make_plan, plan_mapping_view
 
 SPEC: dict[str, Any] = {

@@ -18,12 +18,12 @@ from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.observation_fields import UnsupportedError
 from meshplan.planner.observations import ObservationReader, read_rows
 from meshplan.planner.problems.practice import Launches, TrainingPractice
 from meshplan.planner.problems.training import Phase
 from meshplan.planner.validate import validate_rows, validate_run
-from meshplan.planner.validation import ValidatedRow
+from meshplan.planner.validation.fields import UnsupportedError
+from meshplan.planner.validation.summary import ValidatedRow
 
 CONSTANTS = Calibration(framework="any", architecture="any")
 SERVING = ServingCalibration(engine="any-engine", architecture="any")

@@ -11,7 +11,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, SpecError
-from meshplan.planner.plan import Plan, canonical_json
+from meshplan.planner.core.plan import Plan, canonical_json
 from meshplan.planner.service import (
     emit_plan,
     estimate_plan,

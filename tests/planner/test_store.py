@@ -12,7 +12,7 @@ from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.planner import store
-from meshplan.planner.plan import Interval, Plan
+from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.service import make_plan
 
 SPEC = {

@@ -13,8 +13,8 @@ from emit_cases import SHAPES
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.planner.core.plan import Plan, canonical_json
 from meshplan.planner.estimators.priced import price
-from meshplan.planner.plan import Plan, canonical_json
 from meshplan.planner.rank_placement import rank_table
 from meshplan.planner.service import estimate_plan, make_plan, resolve
 from meshplan.planner.solvers.degree_search import search_degrees

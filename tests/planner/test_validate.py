@@ -12,12 +12,12 @@ from core_cases import DENSE, MOE, configured, problem_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshplan.planner.core.plan import Interval
 from meshplan.planner.estimators.priced import price
 from meshplan.planner.observations import ObservedRun
-from meshplan.planner.plan import Interval
 from meshplan.planner.problems.training import TrainingProblem
 from meshplan.planner.validate import METRICS, validate_run
-from meshplan.planner.validation import ValidatedRow, rank_quality, spearman, summarise
+from meshplan.planner.validation.summary import ValidatedRow, rank_quality, spearman, summarise
 
 RATE = "tokens_per_s_per_device"
 

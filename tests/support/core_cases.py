@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.problems.frameworks import FrameworkRules
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
 from meshplan.planner.problems.training import (
     Phase,

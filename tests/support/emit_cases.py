@@ -8,8 +8,8 @@ from typing import Any
 
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.emit.artifact import TrainingRequest
-from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.training import TrainingConfig
 
 H100 = Device(

@@ -8,8 +8,8 @@ from typing import Any
 from emit_cases import H100
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.emit.serving_request import HostType, ServingRequest
-from meshplan.planner.plan import Interval, Plan
 from meshplan.planner.problems.engines import EngineRules
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout, Pool, Role, Router, ServingConfig, Speculation

@@ -17,7 +17,7 @@ from meshplan.planner.observations import read_rows
 from meshplan.planner.resolve import calibration_for
 from meshplan.planner.serving.resolve import serving_calibration
 from meshplan.planner.validate import validate_rows
-from meshplan.planner.validation import MetricSummary, Validation
+from meshplan.planner.validation.summary import MetricSummary, Validation
 
 OBSERVATIONS = Path(__file__).parent / "observations.jsonl"
 # A little above what was seen (README.md).

@@ -12,7 +12,7 @@ from meshplan.planner.observations import read_rows
 from meshplan.planner.resolve import calibration_for
 from meshplan.planner.serving.resolve import serving_calibration
 from meshplan.planner.validate import validate_rows
-from meshplan.planner.validation import Validation
+from meshplan.planner.validation.summary import Validation
 
 OBSERVATIONS = Path(__file__).parent / "serving-observations.jsonl"
 # A little above what was seen (README.md): median error by metric.

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.surfaces.collectives import CollectiveCurve, collective_curve
-from meshplan.planner.problems.machine import Machine
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.problems.quantization import BYTES_16_BIT
 
 FloatArray = NDArray[np.float64]

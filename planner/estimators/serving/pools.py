@@ -7,8 +7,8 @@ from dataclasses import replace
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.worker import ContextRange, Worker
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.serving import Admission, EngineLimits, Pool, ServingWorkload, Speculation
 
 

@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.exchange import Exchange
 from meshplan.planner.estimators.serving.operators import Operators
 from meshplan.planner.estimators.serving.step_cost import StepCost
 from meshplan.planner.estimators.serving.table import Table, token_knots
-from meshplan.planner.problems.machine import Machine
 from meshplan.planner.problems.quantization import BYTES_16_BIT, SCHEMES, Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout, Role, Speculation
 

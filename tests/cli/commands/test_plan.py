@@ -17,7 +17,7 @@ from command_line import SPEC, Command
 
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.solvers.solution import OnProgress, Progress
+from meshplan.planner.core.solution import OnProgress, Progress
 
 CLOCKS = re.compile(r'"(wall_s|cpu_s)": [^,\n]+')
 

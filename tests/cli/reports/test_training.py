@@ -12,7 +12,7 @@ from command_line import Command
 
 from meshplan.cli.reports.stand_alone import answer_report
 from meshplan.cli.reports.training import TOP_COLUMNS, config_text, training_report
-from meshplan.planner.plan import Plan
+from meshplan.planner.core.plan import Plan
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "cli"
 FROZEN = {"70b": GOLDEN / "plan-70b.json", "moe": GOLDEN / "plan-moe.json"}

@@ -17,7 +17,7 @@ from meshplan.planner.allocation.replay import NUM_RUNS, lower_limit
 from meshplan.planner.allocation.resolve import resolve_allocation
 from meshplan.planner.allocation.search import Compiled, compile_question, replay_scenario, search_allocation
 from meshplan.planner.allocation.spec import read_allocation_spec
-from meshplan.planner.plan import Plan, canonical_json
+from meshplan.planner.core.plan import Plan, canonical_json
 from meshplan.planner.service import make_plan
 from meshplan.planner.solvers.gpu_allocation_fleet import solve_fleet
 

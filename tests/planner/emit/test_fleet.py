@@ -12,9 +12,9 @@ import yaml
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError
+from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.fleet import instance_type, object_name
-from meshplan.planner.plan import Plan
 from meshplan.planner.service import emit_plan, make_plan, plan_target
 
 SPEC: dict[str, Any] = {

@@ -13,7 +13,7 @@ from meshplan.planner.observations import ObservationReader
 from meshplan.planner.serving.calibrate import ANY, ANY_ENGINE, refine_serving
 from meshplan.planner.serving.one_server import PointsResult, curves_of, predict_from_points
 from meshplan.planner.serving.prediction import PreparedRun
-from meshplan.planner.validation import MetricSummary
+from meshplan.planner.validation.summary import MetricSummary
 
 SHIPPED = ServingCalibration(engine=ANY_ENGINE, architecture=ANY, source="defaults")
 

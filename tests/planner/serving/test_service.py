@@ -13,7 +13,7 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.compare import compare
-from meshplan.planner.plan import Plan, canonical_json
+from meshplan.planner.core.plan import Plan, canonical_json
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
 from meshplan.planner.serving.config import serving_config_from_document
 from meshplan.planner.serving.resolve import resolve_serving

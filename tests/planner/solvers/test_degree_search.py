@@ -14,12 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.solution import Progress, Status
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.problems.megatron_framework import MEGATRON
 from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.solvers import degree_search
 from meshplan.planner.solvers.degree_search import search_degrees
-from meshplan.planner.solvers.solution import Progress, Status
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "dense": {"shape": DENSE, "num_devices": 8, "global_batch_size": 4},

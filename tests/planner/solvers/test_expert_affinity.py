@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from expert_referee import eplb_balance, referee_balance, referee_cross, run
 
+from meshplan.planner.core.solution import Status
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.solvers.expert_placement import answer, solve
-from meshplan.planner.solvers.solution import Status
 
 HERE = Path(__file__).parent
 

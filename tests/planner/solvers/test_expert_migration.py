@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from expert_referee import run
 
+from meshplan.planner.core.solution import Status
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.solvers.expert_placement import solve
-from meshplan.planner.solvers.solution import Status
 
 HERE = Path(__file__).parent
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.solution import Status
 from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
 from meshplan.planner.solvers.expert_placement import answer, solve
-from meshplan.planner.solvers.solution import Status
 
 HERE = Path(__file__).parent
 

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.planner.core.solution import Progress, Status
 from meshplan.planner.problems.gpu_allocation import Bucket, GpuAllocationProblem, GpuType
 from meshplan.planner.solvers.gpu_allocation import answer, solve
 from meshplan.planner.solvers.gpu_allocation_instance import families, instance_of
 from meshplan.planner.solvers.gpu_allocation_milp import prove
-from meshplan.planner.solvers.solution import Progress, Status
 
 DATA = Path(__file__).parent / "data" / "gpu_allocation"
 OPTIMA = list(csv.DictReader((DATA / "optima.csv").read_text().splitlines()))

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.solution import Status
 from meshplan.planner.problems.gpu_allocation import Bucket
 from meshplan.planner.problems.gpu_allocation_fleet import FleetProblem, Offer, ReplicaKind, Scenario
 from meshplan.planner.solvers.gpu_allocation_fleet import solve_fleet
 from meshplan.planner.solvers.gpu_allocation_fleet_program import loads, share_columns
 from meshplan.planner.solvers.gpu_allocation_program import Program, solve_program
 from meshplan.planner.solvers.gpu_allocation_schedule import LEVEL_STEP, Schedule, solve_schedule, traffic_levels
-from meshplan.planner.solvers.solution import Status
 
 
 def market(prices: list[float], table: list[list[float]], rates: list[float], **offer: int) -> FleetProblem:

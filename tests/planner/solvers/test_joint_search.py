@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from core_cases import DENSE, machine_with, problem_of
 
-from meshplan.planner.problems.network import Network, Trunk
+from meshplan.planner.cluster.network import Network, Trunk
 from meshplan.planner.problems.training import TrainingProblem
 from meshplan.planner.solvers.degree_search import search_degrees
 from meshplan.planner.solvers.joint_search import placed_problem, search_plans

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from core_cases import MOE, configured, machine_with, problem_of
 
+from meshplan.planner.cluster.network import Network, strongly_connected
 from meshplan.planner.estimators.priced import price
-from meshplan.planner.problems.network import Network, strongly_connected
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
 from meshplan.planner.solvers.joint_search import placed_problem
 from meshplan.planner.solvers.placement import ANNEALING, EXHAUSTIVE, RANK_ORDER, place, usable_order

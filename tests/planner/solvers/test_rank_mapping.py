@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.planner.core.solution import Progress, Solution, Status
 from meshplan.planner.problems.rank_mapping import RankMappingProblem
 from meshplan.planner.solvers.rank_mapping import RankMapping, answer, solve
 from meshplan.planner.solvers.rank_mapping_bound import lower_bound
 from meshplan.planner.solvers.rank_mapping_exact import improve_exactly
 from meshplan.planner.solvers.rank_mapping_objective import LinkCosts, best_ring
-from meshplan.planner.solvers.solution import Progress, Solution, Status
 
 DATA = Path(__file__).parent / "data"
 INSTANCES = sorted(DATA.glob("rank-mapping-*.json"))

@@ -9,8 +9,8 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.surfaces.collectives import collective_curve
+from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.estimators.serving.exchange import Exchange
-from meshplan.planner.problems.machine import Machine
 
 SIZES = np.array([1e3, 14336.0, 14336.0 * 64, 1e7, 1e9])
 

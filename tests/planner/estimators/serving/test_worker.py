@@ -14,10 +14,10 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Cluster, NodeGroup
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.estimators.serving import operators
 from meshplan.planner.estimators.serving.memory import kv_bytes_per_token
 from meshplan.planner.estimators.serving.worker import ContextRange, Worker
-from meshplan.planner.problems.machine import Machine, machine_of
 from meshplan.planner.problems.quantization import Quantization
 from meshplan.planner.problems.serving import EngineLimits, Layout
 

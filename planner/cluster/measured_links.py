@@ -14,8 +14,8 @@ from meshplan.catalogs.errors import Problem
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.measurements.types import ClusterProfile
 from meshplan.catalogs.units import format_bandwidth
-from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.network import Network
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.network import Network
 
 
 def host_of(endpoint: str) -> str:

@@ -11,9 +11,9 @@ import math
 import numpy as np
 
 from meshplan.catalogs.errors import Problem
-from meshplan.planner.links_spec import BetweenIslandsSpec, DegradedSpec, IslandSpec, TopologySpec
-from meshplan.planner.problems.machine import Machine
-from meshplan.planner.problems.network import Bools, Floats, Ints, Network, Trunk, strongly_connected
+from meshplan.planner.cluster.links_spec import BetweenIslandsSpec, DegradedSpec, IslandSpec, TopologySpec
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.network import Bools, Floats, Ints, Network, Trunk, strongly_connected
 from meshplan.planner.spec import ClusterSpec
 
 # A bad description is often bad everywhere: name the first few, count the rest.

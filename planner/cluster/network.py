@@ -2,7 +2,7 @@
 
 A *node* here is a scale-up domain, which is what a rank mapping moves: its devices stay together, and everything
 between two nodes goes over the network. Rates are a device's share of the link, bytes/s, as in
-:class:`~meshplan.planner.problems.machine.Machine`.
+:class:`~meshplan.planner.cluster.machine.Machine`.
 """
 
 from __future__ import annotations

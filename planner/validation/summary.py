@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshplan.planner.plan import Interval
+from meshplan.planner.core.plan import Interval
 
 # Plans whose measured times differ by less are equal for all purposes (run-to-run noise).
 RANKED_GAP = 0.05

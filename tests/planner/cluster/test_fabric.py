@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.estimators.communication import UNHIDDEN_SHARE
-from meshplan.planner.estimators.fabric import (
+from meshplan.planner.cluster.fabric import (
     ALL_TO_ALL,
     RING,
     BestLinks,
@@ -23,8 +22,9 @@ from meshplan.planner.estimators.fabric import (
     group_of,
     slowest_pipeline_s,
 )
+from meshplan.planner.cluster.network import Network, Trunk
+from meshplan.planner.estimators.communication import UNHIDDEN_SHARE
 from meshplan.planner.estimators.priced import price
-from meshplan.planner.problems.network import Network, Trunk
 
 DOMAIN = 4
 

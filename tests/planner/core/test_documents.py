@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.documents import MAX_ALIASES, MAX_DEPTH, MAX_YAML_BYTES, parse_document, read_document
-from meshplan.planner.plan import digest
+from meshplan.planner.core.documents import MAX_ALIASES, MAX_DEPTH, MAX_YAML_BYTES, parse_document, read_document
+from meshplan.planner.core.plan import digest
 
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

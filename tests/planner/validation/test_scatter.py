@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshplan.planner.scatter import SIZE, Point, scatter_svg
+from meshplan.planner.validation.scatter import SIZE, Point, scatter_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from meshplan.planner.spec_fields import MAX_DEVICES, BytesPerS, Count, Latency, SpecModel
+from meshplan.planner.core.spec_fields import MAX_DEVICES, BytesPerS, Count, Latency, SpecModel
 
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 

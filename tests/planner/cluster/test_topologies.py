@@ -10,7 +10,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.problems.network import Network
+from meshplan.planner.cluster.network import Network
 from meshplan.planner.service import estimate_plan, make_plan, resolve
 
 NIC, NVLINK = 50e9, 450e9

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.hardware import Cluster, Device, EvidenceLevel, NodeType
-from meshplan.planner.problems.network import Network
+from meshplan.planner.cluster.network import Network
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +27,7 @@ class Machine:
         nvme_bytes_per_s: of one host's NVMe devices together, read or written; None where unknown.
         usd_per_hour_per_device: None where no price is known.
         network: the links between nodes where they differ or not all nodes may be used; None: all links are alike.
-        fabric: what groups of ranks get from the network under a mapping (:mod:`~meshplan.planner.estimators.fabric`);
+        fabric: what groups of ranks get from the network under a mapping (:mod:`~meshplan.planner.cluster.fabric`);
             None: what ``scale_out_bytes_per_s`` says.
     """
 

@@ -1,0 +1,1 @@
+"""Machines and their links: what a spec says of them, measured or described."""

@@ -1,0 +1,1 @@
+"""What every kind of question shares: plan, solution, spec reading, documents."""

@@ -1,0 +1,1 @@
+"""Measured runs against predictions: fields, machines, summaries."""
