@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from meshplan.catalogs.models.shapes import ModelShape
     from meshplan.planner.emit.artifact import Artifact, EmittedPlan
     from meshplan.planner.estimators.simulation import Simulated
-    from meshplan.planner.mapping_pictures import MappingView
     from meshplan.planner.problems.training import TrainingConfig
+    from meshplan.planner.rank_mapping.pictures import MappingView
     from meshplan.planner.resolve import Resolved
     from meshplan.planner.solvers.placement import Placement
 
@@ -33,9 +33,9 @@ DEFAULT_TOP = 5
 TIMELINE_ROUNDS = 3
 # kind of a stand-alone problem → (module of the problem, its class, module of the solver). One line a kind.
 STAND_ALONE = {
-    "rank-mapping": ("problems.rank_mapping", "RankMappingProblem", "solvers.rank_mapping"),
-    "expert-placement": ("problems.expert_placement", "ExpertPlacementProblem", "solvers.expert_placement"),
-    "gpu-allocation": ("problems.gpu_allocation", "GpuAllocationProblem", "solvers.gpu_allocation"),
+    "rank-mapping": ("rank_mapping.problem", "RankMappingProblem", "rank_mapping.solve"),
+    "expert-placement": ("expert_placement.problem.problem", "ExpertPlacementProblem", "expert_placement.search.solve"),
+    "gpu-allocation": ("gpu_allocation.replicas.problem", "GpuAllocationProblem", "gpu_allocation.replicas.solve"),
 }
 KINDS = ("training", "serving", *STAND_ALONE)
 
@@ -77,10 +77,10 @@ def make_plan(
             document, catalog, base, seed=seed, top=top, time_limit_s=time_limit_s, on_progress=on_progress
         )
     if kind == "gpu-allocation":
-        from meshplan.planner.allocation.spec import is_market_question
+        from meshplan.planner.gpu_allocation.spec import is_market_question
 
         if is_market_question(document):
-            from meshplan.planner.allocation.service import plan_allocation
+            from meshplan.planner.gpu_allocation.service import plan_allocation
 
             return plan_allocation(document, catalog, base, seed=seed, on_progress=on_progress)
     return _plan_stand_alone(kind, document, base, seed, time_limit_s, on_progress)
@@ -282,10 +282,10 @@ def plan_mapping_view(plan: Plan, catalog: Catalog, *, base: Path = Path()) -> M
         SpecError: the plan has no mapping.
     """
     from meshplan.planner import training_plan
-    from meshplan.planner.mapping_view import stand_alone_view, training_view
+    from meshplan.planner.rank_mapping.view import stand_alone_view, training_view
 
     if plan.kind == "rank-mapping" and plan.answer:
-        from meshplan.planner.problems.rank_mapping import RankMappingProblem
+        from meshplan.planner.rank_mapping.problem import RankMappingProblem
 
         return stand_alone_view(plan, RankMappingProblem.from_document(plan.spec, base))
     if plan.kind != "training" or not plan.config:

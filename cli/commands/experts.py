@@ -13,7 +13,7 @@ from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, Seed
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
-    from meshplan.planner.expert_refinement import ExpertSetting
+    from meshplan.planner.expert_placement.setting import ExpertSetting
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -129,8 +129,8 @@ def experts(
     """Place the experts by recorded routing: which, in how many copies, on which device; with bound and advice."""
     from meshplan.cli.reports.expert_placement import show_placement
     from meshplan.planner.emit.writer import write_artifacts
-    from meshplan.planner.expert_placing import map_artifact, picture_artifact, place
-    from meshplan.planner.expert_refinement import read_recordings
+    from meshplan.planner.expert_placement.service import map_artifact, picture_artifact, place
+    from meshplan.planner.expert_placement.setting import read_recordings
 
     if (emit is None) != (out is None):
         raise typer.BadParameter("--emit and --out go together")
@@ -175,7 +175,7 @@ def _setting(
     arguments: list[str], devices: int | None, devices_per_node: int | None, db: str | None
 ) -> tuple[ExpertSetting, Mapping[str, Path]]:
     """The devices and the recordings that the arguments name."""
-    from meshplan.planner.expert_refinement import ExpertSetting, setting_of_plan
+    from meshplan.planner.expert_placement.setting import ExpertSetting, setting_of_plan
 
     if devices is not None:
         setting = ExpertSetting(num_devices=devices, devices_per_node=min(devices_per_node or devices, devices))

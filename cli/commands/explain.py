@@ -146,7 +146,7 @@ def _draw_pareto(made: Plan, path: Path) -> None:
 def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, base: Path) -> None:
     """Write the mapping's picture, and show it in the terminal."""
     from meshplan.catalogs.errors import EmitError
-    from meshplan.planner.mapping_pictures import mapping_page, mapping_text
+    from meshplan.planner.rank_mapping.pictures import mapping_page, mapping_text
     from meshplan.planner.service import plan_mapping_view
 
     view = plan_mapping_view(made, catalog, base=base)

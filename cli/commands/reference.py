@@ -36,8 +36,8 @@ def schema(
     form: FormatOption = Format.JSON,
 ) -> None:
     """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
-    from meshplan.planner.allocation.spec import AllocationSpec
     from meshplan.planner.core.spec_fields import SpecModel
+    from meshplan.planner.gpu_allocation.spec import AllocationSpec
     from meshplan.planner.serving.spec import ServingSpec
     from meshplan.planner.spec import TrainingSpec, spec_schema
 

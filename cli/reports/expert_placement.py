@@ -9,8 +9,8 @@ from typing import Any
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.reports.quantities import percent, signed_percent
-from meshplan.planner.expert_pictures import text_picture
-from meshplan.planner.expert_placing import Placed, views
+from meshplan.planner.expert_placement.pictures import text_picture
+from meshplan.planner.expert_placement.service import Placed, views
 
 _SIDES = (
     Column(key="what", title="", wrap=False),

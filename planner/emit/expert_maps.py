@@ -24,7 +24,7 @@ import numpy as np
 import yaml
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.planner.problems.expert_objectives import IntArray
+from meshplan.planner.expert_placement.problem.objectives import IntArray
 
 MAP_KEY = "physical_to_logical_map"
 VLLM_RECORD_TYPE = "eplb_initial_mapping"

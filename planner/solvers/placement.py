@@ -13,7 +13,7 @@ stand-in, from constructed starts (rank order, single-linkage order, each along 
 of every chain is priced by the estimator.
 
 *Bound.* Every kind of group at the best rate any mapping can give it. With one kind of ring and a pipeline over all
-nodes also the joint bound of :mod:`~meshplan.planner.solvers.rank_mapping_bound`, with ring times φ(1/bandwidth) and
+nodes also the joint bound of :mod:`~meshplan.planner.rank_mapping.bound`, with ring times φ(1/bandwidth) and
 hops (1 + w/P)·h, because the P stages' exchanges sum to Σ h.
 """
 
@@ -30,10 +30,10 @@ import numpy as np
 from meshplan.planner.cluster.fabric import RING
 from meshplan.planner.cluster.network import Ints, Network
 from meshplan.planner.problems.training import TrainingConfig, TrainingProblem
+from meshplan.planner.rank_mapping.annealing import neighbourly_order
+from meshplan.planner.rank_mapping.bound import lower_bound
+from meshplan.planner.rank_mapping.objective import LinkCosts
 from meshplan.planner.solvers.placement_model import Energy, PlacementModel
-from meshplan.planner.solvers.rank_mapping_bound import lower_bound
-from meshplan.planner.solvers.rank_mapping_objective import LinkCosts
-from meshplan.planner.solvers.rank_mapping_search import neighbourly_order
 
 EXHAUSTIVE, ANNEALING, RANK_ORDER = "all mappings", "annealing", "rank order"
 UNIFORM = "rank order (uniform links)"

@@ -13,8 +13,8 @@ import csv
 import json
 from pathlib import Path
 
-from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
-from meshplan.planner.solvers.expert_placement import answer, solve
+from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
+from meshplan.planner.expert_placement.search.solve import answer, solve
 
 
 def main() -> None:

@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.problems.gpu_allocation import GpuAllocationProblem
-from meshplan.planner.problems.gpu_allocation_fleet import lifted
-from meshplan.planner.solvers.gpu_allocation import answer, solve
-from meshplan.planner.solvers.gpu_allocation_schedule import solve_schedule
+from meshplan.planner.gpu_allocation.nodes.problem import lifted
+from meshplan.planner.gpu_allocation.nodes.schedule import solve_schedule
+from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
+from meshplan.planner.gpu_allocation.replicas.solve import answer, solve
 
 # Name, USD/h, peak FLOP/s (16 bit), bytes/s, bytes of memory: round datasheet figures, to give realistic ratios.
 FAMILIES = (

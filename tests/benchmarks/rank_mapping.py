@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import rank_mapping_families as families
 
-from meshplan.planner.problems.rank_mapping import RankMappingProblem
-from meshplan.planner.solvers.rank_mapping import answer, solve
+from meshplan.planner.rank_mapping.problem import RankMappingProblem
+from meshplan.planner.rank_mapping.solve import answer, solve
 
 HEAD = (
     f"{'instance':48} {'objective_s':>12} {'bound_s':>12} {'gap':>7} {'identity_s':>11} "

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.problems.rank_mapping import RankMappingProblem
+from meshplan.planner.rank_mapping.problem import RankMappingProblem
 
 Floats = NDArray[np.float64]
 

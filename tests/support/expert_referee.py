@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from meshplan.planner.problems.expert_placement import ExpertPlacementProblem
-from meshplan.planner.solvers.expert_placement import answer, solve
+from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
+from meshplan.planner.expert_placement.search.solve import answer, solve
 
 HERE = Path(__file__).parent
 

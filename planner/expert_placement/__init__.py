@@ -1,0 +1,1 @@
+"""Which expert, and how many copies of it, on which device?"""

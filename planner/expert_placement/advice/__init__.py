@@ -1,0 +1,1 @@
+"""What follows from a placement: dispatch traffic, fronts, advice."""

@@ -1,0 +1,1 @@
+"""The question: loads, devices, objectives, recordings."""

@@ -1,0 +1,1 @@
+"""The best placement found, and a bound."""

@@ -1,0 +1,1 @@
+"""Placements that even out the load."""

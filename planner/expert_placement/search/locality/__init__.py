@@ -1,0 +1,1 @@
+"""Placements that keep tokens on a device, and migrations."""

@@ -1,0 +1,1 @@
+"""How many GPUs of which type, and which request goes where?"""

@@ -1,0 +1,207 @@
+"""No fleet keeps every promise: which bucket, cap or limit binds, and the least change that would do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshplan.planner.core.solution import Status
+from meshplan.planner.gpu_allocation.alternatives import scaled
+from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetProblem
+from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
+from meshplan.planner.gpu_allocation.question import Service
+from meshplan.planner.gpu_allocation.search import Compiled
+from meshplan.planner.problems.serving import Objective, Role
+
+MAX_NAMED = 3
+# Halvings for the traffic that can be carried: to a thousandth.
+_BISECTIONS = 10
+
+
+def explain_allocation(compiled: Compiled) -> dict[str, Any]:
+    """The part of an infeasible plan's ``solution`` that tells what to do.
+
+    Returns:
+        ``binding_constraint``, ``least_change`` (changes, each of which alone makes the question feasible),
+        ``unservable_buckets`` where promises bind, ``served_fraction`` where caps do.
+    """
+    beyond = _beyond(compiled)
+    if beyond:
+        return _promises(compiled, beyond)
+    changes = [*_limits(compiled.problem), *_quotas(compiled.problem), *_caps(compiled.problem)]
+    fraction = served_fraction(compiled.problem)
+    capped = [f"{offer.name} ({offer.max_count})" for offer in compiled.problem.offers if offer.max_count is not None]
+    if fraction > 0.0:
+        changes.append({"change": f"at most {fraction:.3f} times the request rate", "request_rate_factor": fraction})
+    limited = [change["constraint"] for change in changes if "constraint" in change]
+    binding = limited[0] if limited else f"max_nodes of {', '.join(capped)}: {fraction:.1%} of the traffic fits"
+    return {"binding_constraint": binding, "served_fraction": fraction, "least_change": changes}
+
+
+# --- promises ---------------------------------------------------------------------------------------------------------
+
+
+def _beyond(compiled: Compiled) -> list[int]:
+    """Buckets with traffic that no kind (or no pair of prefill and decode kinds) serves within the promises.
+
+    Where the router cannot tell buckets apart, a kind has to serve all of them.
+    """
+    problem = compiled.problem
+    table = np.array(problem.max_request_rate_per_s).reshape(len(problem.kinds), len(problem.buckets)) > 0.0
+    for group in problem.tied:
+        table[:, group] = table[:, group].all(axis=1, keepdims=True)
+    by_role = {
+        role: table[[g for g, kind in enumerate(problem.kinds) if kind.role is role]].any(axis=0) for role in Role
+    }
+    served = by_role[Role.MIXED] | (by_role[Role.PREFILL] & by_role[Role.DECODE])
+    arrives = np.array([scenario.request_rate_per_s for scenario in problem.scenarios]).max(axis=0) > 0.0
+    return [int(b) for b in np.flatnonzero(arrives & ~served)]
+
+
+def _promises(compiled: Compiled, beyond: list[int]) -> dict[str, Any]:
+    named, changes = [], []
+    first = 0
+    for index, service in enumerate(compiled.question.services):
+        mine = [b for b in beyond if first <= b < first + len(service.buckets)]
+        first += len(service.buckets)
+        if mine:
+            named += [f"{service.name}: {compiled.problem.buckets[b]}" for b in mine]
+            changes += _eased(compiled, index, service, mine)
+    shown = "; ".join(named[:MAX_NAMED]) + (f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else "")
+    return {
+        "binding_constraint": f"no replica on any offer serves {shown} within the promises",
+        "unservable_buckets": beyond,
+        "served_fraction": 0.0,
+        "least_change": changes,
+    }
+
+
+def _eased(compiled: Compiled, index: int, service: Service, beyond: list[int]) -> list[dict[str, Any]]:
+    """The nearest promises: the smallest factor on the limits that are too tight with which every bucket is served."""
+    curves = [
+        [replica.curves[b] for replica in compiled.replicas if replica.service == index and b in replica.curves]
+        for b in beyond
+    ]
+    bare = [b for b, some in zip(beyond, curves, strict=True) if not some]
+    if bare:
+        reason = compiled.rejected.most_common(1)
+        text = f"{compiled.problem.buckets[bare[0]]} fits no replica" + (f" ({reason[0][0]})" if reason else "")
+        return [{"change": f"larger nodes or constraints.max_devices_per_replica: {text}", "buckets": bare}]
+    factor = max(min(_factor(curve, service.promises) for curve in some) for some in curves)
+    nearest = [min(some, key=lambda curve: _factor(curve, service.promises)) for some in curves]
+    wanted = {}
+    for promise in service.promises:
+        least = max(curve.least(promise.metric) for curve in nearest)
+        if least > promise.limit_s:
+            wanted[promise.key] = _rounded_up(least)
+    text = " and ".join(f"slo.{key}: {value:g}" for key, value in wanted.items())
+    return [{"change": text, "slo": wanted, "slo_factor": factor, "buckets": beyond}]
+
+
+def _factor(curve: Any, promises: tuple[Objective, ...]) -> float:
+    return max((curve.least(promise.metric) / promise.limit_s for promise in promises), default=0.0)
+
+
+# --- caps and limits --------------------------------------------------------------------------------------------------
+
+
+def _limits(problem: FleetProblem) -> Iterator[dict[str, Any]]:
+    for name, limit, unit in (
+        ("max_usd_per_hour", problem.max_usd_per_hour, "USD/h"),
+        ("max_power_w", problem.max_power_w, "W"),
+    ):
+        if limit is None:
+            continue
+        lifted = solve_fleet(replace(problem, **{name: None}))  # type: ignore[arg-type]  # either is a float or None
+        if lifted.assignment is None:
+            continue
+        cheapest = max(
+            sum(
+                count * (offer.usd_per_hour if unit == "USD/h" else offer.power_w or 0.0)
+                for offer, count in zip(problem.offers, stage, strict=True)
+            )
+            for stage in lifted.assignment.units
+        )
+        yield {
+            "constraint": f"{name}: {limit:g} {unit}, {cheapest - limit:.2f} below the least",
+            "change": f"constraints.{name}: {_rounded_up(cheapest):g}",
+        }
+
+
+def _quotas(problem: FleetProblem) -> Iterator[dict[str, Any]]:
+    """Each quota alone lifted: the fewest devices of its offers with which a fleet exists."""
+    for quota in problem.quotas:
+        rest = tuple(other for other in problem.quotas if other is not quota)
+        counted = tuple(
+            replace(offer, usd_per_hour=float(offer.num_devices) if o in quota.offers else 0.0)
+            for o, offer in enumerate(problem.offers)
+        )
+        fewest = replace(problem, quotas=rest, offers=counted, objective=FleetObjective.COST, max_usd_per_hour=None)
+        lifted = solve_fleet(replace(fewest, start_usd=0.0, stop_usd=0.0))
+        if lifted.assignment is None:
+            continue
+        needed = max(
+            sum(stage[o] * problem.offers[o].num_devices for o in quota.offers) for stage in lifted.assignment.units
+        )
+        more = needed - quota.max_devices
+        yield {
+            "constraint": f"quota of {quota.name}: {quota.max_devices} devices",
+            "change": f"{more} more devices for {quota.name} (max_devices {needed})",
+        }
+
+
+def _caps(problem: FleetProblem) -> list[dict[str, Any]]:
+    """For each capped offer alone: how many more units make a fleet possible, the cheapest first."""
+    changes = []
+    for o, offer in enumerate(problem.offers):
+        if offer.max_count is None:
+            continue
+        more = _units_more(problem, o)
+        if more is not None:
+            changes.append(
+                {
+                    "change": f"{more} more {offer.name} (max_nodes {offer.max_count + more})",
+                    "offer": offer.name,
+                    "more": more,
+                    "usd_per_hour": more * offer.usd_per_hour,
+                }
+            )
+    return sorted(changes, key=lambda change: (change["usd_per_hour"], change["offer"]))
+
+
+def _units_more(problem: FleetProblem, o: int) -> int | None:
+    def fits(more: int | None) -> bool:
+        had = problem.offers[o].max_count
+        most = None if more is None or had is None else had + more
+        offers = tuple(replace(one, max_count=most) if i == o else one for i, one in enumerate(problem.offers))
+        return solve_fleet(replace(problem, offers=offers)).status is not Status.INFEASIBLE
+
+    if not fits(None):
+        return None
+    low, high = 0, 1
+    while not fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def served_fraction(problem: FleetProblem) -> float:
+    """The largest share of the traffic that some fleet carries, to a thousandth, rounded down."""
+    low, high = 0.0, 1.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2.0
+        feasible = solve_fleet(scaled(problem, middle)).status is not Status.INFEASIBLE
+        low, high = (middle, high) if feasible else (low, middle)
+    return math.floor(low * 1000.0) / 1000.0
+
+
+def _rounded_up(value: float) -> float:
+    """Three significant digits, never below ``value``."""
+    text = float(f"{value:.2e}")
+    return text if text >= value else float(f"{value * 1.005:.2e}")

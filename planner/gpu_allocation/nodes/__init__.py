@@ -1,0 +1,1 @@
+"""Whole nodes from a market: fleet program, schedules."""

@@ -1,0 +1,367 @@
+"""The proof of an allocation: its traffic, routed as planned, through the serving simulator.
+
+Requests of every bucket arrive in one stream (gaps of a Gamma distribution with the workload's burstiness, or the
+trace's own), a router sends each to a kind by the plan's weights, and each kind serves its part with the replicas that
+carry load (spares stand idle). Units that are interrupted are missing as often as stated: every state of such a pool
+is served, and each request meets one of them (:mod:`meshplan.planner.gpu_allocation.interruptions`).
+
+Attained is the share of a service's requests that keep a promise's limit; a promise at the 99th percentile is kept
+where the lower end of that share's 95 % interval is at least 0.99. Requests of one run miss a promise together (a burst
+fills the queue for minutes), so there are :data:`NUM_RUNS` independent runs, and the interval is the wider of Student's
+over the means of the runs and of Wilson's, as if all requests were independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
+from meshplan.planner.gpu_allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
+from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
+from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service
+from meshplan.planner.problems.serving import Arrival, Objective, Requests, Role, ServingConfig, ServingWorkload
+from meshplan.planner.simulation.arrivals import scaled
+from meshplan.planner.simulation.deployment import serve, site_of
+from meshplan.planner.simulation.metrics import (
+    QUANTILES,
+    attained,
+    samples_of,
+    wilson_lower,
+)
+from meshplan.planner.simulation.run import ServingRun
+
+# Independent runs, and Student's t of their number less one at 97.5 %.
+NUM_RUNS, STUDENT_T = 20, 2.093
+# Runs after which a plan that is far from its promises is given up.
+NUM_SCREENED = 3
+Bools = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """One promise of one service, held against the replay.
+
+    Args:
+        service: its index.
+        promise: on latency.
+        attained: share of requests within the limit (a mean: the mean latency, s).
+        lower: lower end of its 95 % interval (a mean: the upper end of the latency's, s).
+        is_kept: the interval's end keeps the promise.
+    """
+
+    service: int
+    promise: Objective
+    attained: float
+    lower: float
+    is_kept: bool
+
+    @property
+    def falls_short(self) -> bool:
+        """Missed even without the interval: more runs would not help."""
+        if self.promise.percentile == "mean":
+            return self.attained > self.promise.limit_s
+        return self.attained < QUANTILES[self.promise.percentile]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What the simulation says of a plan in one scenario.
+
+    Args:
+        scenario: its index.
+        kept: every promise.
+        num_requests: replayed, all services and runs.
+        num_runs: independent runs.
+        num_rejected: that fit no replica.
+        by_kind: kind → share of its requests that keep every promise; only kinds that were sent some.
+        burstiness: of the arrivals, largest over the services.
+        note: why something was not replayed; empty otherwise.
+    """
+
+    scenario: int
+    kept: tuple[Kept, ...]
+    num_requests: int
+    num_runs: int
+    num_rejected: int
+    by_kind: Mapping[int, float]
+    burstiness: float
+    note: str = ""
+
+    @property
+    def is_kept(self) -> bool:
+        """Every promise is kept, and everything was replayed."""
+        return not self.note and not self.num_rejected and all(one.is_kept for one in self.kept)
+
+
+def replay(
+    question: AllocationQuestion,
+    problem: FleetProblem,
+    offerings: Sequence[Offering],
+    allocation: FleetAllocation,
+    *,
+    scenario: int,
+    num_requests: int,
+    burstiness: float | None = None,
+    seeds: Sequence[int],
+) -> Replay:
+    """Serve one scenario's traffic with the plan, once for each seed.
+
+    Args:
+        question: services and machines.
+        problem: what the plan answers.
+        offerings: its kinds, with what runs.
+        allocation: the plan.
+        scenario: whose rates and routing.
+        num_requests: of each service in each run.
+        burstiness: of the arrivals; None for each workload's own.
+        seeds: of lengths, arrivals and routing; a run each.
+    """
+    kept: list[Kept] = []
+    by_kind: dict[int, float] = {}
+    total = rejected = first = 0
+    notes: list[str] = []
+    for index, service in enumerate(question.services):
+        span = slice(first, first + len(service.buckets))
+        first = span.stop
+        rates = np.array(problem.scenarios[scenario].request_rate_per_s[span])
+        if not rates.sum() > 0.0:
+            continue
+        spread = service.burstiness if burstiness is None else burstiness
+        shares = np.array(allocation.routing[scenario])[:, span]
+        run = _Runs(problem, offerings, allocation, service, scenario)
+        try:
+            for seed in seeds:
+                requests, bucket = sample(service, rates, num_requests, spread, (seed, index))
+                run.serve(requests, bucket, shares, seed)
+                total += len(requests)
+        except SpecError as error:
+            notes.append(f"{service.name}: {error.problems[0].message}")
+            continue
+        kept += [run.kept(index, promise) for promise in service.promises]
+        by_kind |= run.by_kind
+        rejected += run.num_rejected
+    return Replay(
+        scenario=scenario,
+        kept=tuple(kept),
+        num_requests=total,
+        num_runs=len(seeds),
+        num_rejected=rejected,
+        by_kind=by_kind,
+        burstiness=max([burstiness or 1.0] if burstiness else [one.burstiness for one in question.services]),
+        note="; ".join(notes),
+    )
+
+
+def sample(
+    service: Service, rates: NDArray[np.float64], num: int, burstiness: float, seed: tuple[int, int]
+) -> tuple[Requests, Ints]:
+    """Requests of a service and the bucket of each, ``num`` of them, at the rates of a scenario.
+
+    A trace is played with its own lengths and gaps, again from the start where it is short, at the scenario's rate;
+    its requests keep the bucket that they were cut into.
+    """
+    rng = np.random.default_rng(seed)
+    rate = float(rates.sum())
+    if service.trace is not None:
+        return _tiled(service, service.trace, rate, num)
+    bucket = rng.choice(len(rates), size=num, p=rates / rate).astype(np.int64)
+    lengths = []
+    for name in ("input_tokens", "output_tokens"):
+        low = np.array([getattr(one.range, name)[0] for one in service.buckets])
+        high = np.array([getattr(one.range, name)[1] for one in service.buckets])
+        lengths.append(rng.integers(low[bucket], high[bucket] + 1).astype(np.int64))
+    gaps = rng.gamma(1.0 / burstiness**2, burstiness**2, num)
+    return Requests(arrival_s=np.cumsum(gaps) / rate, input_length=lengths[0], output_length=lengths[1]), bucket
+
+
+def _tiled(service: Service, trace: Requests, rate: float, num: int) -> tuple[Requests, Ints]:
+    size, times = len(trace), -(-num // len(trace))
+    span = float(trace.arrival_s[-1] - trace.arrival_s[0]) * (size / max(size - 1, 1))
+    arrival = np.concatenate([trace.arrival_s - trace.arrival_s[0] + k * span for k in range(times)])
+    requests = Requests(
+        arrival_s=arrival,
+        input_length=np.tile(trace.input_length, times),
+        output_length=np.tile(trace.output_length, times),
+    )
+    bucket = np.zeros(size, dtype=np.int64)
+    for b, one in enumerate(service.buckets):
+        (low_in, high_in), (low_out, high_out) = one.range.input_tokens, one.range.output_tokens
+        inside = (trace.input_length >= low_in) & (trace.input_length <= high_in)
+        inside &= (trace.output_length >= low_out) & (trace.output_length <= high_out)
+        bucket[inside] = b
+    return scaled(requests, rate), np.tile(bucket, times)
+
+
+class _Runs:
+    """One service in one scenario, run by run."""
+
+    def __init__(
+        self,
+        problem: FleetProblem,
+        offerings: Sequence[Offering],
+        allocation: FleetAllocation,
+        service: Service,
+        scenario: int,
+    ) -> None:
+        self.problem, self.offerings = problem, offerings
+        self.service = service
+        counts = allocation.replicas[problem.stage_of(scenario)]
+        self.counts = counts
+        self.usable = [max(count - problem.min_spare_replicas, 0) for count in counts]
+        self.within: dict[Objective, list[Bools]] = {promise: [] for promise in service.promises}
+        self.latency: dict[Objective, list[NDArray[np.float64]]] = {promise: [] for promise in service.promises}
+        self.of_kind: dict[int, list[Bools]] = {}
+        self.num_rejected = 0
+
+    @property
+    def by_kind(self) -> dict[int, float]:
+        """Kind → share of its requests that keep every promise."""
+        return {g: float(np.concatenate(runs).mean()) for g, runs in self.of_kind.items()}
+
+    def serve(self, requests: Requests, bucket: Ints, shares: NDArray[np.float64], seed: int) -> None:
+        """Route and serve everything.
+
+        Raises:
+            SpecError: the plan pairs prefill and decode kinds in a way that the simulator has no word for.
+        """
+        rng = np.random.default_rng((seed, 1))
+        kinds = [offering.kind for offering in self.offerings]
+        first = np.array([kind.role is not Role.DECODE for kind in kinds])
+        weights = np.where(first[:, None], shares, 0.0)[:, bucket]
+        weights = np.cumsum(weights / weights.sum(axis=0), axis=0)
+        routed = (rng.random(len(requests)) > weights).sum(axis=0)
+        num = len(requests)
+        for promise in self.service.promises:
+            self.within[promise].append(np.zeros(num, dtype=bool))
+            self.latency[promise].append(np.full(num, np.nan))
+        for g in np.unique(routed).tolist():
+            self._serve_kind(g, requests, np.flatnonzero(routed == g), self._kinds_with(g, shares), rng)
+
+    def _kinds_with(self, g: int, shares: NDArray[np.float64]) -> tuple[int, ...]:
+        """The kinds that serve a request sent to kind ``g``: itself, or a prefill and a decode kind."""
+        if self.offerings[g].kind.role is Role.MIXED:
+            return (g,)
+        used = [k for k, row in enumerate(shares) if row.any()]
+        prefill, decode = (
+            [k for k in used if self.offerings[k].kind.role is role] for role in (Role.PREFILL, Role.DECODE)
+        )
+        if len(prefill) != 1 or len(decode) != 1:
+            message = f"{len(prefill)} prefill and {len(decode)} decode kinds: one of each can be replayed"
+            raise SpecError([Problem(path="", message=message)])
+        return g, decode[0]
+
+    def _states(self, kinds: tuple[int, ...]) -> list[PoolState]:
+        """What is left of the kinds' pools, by shares of the time."""
+        return states_together(
+            [
+                states_of(
+                    self.problem.offers[self.offerings[k].kind.offer],
+                    self.offerings[k].kind,
+                    count=self.counts[k],
+                    usable=self.usable[k],
+                )
+                for k in kinds
+            ]
+        )
+
+    def _serve_kind(
+        self, g: int, requests: Requests, chosen: Ints, kinds: tuple[int, ...], rng: np.random.Generator
+    ) -> None:
+        part = Requests(
+            arrival_s=requests.arrival_s[chosen],
+            input_length=requests.input_length[chosen],
+            output_length=requests.output_length[chosen],
+        )
+        states = self._states(kinds)
+        # Drawn only where there is a choice: plans without interruptions see the same requests as ever.
+        met = np.zeros(len(part), dtype=np.int64)
+        if [state.share for state in states] != [1.0]:
+            met = np.searchsorted(np.cumsum([state.share for state in states]), rng.random(len(part)), side="right")
+        everything = np.zeros(len(part), dtype=bool)
+        rate = sum(
+            interruptions_per_s(self.problem.offers[k.offer], k) for k in (self.offerings[k].kind for k in kinds)
+        )
+        for number, state in enumerate(states):
+            here = met == number
+            if not all(state.usable) or not here.any():
+                continue
+            run = self._run(part, kinds, state)
+            if not number:
+                self.num_rejected += run.num_rejected
+            if rate:  # what a vanishing replica was serving is lost
+                here &= rng.random(len(part)) >= -np.expm1(-rate * (run.finish_s - run.arrival_s))
+            everything |= self._noted(run, chosen, here)
+        self.of_kind.setdefault(g, []).append(everything)
+
+    def _run(self, part: Requests, kinds: tuple[int, ...], state: PoolState) -> ServingRun:
+        problem = self.service.problem
+        pools = tuple(
+            pool_of(self.offerings[k].replica, self.service, usable)
+            for k, usable in zip(kinds, state.usable, strict=True)
+        )
+        workload = ServingWorkload(
+            arrival=Arrival.TRACE,
+            input_length=float(part.input_length.mean()),
+            output_length=float(part.output_length.mean()),
+            prefix_hit_rate=problem.workload.prefix_hit_rate,
+            trace=part,
+        )
+        return serve(site_of(problem), ServingConfig(engine=problem.rules.name, pools=pools), workload)
+
+    def _noted(self, run: ServingRun, chosen: Ints, here: Bools) -> Bools:
+        """Keep what the requests that met this state saw; which of them keep every promise."""
+        everything = here.copy()
+        for promise in self.service.promises:
+            within = attained(run, [promise])
+            self.within[promise][-1][chosen[here]] = within[here]
+            everything &= within
+            metric = "tpot" if promise.metric == "itl" else promise.metric
+            counted = run.is_served & (run.output_length > 1) if metric == "tpot" else run.is_served
+            seen = np.full(len(run), np.nan)
+            seen[counted] = samples_of(run, metric)
+            self.latency[promise][-1][chosen[here]] = seen[here]
+        return everything
+
+    def kept(self, index: int, promise: Objective) -> Kept:
+        """A promise held against what was served."""
+        if promise.percentile == "mean":
+            runs = [run[~np.isnan(run)] for run in self.latency[promise]]
+            means = np.array([run.mean() if len(run) else 0.0 for run in runs])
+            mean = float(means.mean())
+            upper = mean + _half_width(means)
+            return Kept(service=index, promise=promise, attained=mean, lower=upper, is_kept=upper <= promise.limit_s)
+        within = self.within[promise]
+        lower, share = lower_limit(within), float(np.concatenate(within).mean())
+        return Kept(
+            service=index,
+            promise=promise,
+            attained=share,
+            lower=lower,
+            is_kept=lower >= QUANTILES[promise.percentile],
+        )
+
+
+def lower_limit(within: Sequence[Bools]) -> float:
+    """Lower end of the 95 % interval of a share of requests, from independent runs."""
+    everything = np.concatenate(within)
+    means = np.array([run.mean() for run in within])
+    wilson = wilson_lower(int(np.count_nonzero(everything)), len(everything))
+    return min(wilson, max(float(means.mean()) - _half_width(means), 0.0))
+
+
+def _half_width(means: NDArray[np.float64]) -> float:
+    """Of Student's interval of the mean of independent runs."""
+    return STUDENT_T * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
+
+
+def with_headroom(problem: FleetProblem, more: Mapping[int, float]) -> FleetProblem:
+    """The problem with other head-rooms: kind → share of its capacity that stays free."""
+    kinds = tuple(replace(kind, headroom=more[g]) if g in more else kind for g, kind in enumerate(problem.kinds))
+    return replace(problem, kinds=kinds)

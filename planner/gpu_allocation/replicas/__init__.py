@@ -1,0 +1,1 @@
+"""Whole replicas of given capacity: branch and bound with a proof."""

@@ -1,0 +1,153 @@
+"""Wide problems: a small integer program over the fleet alone, sharpened by the inequalities that routings leave.
+
+Every price vector w that was ever used proves Σ_g u_g · w_g · m_g ≥ L(w) for the usable replicas m of any fleet that
+works. The cheapest whole fleet that meets all the inequalities known so far is
+
+    min Σ_g c_g · (m_g + spare · y_g)   with   a_k · m ≥ 1 for every cut k,   m_g ≤ most_g · y_g,   m whole
+
+in as many columns as there are types, however many buckets there are. Its optimum bounds every fleet from below. If it
+can be routed it is the cheapest of all; if not, the best balance over it leaves a cut that it breaks, and the program
+is solved again (Benders, Numerische Mathematik 4, 1962). Fleets found on the way are mended: a replica is added, and
+exchanged, until they carry the load.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
+from meshplan.planner.gpu_allocation.replicas.instance import Instance
+from meshplan.planner.gpu_allocation.replicas.loads import FloatArray
+from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program
+from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
+
+# Estimated seconds of one integer program: of reading it, and of an iteration of its simplex method.
+_PROGRAM_S, _ITERATION_S = 0.1, 4.5e-4
+# Boxes after which SCIP's bound is taken as it is.
+_MAX_NODES = 300
+# Replicas added to a fleet that does not carry the load before it is given up.
+_MOST_ADDED = 3
+# Relative distance at which bound and fleet count as met: SCIP's tolerance.
+_MET = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharpened:
+    """What the integer programs brought.
+
+    Args:
+        usable: [types] the best fleet.
+        cost: of it, USD/h.
+        bound: USD/h.
+        work_s: estimated processor seconds.
+    """
+
+    usable: FloatArray
+    cost: float
+    bound: float
+    work_s: float
+
+
+def sharpen(
+    instance: Instance, usable: FloatArray, cost: float, bound: float, cuts: CutPool, *, work_s: float
+) -> Sharpened:
+    """Raise the bound and lower the cost of a fleet that works.
+
+    Args:
+        instance: the arrays of the problem.
+        usable: [types] replicas of the fleet.
+        cost: of it, USD/h.
+        bound: known so far, USD/h.
+        cuts: inequalities known so far; grows.
+        work_s: estimated processor seconds that may be spent.
+    """
+    spent = program_s = 0.0
+    while spent + program_s < work_s and cost - bound > _MET * cost:
+        solved, iterations = _cheapest(instance, cuts.matrix())
+        program_s = _PROGRAM_S + _ITERATION_S * iterations
+        spent += program_s
+        if solved is None:
+            break
+        candidate, least = solved
+        bound = max(bound, min(least, cost))
+        if bound >= cost * (1.0 - _MET):
+            bound = cost
+            break
+        found, worked = _mended(instance, candidate, cost, cuts)
+        spent += worked
+        if found is None:
+            continue
+        usable, cost = found, cost_of(instance, found)
+        if (
+            found == candidate
+        ).all():  # the cheapest that meets the cuts works: SCIP's own bound proves it, if it met it
+            continue
+        better, worked = improve(instance, usable, cost, cost * (1.0 - _MET), cuts)
+        spent += worked
+        if better is not None:
+            usable, cost = better, cost_of(instance, better)
+    return Sharpened(usable=usable, cost=cost, bound=min(bound, cost), work_s=spent)
+
+
+def cost_of(instance: Instance, usable: FloatArray) -> float:
+    """Rent of a fleet with its spares, USD/h."""
+    return float(instance.price @ (usable + instance.spare * (usable > 0)))
+
+
+def _cheapest(instance: Instance, cuts: FloatArray) -> tuple[tuple[FloatArray, float] | None, int]:
+    """The cheapest whole fleet within the cuts and the bound on it, and the iterations that it took."""
+    program = Program()
+    columns = [
+        program.column(0.0, most, cost=price, whole=True)
+        for most, price in zip(instance.most.tolist(), instance.price.tolist(), strict=True)
+    ]
+    for cut in cuts:
+        program.row({column: float(value) for column, value in zip(columns, cut, strict=True) if value > 0.0}, low=1.0)
+    if instance.spare:
+        for column, most, price in zip(columns, instance.most.tolist(), instance.price.tolist(), strict=True):
+            used = program.column(0.0, 1.0, cost=price * instance.spare, whole=True)
+            program.row({used: most, column: -1.0}, low=0.0)
+    solved = solve_program(program, max_nodes=_MAX_NODES)
+    if not solved.values:
+        return None, solved.num_iterations
+    fleet = np.round(np.array([solved.values[column] for column in columns]))
+    return (fleet, solved.bound), solved.num_iterations
+
+
+def _mended(instance: Instance, fleet: FloatArray, cost: float, cuts: CutPool) -> tuple[FloatArray | None, float]:
+    """The fleet, or one with a few replicas more, that carries the load for less than ``cost``; None where none does.
+
+    What is added is what the broken cut gains most from for its price.
+    """
+    spent = 0.0
+    for _ in range(_MOST_ADDED + 1):
+        if cost_of(instance, fleet) >= cost * (1.0 - _MET):
+            return None, spent
+        routed = balance(instance.load, instance.utilization * fleet, decide=True)
+        if routed is None:
+            cuts.add(_for_the_stranded(instance, fleet))
+            return None, spent
+        spent += routed.work_s
+        if routed.peak <= 1.0 + WHOLE:
+            return fleet, spent
+        cut = instance.utilization * routed.prices / routed.least
+        cuts.add(cut)
+        gain = np.where(fleet < instance.most, cut / np.maximum(instance.price, 1e-9), -math.inf)
+        missing = 1.0 - float(cut @ fleet)
+        enough = np.where(cut >= missing, -instance.price, -math.inf)
+        enough = np.where(fleet < instance.most, enough, -math.inf)
+        chosen = int(enough.argmax()) if np.isfinite(enough).any() else int(gain.argmax())
+        fleet = fleet.copy()
+        fleet[chosen] += 1.0
+    return None, spent
+
+
+def _for_the_stranded(instance: Instance, fleet: FloatArray) -> FloatArray:
+    """The inequality that a fleet breaks which has no type for some bucket: that bucket alone must be served."""
+    able = (instance.servable & (fleet > 0)[:, None]).any(axis=0)
+    bucket = int(np.flatnonzero(~able)[0])
+    cut: FloatArray = instance.utilization / instance.load[:, bucket]
+    return cut

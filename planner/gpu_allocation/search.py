@@ -1,0 +1,231 @@
+"""From a question to a proven plan: capacities, cheapest fleet, its replay, head-room until promises are kept."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from meshplan.planner.core.solution import OnProgress, Progress, Solution
+from meshplan.planner.gpu_allocation.capacity import FloatArray, Offering, Replica, capacities, offerings, replicas
+from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
+from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
+from meshplan.planner.gpu_allocation.question import AllocationQuestion
+from meshplan.planner.gpu_allocation.replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
+from meshplan.planner.problems.serving import Objective
+from meshplan.planner.simulation.metrics import QUANTILES
+
+# A kind whose requests miss a promise is filled to this share of what it was, and the fleet is planned again.
+TIGHTEN = 0.95
+# To this where more than so many of its requests miss it beyond those that may.
+TIGHTEN_MUCH, FAR = 0.88, 0.03
+MAX_ROUNDS = 40
+# Less than this of a kind's capacity is not worth planning with: its promises break for another reason than load.
+LEAST_FILL = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compiled:
+    """A question as a fleet problem.
+
+    Args:
+        question: with everything looked up.
+        replicas: every kind that was priced, on no offer yet.
+        offerings: kinds of the problem, in its order.
+        problem: for the solver.
+        rejected: reason → layouts turned down.
+    """
+
+    question: AllocationQuestion
+    replicas: tuple[Replica, ...]
+    offerings: tuple[Offering, ...]
+    problem: FleetProblem
+    rejected: Counter[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Searched:
+    """What the search found.
+
+    Args:
+        compiled: the problem as it was solved last, with its head-rooms.
+        solution: the fleet and its proof.
+        replays: of every scenario; empty where the plan was not replayed.
+        num_rounds: plans that were replayed.
+        first_cost: objective before any head-room was added.
+    """
+
+    compiled: Compiled
+    solution: Solution[FleetAllocation]
+    replays: tuple[Replay, ...]
+    num_rounds: int
+    first_cost: float | None
+
+
+def compile_question(question: AllocationQuestion) -> Compiled:
+    """Price every kind on every bucket and put the problem together."""
+    rejected: Counter[str] = Counter()
+    found = replicas(question, rejected)
+    return assemble(question, found, [service.promises for service in question.services], rejected)
+
+
+def assemble(
+    question: AllocationQuestion,
+    found: Sequence[Replica],
+    promises: Sequence[Sequence[Objective]],
+    rejected: Counter[str] | None = None,
+) -> Compiled:
+    """The fleet problem for given promises, from kinds that are priced already."""
+    buckets = [bucket for service in question.services for bucket in service.buckets]
+    kept, table = offerings(found, question.offers, capacities(found, len(buckets), promises))
+    spec = question.spec
+    problem = FleetProblem(
+        name=spec.name,
+        offers=question.offers,
+        kinds=tuple(one.kind for one in kept),
+        buckets=tuple(bucket.range for bucket in buckets),
+        scenarios=_scenarios(question),
+        max_request_rate_per_s=tuple(tuple(row) for row in _table(table)),
+        max_utilization=spec.constraints.max_utilization,
+        min_spare_replicas=spec.constraints.min_spare_replicas,
+        policy=spec.scenarios.policy if spec.scenarios else ScenarioPolicy.ROBUST,
+        objective=spec.objective,
+        max_power_w=spec.constraints.max_power_w,
+        max_usd_per_hour=spec.constraints.max_usd_per_hour,
+        start_usd=spec.switching.start_usd if spec.schedule is None else 0.0,
+        stop_usd=spec.switching.stop_usd if spec.schedule is None else 0.0,
+        switch_hours=spec.switching.hours,
+        tied=_tied(question),
+        quotas=question.quotas,
+        routing_steps=spec.constraints.routing_steps,
+    )
+    return Compiled(
+        question=question,
+        replicas=tuple(found),
+        offerings=tuple(kept),
+        problem=problem,
+        rejected=rejected or Counter(),
+    )
+
+
+def _tied(question: AllocationQuestion) -> tuple[tuple[int, ...], ...]:
+    """Groups of all services, in the numbers of the question's buckets."""
+    groups: list[tuple[int, ...]] = []
+    first = 0
+    for service in question.services:
+        groups += [tuple(first + b for b in group) for group in service.tied]
+        first += len(service.buckets)
+    return tuple(groups)
+
+
+def _table(table: FloatArray) -> list[list[float]]:
+    rows: list[list[float]] = table.tolist()
+    return rows
+
+
+def _scenarios(question: AllocationQuestion) -> tuple[Scenario, ...]:
+    rates = tuple(bucket.request_rate_per_s for service in question.services for bucket in service.buckets)
+    spec = question.spec
+    if spec.scenarios is not None:
+        whole = sum(case.weight for case in spec.scenarios.cases)
+        return tuple(
+            Scenario(
+                name=case.name,
+                request_rate_per_s=tuple(case.rate_factor * rate for rate in rates),
+                weight=case.weight / whole,
+            )
+            for case in spec.scenarios.cases
+        )
+    peak = 1.0 if spec.schedule is None else max(spec.schedule.hourly_rate_factor)
+    return (
+        Scenario(name="peak hour" if spec.schedule else "", request_rate_per_s=tuple(peak * rate for rate in rates)),
+    )
+
+
+def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgress | None = None) -> Searched:
+    """Plan, replay, add head-room where a promise is missed, and plan again until all are kept.
+
+    Args:
+        compiled: the question.
+        seed: of the replayed requests.
+        on_progress: told after every round.
+    """
+    headroom: dict[int, float] = {}
+    problem, first = compiled.problem, None
+    best: Searched | None = None
+    for rounds in range(1, MAX_ROUNDS + 1):
+        solution = solve_fleet(problem)
+        first = solution.objective if rounds == 1 else first
+        current = replace(compiled, problem=problem)
+        if solution.assignment is None or not compiled.question.spec.replay.enabled:
+            done = Searched(compiled=current, solution=solution, replays=(), num_rounds=rounds - 1, first_cost=first)
+            return best if best is not None and solution.assignment is None else done
+        # Other requests every time: those that pass are not the ones that the head-room was chosen by.
+        replays = _replays(current, solution.assignment, (2 * seed * MAX_ROUNDS + rounds) * NUM_RUNS)
+        best = Searched(compiled=current, solution=solution, replays=replays, num_rounds=rounds, first_cost=first)
+        if on_progress is not None:
+            on_progress(Progress(incumbent=solution.objective, bound=first, note=f"replay {rounds}"))
+        tightened = _tightened(current, replays, headroom)
+        if not tightened:
+            return best
+        headroom |= tightened
+        problem = with_headroom(compiled.problem, headroom)
+    if best is None:
+        raise AssertionError("at least one round was made")
+    return best
+
+
+def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tuple[Replay, ...]:
+    """A few runs of every scenario; all of them where those leave hope; and, where all passed, as many others.
+
+    Only the last count: a plan that passed by luck, after several that did not, is found out.
+    """
+    screened = tuple(
+        replay_scenario(compiled, allocation, s, range(first, first + NUM_SCREENED))
+        for s in range(len(compiled.problem.scenarios))
+    )
+    if any(kept.falls_short for one in screened for kept in one.kept):
+        return screened
+    for start in (first, first + MAX_ROUNDS * NUM_RUNS):
+        replays = tuple(
+            replay_scenario(compiled, allocation, s, range(start, start + NUM_RUNS))
+            for s in range(len(compiled.problem.scenarios))
+        )
+        if not all(one.is_kept for one in replays):
+            break
+    return replays
+
+
+def replay_scenario(compiled: Compiled, allocation: FleetAllocation, scenario: int, seeds: Sequence[int]) -> Replay:
+    """One scenario's traffic as the spec wants it replayed."""
+    spec = compiled.question.spec.replay
+    return replay(
+        compiled.question,
+        compiled.problem,
+        compiled.offerings,
+        allocation,
+        scenario=scenario,
+        num_requests=spec.num_requests,
+        burstiness=spec.burstiness,
+        seeds=seeds,
+    )
+
+
+def _tightened(compiled: Compiled, replays: Sequence[Replay], headroom: dict[int, float]) -> dict[int, float]:
+    """Kind → more head-room, for the kinds of services with a broken promise that fall short of it themselves."""
+    more: dict[int, float] = {}
+    for one in replays:
+        broken: dict[int, float] = {}
+        for kept in one.kept:
+            if not kept.is_kept:
+                share = QUANTILES.get(kept.promise.percentile, 1.0)
+                broken[kept.service] = max(broken.get(kept.service, 0.0), share)
+        for service, target in broken.items():
+            mine = [g for g in one.by_kind if compiled.offerings[g].replica.service == service]
+            short = [g for g in mine if one.by_kind[g] < target] or mine
+            for g in short:
+                step = TIGHTEN_MUCH if one.by_kind[g] < target - FAR else TIGHTEN
+                fill = (1.0 - headroom.get(g, 0.0)) * step
+                if fill >= LEAST_FILL:
+                    more[g] = 1.0 - fill
+    return more

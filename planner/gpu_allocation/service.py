@@ -1,0 +1,111 @@
+"""The straight line for allocations: spec → catalog → capacities → fleet → replay → plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError, UnknownEntryError
+from meshplan.planner.core.plan import Interval, Plan, plan_identity
+from meshplan.planner.core.solution import OnProgress, solution_document
+from meshplan.planner.gpu_allocation.answer import answer_document, config_document
+from meshplan.planner.gpu_allocation.infeasible import explain_allocation
+from meshplan.planner.gpu_allocation.question import AllocationQuestion
+from meshplan.planner.gpu_allocation.resolve import resolve_allocation
+from meshplan.planner.gpu_allocation.search import Searched, compile_question, search_allocation
+from meshplan.planner.gpu_allocation.spec import read_allocation_spec
+from meshplan.planner.training_plan import plain
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+
+
+def plan_allocation(
+    document: Mapping[str, Any],
+    catalog: Catalog,
+    base: Path,
+    *,
+    seed: int = 0,
+    on_progress: OnProgress | None = None,
+) -> Plan:
+    """Answer an allocation question; see :func:`meshplan.planner.service.make_plan`."""
+    question = _resolved(document, catalog, base)
+    compiled = compile_question(question)
+    searched = search_allocation(compiled, seed=seed, on_progress=on_progress)
+    told = solution_document(searched.solution, seed)
+    common = {
+        **_identity(document, question),
+        "rejected": tuple(
+            {"reason": reason, "count": count, "example": None} for reason, count in compiled.rejected.most_common()
+        ),
+    }
+    if searched.solution.assignment is None:
+        return Plan(config={}, predicted={}, solution={**told, **explain_allocation(searched.compiled)}, **common)
+    told["kept"] = all(one.is_kept for one in searched.replays) if searched.replays else None
+    return Plan(
+        config=config_document(searched),
+        predicted=_predicted(searched),
+        solution=told,
+        answer=answer_document(searched, seed=seed),
+        **common,
+    )
+
+
+def _resolved(document: Mapping[str, Any], catalog: Catalog, base: Path) -> AllocationQuestion:
+    try:
+        spec = read_allocation_spec(document)
+    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
+        raise SpecError([*error.problems, *_unknown_names(document, catalog)]) from None
+    return resolve_allocation(spec, catalog, base)
+
+
+def _unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:
+    """Node types that the catalog does not have, in a document that is malformed elsewhere."""
+    market = document.get("market")
+    offers = market.get("offers") if isinstance(market, Mapping) else None
+    found = []
+    for index, offer in enumerate(offers if isinstance(offers, list) else []):
+        name = offer.get("type") if isinstance(offer, Mapping) else None
+        if isinstance(name, str) and name:
+            try:
+                catalog.node_type(name)
+            except UnknownEntryError as error:
+                found.append(Problem(path=f"market.offers[{index}].type", message=str(error)))
+    return found
+
+
+def _predicted(searched: Searched) -> dict[str, Interval]:
+    """What a plan is compared by."""
+    assignment, problem = searched.solution.assignment, searched.compiled.problem
+    if assignment is None:
+        return {}
+    usd = sum(count * offer.usd_per_hour for count, offer in zip(assignment.units[0], problem.offers, strict=True))
+    return {"usd_per_hour": Interval(value=usd, low=usd, high=usd)}
+
+
+def _identity(document: Mapping[str, Any], question: AllocationQuestion) -> dict[str, Any]:
+    calibrations = {
+        f"{service.name} on {name}": calibration.to_document()
+        for service in question.services
+        for name, calibration in service.problem.calibrations.items()
+    }
+    content = {
+        "machines": [plain(service.problem.machines) for service in question.services],
+        "models": [plain(service.problem.shape) for service in question.services],
+        "prices": plain(dict(question.prices)),
+        "calibrations": calibrations,
+    }
+    return {
+        **plan_identity(document, content),
+        "provenance": {
+            "meshplan": version("meshplan"),
+            "sources": dict(question.sources),
+            "calibration": {
+                name: {"num_runs": item["num_runs"], "error_p90": item["error_p90"]}
+                for name, item in calibrations.items()
+            },
+            "models": {service.name: plain(service.problem.shape) for service in question.services},
+        },
+    }

@@ -1,0 +1,1 @@
+"""Which rank on which node, where links differ?"""

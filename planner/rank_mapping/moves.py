@@ -1,0 +1,122 @@
+"""Moves of the local search of rank mappings: which candidates are looked at, and which of them is taken.
+
+Each function looks at many candidates of one kind in every mapping at once and makes at most one move in each. The
+choice is a heat bath at a temperature: candidate i of energy Eᵢ is taken with probability ∝ exp(−Eᵢ/T), and the mapping
+stays as it is with the weight of one candidate. Where few candidates are any good, none of the work is lost on
+proposals that are turned down one by one. Half of what starts a move is on the critical path: a node of the slowest
+pipeline, an end of the slowest ring link, a cut at that link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from meshplan.planner.rank_mapping.objective import NUM_NODES_WITH_ONE_RING, Floats, Ints, LinkCosts
+from meshplan.planner.rank_mapping.states import TINY, MappingStates
+
+# Candidates of one step in one mapping. Chosen with tests/benchmarks/rank_mapping.py, as are the shares below.
+MAX_STARTS = 4  # nodes that look for a partner
+MAX_PARTNERS, LEAST_PARTNERS = 64, 16
+PARTNER_NODES = (
+    16_384  # partners × nodes: a large job has good moves everywhere, and rings that are long to look through
+)
+NUM_SEGMENTS, NUM_RING_RUNS = 48, 48
+
+COIN = 0.5
+NEAR_CUT_PLACES = 3  # how far from the slowest link the next cut mostly lies
+
+Move = Callable[[MappingStates, Floats, np.random.Generator], None]
+
+
+def available_moves(costs: LinkCosts) -> dict[Move, float]:
+    """Kinds of move that can change anything here, each with its share of the steps; empty when none can."""
+    lines, rings = costs.num_stages > 1, costs.num_pipelines > NUM_NODES_WITH_ONE_RING
+    shares: dict[Move, float] = {}
+    if lines:
+        shares[exchange_nodes] = 0.6
+        if costs.num_pipelines > 1:
+            shares[exchange_segments] = 0.2
+    if rings:
+        shares[exchange_ring_runs] = 0.2
+    total = sum(shares.values())
+    return {move: share / total for move, share in shares.items()}
+
+
+def exchange_nodes(states: MappingStates, temperature_s: Floats, rng: np.random.Generator) -> None:
+    """Some nodes, half of them critical, against all others (against a sample where there are many)."""
+    chain, shape = np.arange(states.num_chains)[:, None], (states.num_chains, min(MAX_STARTS, states.num_nodes))
+    first = _index(rng.random(shape), states.num_nodes)
+    critical = shape[1] // 4
+    stage = _index(rng.random((states.num_chains, critical)), states.stages)
+    first[:, :critical] = states.lines[chain, stage * states.pipelines + states.pipeline_s.argmax(axis=1)[:, None]]
+    if states.pipelines > 1:
+        sender = states.link_power.argmax(axis=1)
+        place = sender % states.pipelines
+        first[:, critical] = states.rings[chain[:, 0], sender]
+        first[:, critical + 1] = states.rings[chain[:, 0], sender - place + (place + 1) % states.pipelines]
+    partners = max(LEAST_PARTNERS, min(MAX_PARTNERS, PARTNER_NODES // states.num_nodes))
+    everybody = np.arange(states.num_nodes)
+    second = everybody if len(everybody) <= partners else rng.choice(everybody, partners, replace=False)
+    energies = states.exchange_energies_s(first, second).reshape(states.num_chains, -1)
+    chains, taken = chosen(states.energy_s, energies, temperature_s, rng)
+    if chains.size:
+        states.exchange(chains, first[chains, taken // len(second)], second[taken % len(second)])
+
+
+def exchange_segments(states: MappingStates, temperature_s: Floats, rng: np.random.Generator) -> None:
+    """Pipelines, half of them the slowest, against any other: tails, runs of stages and single stages."""
+    shape = (states.num_chains, NUM_SEGMENTS)
+    first = _index(rng.random(shape), states.pipelines)
+    first[:, : NUM_SEGMENTS // 2] = states.pipeline_s.argmax(axis=1)[:, None]
+    second = (first + 1 + _index(rng.random(shape), states.pipelines - 1)) % states.pipelines
+    start = _index(rng.random(shape), states.stages)
+    stop = start + 1 + _index(rng.random(shape), states.stages - start)
+    stop[:, ::2] = states.stages
+    energies = states.segment_energies_s(first, second, start, stop)
+    chains, taken = chosen(states.energy_s, energies, temperature_s, rng)
+    if chains.size:
+        at = (chains, taken)
+        states.exchange_segments(chains, first[at], second[at], start[at], stop[at])
+
+
+def exchange_ring_runs(states: MappingStates, temperature_s: Floats, rng: np.random.Generator) -> None:
+    """Two neighbouring runs of a ring, half of them cut at the slowest link, often with a short run beside it."""
+    shape, size, half = (states.num_chains, NUM_RING_RUNS), states.pipelines, NUM_RING_RUNS // 2
+    cuts = _index(rng.random((3, *shape)), size + 1)
+    stage = _index(rng.random(shape), states.stages)
+    cell = states.link_power.argmax(axis=1)[:, None]
+    cut = cell % size + 1
+    stage[:, :half], cuts[0, :, :half] = cell // size, cut
+    near = (cut + 1 + _index(rng.random((states.num_chains, half)), NEAR_CUT_PLACES)) % (size + 1)
+    cuts[1, :, :half:2] = near[:, ::2]
+    cuts.sort(axis=0)
+    energies = states.ring_run_energies_s(stage, cuts)
+    chains, taken = chosen(states.energy_s, energies, temperature_s, rng)
+    if chains.size:
+        states.exchange_ring_runs(chains, stage[chains, taken], cuts[:, chains, taken])
+
+
+def chosen(staying_s: Floats, energies_s: Floats, temperature_s: Floats, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    """Mappings that move, and the candidate that each of them takes.
+
+    The least of E + T·ln(e), e exponentially distributed, is a draw with probability ∝ exp(−E/T).
+
+    Args:
+        staying_s: [K] energies of the mappings as they are.
+        energies_s: [K, M] of the candidates.
+        temperature_s: [K].
+        rng: for the draw.
+    """
+    exponential = rng.standard_exponential((len(staying_s), energies_s.shape[1] + 1))
+    noise_s = temperature_s[:, None] * np.log(np.maximum(exponential, TINY))
+    drawn = energies_s + noise_s[:, 1:]
+    taken = drawn.argmin(axis=1)
+    chains = np.flatnonzero(drawn.min(axis=1) < staying_s + noise_s[:, 0])
+    return chains, taken[chains]
+
+
+def _index(uniform: Floats, size: Ints | int) -> Ints:
+    """Uniform numbers in [0, 1) → whole numbers 0 … size − 1."""
+    return np.asarray((uniform * size).astype(np.int64))

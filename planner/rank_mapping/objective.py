@@ -1,0 +1,113 @@
+"""Time that a rank mapping spends on the network: link costs, exact evaluation, best rings.
+
+Notation and equations: ``planner/solvers/README.md``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.planner.rank_mapping.problem import RankMappingProblem
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+# Largest ring whose best order is found by the subset recursion: 2^d · d² steps a stage.
+MAX_EXACT_RING_NODES = 8
+
+NUM_NODES_WITH_ONE_RING = 2  # one or two nodes can stand in one order only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LinkCosts:
+    """Everything that the objective knows of the network, in seconds.
+
+    Args:
+        num_stages: P.
+        num_pipelines: d.
+        hop_s: [n, n], symmetric: all exposed micro-batches cross between two neighbour stages, there and back.
+        ring_s: [n, n], directed: a ring all-reduce over d nodes whose slowest link is this one.
+    """
+
+    num_stages: int
+    num_pipelines: int
+    hop_s: Floats
+    ring_s: Floats
+
+    @classmethod
+    def of(cls, problem: RankMappingProblem) -> LinkCosts:
+        """Both matrices; their diagonals are 0 and never used."""
+        pipelines = problem.data_parallel_nodes
+        bandwidth = problem.bandwidth_bytes_per_s
+        one_way_s = problem.latency_s + problem.pipeline_message_bytes / bandwidth
+        hop_s = problem.num_microbatches_exposed * (one_way_s + one_way_s.T)
+        ring_s = 2.0 * (pipelines - 1) / pipelines * problem.data_parallel_message_bytes / bandwidth
+        np.fill_diagonal(hop_s, 0.0)
+        np.fill_diagonal(ring_s, 0.0)
+        return cls(num_stages=problem.pipeline_parallel, num_pipelines=pipelines, hop_s=hop_s, ring_s=ring_s)
+
+    @property
+    def num_nodes(self) -> int:
+        """N = P·d."""
+        return self.num_stages * self.num_pipelines
+
+    def pipeline_times_s(self, lines: Ints) -> Floats:
+        """[…, d] time of each pipeline.
+
+        Args:
+            lines: […, P, d] node of each (stage, pipeline).
+        """
+        return np.asarray(self.hop_s[lines[..., :-1, :], lines[..., 1:, :]].sum(axis=-2))
+
+    def ring_times_s(self, rings: Ints) -> Floats:
+        """[…, P] time of each stage's ring; 0 for a ring of one node.
+
+        Args:
+            rings: […, P, d] nodes of each stage in ring order.
+        """
+        return np.asarray(self.ring_s[rings, np.roll(rings, -1, axis=-1)].max(axis=-1))
+
+    def objective_s(self, lines: Ints, rings: Ints) -> float:
+        """Slowest pipeline plus slowest ring, seconds."""
+        return float(self.pipeline_times_s(lines).max() + self.ring_times_s(rings).max())
+
+
+def best_ring(ring_s: Floats, nodes: Ints) -> Ints:
+    """The order of ``nodes`` whose slowest directed link is fastest, exactly, by recursion over subsets.
+
+    ``reach[S, v]`` is the least bottleneck of a path from the first node through all of S that ends in v;
+    ``reach[S ∪ w, w] = min_v max(reach[S, v], cost[v, w])``. Ties fall to the lowest index.
+    """
+    size = len(nodes)
+    if size <= NUM_NODES_WITH_ONE_RING:
+        return nodes
+    cost = ring_s[np.ix_(nodes, nodes)]
+    reach = np.full((1 << size, size), np.inf)
+    before = np.zeros((1 << size, size), dtype=np.int64)
+    reach[1, 0] = 0.0
+    for subset in range(1, 1 << size, 2):
+        through = np.maximum(reach[subset][:, None], cost)
+        for node in range(1, size):
+            if not subset >> node & 1:
+                last = int(through[:, node].argmin())
+                grown = subset | 1 << node
+                if through[last, node] < reach[grown, node]:
+                    reach[grown, node] = through[last, node]
+                    before[grown, node] = last
+    subset = (1 << size) - 1
+    last = 1 + int(np.maximum(reach[subset, 1:], cost[1:, 0]).argmin())
+    order = []
+    while subset > 1:
+        order.append(last)
+        subset, last = subset & ~(1 << last), int(before[subset, last])
+    return np.asarray(nodes[[0, *reversed(order)]])
+
+
+def best_rings(ring_s: Floats, rings: Ints) -> Ints:
+    """Each stage's best order where that is affordable, the given one elsewhere."""
+    if rings.shape[-1] > MAX_EXACT_RING_NODES:
+        return rings
+    return np.stack([best_ring(ring_s, np.sort(ring)) for ring in rings])

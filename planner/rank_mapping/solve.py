@@ -1,0 +1,227 @@
+"""Which node takes which cell of a pipeline × data-parallel job, on measured directed links.
+
+Notation
+    n = P·d nodes; cell (r, q) is pipeline r, stage q; u(a, b) = latency + M / bandwidth of the directed link a → b;
+    C = 2(d − 1)/d · D.
+
+Objective
+    T = max_r Σ_q k·(u(a, b) + u(b, a)) over neighbours a = node(r, q), b = node(r, q + 1)
+    + max_q C / (slowest directed link of stage q's ring).
+
+Constraints
+    the cells are filled by a bijection; each stage's d nodes stand in a ring of any order.
+
+Method
+    annealing on whole neighbourhoods (``rank_mapping_search``), exact best rings for d ≤ 8, a bound from the structure
+    of the links (``rank_mapping_bound``), and for n ≤ 16 a search over partial mappings that either finds better or
+    raises the bound (``rank_mapping_exact``). Stopping is by work; the time limit is a safety.
+
+Source: the problem is Pipette's worker mapping (Yim et al., arXiv:2405.18093), with every stage's ring counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
+from meshplan.planner.rank_mapping.annealing import anneal, default_steps, identity_lines
+from meshplan.planner.rank_mapping.bound import LowerBound, lower_bound
+from meshplan.planner.rank_mapping.exact import MAX_EXACT_NODES, improve_exactly
+from meshplan.planner.rank_mapping.objective import Ints, LinkCosts, best_rings
+from meshplan.planner.rank_mapping.problem import RankMappingProblem
+
+SOLVER = "annealing"
+SOLVER_EXACT = "annealing + exact"
+NUM_RANDOM_MAPPINGS = 200
+RANDOM_SEED = 20_240_528  # of the random mappings that the answer compares with; the same for every solver seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankMapping:
+    """A mapping.
+
+    Args:
+        assignment: d pipelines of P nodes each, by stage.
+        rings: P stages of d nodes each, in ring order (each sends to the next, the last to the first).
+    """
+
+    assignment: tuple[tuple[int, ...], ...]
+    rings: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, lines: Ints, rings: Ints) -> RankMapping:
+        """From [P, d] arrays of nodes by (stage, pipeline) and by (stage, ring place)."""
+        return cls(
+            assignment=tuple(tuple(row) for row in lines.T.tolist()), rings=tuple(tuple(row) for row in rings.tolist())
+        )
+
+    @property
+    def lines(self) -> Ints:
+        """[P, d] node of each (stage, pipeline)."""
+        return np.array(self.assignment, dtype=np.int64).T
+
+    @property
+    def ring_orders(self) -> Ints:
+        """[P, d] nodes of each stage in ring order."""
+        return np.array(self.rings, dtype=np.int64)
+
+
+def solve(
+    problem: RankMappingProblem,
+    *,
+    seed: int = 0,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> Solution[RankMapping]:
+    """The best mapping found, with a proven lower bound.
+
+    Args:
+        problem: the question.
+        seed: of the search. The same seed gives the same answer unless the time limit strikes.
+        time_limit_s: wall seconds after which the search stops where it is; None for its usual work.
+        on_progress: told incumbent and bound on the way.
+    """
+    wall, cpu = time.monotonic(), time.process_time()
+    deadline = None if time_limit_s is None else wall + time_limit_s
+    tell = _Teller(on_progress)
+    costs = LinkCosts.of(problem)
+    bound = lower_bound(costs)
+    tell(None, bound.total_s, "bound from the structure of the links")
+    lines = identity_lines(costs)
+    rings = best_rings(costs.ring_s, lines)
+    objective, bound_s, solver = costs.objective_s(lines, rings), bound.total_s, "identity"
+    if status_of(objective, bound_s) is not Status.OPTIMAL:
+        lines, rings, objective = _searched(costs, lines, rings, bound, seed, deadline, tell)
+        solver = SOLVER
+    may_prove = costs.num_nodes <= MAX_EXACT_NODES and (deadline is None or time.monotonic() < deadline)
+    if may_prove and status_of(objective, bound_s) is not Status.OPTIMAL:
+        exact = improve_exactly(costs, bound_s=bound_s, pipeline_bound_s=bound.pipeline_s, incumbent_s=objective)
+        bound_s, solver = exact.bound_s, SOLVER_EXACT
+        if exact.lines is not None:
+            lines, rings = exact.lines, best_rings(costs.ring_s, exact.lines)
+            objective = costs.objective_s(lines, rings)
+    # The two are sums of the same numbers in different orders: rounding may put the bound one ulp above.
+    bound_s = min(bound_s, objective)
+    tell(objective, bound_s, "done")
+    return Solution(
+        status=status_of(objective, bound_s),
+        assignment=RankMapping.of(lines, rings),
+        objective=objective,
+        bound=bound_s,
+        gap=relative_gap(objective, bound_s),
+        wall_s=time.monotonic() - wall,
+        cpu_s=time.process_time() - cpu,
+        solver=solver,
+        seed=seed,
+    )
+
+
+def _searched(
+    costs: LinkCosts,
+    lines: Ints,
+    rings: Ints,
+    bound: LowerBound,
+    seed: int,
+    deadline: float | None,
+    tell: Callable[[float | None, float, str], None],
+) -> tuple[Ints, Ints, float]:
+    """Anneal; order the rings exactly where that is affordable; never return worse than the given mapping."""
+    found = anneal(
+        costs,
+        seed=seed,
+        steps=default_steps(costs.num_nodes),
+        ring_scale_s=bound.ring_s,
+        deadline_s=deadline,
+        on_improvement=lambda best: tell(best, bound.total_s, "annealing"),
+    )
+    candidates = [(lines, rings), (found.lines, found.rings), (found.lines, best_rings(costs.ring_s, found.rings))]
+    values = [costs.objective_s(*candidate) for candidate in candidates]
+    best = int(np.argmin(values))
+    return *candidates[best], values[best]
+
+
+class _Teller:
+    """Passes progress on, if anybody listens."""
+
+    def __init__(self, on_progress: OnProgress | None) -> None:
+        self.on_progress = on_progress
+
+    def __call__(self, incumbent: float | None, bound: float, note: str) -> None:
+        if self.on_progress is not None:
+            self.on_progress(Progress(incumbent=incumbent, bound=bound, note=note))
+
+
+def answer(problem: RankMappingProblem, solution: Solution[RankMapping]) -> dict[str, Any]:
+    """The answer document: the decision, its value against the default and random layouts, and what binds."""
+    mapping = solution.assignment
+    if mapping is None or solution.objective is None or solution.bound is None:
+        return {"status": solution.status.value}
+    costs = LinkCosts.of(problem)
+    return {
+        "status": solution.status.value,
+        "method": solution.solver,
+        "objective_s": solution.objective,
+        "identity_s": identity_s(costs),
+        "random_mean_s": random_mean_s(costs),
+        "bound_s": solution.bound,
+        "gap": solution.gap,
+        "assignment": [list(row) for row in mapping.assignment],
+        "rings": [list(row) for row in mapping.rings],
+        "critical_path": critical_path(problem, costs, mapping),
+    }
+
+
+def identity_s(costs: LinkCosts) -> float:
+    """Objective of the default layout: node(r, q) = q·d + r, with best rings for d ≤ 8 and index order beyond."""
+    lines = identity_lines(costs)
+    return costs.objective_s(lines, best_rings(costs.ring_s, lines))
+
+
+def random_mean_s(costs: LinkCosts) -> float:
+    """Mean objective of random mappings; their rings stand in drawing order, so no search helps them."""
+    rng = np.random.default_rng(RANDOM_SEED)
+    shape = (costs.num_stages, costs.num_pipelines)
+    values = []
+    for _ in range(NUM_RANDOM_MAPPINGS):
+        lines = rng.permutation(costs.num_nodes).reshape(shape)
+        values.append(costs.objective_s(lines, lines))
+    return float(np.mean(values))
+
+
+def critical_path(problem: RankMappingProblem, costs: LinkCosts, mapping: RankMapping) -> dict[str, Any]:
+    """Which pipeline, which stage's ring and which single link decide the time."""
+    lines, rings = mapping.lines, mapping.ring_orders
+    pipeline_s, ring_s = costs.pipeline_times_s(lines), costs.ring_times_s(rings)
+    pipeline, stage = int(pipeline_s.argmax()), int(ring_s.argmax())
+    nodes, order = lines[:, pipeline], rings[stage]
+    path: dict[str, Any] = {
+        "pipeline": pipeline,
+        "pipeline_nodes": nodes.tolist(),
+        "pipeline_s": float(pipeline_s[pipeline]),
+        "stage": stage,
+        "ring": order.tolist(),
+        "data_parallel_s": float(ring_s[stage]),
+    }
+    if costs.num_stages > 1:
+        hops = costs.hop_s[nodes[:-1], nodes[1:]]
+        slowest = int(hops.argmax())
+        path["slowest_hop"] = {
+            "stages": [slowest, slowest + 1],
+            "nodes": [int(nodes[slowest]), int(nodes[slowest + 1])],
+            "time_s": float(hops[slowest]),
+        }
+    if costs.num_pipelines > 1:
+        after = np.roll(order, -1)
+        place = int(costs.ring_s[order, after].argmax())
+        sender, receiver = int(order[place]), int(after[place])
+        path["slowest_ring_link"] = {
+            "sender": sender,
+            "receiver": receiver,
+            "bandwidth_bytes_per_s": float(problem.bandwidth_bytes_per_s[sender, receiver]),
+        }
+    return path

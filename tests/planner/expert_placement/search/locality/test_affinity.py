@@ -1,0 +1,132 @@
+"""Least traffic at a given balance: hidden groups are found, small instances agree with enumeration."""
+
+from __future__ import annotations
+
+from itertools import permutations, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from expert_referee import eplb_balance, referee_balance, referee_cross, run
+
+from meshplan.planner.core.solution import Status
+from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
+from meshplan.planner.expert_placement.search.solve import answer, solve
+
+HERE = Path(__file__).parent
+
+
+def planted(rng: np.random.Generator, layers: int, experts: int, devices: int, noise: float) -> dict[str, Any]:
+    """Tokens that stay in a hidden group of experts, but for a part that goes anywhere."""
+    hidden = [rng.permutation(experts).reshape(devices, -1) for _ in range(layers)]
+    group = np.zeros((layers, experts), dtype=int)
+    for layer, devices_of_layer in enumerate(hidden):
+        for device, members in enumerate(devices_of_layer):
+            group[layer, members] = device
+    transitions = np.zeros((layers - 1, experts, experts))
+    for layer in range(layers - 1):
+        inside = group[layer][:, None] == group[layer + 1][None, :]
+        transitions[layer] = rng.poisson(np.where(inside, 100 * (1 - noise), 100 * noise * devices / experts))
+    load = np.concatenate([transitions.sum(axis=2), transitions[-1:].sum(axis=1)])
+    return {
+        "num_layers": layers,
+        "num_experts": experts,
+        "num_devices": devices,
+        "objective": "balance+affinity",
+        "load": load.tolist(),
+        "transitions": transitions.tolist(),
+        "min_balancedness": 0.8,
+        "hidden": [[int(expert) for device in row for expert in device] for row in hidden],
+    }
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_planted_groups_are_found(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    document = planted(rng, layers=6, experts=(16, 32)[seed % 2], devices=(4, 8)[seed // 5], noise=0.1 + 0.03 * seed)
+    hidden = document.pop("hidden")
+    found = run(document)
+    # The draw is random, so the hidden placement need not be the very best: no worse is the demand.
+    assert (
+        found["cross_device_fraction"] <= referee_cross(document["transitions"], hidden, document["num_devices"]) + 1e-9
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_hidden_pairs_of_experts_are_found_in_noise(seed: int) -> None:
+    """Two experts a device are the hardest groups to find from a random start."""
+    document = planted(np.random.default_rng(seed), layers=7, experts=16, devices=8, noise=0.1 + 0.05 * seed)
+    hidden = document.pop("hidden")
+    assert run(document)["cross_device_fraction"] <= referee_cross(document["transitions"], hidden, 8) + 1e-9
+
+
+def test_traffic_is_saved_without_giving_up_balance() -> None:
+    """At least 40 % of the saving that ignores balance, at a balancedness that gives up no more than 0.01."""
+    rng = np.random.default_rng(11)
+    document = planted(rng, layers=5, experts=32, devices=4, noise=0.3)
+    document.pop("hidden")
+    popularity = rng.lognormal(0, 0.6, (5, 32))
+    transitions = np.array(document["transitions"]) * popularity[:-1, :, None] * popularity[1:, None, :]
+    load = np.concatenate([transitions.sum(axis=2), transitions[-1:].sum(axis=1)])
+    document |= {"transitions": transitions.tolist(), "load": load.tolist()}
+    balanced = {**document, "objective": "balance"}
+    before = run(balanced)
+    without = run({**document, "min_balancedness": 0.0})
+    joint = run({**document, "min_balancedness": eplb_balance(load.tolist(), 0, 4) - 0.01})
+    possible = before["cross_device_fraction"] - without["cross_device_fraction"]
+    assert before["cross_device_fraction"] - joint["cross_device_fraction"] >= 0.4 * possible
+
+
+@pytest.mark.parametrize("below_best", [0.03, 0.015, 0.006])
+def test_a_floor_near_the_best_balance_still_saves_traffic(below_best: float) -> None:
+    rng = np.random.default_rng(11)
+    document = planted(rng, layers=5, experts=32, devices=4, noise=0.3)
+    document.pop("hidden")
+    popularity = rng.lognormal(0, 0.6, (5, 32))
+    transitions = np.array(document["transitions"]) * popularity[:-1, :, None] * popularity[1:, None, :]
+    load = np.concatenate([transitions.sum(axis=2), transitions[-1:].sum(axis=1)])
+    document |= {"transitions": transitions.tolist(), "load": load.tolist()}
+    before = run({**document, "objective": "balance"})
+    least = run({**document, "min_balancedness": 0.0})["cross_device_fraction"]
+    joint = run({**document, "min_balancedness": before["balancedness"] - below_best})
+    possible = before["cross_device_fraction"] - least
+    assert before["cross_device_fraction"] - joint["cross_device_fraction"] >= 0.6 * possible
+
+
+def test_tiny_affinity_instance_against_enumeration() -> None:
+    rng = np.random.default_rng(2)
+    transitions = rng.integers(0, 30, (1, 4, 4))
+    load = [transitions[0].sum(axis=1).tolist(), transitions[0].sum(axis=0).tolist()]
+    document = {
+        "num_layers": 2,
+        "num_experts": 4,
+        "num_devices": 2,
+        "objective": "balance+affinity",
+        "load": load,
+        "transitions": transitions.tolist(),
+        "min_balancedness": 0.85,
+    }
+    best = min(
+        referee_cross(transitions, [list(one), list(two)], 2)
+        for one, two in product(permutations(range(4)), repeat=2)
+        if referee_balance(load, [list(one), list(two)], 2, [1.0, 1.0]) >= 0.85
+    )
+    assert run(document)["cross_device_fraction"] == pytest.approx(best, abs=1e-9)
+
+
+def test_a_floor_above_the_bound_is_infeasible() -> None:
+    document = {
+        "num_layers": 2,
+        "num_experts": 4,
+        "num_devices": 2,
+        "objective": "balance+affinity",
+        "load": [[10, 1, 1, 1], [1, 1, 1, 1]],
+        "transitions": [[[1] * 4] * 4],
+        "min_balancedness": 0.95,
+    }
+    problem = ExpertPlacementProblem.from_document(document, HERE)
+    solution = solve(problem)
+    assert solution.status is Status.INFEASIBLE
+    assert solution.assignment is None
+    assert answer(problem, solution)["status"] == "infeasible"

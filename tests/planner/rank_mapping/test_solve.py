@@ -1,0 +1,282 @@
+"""Rank mapping against an evaluator and a brute force written here from the statement of the problem alone."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshplan.planner.core.solution import Progress, Solution, Status
+from meshplan.planner.rank_mapping.bound import lower_bound
+from meshplan.planner.rank_mapping.exact import improve_exactly
+from meshplan.planner.rank_mapping.objective import LinkCosts, best_ring
+from meshplan.planner.rank_mapping.problem import RankMappingProblem
+from meshplan.planner.rank_mapping.solve import RankMapping, answer, solve
+
+DATA = Path(__file__).parents[2] / "data" / "rank_mapping"
+INSTANCES = sorted(DATA.glob("rank-mapping-*.json"))
+SHAPES = [(1, 1), (1, 4), (4, 1), (2, 2), (2, 3), (3, 2), (6, 1), (1, 6)]
+
+
+def read(file: Path) -> RankMappingProblem:
+    return RankMappingProblem.from_document(json.loads(file.read_text()), file.parent)
+
+
+def random_problem(rng: np.random.Generator, stages: int, pipelines: int, **changes: Any) -> RankMappingProblem:
+    """Islands, degraded links and latencies, in one of a few mixes."""
+    nodes = stages * pipelines
+    island = rng.integers(0, rng.integers(1, 4), nodes)
+    bandwidth = np.where(island[:, None] == island, 25e9, rng.choice([1e9, 5e9, 20e9]))
+    bandwidth = bandwidth * rng.uniform(1.0 - rng.choice([0.01, 0.3, 0.8]), 1.0, (nodes, nodes))
+    latency = rng.choice([0.0, 1e-3]) * rng.random((nodes, nodes))
+    fields: dict[str, Any] = {
+        "num_nodes": nodes,
+        "pipeline_parallel": stages,
+        "data_parallel_nodes": pipelines,
+        "pipeline_message_bytes": 4e7,
+        "data_parallel_message_bytes": float(rng.choice([1e8, 1e9, 5e9])),
+        "num_microbatches_exposed": 8.0,
+        "bandwidth_bytes_per_s": bandwidth,
+        "latency_s": latency,
+    }
+    return RankMappingProblem(**{**fields, **changes})
+
+
+def time_of(problem: RankMappingProblem, assignment: Any, rings: Any) -> float:
+    """T from the statement of the problem, one link after the other."""
+    bandwidth, latency = problem.bandwidth_bytes_per_s, problem.latency_s
+    message, pipelines = problem.pipeline_message_bytes, problem.data_parallel_nodes
+    slowest_pipeline = slowest_ring = 0.0
+    for row in assignment:
+        pipeline = 0.0
+        for a, b in itertools.pairwise(row):
+            there = latency[a, b] + message / bandwidth[a, b]
+            back = latency[b, a] + message / bandwidth[b, a]
+            pipeline += problem.num_microbatches_exposed * (there + back)
+        slowest_pipeline = max(slowest_pipeline, pipeline)
+    for ring in rings if pipelines > 1 else ():
+        links = [bandwidth[a, b] for a, b in zip(ring, [*ring[1:], ring[0]], strict=True)]
+        volume = 2 * (pipelines - 1) / pipelines * problem.data_parallel_message_bytes
+        slowest_ring = max(slowest_ring, volume / min(links))
+    return slowest_pipeline + slowest_ring
+
+
+def best_time(problem: RankMappingProblem) -> float:
+    """Every bijection (up to the order of pipelines) with every ring of every stage."""
+    stages, pipelines = problem.pipeline_parallel, problem.data_parallel_nodes
+    ring_cache: dict[frozenset[int], float] = {}
+
+    def ring_time(nodes: tuple[int, ...]) -> float:
+        key = frozenset(nodes)
+        if key not in ring_cache:
+            orders = ([nodes[0], *rest] for rest in itertools.permutations(nodes[1:]))
+            ring_cache[key] = min(time_of(problem, [], [order]) for order in orders)
+        return ring_cache[key]
+
+    best = np.inf
+    for nodes in itertools.permutations(range(problem.num_nodes)):
+        assignment = [nodes[r * stages : (r + 1) * stages] for r in range(pipelines)]
+        if any(left[0] > right[0] for left, right in itertools.pairwise(assignment)):
+            continue
+        rings = max(ring_time(tuple(row[stage] for row in assignment)) for stage in range(stages))
+        if rings < best:
+            best = min(best, rings + time_of(problem, assignment, []))
+    return float(best)
+
+
+def check_solution(problem: RankMappingProblem, solution: Solution[RankMapping]) -> RankMapping:
+    """Everything that must hold for any answer; returns the mapping."""
+    mapping = solution.assignment
+    assert mapping is not None
+    assert solution.objective is not None
+    assert solution.bound is not None
+    assert sorted(itertools.chain(*mapping.assignment)) == list(range(problem.num_nodes))
+    for stage, ring in enumerate(mapping.rings):
+        assert sorted(ring) == sorted(row[stage] for row in mapping.assignment)
+    assert solution.objective == pytest.approx(time_of(problem, mapping.assignment, mapping.rings), rel=1e-12)
+    assert solution.bound <= solution.objective
+    assert solution.gap is not None
+    assert solution.gap * solution.objective == pytest.approx(solution.objective - solution.bound, abs=1e-12)
+    assert (solution.status is Status.OPTIMAL) == (solution.gap <= 1e-9)
+    return mapping
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_agrees_with_brute_force(shape: tuple[int, int]) -> None:
+    for seed in range(3):
+        problem = random_problem(np.random.default_rng([*shape, seed]), *shape)
+        solution = solve(problem)
+        check_solution(problem, solution)
+        assert solution.objective == pytest.approx(best_time(problem), rel=1e-9)
+        assert solution.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (4, 2)])
+def test_agrees_with_brute_force_on_eight_nodes(shape: tuple[int, int]) -> None:
+    problem = random_problem(np.random.default_rng([*shape, 8]), *shape)
+    solution = solve(problem)
+    check_solution(problem, solution)
+    assert solution.objective == pytest.approx(best_time(problem), rel=1e-9)
+    assert solution.status is Status.OPTIMAL
+
+
+@pytest.mark.parametrize("file", INSTANCES, ids=lambda file: file.stem)
+def test_shipped_instances_are_solved_and_proven(file: Path) -> None:
+    problem = read(file)
+    solution = solve(problem)
+    check_solution(problem, solution)
+    assert solution.status is Status.OPTIMAL
+
+
+def test_exact_search_finds_what_a_bad_incumbent_hides() -> None:
+    problem = random_problem(np.random.default_rng(3), 2, 3)
+    costs = LinkCosts.of(problem)
+    found = improve_exactly(costs, bound_s=0.0, pipeline_bound_s=0.0, incumbent_s=1e3)
+    assert found.lines is not None
+    assert found.bound_s <= best_time(problem) * (1 + 1e-12)
+    rings = np.stack([best_ring(costs.ring_s, stage) for stage in found.lines])
+    assert costs.objective_s(found.lines, rings) == pytest.approx(best_time(problem), rel=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(2, 2), (2, 3), (3, 2), (1, 5), (4, 1)]))
+def test_the_structural_bound_never_exceeds_the_optimum(seed: int, shape: tuple[int, int]) -> None:
+    problem = random_problem(np.random.default_rng(seed), *shape)
+    bound = lower_bound(LinkCosts.of(problem))
+    assert bound.total_s <= best_time(problem) * (1 + 1e-9)
+    assert bound.ring_s + bound.pipeline_s <= bound.total_s * (1 + 1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(2, 3), (2, 4), (3, 3), (4, 2)]))
+def test_renumbering_nodes_never_changes_the_optimum(seed: int, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, *shape)
+    order = rng.permutation(problem.num_nodes)
+    renumbered = random_problem(
+        rng,
+        *shape,
+        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s[np.ix_(order, order)],
+        latency_s=problem.latency_s[np.ix_(order, order)],
+        data_parallel_message_bytes=problem.data_parallel_message_bytes,
+    )
+    first, second = solve(problem), solve(renumbered)
+    assert first.status is second.status is Status.OPTIMAL
+    assert first.objective == pytest.approx(second.objective, rel=1e-9)
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(2, 3), (2, 4), (3, 3), (4, 2)]))
+def test_more_bandwidth_is_never_slower(seed: int, shape: tuple[int, int]) -> None:
+    rng = np.random.default_rng(seed)
+    problem = random_problem(rng, *shape)
+    faster = random_problem(
+        rng,
+        *shape,
+        bandwidth_bytes_per_s=problem.bandwidth_bytes_per_s
+        * rng.uniform(1.0, 2.0, problem.bandwidth_bytes_per_s.shape),
+        latency_s=problem.latency_s,
+        data_parallel_message_bytes=problem.data_parallel_message_bytes,
+    )
+    before, after = solve(problem).objective, solve(faster).objective
+    assert before is not None
+    assert after is not None
+    assert after <= before * (1 + 1e-9)
+
+
+def test_uniform_links_keep_the_default_layout() -> None:
+    problem = random_problem(
+        np.random.default_rng(0), 4, 8, bandwidth_bytes_per_s=np.full((32, 32), 25e9), latency_s=np.zeros((32, 32))
+    )
+    solution = solve(problem)
+    mapping = check_solution(problem, solution)
+    assert solution.status is Status.OPTIMAL
+    assert mapping.assignment == tuple(tuple(range(r, 32, 8)) for r in range(8))
+
+
+@pytest.mark.parametrize("shape", [(3, 6), (9, 2), (18, 1), (1, 18)])
+def test_larger_jobs_are_valid_better_than_default_and_repeatable(shape: tuple[int, int]) -> None:
+    problem = random_problem(np.random.default_rng([*shape, 18]), *shape)
+    first, second = solve(problem, seed=5), solve(problem, seed=5)
+    check_solution(problem, first)
+    assert first.assignment == second.assignment
+    assert first.bound == second.bound
+    document = answer(problem, first)
+    assert document["objective_s"] <= document["identity_s"] * (1 + 1e-12)
+    assert document["objective_s"] <= document["random_mean_s"]
+
+
+def test_messages_of_no_bytes_cost_nothing() -> None:
+    problem = random_problem(
+        np.random.default_rng(1),
+        2,
+        3,
+        pipeline_message_bytes=0.0,
+        data_parallel_message_bytes=0.0,
+        latency_s=np.zeros((6, 6)),
+    )
+    solution = solve(problem)
+    assert solution.objective == solution.bound == solution.gap == 0.0
+    assert solution.status is Status.OPTIMAL
+
+
+def test_extreme_links_stay_finite() -> None:
+    """Seven decades between the slowest and the fastest link."""
+    rng = np.random.default_rng(2)
+    problem = random_problem(rng, 3, 6, bandwidth_bytes_per_s=10.0 ** rng.uniform(4, 11, (18, 18)))
+    check_solution(problem, solve(problem))
+
+
+def test_a_time_limit_of_nothing_still_answers() -> None:
+    problem = random_problem(np.random.default_rng(4), 4, 8)
+    check_solution(problem, solve(problem, time_limit_s=0.0))
+
+
+def test_progress_tells_falling_incumbents_and_a_valid_bound() -> None:
+    told: list[Progress] = []
+    problem = random_problem(np.random.default_rng(6), 3, 8)
+    solution = solve(problem, on_progress=told.append)
+    incumbents = [progress.incumbent for progress in told if progress.incumbent is not None]
+    assert incumbents == sorted(incumbents, reverse=True)
+    assert solution.objective is not None
+    assert all(progress.bound is not None and progress.bound <= solution.objective for progress in told)
+
+
+def test_the_answer_names_what_binds() -> None:
+    problem = read(DATA / "rank-mapping-islands-8n-pp2-dp4.json")
+    solution = solve(problem)
+    mapping = solution.assignment
+    assert mapping is not None
+    document = answer(problem, solution)
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["assignment"] == [list(row) for row in mapping.assignment]
+    path = document["critical_path"]
+    assert path["pipeline_s"] + path["data_parallel_s"] == pytest.approx(document["objective_s"])
+    assert path["pipeline_nodes"] == document["assignment"][path["pipeline"]]
+    assert path["ring"] == document["rings"][path["stage"]]
+    link = path["slowest_ring_link"]
+    assert problem.bandwidth_bytes_per_s[link["sender"], link["receiver"]] == link["bandwidth_bytes_per_s"]
+    ring = path["ring"]
+    links = zip(ring, [*ring[1:], ring[0]], strict=True)
+    assert link["bandwidth_bytes_per_s"] == min(problem.bandwidth_bytes_per_s[a, b] for a, b in links)
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 6))
+def test_best_ring_is_the_best_of_all_orders(seed: int, size: int) -> None:
+    cost = np.random.default_rng(seed).random((8, 8))
+    nodes = np.random.default_rng(seed).permutation(8)[:size]
+    found = best_ring(cost, nodes)
+    assert sorted(found) == sorted(nodes)
+
+    def slowest(order: Any) -> float:
+        return max(cost[a, b] for a, b in zip(order, [*order[1:], order[0]], strict=True))
+
+    if size > 1:
+        assert slowest(list(found)) == min(slowest([nodes[0], *rest]) for rest in itertools.permutations(nodes[1:]))
