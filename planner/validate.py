@@ -1,7 +1,7 @@
 """Predicted against measured: every observation priced, errors by metric, interval coverage, ranking quality.
 
-Training runs are priced here, serving runs in :mod:`meshplan.planner.serving.validate`. Memory: ``value`` is the
-typical figure and ``high`` the safe bound.
+Training runs are priced here, serving runs in :mod:`meshplan.planner.serving.measured.validate`. Memory: ``value`` is
+the typical figure and ``high`` the safe bound.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from meshplan.planner.core.plan import Interval
 from meshplan.planner.estimators.compute import peak_flops_per_s
 from meshplan.planner.estimators.priced import Priced, price
 from meshplan.planner.observations import ObservationReader, ObservedRun
-from meshplan.planner.problems.serving import Requests
 from meshplan.planner.problems.training import TrainingProblem
-from meshplan.planner.serving.exclusions import exclusions
-from meshplan.planner.serving.validate import ServingCalibrationOf, validate_served
+from meshplan.planner.serving.measured.exclusions import exclusions
+from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validate_served
+from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.summary import ValidatedRow, Validation, rank_quality, summarise
 

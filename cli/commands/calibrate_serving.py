@@ -12,8 +12,8 @@ from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.serving.calibrate import Calibrated, HeldOut
-    from meshplan.planner.serving.prediction import PreparedRun
+    from meshplan.planner.serving.measured.calibrate import Calibrated, HeldOut
+    from meshplan.planner.serving.measured.prediction import PreparedRun
 
 
 def _percent(value: float) -> str:
@@ -64,7 +64,7 @@ def free_constants(text: str | None) -> Sequence[str]:
         SpecError: a name that is none.
     """
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.planner.serving.constants_fit import FITTED
+    from meshplan.planner.serving.measured.constants_fit import FITTED
 
     names = tuple(FITTED) if text is None else tuple(name.strip() for name in text.split(","))
     unknown = [name for name in names if name not in FITTED]
@@ -78,9 +78,9 @@ def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Pa
     """The serving runs among observations, without those that are not to be judged by."""
     from meshplan.cli.commands.validate import read_traces
     from meshplan.planner.observations import ObservationReader
-    from meshplan.planner.serving.exclusions import exclusions
-    from meshplan.planner.serving.observations import served_run
-    from meshplan.planner.serving.prediction import PreparedRun
+    from meshplan.planner.serving.measured.exclusions import exclusions
+    from meshplan.planner.serving.measured.observations import served_run
+    from meshplan.planner.serving.measured.prediction import PreparedRun
     from meshplan.planner.validation.fields import UnsupportedError
 
     reader, excluded, replayed = ObservationReader(catalog), exclusions(rows), read_traces(rows, traces)
@@ -106,7 +106,7 @@ def calibrate_serving_runs(
 ) -> None:
     """Fit, store, export and show the constants of serving engines: from scratch, or adapted to own runs."""
     from meshplan.cli.render import show_document, show_rows
-    from meshplan.planner.serving.calibrate import calibrate_serving, refine_serving
+    from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
     from meshplan.planner.serving.resolve import serving_calibration
 
     def say(text: str) -> None:
@@ -184,8 +184,9 @@ def _export(result: Calibrated, path: Path, source: str) -> None:
         ],
     }
     header = (
-        "# Constants of serving engines, fitted per engine and hardware generation: see planner/serving/calibrate.py.\n"
-        "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
+        "# Constants of serving engines, fitted per engine and hardware generation: see\n"
+        "# planner/serving/measured/calibrate.py. Made by\n"
+        "# `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
     )
     try:
         path.write_text(header + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")

@@ -235,7 +235,7 @@ def _catalog(store: Measurements) -> Catalog:
 def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: bool) -> None:
     """Make what a run measured facts of a catalog device, so that plans use it."""
     from meshplan.catalogs.surfaces.operator_scales import operator_scales
-    from meshplan.planner.estimators.serving.operators import measured_as
+    from meshplan.planner.serving.estimator.operators import measured_as
     from meshplan.profiler.device.facts import gemm_facts, scale_facts
 
     catalog, run = _catalog(store), store.run(run_id)

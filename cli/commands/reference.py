@@ -38,7 +38,7 @@ def schema(
     """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
     from meshplan.planner.core.spec_fields import SpecModel
     from meshplan.planner.gpu_allocation.spec import AllocationSpec
-    from meshplan.planner.serving.spec import ServingSpec
+    from meshplan.planner.serving.problem.spec import ServingSpec
     from meshplan.planner.spec import TrainingSpec, spec_schema
 
     models: dict[SpecKind, type[SpecModel]] = {

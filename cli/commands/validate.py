@@ -15,7 +15,7 @@ from meshplan.cli.options import DatabaseOption, FormatOption, SeedOption
 from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
-    from meshplan.planner.problems.serving import Requests
+    from meshplan.planner.serving.problem.requests import Requests
     from meshplan.planner.validation.summary import Validation
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -136,7 +136,7 @@ def read_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[
 
     A file is TYPE.csv, or any that has the type in its name.
     """
-    from meshplan.planner.serving.trace import read_trace
+    from meshplan.planner.serving.problem.trace import read_trace
 
     if folder is None:
         return {}

@@ -32,7 +32,7 @@ def show_points(
     from meshplan.cli.commands.calibrate_serving import serving_runs
     from meshplan.cli.commands.validate import SUMMARY, show_validation
     from meshplan.cli.render import show_rows
-    from meshplan.planner.serving.one_server import predict_from_points
+    from meshplan.planner.serving.measured.own_points import predict_from_points
     from meshplan.planner.serving.resolve import serving_calibration
 
     def say(text: str) -> None:

@@ -16,7 +16,7 @@ from meshplan.planner.emit import fleet
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan
 from meshplan.planner.emit.registry import emit_serving
 from meshplan.planner.emit.serving_request import HostType, ServingRequest
-from meshplan.planner.problems.serving import Role
+from meshplan.planner.serving.problem.requests import Role
 from meshplan.planner.training_plan import shape_from_document
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from meshplan.planner.emit import serving_kubernetes as kube
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.serving_job import PoolProgram, ServingJob, Word
-from meshplan.planner.problems.serving import Role, Router
+from meshplan.planner.serving.problem.requests import Role, Router
 
 TARGET = "dynamo"
 FILE = "dynamographdeployment.yaml"

@@ -16,7 +16,7 @@ from meshplan.planner.emit.artifact import EmittedPlan, stamp
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.serving_job import EVERY_INTERFACE, PoolProgram, ServingJob
 from meshplan.planner.emit.serving_readme import serving_overview
-from meshplan.planner.problems.serving import Role, Router
+from meshplan.planner.serving.problem.requests import Role, Router
 
 TARGET = "ray"
 FILE = PurePosixPath("serve.yaml")

@@ -14,7 +14,7 @@ from meshplan.planner.emit import kubernetes
 from meshplan.planner.emit.artifact import EmittedPlan, stamp
 from meshplan.planner.emit.placement import refuse_named_hosts
 from meshplan.planner.emit.serving_job import PoolProgram, RouterProgram, ServingJob, Slot, Word
-from meshplan.planner.problems.serving import Role
+from meshplan.planner.serving.problem.requests import Role
 
 PORT = 8100
 _FILES = "files"

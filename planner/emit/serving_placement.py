@@ -13,7 +13,7 @@ from itertools import groupby
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.placement import check_hostname, check_places
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.serving import Pool
+from meshplan.planner.serving.problem.requests import Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

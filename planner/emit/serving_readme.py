@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from meshplan.planner.emit.artifact import Artifact, stamp
 from meshplan.planner.emit.readme import README_FILE, plain
 from meshplan.planner.emit.serving_job import ServingJob
-from meshplan.planner.problems.serving import Pool
+from meshplan.planner.serving.problem.requests import Pool
 
 
 def serving_overview(job: ServingJob, *, num_hosts: int, start: str = "", notes: Sequence[str] = ()) -> Artifact:

@@ -17,7 +17,7 @@ from meshplan.planner.emit.artifact import Artifact, commented, stamp
 from meshplan.planner.emit.serving_job import PoolProgram, RouterProgram, ServingJob, Slot, Word
 from meshplan.planner.emit.serving_placement import Worker, place
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.serving import Role
+from meshplan.planner.serving.problem.requests import Role
 
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
 ROUTER_SCRIPT = PurePosixPath("router.sh")

@@ -30,8 +30,8 @@ from meshplan.planner.emit.serving_job import (
 )
 from meshplan.planner.emit.serving_placement import nodes_per_worker
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.engines import SGLANG
-from meshplan.planner.problems.serving import Layout, Pool, Role, Router
+from meshplan.planner.serving.problem.engines import SGLANG
+from meshplan.planner.serving.problem.requests import Layout, Pool, Role, Router
 
 TARGET = "sglang"
 VERIFIED = ParserVerified(

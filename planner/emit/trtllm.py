@@ -33,8 +33,8 @@ from meshplan.planner.emit.serving_job import (
 )
 from meshplan.planner.emit.serving_placement import nodes_per_worker
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.engines import TRTLLM
-from meshplan.planner.problems.serving import Pool, Role, Router
+from meshplan.planner.serving.problem.engines import TRTLLM
+from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
 TARGET = "trtllm"
 _READ = "not machine-checked: from the documentation of 1.2.1"

@@ -30,8 +30,8 @@ from meshplan.planner.emit.serving_job import (
 )
 from meshplan.planner.emit.serving_placement import nodes_per_worker
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.engines import VLLM
-from meshplan.planner.problems.serving import Pool, Role, Router
+from meshplan.planner.serving.problem.engines import VLLM
+from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
 TARGET = "vllm"
 VERIFIED = ParserVerified(

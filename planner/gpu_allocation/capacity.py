@@ -1,7 +1,8 @@
 """What one replica of each kind serves of each bucket within the promises: the serving estimator's closed form.
 
 A kind is an offer, a layout and formats. For a bucket of mean lengths s, o its curve over the running requests n is
-rate(n), tpot(n) and the time to the first token (:mod:`meshplan.planner.estimators.serving.steady`). The capacity is
+rate(n), tpot(n) and the time to the first token (:mod:`meshplan.planner.serving.estimator.steady_state`). The capacity
+is
 
     max { rate(n) : tpot(n) ≤ tpot limit, first(n) ≤ ttft limit, first(n) + (o − 1)·tpot(n) ≤ e2e limit }
 
@@ -19,15 +20,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.estimators.serving.exchange import Exchange
-from meshplan.planner.estimators.serving.memory import kv_bytes_per_token
 from meshplan.planner.gpu_allocation.nodes.problem import Offer, ReplicaKind
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service, SizedBucket
-from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import Layout, Objective, Pool, Role
-from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.solvers.serving_layouts import PlacedWorker, placed_workers
-from meshplan.planner.solvers.serving_workers import PricedWorker, price_worker
+from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import Layout, Objective, Pool, Role
+from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
+from meshplan.planner.serving.search.workers import PricedWorker, price_worker
 
 FloatArray = NDArray[np.float64]
 

@@ -15,7 +15,7 @@ from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetP
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import Service
 from meshplan.planner.gpu_allocation.search import Compiled
-from meshplan.planner.problems.serving import Objective, Role
+from meshplan.planner.serving.problem.requests import Objective, Role
 
 MAX_NAMED = 3
 # Halvings for the traffic that can be carried: to a thousandth.

@@ -12,8 +12,8 @@ from meshplan.catalogs.hardware import Price
 from meshplan.planner.gpu_allocation.nodes.problem import Offer, Quota
 from meshplan.planner.gpu_allocation.replicas.problem import Bucket
 from meshplan.planner.gpu_allocation.spec import AllocationSpec, AllocationWorkloadSpec
-from meshplan.planner.problems.serving import Objective, Requests
-from meshplan.planner.problems.serving_question import ServingProblem
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import Objective, Requests
 
 # Shares of a trace's requests at which it is cut, where the spec gives no edges: finer where sizes are rare and dear.
 QUANTILES = (0.25, 0.5, 0.75, 0.9)

@@ -25,16 +25,16 @@ from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
 from meshplan.planner.gpu_allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service
-from meshplan.planner.problems.serving import Arrival, Objective, Requests, Role, ServingConfig, ServingWorkload
-from meshplan.planner.simulation.arrivals import scaled
-from meshplan.planner.simulation.deployment import serve, site_of
-from meshplan.planner.simulation.metrics import (
+from meshplan.planner.serving.problem.requests import Arrival, Objective, Requests, Role, ServingConfig, ServingWorkload
+from meshplan.planner.serving.search.deployment import serve, site_of
+from meshplan.planner.serving.simulation.arrivals import scaled
+from meshplan.planner.serving.simulation.metrics import (
     QUANTILES,
     attained,
     samples_of,
     wilson_lower,
 )
-from meshplan.planner.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.run import ServingRun
 
 # Independent runs, and Student's t of their number less one at 97.5 %.
 NUM_RUNS, STUDENT_T = 20, 2.093

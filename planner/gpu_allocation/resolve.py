@@ -19,11 +19,11 @@ from meshplan.planner.gpu_allocation.question import (
     indistinct,
 )
 from meshplan.planner.gpu_allocation.spec import AllocationSpec, OfferSpec, QuotaSpec, ServiceSpec
-from meshplan.planner.problems.serving import Requests
 from meshplan.planner.resolve import ANY
+from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
-from meshplan.planner.serving.spec import read_serving_spec
-from meshplan.planner.serving.trace import read_trace
 from meshplan.planner.spec_checks import Problems
 
 if TYPE_CHECKING:

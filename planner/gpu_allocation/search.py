@@ -12,8 +12,8 @@ from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, Fleet
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import AllocationQuestion
 from meshplan.planner.gpu_allocation.replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
-from meshplan.planner.problems.serving import Objective
-from meshplan.planner.simulation.metrics import QUANTILES
+from meshplan.planner.serving.problem.requests import Objective
+from meshplan.planner.serving.simulation.metrics import QUANTILES
 
 # A kind whose requests miss a promise is filled to this share of what it was, and the fleet is planned again.
 TIGHTEN = 0.95

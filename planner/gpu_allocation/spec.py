@@ -15,8 +15,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from meshplan.planner.core.spec_fields import MAX_USD, Count, Dollars, SpecModel
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, ScenarioPolicy
-from meshplan.planner.problems.serving import Objective
-from meshplan.planner.serving.spec import (
+from meshplan.planner.serving.problem.requests import Objective
+from meshplan.planner.serving.problem.spec import (
     MAX_RATE_PER_S,
     KvCacheFormat,
     Latency,
@@ -25,7 +25,7 @@ from meshplan.planner.serving.spec import (
     known_promises,
     promises_of,
 )
-from meshplan.planner.solvers.serving_candidates import MAX_UTILIZATION
+from meshplan.planner.serving.search.candidates import MAX_UTILIZATION
 from meshplan.planner.spec import read_spec
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000

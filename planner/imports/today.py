@@ -14,7 +14,7 @@ from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Assumption, Reading
 from meshplan.planner.parallelism import deal_layers
 from meshplan.planner.problems.precisions import PRECISIONS
-from meshplan.planner.serving.spec import ServingFixedSpec, read_serving_spec
+from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
 from meshplan.planner.spec import FixedSpec, read_training_spec
 
 if TYPE_CHECKING:

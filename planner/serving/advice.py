@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from meshplan.planner.problems.serving import Arrival, Role, ServingWorkload
-from meshplan.planner.problems.serving_question import ServingProblem
-from meshplan.planner.simulation.deployment import judge
-from meshplan.planner.simulation.metrics import attainment, confidence_interval, goodput, samples_of
-from meshplan.planner.simulation.series import series
-from meshplan.planner.solvers.serving_branch import Simulated
-from meshplan.planner.solvers.serving_candidates import layout_label
-from meshplan.planner.solvers.serving_pareto import pareto_front, useful_batch
-from meshplan.planner.solvers.serving_search import ServingReport, sustainable_rate
-from meshplan.planner.solvers.serving_shapes import simulated_shapes
-from meshplan.planner.solvers.serving_what_if import what_if
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import Arrival, Role, ServingWorkload
+from meshplan.planner.serving.search.branch import Simulated
+from meshplan.planner.serving.search.cache_shapes import simulated_shapes
+from meshplan.planner.serving.search.candidates import layout_label
+from meshplan.planner.serving.search.deployment import judge
+from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
+from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
+from meshplan.planner.serving.search.what_if import what_if
+from meshplan.planner.serving.simulation.metrics import attainment, confidence_interval, goodput, samples_of
+from meshplan.planner.serving.simulation.series import series
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
 NUM_BINS = 60

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from meshplan.planner.problems.serving import Objective
-from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.serving.advice import what_if_rows
-from meshplan.planner.solvers.serving_branch import Simulated
-from meshplan.planner.solvers.serving_candidates import config_label
-from meshplan.planner.solvers.serving_search import ServingReport, search_serving
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import Objective
+from meshplan.planner.serving.search.branch import Simulated
+from meshplan.planner.serving.search.candidates import config_label
+from meshplan.planner.serving.search.search import ServingReport, search_serving
 
 # Factors by which a promise is eased until a plan is found, and by which the devices are multiplied.
 EASED = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)

@@ -8,16 +8,16 @@ from importlib.metadata import version
 from typing import Any
 
 from meshplan.planner.core.plan import Interval, Plan
-from meshplan.planner.estimators.serving.breakdown import iteration_parts
-from meshplan.planner.problems.serving import Pool, ServingConfig
-from meshplan.planner.problems.serving_question import ServingProblem
 from meshplan.planner.serving.advice import advice
-from meshplan.planner.serving.config import serving_config_document
+from meshplan.planner.serving.estimator.breakdown import iteration_parts
+from meshplan.planner.serving.problem.config import serving_config_document
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import Pool, ServingConfig
 from meshplan.planner.serving.resolve import ResolvedServing
-from meshplan.planner.simulation.deployment import pool_memory, site_of
-from meshplan.planner.solvers.serving_branch import NOISE, Simulated
-from meshplan.planner.solvers.serving_candidates import HOURS, MILLION, config_label
-from meshplan.planner.solvers.serving_search import ServingReport
+from meshplan.planner.serving.search.branch import NOISE, Simulated
+from meshplan.planner.serving.search.candidates import HOURS, MILLION, config_label
+from meshplan.planner.serving.search.deployment import pool_memory, site_of
+from meshplan.planner.serving.search.search import ServingReport
 from meshplan.planner.training_plan import plain
 
 # Latencies that every plan predicts, beside those that were promised.

@@ -13,13 +13,20 @@ from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine, machine_of
-from meshplan.planner.problems.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
-from meshplan.planner.problems.quantization import checkpoint_formats
-from meshplan.planner.problems.serving import Arrival, Requests, Role, ServingLimits, ServingObjective, ServingWorkload
-from meshplan.planner.problems.serving_question import Pinned, ServingProblem
 from meshplan.planner.resolve import choose_price, look_up_shape, node_in_place
-from meshplan.planner.serving.spec import DEFAULT_NUM_REQUESTS, GIB, ServingSpec
-from meshplan.planner.serving.trace import read_trace
+from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
+from meshplan.planner.serving.problem.problem import Pinned, ServingProblem
+from meshplan.planner.serving.problem.quantization import checkpoint_formats
+from meshplan.planner.serving.problem.requests import (
+    Arrival,
+    Requests,
+    Role,
+    ServingLimits,
+    ServingObjective,
+    ServingWorkload,
+)
+from meshplan.planner.serving.problem.spec import DEFAULT_NUM_REQUESTS, GIB, ServingSpec
+from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.spec_checks import Problems
 
 if TYPE_CHECKING:

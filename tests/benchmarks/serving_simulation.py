@@ -20,14 +20,22 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from simulation_cases import linear_cost
 
-from meshplan.planner.problems.serving import Arrival, EngineLimits, Objective, Requests, Role, Router, ServingWorkload
-from meshplan.planner.simulation.arrivals import make_requests
-from meshplan.planner.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
-from meshplan.planner.simulation.engine import simulate
-from meshplan.planner.simulation.max_rate import max_rate
-from meshplan.planner.simulation.metrics import summarize
-from meshplan.planner.simulation.run import ServingRun
-from meshplan.planner.simulation.watch import Watch
+from meshplan.planner.serving.problem.requests import (
+    Arrival,
+    EngineLimits,
+    Objective,
+    Requests,
+    Role,
+    Router,
+    ServingWorkload,
+)
+from meshplan.planner.serving.search.max_rate import max_rate
+from meshplan.planner.serving.simulation.arrivals import make_requests
+from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.engine import simulate
+from meshplan.planner.serving.simulation.metrics import summarize
+from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.watch import Watch
 
 COST = linear_cost(most_seqs=512)
 NUM_PLANS = 50

@@ -10,10 +10,18 @@ from emit_cases import H100
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.emit.serving_request import HostType, ServingRequest
-from meshplan.planner.problems.engines import EngineRules
-from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import EngineLimits, Layout, Pool, Role, Router, ServingConfig, Speculation
-from meshplan.planner.serving.config import serving_config_document
+from meshplan.planner.serving.problem.config import serving_config_document
+from meshplan.planner.serving.problem.engines import EngineRules
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import (
+    EngineLimits,
+    Layout,
+    Pool,
+    Role,
+    Router,
+    ServingConfig,
+    Speculation,
+)
 
 NODE = "dgx-h100"
 HOSTS = {NODE: HostType(devices_per_host=8, device=H100)}

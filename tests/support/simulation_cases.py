@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from meshplan.planner.estimators.serving.step_cost import StepCost
-from meshplan.planner.problems.serving import Requests
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.requests import Requests
 
 
 def linear_cost(

@@ -22,7 +22,7 @@ from meshplan.catalogs.surfaces.operator_scales import (
     operator_scales,
     predicted_s,
 )
-from meshplan.planner.estimators.serving import operators
+from meshplan.planner.serving.estimator import operators
 from meshplan.profiler.device.backends import NumpyBackend
 from meshplan.profiler.device.facts import scale_facts
 from meshplan.profiler.device.probes import Effort, cases

@@ -19,8 +19,8 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import ray_serve, sglang, vllm
 from meshplan.planner.emit.serving_job import Slot
 from meshplan.planner.emit.serving_script import launch_of, router_of
-from meshplan.planner.problems.engines import ENGINES
-from meshplan.planner.problems.serving import Role
+from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.requests import Role
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of

@@ -16,8 +16,8 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import sglang as emitter
 from meshplan.planner.emit.serving_job import PoolProgram
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.engines import SGLANG
-from meshplan.planner.problems.serving import EngineLimits, KvTier, Role
+from meshplan.planner.serving.problem.engines import SGLANG
+from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of

@@ -16,9 +16,9 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import vllm as emitter
 from meshplan.planner.emit.serving_job import PoolProgram
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.engines import VLLM
-from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import EngineLimits, KvTier, Role, Speculation
+from meshplan.planner.serving.problem.engines import VLLM
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Speculation
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of

@@ -14,7 +14,7 @@ from serving_cases import random_config, serving_request
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import skypilot_serve as emitter
 from meshplan.planner.emit.registry import emit_serving
-from meshplan.planner.problems.engines import ENGINES
+from meshplan.planner.serving.problem.engines import ENGINES
 
 pytestmark = pytest.mark.launchers
 

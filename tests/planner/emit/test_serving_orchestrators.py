@@ -18,9 +18,9 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import ray_serve, vllm
 from meshplan.planner.emit.registry import emit_serving
 from meshplan.planner.emit.serving_request import ServingRequest
-from meshplan.planner.problems.engines import ENGINES
-from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import Role, Router
+from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import Role, Router
 
 FP8 = Quantization.uniform("fp8_block")
 KUBERNETES = ("lws", "kserve", "dynamo")

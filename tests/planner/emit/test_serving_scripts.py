@@ -28,10 +28,10 @@ from meshplan.planner.emit import serving_script, sglang, trtllm, vllm
 from meshplan.planner.emit.registry import emit, emit_serving, engine_names
 from meshplan.planner.emit.serving_request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.emit.writer import write_artifacts
-from meshplan.planner.problems.engines import ENGINES
-from meshplan.planner.problems.quantization import Quantization
-from meshplan.planner.problems.serving import EngineLimits, KvTier, Role, Router, Speculation
 from meshplan.planner.service import support_matrix
+from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Router, Speculation
 
 # Notes its words and its place, then waits to be ended as a server does.
 SERVER = f"""#!{sys.executable}

@@ -14,7 +14,7 @@ from serving_cases import random_config, serving_request
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import sglang, vllm
 from meshplan.planner.imports.command import read_inputs
-from meshplan.planner.problems.engines import ENGINES
+from meshplan.planner.serving.problem.engines import ENGINES
 
 EMITTERS = {"vllm": vllm, "sglang": sglang}
 STARTS = {"vllm": "vllm serve a/model", "sglang": "python3 -m sglang.launch_server --model-path a/model"}

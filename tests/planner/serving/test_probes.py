@@ -10,8 +10,8 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.service import estimate_plan, make_plan
-from meshplan.planner.serving.config import serving_config_from_document
-from meshplan.planner.serving.spec import read_serving_spec
+from meshplan.planner.serving.problem.config import serving_config_from_document
+from meshplan.planner.serving.problem.spec import read_serving_spec
 
 SPEC: dict[str, Any] = {
     "kind": "serving",

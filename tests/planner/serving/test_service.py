@@ -15,10 +15,10 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.compare import compare
 from meshplan.planner.core.plan import Plan, canonical_json
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
-from meshplan.planner.serving.config import serving_config_from_document
+from meshplan.planner.serving.problem.config import serving_config_from_document
+from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
-from meshplan.planner.serving.spec import read_serving_spec
-from meshplan.planner.solvers.serving_search import estimate_pinned
+from meshplan.planner.serving.search.search import estimate_pinned
 
 SPEC: dict[str, Any] = {
     "kind": "serving",

@@ -1,0 +1,1 @@
+"""Time and memory of one serving iteration, in closed form."""

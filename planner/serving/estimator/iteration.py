@@ -1,0 +1,399 @@
+"""One worker's iteration times: model, device, layout and formats to the tables of a :class:`StepCost`.
+
+For T tokens on one lane, per layer and device (h hidden size, a heads, k key/value heads, d head size, f MLP width, V
+vocabulary, t tensor-parallel devices):
+
+- attention: products (T, (a + 2⌈k/t⌉t)·d/t, h) and (T, h, a·d/t); latent attention its low-rank factors, the absorbed
+  products included; norms, rotary embedding and cache write as memory-bound kernels; an all-reduce of T·h where t > 1;
+- dense MLP: (T, 2f/t, h) and (T, h, f/t), activation; an all-reduce;
+- MoE layer: router, shared experts on the lane's tokens; routed experts and their exchange on all lanes' tokens;
+- the LM head (n, V/t, h) for the sequences that leave a token.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.operators import Operators
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.estimator.table import Table, token_knots
+from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES, Quantization
+from meshplan.planner.serving.problem.requests import EngineLimits, Layout, Role, Speculation
+
+FloatArray = NDArray[np.float64]
+
+# Memory-bound kernels of one layer's attention and MLP halves, and hidden-size elements they move a token (norm with
+# residual: 4; rotary embedding and cache write: their own width).
+ATTENTION_KERNELS, MLP_KERNELS = 3.0, 2.0
+NORM_ELEMENTS = 4.0
+# Tokens of an iteration at which work turns from memory-bound to compute-bound: ridge points of A100 to B200 in 8 and
+# 16 bits lie between 150 and 600 tokens.
+MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextRange:
+    """Tokens of context between which attention is made linear.
+
+    Args:
+        prompt: prompt tokens of a request.
+        least: context of a decoding request at its first token.
+        most: at its last.
+    """
+
+    prompt: float
+    least: float
+    most: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTimes:
+    """Device seconds of one traversal of all stages, at knots.
+
+    Args:
+        knots: [K] tokens of one lane.
+        dense_s: [K] weights, norms, tensor-parallel collectives.
+        together: [G] tokens of all lanes of a stage.
+        experts_s: [G] routed experts and their exchange.
+        seqs: [N] requests of one lane.
+        head_s: [N] LM head and sampling.
+        decode_fixed_s: [N] decode attention at no context.
+        decode_context_s: [N] its growth per cached token of the lane.
+        prefill_pair_s: prefill attention per attended pair.
+        prefill_fixed_s: the rest of it.
+    """
+
+    knots: FloatArray
+    dense_s: FloatArray
+    together: FloatArray
+    experts_s: FloatArray
+    seqs: FloatArray
+    head_s: FloatArray
+    decode_fixed_s: FloatArray
+    decode_context_s: FloatArray
+    prefill_pair_s: float
+    prefill_fixed_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """Prices one worker.
+
+    Args:
+        shape: the model.
+        machine: device and links.
+        engine: whose kernels and constants are priced.
+        layout: degrees.
+        limits: of the scheduler.
+        quantization: formats.
+        constants: calibrated.
+        contexts: of the workload.
+        role: a prefill worker runs no decodes.
+        speculation: None without a draft.
+        all_reduce: engine whose all-reduce kernels it calls; empty for its own.
+    """
+
+    shape: ModelShape
+    machine: Machine
+    engine: str
+    layout: Layout
+    limits: EngineLimits
+    quantization: Quantization
+    constants: ServingConstants
+    contexts: ContextRange
+    role: Role = Role.MIXED
+    speculation: Speculation | None = None
+    all_reduce: str = ""
+
+    @cached_property
+    def operators(self) -> Operators:
+        """Operator times of the device."""
+        return Operators(device=self.machine.device, engine=self.engine)
+
+    @cached_property
+    def exchange(self) -> Exchange:
+        """Collective times of the machine."""
+        return Exchange(
+            machine=self.machine, engine=self.all_reduce or self.engine, custom_all_reduce=self.limits.custom_all_reduce
+        )
+
+    @property
+    def lanes(self) -> int:
+        """Groups of devices with requests of their own."""
+        return self.layout.pipeline_parallel * self.layout.attention_data_parallel
+
+    # --- by part ------------------------------------------------------------------------------------------------------
+
+    def attention_linear_s(self, tokens: FloatArray) -> FloatArray:
+        """Projections, norms and rotary embedding of one layer."""
+        shape, t, scheme = self.shape, self.layout.tensor_parallel, self.quantization.attention
+        h, a, gemm = shape.hidden_size, shape.num_attention_heads, self.operators.gemm_s
+        if shape.latent is None:
+            kv_heads = -(-shape.num_key_value_heads // t)
+            width = (a / t + 2 * kv_heads) * shape.head_dim
+            seconds = gemm(scheme, tokens, width, h) + gemm(scheme, tokens, h, a * shape.head_dim / t)
+        else:
+            latent = shape.latent
+            query = a / t * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+            cached = latent.kv_lora_rank + latent.qk_rope_head_dim
+            if latent.q_lora_rank is None:
+                seconds = gemm(scheme, tokens, query + cached, h)
+            else:
+                seconds = gemm(scheme, tokens, latent.q_lora_rank + cached, h)
+                seconds = seconds + gemm(scheme, tokens, query, latent.q_lora_rank)
+            absorbed = a / t * (latent.qk_nope_head_dim + latent.v_head_dim)
+            seconds = seconds + gemm("bf16", tokens, absorbed, latent.kv_lora_rank)
+            seconds = seconds + gemm(scheme, tokens, h, a / t * latent.v_head_dim)
+            width = query + cached
+        moved = BYTES_16_BIT * tokens * (NORM_ELEMENTS * h + 3.0 * width)
+        return seconds + self.operators.memory_op_s(moved, kernels=ATTENTION_KERNELS)
+
+    def mlp_s(self, tokens: FloatArray, width: float) -> FloatArray:
+        """A dense MLP of ``width`` (already divided) on one device."""
+        h, inputs, scheme = self.shape.hidden_size, self.shape.mlp_matrices - 1, self.quantization.mlp
+        products = self.operators.gemm_s(scheme, tokens, inputs * width, h)
+        products = products + self.operators.gemm_s(scheme, tokens, h, width)
+        moved = BYTES_16_BIT * tokens * (NORM_ELEMENTS * h + self.shape.mlp_matrices * width)
+        return products + self.operators.memory_op_s(moved, kernels=MLP_KERNELS)
+
+    def all_reduce_s(self, tokens: FloatArray) -> FloatArray:
+        """One all-reduce of the lane's hidden states."""
+        return self.exchange.all_reduce_s(tokens * self.shape.hidden_size * BYTES_16_BIT, self.layout.tensor_parallel)
+
+    def routed_s(self, tokens: FloatArray) -> FloatArray:
+        """Routed experts of one layer on the busiest device; ``tokens`` of all lanes of a stage."""
+        moe, layout = self.shape.moe, self.layout
+        if moe is None:
+            return np.zeros_like(tokens)
+        return self.operators.experts_s(
+            self.quantization.experts,
+            tokens,
+            hidden=self.shape.hidden_size,
+            width=moe.expert_intermediate_size / layout.expert_tensor_parallel,
+            matrices=self.shape.mlp_matrices,
+            top_k=moe.num_experts_per_token,
+            num_experts=moe.num_experts,
+            local_experts=moe.num_experts / layout.expert_parallel,
+        )
+
+    def expert_exchange_s(self, tokens: FloatArray) -> FloatArray:
+        """Exchange between attention and experts of one layer; ``tokens`` of all lanes of a stage."""
+        moe, layout = self.shape.moe, self.layout
+        lanes = layout.attention_data_parallel
+        if moe is None or lanes == 1:
+            return np.zeros_like(tokens)  # attention and experts share their devices: the all-reduce does it
+        return self.exchange.experts_s(
+            tokens / lanes,
+            group=layout.expert_parallel * layout.expert_tensor_parallel,
+            lanes=lanes,
+            hidden=self.shape.hidden_size,
+            top_k=moe.num_experts_per_token,
+            activation_bytes=SCHEMES[self.quantization.experts].activation_bytes,
+        )
+
+    def head_s(self, sequences: FloatArray) -> FloatArray:
+        """LM head and sampling of ``sequences`` of one lane."""
+        columns = self.shape.vocab_size / self.layout.tensor_parallel
+        product = self.operators.gemm_s("bf16", sequences, columns, self.shape.hidden_size)
+        return product + self.operators.memory_op_s(4.0 * 3.0 * sequences * columns, kernels=3.0)
+
+    def dense_parts_s(self, tokens: FloatArray) -> Mapping[str, FloatArray]:
+        """All layers' work on a lane's own tokens, by part."""
+        shape, t = self.shape, self.layout.tensor_parallel
+        layers, moe_layers = shape.num_hidden_layers, shape.num_moe_layers
+        attention = layers * self.attention_linear_s(tokens)
+        mlp = np.zeros_like(tokens)
+        if layers > moe_layers:
+            mlp = (layers - moe_layers) * self.mlp_s(tokens, shape.intermediate_size / t)
+        if shape.moe is not None:
+            each = self.operators.gemm_s("bf16", tokens, shape.moe.num_experts, shape.hidden_size)
+            if shape.moe.shared_intermediate_size:
+                each = each + self.mlp_s(tokens, shape.moe.shared_intermediate_size / t)
+            mlp = mlp + moe_layers * each
+        hops = (self.layout.pipeline_parallel - 1) * self.exchange.neighbour_s(
+            tokens * shape.hidden_size * BYTES_16_BIT / t, self.layout.devices_per_stage
+        )
+        reduced = 2.0 * layers * self.all_reduce_s(tokens)
+        return {"attention projections": attention, "mlp": mlp, "tensor-parallel exchange": reduced + hops}
+
+    # --- attention over the cache -------------------------------------------------------------------------------------
+
+    def decode_attention_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
+        """All layers' attention of a lane's decodes over ``context`` tokens each."""
+        shape, t = self.shape, self.layout.tensor_parallel
+        held = context / self.layout.context_parallel
+        if shape.latent is not None:
+            latent = shape.latent
+            one = self.operators.latent_decode_attention_s(
+                sequences,
+                held,
+                heads=shape.num_attention_heads // t,
+                width=latent.kv_lora_rank + latent.qk_rope_head_dim,
+                rank=latent.kv_lora_rank,
+                kv_bytes=self.quantization.kv_bytes,
+            )
+            return shape.num_hidden_layers * one
+        total = np.zeros_like(context)
+        for window, count in self._windows().items():
+            total = total + count * self.operators.decode_attention_s(
+                sequences,
+                held,
+                heads=shape.num_attention_heads // t,
+                kv_heads=-(-shape.num_key_value_heads // t),
+                head_dim=shape.head_dim,
+                kv_bytes=self.quantization.kv_bytes,
+                window=window,
+            )
+        return total
+
+    def prefill_attention_s(self, prompt: FloatArray) -> FloatArray:
+        """All layers' attention of whole prompts of ``prompt`` tokens, one prompt at a time."""
+        shape, t, held = self.shape, self.layout.tensor_parallel, self.layout.context_parallel
+        heads = shape.num_attention_heads // t
+        if shape.latent is not None:
+            one = self.operators.latent_prefill_attention_s(
+                prompt,
+                heads=heads,
+                query_dim=shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim,
+                value_dim=shape.latent.v_head_dim,
+                pairs=attended_pairs(prompt, None),
+            )
+            return shape.num_hidden_layers * one / held
+        total = np.zeros_like(prompt)
+        for window, count in self._windows().items():
+            total = total + count * self.operators.prefill_attention_s(
+                prompt,
+                heads=heads,
+                kv_heads=-(-shape.num_key_value_heads // t),
+                head_dim=shape.head_dim,
+                window=window,
+                pairs=attended_pairs(prompt, window),
+            )
+        return total / held
+
+    def _windows(self) -> Mapping[int | None, int]:
+        shape = self.shape
+        return Counter(shape.sliding_windows) if shape.sliding_windows else {None: shape.num_hidden_layers}
+
+    # --- tables -------------------------------------------------------------------------------------------------------
+
+    def scale(self, tokens: FloatArray) -> FloatArray:
+        """Calibrated factor on device time at ``tokens`` of a lane; see :func:`scale`."""
+        return scale(self.constants, tokens)
+
+    @cached_property
+    def device_times(self) -> DeviceTimes:
+        """What the kernels and links say, before any constant is applied."""
+        verified = 1 if self.speculation is None else self.speculation.num_draft_tokens + 1
+        lane_seqs = -(-self.limits.max_num_seqs // self.lanes)
+        most = self.limits.max_batched_tokens + lane_seqs * verified
+        knots = token_knots(most)
+        together = token_knots(most * self.layout.attention_data_parallel)
+        routed = self.shape.num_moe_layers * (self.routed_s(together) + self.expert_exchange_s(together))
+        seqs = token_knots(lane_seqs + 1)
+        fixed, slope = self._decode_line(seqs)
+        pair_s, prefill_fixed_s = self._prefill_line()
+        return DeviceTimes(
+            knots=knots,
+            dense_s=np.asarray(sum(self.dense_parts_s(knots).values())),
+            together=together,
+            experts_s=np.broadcast_to(routed, together.shape),
+            seqs=seqs,
+            head_s=self.head_s(seqs),
+            decode_fixed_s=fixed,
+            decode_context_s=slope,
+            prefill_pair_s=pair_s,
+            prefill_fixed_s=prefill_fixed_s,
+        )
+
+    def step_cost(self, constants: ServingConstants | None = None) -> StepCost:
+        """The tables; see :class:`StepCost`.
+
+        Args:
+            constants: other than the worker's own, for fits: kernels are priced once.
+        """
+        use, times, lanes = constants or self.constants, self.device_times, self.lanes
+        launch = use.launch_s_per_layer * self.shape.num_hidden_layers
+        host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
+        stage_lanes = self.layout.attention_data_parallel
+        prefill = use.prefill_factor
+        fixed, slope = (
+            self._by_request(times.seqs, use.decode_factor * values)
+            for values in (times.decode_fixed_s, times.decode_context_s / lanes)
+        )
+        cost = StepCost(
+            lanes=lanes,
+            pipeline_parallel=self.layout.pipeline_parallel,
+            dense_s=Table(times.knots, host + scale(use, times.knots) * times.dense_s, int(times.knots[-1])),
+            experts_s=Table(
+                times.together, scale(use, times.together / stage_lanes) * times.experts_s, int(times.together[-1])
+            ),
+            outputs_s=Table(times.seqs, times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
+            decode_fixed_s=fixed,
+            decode_context_s=slope,
+            prefill_fixed_s=prefill * times.prefill_fixed_s,
+            prefill_pair_s=prefill * times.prefill_pair_s,
+            prefill_least_s=use.host_step_s + launch,
+            admission_steps=use.first_token_steps,
+            tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
+            verified_tokens=1 if self.speculation is None else self.speculation.num_draft_tokens + 1,
+        )
+        return cost if self.speculation is None else with_draft(cost, self.speculation)
+
+    def _by_request(self, lane_seqs: FloatArray, values: FloatArray) -> list[float]:
+        """Values at a lane's requests as a list by the worker's, 0 first."""
+        counts = np.arange(1, self.limits.max_num_seqs + 1)
+        return [0.0, *np.interp(-(-counts // self.lanes), lane_seqs, values).tolist()]
+
+    def _decode_line(self, lane: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Attention of a lane's n decodes: its value at no context and its growth per cached token of the lane."""
+        least = np.full_like(lane, max(self.contexts.least, 1.0))
+        most = np.maximum(np.full_like(lane, self.contexts.most), least + 1.0)
+        low, high = (np.maximum.accumulate(self.decode_attention_s(lane, held)) for held in (least, most))
+        per_token = np.maximum((high - low) / ((most - least) * lane), 0.0)
+        return np.maximum(low - per_token * lane * least, 0.0), per_token
+
+    def _prefill_line(self) -> tuple[float, float]:
+        """Prefill attention per attended pair, and what is left at none."""
+        prompt = np.array([max(self.contexts.prompt / 2.0, 1.0), max(self.contexts.prompt, 2.0)])
+        seconds, pairs = self.prefill_attention_s(prompt), attended_pairs(prompt, None)
+        slope = max(float((seconds[1] - seconds[0]) / (pairs[1] - pairs[0])), 0.0)
+        return slope, max(float(seconds[1] - slope * pairs[1]), 0.0)
+
+
+def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:
+    """Calibrated factor on device time: decode's at few tokens, prefill's at many, log-linear between."""
+    span = np.log(COMPUTE_BOUND_TOKENS / MEMORY_BOUND_TOKENS)
+    share = np.clip(np.log(np.maximum(tokens, 1.0) / MEMORY_BOUND_TOKENS) / span, 0.0, 1.0)
+    return np.asarray(constants.decode_factor ** (1.0 - share) * constants.prefill_factor**share)
+
+
+def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
+    """The same tables with the draft model's steps added to every decode iteration."""
+    share = speculation.num_draft_tokens * speculation.draft_cost
+    knots = token_knots(cost.max_num_seqs)
+    fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
+    return replace(cost, decode_fixed_s=Table(knots, fixed, cost.max_num_seqs))
+
+
+def attended_pairs(prompt: FloatArray, window: int | None) -> FloatArray:
+    """(query, key) pairs of a causal prompt: n·(n + 1)/2, less what lies outside the window.
+
+    >>> attended_pairs(np.array([4.0]), None).tolist(), attended_pairs(np.array([4.0]), 2).tolist()
+    ([10.0], [7.0])
+    """
+    whole = prompt * (prompt + 1.0) / 2.0
+    if window is None:
+        return whole
+    beyond = np.maximum(prompt - window, 0.0)
+    return whole - beyond * (beyond + 1.0) / 2.0

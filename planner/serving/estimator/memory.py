@@ -1,0 +1,141 @@
+"""Device memory of a serving worker: weights, KV cache, workspace – and how many tokens of cache are left.
+
+- Weights of one device of a stage: attention / (t·pipeline), dense MLP and shared experts / (t·pipeline), routed
+  experts / (expert × expert-tensor × pipeline), embedding and LM head / t, each in its scheme's bytes. Key/value heads
+  that are fewer than the tensor-parallel devices are replicated.
+- KV cache of one token on one device: 2·⌈k/t⌉·d·bytes a layer; latent attention keeps (r_kv + d_rope)·bytes, the same
+  on every tensor-parallel device (DeepSeek-V2, arXiv:2405.04434, §2.1). Layers with a sliding window keep at most the
+  window. Context parallelism divides it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES, Quantization
+from meshplan.planner.serving.problem.requests import EngineLimits, Layout
+
+# CUDA context, communicators and captured graphs of one process (vLLM's memory profiling logs report 1 to 3 GiB beside
+# weights, activations and cache).
+FIXED_BYTES = 2.0 * 2**30
+# Live tensors of a forward pass, in hidden-size elements of one token: residual, norm, attention in and out.
+LIVE_HIDDEN_TENSORS = 6.0
+LOGITS_BYTES = 4.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerMemory:
+    """Memory of the fullest device of a worker.
+
+    Args:
+        weights_bytes: of the device.
+        workspace_bytes: activations of the largest iteration, logits, graphs, context.
+        kv_bytes_per_token: cache of one token on one device of the lane that holds it.
+        budget_bytes: what the engine may use.
+        kv_capacity_tokens: tokens of cache that the whole worker holds; 0 where the weights do not fit.
+    """
+
+    weights_bytes: float
+    workspace_bytes: float
+    kv_bytes_per_token: float
+    budget_bytes: float
+    kv_capacity_tokens: int
+
+    @property
+    def fits(self) -> bool:
+        """Weights and workspace leave room for a cache."""
+        return self.kv_capacity_tokens > 0
+
+
+def kv_bytes_per_token(shape: ModelShape, quantization: Quantization, *, tensor_parallel: int = 1) -> float:
+    """KV cache of one token on one tensor-parallel device, all layers, full attention, bytes.
+
+    Llama-3.1-70B in 16 bits: 2·8·128·2·80 = 327,680 bytes over all devices.
+    """
+    if shape.latent is not None:
+        per_layer = (shape.latent.kv_lora_rank + shape.latent.qk_rope_head_dim) * quantization.kv_bytes
+    else:
+        heads = -(-shape.num_key_value_heads // tensor_parallel)
+        per_layer = 2.0 * heads * shape.head_dim * quantization.kv_bytes
+    return per_layer * shape.num_hidden_layers
+
+
+def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout) -> float:
+    """Weights on one device of a worker, bytes; stages are taken as equal, the ends hold embedding or head."""
+    attention = SCHEMES[quantization.attention].weight_bytes * _attention_parameters(shape, layout.tensor_parallel)
+    mlp = SCHEMES[quantization.mlp].weight_bytes
+    total = shape.num_hidden_layers * attention
+    dense_layers = shape.num_hidden_layers - shape.num_moe_layers
+    total += dense_layers * mlp * shape.dense_mlp_parameters / layout.tensor_parallel
+    if shape.moe is not None:
+        spread = layout.expert_parallel * layout.expert_tensor_parallel
+        routed = SCHEMES[quantization.experts].weight_bytes * shape.moe.num_experts * shape.expert_parameters / spread
+        shared = mlp * shape.shared_expert_parameters / layout.tensor_parallel
+        total += shape.num_moe_layers * (routed + shared + BYTES_16_BIT * shape.router_parameters)
+    ends = BYTES_16_BIT * (shape.embedding_parameters + shape.lm_head_parameters) / layout.tensor_parallel
+    return total / layout.pipeline_parallel + ends / min(layout.pipeline_parallel, 2)
+
+
+def _attention_parameters(shape: ModelShape, tensor_parallel: int) -> float:
+    if shape.latent is not None:  # the low-rank input projections are on every device
+        latent = shape.latent
+        down = shape.hidden_size * ((latent.q_lora_rank or 0) + latent.kv_lora_rank + latent.qk_rope_head_dim)
+        return down + (shape.attention_parameters - down) / tensor_parallel
+    h, d = shape.hidden_size, shape.head_dim
+    kv_heads = max(shape.num_key_value_heads / tensor_parallel, 1.0)
+    return h * d * (2.0 * shape.num_attention_heads / tensor_parallel + 2.0 * kv_heads)
+
+
+def worker_memory(
+    shape: ModelShape,
+    device: Device,
+    layout: Layout,
+    limits: EngineLimits,
+    quantization: Quantization,
+    *,
+    context: float,
+) -> WorkerMemory:
+    """Memory of one worker.
+
+    Args:
+        shape: the model.
+        device: the accelerator.
+        layout: of the worker.
+        limits: of its scheduler; ``memory_fraction`` of the device's usable memory is its budget.
+        quantization: formats of weights and cache.
+        context: tokens that a request holds on average, which decides what windows save.
+    """
+    weights = weights_bytes(shape, quantization, layout)
+    t = layout.tensor_parallel
+    width = max(shape.intermediate_size, _expert_width(shape)) / t
+    tokens = min(limits.max_batched_tokens, 2**16)
+    live = BYTES_16_BIT * tokens * (LIVE_HIDDEN_TENSORS * shape.hidden_size + shape.mlp_matrices * width)
+    logits = LOGITS_BYTES * limits.max_num_seqs / layout.attention_data_parallel * shape.vocab_size / t
+    workspace = FIXED_BYTES + live + logits
+    full = kv_bytes_per_token(shape, quantization, tensor_parallel=t)
+    per_token = full * window_share(shape, context) / (layout.pipeline_parallel * layout.context_parallel)
+    budget = limits.memory_fraction * device.usable_memory_bytes
+    lane_tokens = max(budget - weights - workspace, 0.0) / per_token
+    return WorkerMemory(
+        weights_bytes=weights,
+        workspace_bytes=workspace,
+        kv_bytes_per_token=per_token,
+        budget_bytes=budget,
+        kv_capacity_tokens=int(lane_tokens * layout.attention_data_parallel),
+    )
+
+
+def window_share(shape: ModelShape, context: float) -> float:
+    """Cache that layers with sliding windows keep over what full layers would, for requests of ``context`` tokens."""
+    if not shape.sliding_windows:
+        return 1.0
+    kept = [1.0 if window is None else min(window / max(context, 1.0), 1.0) for window in shape.sliding_windows]
+    return sum(kept) / len(kept)
+
+
+def _expert_width(shape: ModelShape) -> int:
+    if shape.moe is None:
+        return 0
+    return shape.moe.num_experts_per_token * shape.moe.expert_intermediate_size + shape.moe.shared_intermediate_size

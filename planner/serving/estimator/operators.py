@@ -1,0 +1,347 @@
+"""Times of single operators of inference on one device: measured surfaces where there are, rooflines elsewhere.
+
+Every method takes arrays that broadcast and returns seconds. A device that was not measured itself takes the surfaces
+of one with the same chip, rescaled to its own memory bandwidth; what has none at all is priced by a roofline whose
+efficiencies are the medians over the devices that have them. What a user's own device run found slower or faster
+(:mod:`meshplan.catalogs.surfaces.operator_scales`) multiplies either. The evidence level says which it was.
+
+- Matrix product m×k by k×n: :mod:`meshplan.catalogs.surfaces.gemm`; else t₀ + ((2·m·n·k/R)⁴ + (bytes/B)⁴)^¼.
+- Attention: :mod:`meshplan.catalogs.surfaces.attention` and :mod:`~meshplan.catalogs.surfaces.latent_attention`; else
+  decode reads the whole KV cache of its requests once, prefill multiplies attended pairs.
+- Routed experts of one MoE layer: :mod:`meshplan.catalogs.surfaces.experts`; else the weights of the distinct experts
+  hit, E·(1 − (1 − k/E)^T) under even routing, are read once; their products run at the rate of a grouped GEMM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.efficiency import (
+    ATTENTION_CLASSES,
+    GEMM_CLASS,
+    GEMM_RATE_SHARE,
+    KERNEL_S,
+    MEMORY_CLASS,
+    MEMORY_SHARE,
+    PREFILL_ATTENTION_SHARE,
+    scale_of,
+)
+from meshplan.catalogs.hardware import Device, EvidenceLevel
+from meshplan.catalogs.surfaces.attention import attention_surface
+from meshplan.catalogs.surfaces.experts import FRAMEWORKS, expert_surface
+from meshplan.catalogs.surfaces.gemm import gemm_surface
+from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
+from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES
+from meshplan.planner.serving.problem.requests import Role
+
+FloatArray = NDArray[np.float64]
+PREFILL_CLASS, DECODE_CLASS = ATTENTION_CLASSES
+
+# KERNEL_S of a quantised product with the kernel that quantises its input. The surfaces of fp8 and nvfp4 were timed
+# with unfused quantisation (t₀ 10 to 15 µs on Hopper and Blackwell); engines fuse it into the norm before.
+QUANTIZED_KERNEL_S = 5e-6
+# Grouped products over a plain product of the same shape (routing, padding to tiles).
+GROUPED_SHARE = 0.7
+# Dtypes to fall back on where the device lacks one.
+_PEAK_CHAIN = {
+    "fp4": ("fp4", "fp8", "bf16", "fp16"),
+    "fp8": ("fp8", "bf16", "fp16"),
+    "int8": ("int8", "bf16", "fp16"),
+}
+# Device → one with the same chip whose kernels were measured, and that one's memory bandwidth (devices.yaml).
+_SAME_CHIP = {
+    "a100-sxm-40gb": ("a100-sxm-80gb", 2039e9),
+    "a100-pcie-80gb": ("a100-sxm-80gb", 2039e9),
+    "a800-sxm-80gb": ("a100-sxm-80gb", 2039e9),
+    "h100-sxm-96gb": ("h100-sxm-80gb", 3350e9),
+    "h100-pcie-80gb": ("h100-sxm-80gb", 3350e9),
+    "h100-nvl-94gb": ("h100-sxm-80gb", 3350e9),
+    "gh200": ("h200-sxm-141gb", 4800e9),
+}
+_KV_DTYPE = {2.0: "bf16", 1.0: "fp8"}
+# Scheme → names of its fused kernels, the first that was measured on a device is taken.
+_EXPERT_KERNELS = {
+    "bf16": ("bfloat16",),
+    "fp16": ("bfloat16",),
+    "fp8": ("fp8", "fp8_block"),
+    "fp8_block": ("fp8_block", "fp8"),
+    "mxfp8": ("fp8", "fp8_block"),
+    "nvfp4": ("nvfp4",),
+    "mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
+    "w4a16": ("int4_wo",),
+}
+GATED = 3
+# Tokens of a batch up to which engines run their kernels for decode, and from which those for prefill.
+FEW_TOKENS, MANY_TOKENS = 256.0, 2048.0
+# Load of experts under real routing: a power law of this exponent on the fullest device; the mildest that was measured.
+ROUTING_SKEW = 1.01
+
+
+def peak_flops_per_s(device: Device, dtype: str) -> float:
+    """Dense peak for a dtype, or for what the device runs instead, FLOP/s."""
+    chain = _PEAK_CHAIN.get(dtype, ("bf16", "fp16", "fp32"))
+    return next(device.peak_flops_per_s[name] for name in chain if name in device.peak_flops_per_s)
+
+
+def gemm_class(scheme: str) -> str:
+    """Class of a scheme's products among the scales of a device: by the format that they multiply in."""
+    dtype = SCHEMES[scheme].peak_dtype
+    return f"{GEMM_CLASS}.{'nvfp4' if dtype == 'fp4' else dtype}"
+
+
+def measured_as(device: Device) -> str:
+    """Slug of the device whose measured times stand for this one's."""
+    return _SAME_CHIP.get(device.slug, (device.slug, 0.0))[0]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operators:
+    """Operator times of one device under one engine.
+
+    Args:
+        device: the accelerator.
+        engine: whose kernels are priced where they differ: ``vllm``, ``sglang``, ``trtllm``.
+    """
+
+    device: Device
+    engine: str
+
+    def _own(self, name: str) -> float:
+        """Measured over predicted time of a class of operators on this device; 1 where nothing was measured."""
+        return scale_of(self.device.operator_scales, name)
+
+    def _level(self, name: str, *, is_fitted: bool) -> EvidenceLevel:
+        if name in self.device.operator_scales:
+            return EvidenceLevel.MEASURED
+        return EvidenceLevel.FITTED if is_fitted else EvidenceLevel.DATASHEET
+
+    def _rescaled(self, seconds: FloatArray, flops: FloatArray | float, moved_bytes: FloatArray | float) -> FloatArray:
+        """Seconds of the measured device on this one, by what bounds them."""
+        if self.device.slug not in _SAME_CHIP:
+            return seconds
+        compute = flops / peak_flops_per_s(self.device, "bf16")
+        own = moved_bytes / self.device.memory_bandwidth_bytes_per_s
+        measured = moved_bytes / _SAME_CHIP[self.device.slug][1]
+        return np.asarray(seconds * ((compute**4 + own**4) / (compute**4 + measured**4)) ** 0.25)
+
+    # --- matrix products --------------------------------------------------------------------------------------------
+
+    def gemm_level(self, scheme: str) -> EvidenceLevel:
+        """How well a scheme's matrix products are known."""
+        measured = gemm_surface(measured_as(self.device), SCHEMES[scheme].kernel)
+        return self._level(gemm_class(scheme), is_fitted=measured is not None)
+
+    def gemm_s(self, scheme: str, m: FloatArray, n: float, k: float) -> FloatArray:
+        """m×k by k×n with weights in ``scheme``; ``m`` rises."""
+        return self._own(gemm_class(scheme)) * self._gemm_s(scheme, m, n, k)
+
+    def _gemm_s(self, scheme: str, m: FloatArray, n: float, k: float) -> FloatArray:
+        kind = SCHEMES[scheme]
+        surface = gemm_surface(measured_as(self.device), kind.kernel)
+        if surface is None:
+            return self._roofline_s(scheme, flops=2.0 * m * n * k, weights=n * k, activations=m * k, outputs=m * n)
+        seconds = surface.time_s(m, n, k)
+        moved = kind.weight_bytes * n * k + BYTES_16_BIT * m * (n + k)
+        if kind.activation_bytes < BYTES_16_BIT:
+            unfused = max(surface.base[3] - QUANTIZED_KERNEL_S, 0.0)
+            least = KERNEL_S + moved / self.device.memory_bandwidth_bytes_per_s
+            seconds = np.maximum(seconds - unfused, np.minimum(seconds, least))
+        return np.maximum.accumulate(self._rescaled(seconds, 2.0 * m * n * k, moved))
+
+    def _roofline_s(
+        self,
+        scheme: str,
+        *,
+        flops: FloatArray,
+        weights: FloatArray | float,
+        activations: FloatArray,
+        outputs: FloatArray,
+    ) -> FloatArray:
+        kind = SCHEMES[scheme]
+        compute = flops / (GEMM_RATE_SHARE * peak_flops_per_s(self.device, kind.peak_dtype))
+        moved = kind.weight_bytes * weights + kind.activation_bytes * activations + BYTES_16_BIT * outputs
+        memory = moved / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
+        return np.asarray(KERNEL_S + (compute**4 + memory**4) ** 0.25)
+
+    def memory_op_s(self, moved_bytes: FloatArray, *, kernels: float) -> FloatArray:
+        """Memory-bound work in a number of kernels."""
+        seconds = kernels * KERNEL_S + moved_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
+        return self._own(MEMORY_CLASS) * seconds
+
+    # --- attention --------------------------------------------------------------------------------------------------
+
+    def decode_attention_s(
+        self,
+        num_seqs: FloatArray,
+        context: FloatArray,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        kv_bytes: float,
+        window: int | None = None,
+    ) -> FloatArray:
+        """One layer's attention of ``num_seqs`` single tokens over ``context`` tokens each."""
+        seen = context if window is None else np.minimum(context, window)
+        cache = num_seqs * seen * kv_heads * 2.0 * head_dim * kv_bytes
+        flops = 4.0 * num_seqs * seen * heads * head_dim
+        surface = attention_surface(measured_as(self.device), "decode", self.engine) or attention_surface(
+            measured_as(self.device), "decode"
+        )
+        if surface is None:
+            return self._own(DECODE_CLASS) * self._attention_s(flops, cache)
+        seconds = surface.time_s(
+            batch=num_seqs,
+            context=context,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            window=window or 0,
+            kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8"),
+        )
+        return self._own(DECODE_CLASS) * self._rescaled(seconds, flops, cache)
+
+    def latent_decode_attention_s(
+        self, num_seqs: FloatArray, context: FloatArray, *, heads: int, width: int, rank: int, kv_bytes: float
+    ) -> FloatArray:
+        """The same over a latent cache of ``width`` elements a token, of which ``rank`` are the values."""
+        cache = num_seqs * context * width * kv_bytes
+        flops = 2.0 * num_seqs * context * heads * (width + rank)
+        surface = latent_attention_surface(measured_as(self.device), "decode", self.engine) or latent_attention_surface(
+            measured_as(self.device), "decode"
+        )
+        if surface is None:
+            return self._own(DECODE_CLASS) * self._attention_s(flops, cache)
+        seconds = surface.time_s(
+            batch=num_seqs, context=context, num_heads=heads, kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8")
+        )
+        return self._own(DECODE_CLASS) * self._rescaled(seconds, flops, cache)
+
+    def prefill_attention_s(
+        self, prompt: FloatArray, *, heads: int, kv_heads: int, head_dim: int, window: int | None, pairs: FloatArray
+    ) -> FloatArray:
+        """One layer's causal attention of a whole prompt with ``pairs`` attended (query, key) pairs."""
+        flops = 4.0 * pairs * heads * head_dim
+        surface = attention_surface(measured_as(self.device), "prefill", self.engine) or attention_surface(
+            measured_as(self.device), "prefill"
+        )
+        if surface is None:
+            return self._own(PREFILL_CLASS) * self._prefill_roofline_s(flops)
+        seconds = surface.time_s(
+            batch=1.0,
+            context=0.0,
+            num_heads=heads,
+            num_kv_heads=kv_heads,
+            head_dim=head_dim,
+            new_tokens=prompt,
+            window=window or 0,
+        )
+        moved = BYTES_16_BIT * 4.0 * prompt * heads * head_dim
+        return self._own(PREFILL_CLASS) * self._rescaled(seconds, flops, moved)
+
+    def latent_prefill_attention_s(
+        self, prompt: FloatArray, *, heads: int, query_dim: int, value_dim: int, pairs: FloatArray
+    ) -> FloatArray:
+        """The same with keys and values expanded from the latent cache."""
+        flops = 2.0 * pairs * heads * (query_dim + value_dim)
+        surface = latent_attention_surface(
+            measured_as(self.device), "prefill", self.engine
+        ) or latent_attention_surface(measured_as(self.device), "prefill")
+        if surface is None:
+            return self._own(PREFILL_CLASS) * self._prefill_roofline_s(flops)
+        seconds = surface.time_s(batch=1.0, context=0.0, num_heads=heads, new_tokens=prompt)
+        moved = BYTES_16_BIT * 2.0 * prompt * heads * (query_dim + value_dim)
+        return self._own(PREFILL_CLASS) * self._rescaled(seconds, flops, moved)
+
+    def _prefill_roofline_s(self, flops: FloatArray) -> FloatArray:
+        return KERNEL_S + flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
+
+    def _attention_s(self, flops: FloatArray, cache_bytes: FloatArray) -> FloatArray:
+        memory = cache_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
+        compute = flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
+        return np.asarray(KERNEL_S + np.maximum(memory, compute))
+
+    def attention_level(self, role: Role) -> EvidenceLevel:
+        """How well attention is known in a role."""
+        phase, name = ("prefill", PREFILL_CLASS) if role is Role.PREFILL else ("decode", DECODE_CLASS)
+        return self._level(name, is_fitted=attention_surface(measured_as(self.device), phase) is not None)
+
+    # --- experts ----------------------------------------------------------------------------------------------------
+
+    def _expert_kernels_s(self, scheme: str, tokens: FloatArray, **sizes: Any) -> FloatArray | None:
+        """Fused experts: the fastest kernel measured on the device for few tokens, the engine's own for many.
+
+        Engines pick special kernels for decode batches, which the tables of one engine often miss; None without any.
+        """
+        for kernel in _EXPERT_KERNELS.get(scheme, ()):
+            fastest = expert_surface(measured_as(self.device), kernel)
+            if fastest is None:
+                continue
+            few = fastest.time_s(tokens, **sizes)
+            own = expert_surface(measured_as(self.device), kernel, self.engine) if self.engine in FRAMEWORKS else None
+            many = few if own is None else own.time_s(tokens, **sizes)
+            share = np.clip(np.log(np.maximum(tokens, 1.0) / FEW_TOKENS) / np.log(MANY_TOKENS / FEW_TOKENS), 0.0, 1.0)
+            return np.maximum.accumulate(few ** (1.0 - share) * many**share)
+        return None
+
+    def experts_s(
+        self,
+        scheme: str,
+        tokens: FloatArray,
+        *,
+        hidden: int,
+        width: float,
+        matrices: int,
+        top_k: int,
+        num_experts: int,
+        local_experts: float,
+    ) -> FloatArray:
+        """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``.
+
+        Tables with balanced routing hit min(k·T, E) experts with T tokens, where tokens that choose by themselves hit
+        E·(1 − (1 − k/E)^T): times are scaled by what the kernel takes for as many experts.
+        """
+        groups = max(round(num_experts / local_experts), 1)
+        distinct = distinct_experts(tokens, top_k=top_k, num_experts=num_experts)
+        sizes = {
+            "hidden_size": hidden,
+            "expert_size": max(round(width), 1),
+            "top_k": top_k,
+            "num_experts": num_experts,
+            "expert_parallel": groups,
+            "gated": matrices == GATED,
+            "skew": ROUTING_SKEW if groups > 1 else 0.0,
+        }
+        seconds = self._expert_kernels_s(scheme, tokens, **sizes)
+        if seconds is not None:
+            by_choice = self._expert_kernels_s(scheme, distinct / top_k, **sizes)
+            by_table = self._expert_kernels_s(scheme, np.minimum(tokens, num_experts / top_k), **sizes)
+            if groups == 1 and by_choice is not None and by_table is not None:
+                seconds = seconds * np.minimum(by_choice / by_table, 1.0)
+            hit = distinct / groups
+            moved = SCHEMES[scheme].weight_bytes * hit * matrices * hidden * width
+            flops = 2.0 * tokens * top_k / groups * matrices * hidden * width
+            return self._own(gemm_class(scheme)) * self._rescaled(seconds, flops, moved)
+        hit = local_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens)
+        visits = tokens * top_k * local_experts / num_experts
+        grouped = self._roofline_s(
+            scheme,
+            flops=2.0 * visits * matrices * hidden * width / GROUPED_SHARE,
+            weights=hit * matrices * hidden * width,
+            activations=visits * (hidden + width),
+            outputs=visits * (hidden + (matrices - 1) * width),
+        )
+        return self._own(gemm_class(scheme)) * grouped + 3.0 * KERNEL_S  # routing, permutation, the second product
+
+
+def distinct_experts(tokens: FloatArray, *, top_k: int, num_experts: int) -> FloatArray:
+    """Expected number of distinct experts that ``tokens`` visit under even routing: E·(1 − (1 − k/E)^T).
+
+    >>> distinct_experts(np.array([1.0, 1e6]), top_k=8, num_experts=256).round(3).tolist()
+    [8.0, 256.0]
+    """
+    return num_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens)

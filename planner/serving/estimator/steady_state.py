@@ -1,0 +1,132 @@
+"""Steady state of a worker in closed form, by the number of requests that it runs: what the search prunes with.
+
+With n requests running, each of s prompt and o output tokens, every iteration advances all of them, and for each that
+completes one prompt must be prefilled. With d(n) a decode iteration at the mean context, F(n) what one prompt adds::
+
+    tpot(n) = d(n)/v + (n/(o − 1))·F(n)
+    rate(n) = n / ((o − 1)·tpot(n) + F(n))
+
+(v tokens an iteration). Rates are upper bounds of what a simulation of n running requests can reach: prompts are
+spread over all lanes, no block of the cache is wasted and nothing waits. Times are lower bounds of the means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.requests import Role
+
+FloatArray = NDArray[np.float64]
+# Running requests below which every number is priced, and numbers at which the cost of a chunk is.
+ALL_BELOW, MOST_SAMPLED = 32, 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SteadyState:
+    """One worker by running requests; every number up to 32, then sixteen an octave: N numbers.
+
+    Args:
+        num_seqs: [N] n, rising.
+        tpot_s: [N] mean time per output token.
+        prefill_s: [N] what one prompt adds to the worker's time (its own time to the first token, unloaded, at n = 1).
+        rate_per_s: [N] requests finished.
+    """
+
+    num_seqs: NDArray[np.int64]
+    tpot_s: FloatArray
+    prefill_s: FloatArray
+    rate_per_s: FloatArray
+
+
+def prompt_chunks(prompt: float, cached: float, budget: int) -> list[tuple[int, float]]:
+    """(new tokens, attended pairs) of each iteration that prefills a prompt within a token budget.
+
+    Args:
+        prompt: prompt tokens.
+        cached: of those, found in the prefix cache.
+        budget: most new tokens of one iteration.
+    """
+    done, left = cached, max(round(prompt - cached), 1)
+    chunks = []
+    while left > 0:
+        new = min(left, max(budget, 1))
+        chunks.append((new, new * (done + (new + 1) / 2.0)))
+        done, left = done + new, left - new
+    return chunks
+
+
+def prefill_s(cost: StepCost, prompt: float, *, cached: float = 0.0, budget: int, spread: int = 1) -> float:
+    """A worker's time for one prompt with nothing else running, ``spread`` alike prompts on as many lanes at once."""
+    return (
+        sum(
+            cost.step_s(0, 0.0, spread, spread * new, spread * pairs)
+            for new, pairs in prompt_chunks(prompt, cached, budget)
+        )
+        / spread
+    )
+
+
+def steady_state(
+    cost: StepCost,
+    *,
+    role: Role,
+    prompt: float,
+    output: float,
+    cached: float,
+    budget: int,
+    most: int,
+) -> SteadyState:
+    """Steady states of a worker.
+
+    Args:
+        cost: of its iterations.
+        role: a decode worker prefills nothing.
+        prompt: s, tokens.
+        output: o, tokens; the first comes from the prefill.
+        cached: prompt tokens found in the prefix cache.
+        budget: new tokens of one iteration.
+        most: N, most requests that run at once.
+    """
+    counts = running_counts(most)
+    context = counts * (prompt + output / 2.0)
+    decode = np.array(
+        [cost.decode_s(int(n)) + cost.decode_context_s[int(n)] * c for n, c in zip(counts, context, strict=True)]
+    )
+    decode = decode / cost.tokens_per_step
+    added = np.zeros_like(decode)
+    if role is not Role.DECODE:
+        chunks = prompt_chunks(prompt, cached, budget)
+        sampled = counts[_some(len(counts))]
+        sums = np.array([sum(_added_s(cost, int(n), *chunk) for chunk in chunks) for n in sampled])
+        added = np.interp(counts, sampled, sums)
+    steps = max(output - 1.0, 0.0)
+    if role is Role.PREFILL or steps == 0.0:
+        each = np.maximum(added, 1e-12)
+        return SteadyState(
+            num_seqs=counts, tpot_s=np.zeros_like(each), prefill_s=each, rate_per_s=np.minimum(counts, 1.0) / each
+        )
+    tpot = decode + counts / steps * added
+    return SteadyState(num_seqs=counts, tpot_s=tpot, prefill_s=added, rate_per_s=counts / (steps * tpot + added))
+
+
+def _added_s(cost: StepCost, num_seqs: int, new: int, pairs: float) -> float:
+    """What one chunk adds to an iteration of ``num_seqs`` decodes when all lanes prefill at once, per prompt."""
+    spread = min(cost.lanes, max(num_seqs, 1))
+    mixed = cost.step_s(num_seqs, 0.0, spread, spread * new, spread * pairs)
+    return (mixed - cost.step_s(num_seqs, 0.0, 0, 0, 0.0)) / spread
+
+
+def running_counts(most: int) -> NDArray[np.int64]:
+    """Numbers of running requests that are priced: all of the first, then sixteen an octave, up to ``most``."""
+    octaves = np.arange(np.log2(ALL_BELOW), np.log2(max(most, ALL_BELOW)) + 1 / 16, 1 / 16)
+    counts = np.concatenate([np.arange(1, ALL_BELOW), np.round(2.0**octaves)])
+    return np.unique(np.minimum(counts, max(most, 1))).astype(np.int64)
+
+
+def _some(length: int) -> NDArray[np.int64]:
+    """A few positions among ``length``: the addition of a chunk hardly depends on n."""
+    return np.unique(np.linspace(0, length - 1, min(length, MOST_SAMPLED)).round().astype(np.int64))

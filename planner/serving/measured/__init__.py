@@ -1,0 +1,1 @@
+"""Published and own serving runs: reading, validation, calibration."""

@@ -1,0 +1,283 @@
+"""The model behind the serving constants, linear in them, and the most probable constants under it.
+
+*Notation.* Run i has measured metrics y_im (time to first token, time per token, latency or throughput) and predictions
+f_im(θ); θ are the logarithms of :class:`~meshplan.catalogs.constants.serving.ServingConstants`.
+
+*Model.* The constants of engine e on generation a are a sum, θ_ea = μ + α_e + β_a + γ_ea: what all share, what the
+engine does everywhere, what the generation does under every engine, and the rest. Each part has a normal prior, μ about
+the literature and the others about 0, so that an engine that was never seen on a generation still has constants, and
+few runs move what they can see only.
+
+*Objective.* Σ_i w_i Σ_m ρ((ln f_im(θ) − ln y_im)/σ_m) + Σ_j (part_j/s_j)², ρ Cauchy's loss ln(1 + x²), which lets go of
+runs that no constants explain (a front end that is its own bottleneck, a flag that the source does not tell), started
+from Huber's; w_i = 1/(runs of i's concurrency curve), so that long curves do not outvote short ones.
+
+A run is linear in the constants about where it was simulated: Gauss–Newton, the derivatives from simulations with each
+constant moved.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.planner.serving.measured.prediction import FITTED_METRICS, PreparedRun
+
+FloatArray = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spread:
+    """How far a constant may lie from where it is expected: standard deviations in the logarithm.
+
+    Args:
+        prior: of what all engines share, about the literature.
+        engine: of what an engine does, over :data:`ENGINE_SHARE` of the prior.
+        generation: of what a generation of devices does under every engine, over :data:`GENERATION_SHARE` of it.
+        own: of one server about its engine and generation.
+    """
+
+    prior: float
+    engine: float = 1.0
+    generation: float = 1.0
+    own: float
+
+
+# What passes before an engine starts on a request depends on flags and front ends more than on anything that could be
+# known beforehand; iterations that it prepares ahead are one or two. Engines differ in host time far more than in what
+# their kernels take: where they seem to, it is their models that differ, and another model's runs know nothing of it.
+# A generation of devices has little to do with host time, and nothing with the way to the engine. Of one server a
+# single point does not tell steps and offset before the first token apart: both stay near the catalog's. Spreads,
+# shares and the loss were chosen among some dozens by the held-out error.
+FITTED: Mapping[str, Spread] = {
+    "decode_factor": Spread(prior=0.07, engine=0.5, own=0.15),
+    "prefill_factor": Spread(prior=0.2, engine=0.3, generation=0.5, own=0.3),
+    "host_step_s": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
+    "host_s_per_seq": Spread(prior=0.5, engine=3.0, generation=0.5, own=0.8),
+    "launch_s_per_layer": Spread(prior=0.5, generation=0.5, own=0.8),
+    "first_token_steps": Spread(prior=0.5, generation=0.2, own=0.3),
+    "first_token_offset_s": Spread(prior=2.0, generation=0.2, own=0.3),
+}
+# Spread of each part of the model over that of μ.
+ENGINE_SHARE, GENERATION_SHARE, REST_SHARE = 0.5, 0.2, 0.3
+SPREAD = np.array([spread.prior for spread in FITTED.values()])
+OF_ENGINE = np.array([spread.engine for spread in FITTED.values()])
+OF_GENERATION = np.array([spread.generation for spread in FITTED.values()])
+OWN_SPREAD = np.array([spread.own for spread in FITTED.values()])
+# Scatter of a metric that no constant explains, in the logarithm: another release of the same engine moves both
+# latencies by about 15 %, and the time to first token three times as much from run to run as the time per token.
+NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s": 0.08}
+# The same within one server's own runs, for fits to a user's measurements. What is left beside the best constants of a
+# server fades with the load: of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times,
+# nothing beyond, so one point must not bend what all loads share. Chosen with the own spreads on half of the curves,
+# and so that eight runs still move what they can see.
+OWN_NOISE = {"ttft_s": 0.2, "tpot_s": 0.04, "latency_s": 0.04, "output_tokens_per_s": 0.04}
+HUBER, CAUCHY = 1.5, 1.0  # in units of NOISE
+STEP = 0.1  # by which constants are moved for derivatives, in the logarithm
+MOST_OF_CURVE = 3
+REWEIGHTINGS = 24
+LEAST = 1e-9
+
+Key = tuple[str, str]
+Part = tuple[str, str]  # what is shared: ("", ""), (engine, ""), ("", generation) or (engine, generation)
+
+
+def theta_of(constants: ServingConstants) -> FloatArray:
+    """Constants as a vector in fit units."""
+    return np.array([np.log(max(float(getattr(constants, name)), LEAST)) for name in FITTED])
+
+
+def constants_of(theta: FloatArray) -> ServingConstants:
+    """A vector in fit units as constants, rounded to what the fit can tell."""
+    return ServingConstants(**{name: float(f"{np.exp(theta[i]):.4g}") for i, name in enumerate(FITTED)})
+
+
+class Row:
+    """One run with what it is fitted to.
+
+    Args:
+        prepared: the run.
+        noise: metric → scatter that no constant explains.
+    """
+
+    def __init__(self, prepared: PreparedRun, noise: Mapping[str, float]) -> None:
+        run = prepared.run
+        self.prepared, self.key, self.group = prepared, prepared.key, run.group
+        self.metrics = [name for name in FITTED_METRICS[run.workload.arrival] if run.measured.get(name)]
+        if "latency_s" in self.metrics:  # of the rest of its request: counts it twice
+            self.metrics = [name for name in self.metrics if name in ("latency_s", "ttft_s")]
+        if "latency_s" in self.metrics and "tpot_s" in run.measured:
+            self.metrics = ["ttft_s", "tpot_s"]
+        self.log_measured = np.array([np.log(run.measured[name]) for name in self.metrics])
+        self.noise = np.array([noise[name] for name in self.metrics])
+        pool = run.config.pools[-1]
+        self.curve = (
+            self.group,
+            self.key,
+            pool.layout,
+            pool.quantization,
+            run.workload.input_length,
+            run.workload.output_length,
+            run.config.num_devices,
+        )
+
+    def log_predicted(self, theta: FloatArray) -> FloatArray:
+        """Ln f at θ; NaN where the run does not fit the device."""
+        values = self.prepared.predicted(constants_of(theta))
+        return np.array([np.log(values[name]) if name in values else np.nan for name in self.metrics])
+
+    def linear(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Ln f [M] and its derivatives [M, constants] at θ."""
+        here = self.log_predicted(theta)
+        slope = np.zeros((len(here), len(theta)))
+        for j, name in enumerate(FITTED):
+            if name == "first_token_offset_s":  # it is added to what the engine takes
+                added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])
+                slope[:, j] = np.where(added, np.exp(theta[j] - here), 0.0)
+                continue
+            moved = theta.copy()
+            moved[j] += STEP
+            slope[:, j] = (self.log_predicted(moved) - here) / STEP
+        return here, slope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """All runs' metrics, linear in the constants of their keys: target ≈ slope·θ_key.
+
+    Args:
+        target: [n] ln y − ln f + slope·θ.
+        slope: [n, constants].
+        scale: [n] noise of each metric.
+        weight: [n] of each metric.
+        key: [n] of each metric.
+        group: [n] of each metric.
+    """
+
+    target: FloatArray
+    slope: FloatArray
+    scale: FloatArray
+    weight: FloatArray
+    key: Sequence[Key]
+    group: Sequence[str]
+
+
+def parts_of(key: Key) -> tuple[Part, ...]:
+    """What the constants of a key are the sum of."""
+    engine, generation = key
+    return tuple(dict.fromkeys([("", ""), (engine, ""), ("", generation), key]))
+
+
+def most_probable(
+    design: FloatArray,
+    target: FloatArray,
+    scale: FloatArray,
+    weight: FloatArray,
+    centre: FloatArray,
+    precision: FloatArray,
+    *,
+    lets_go: bool,
+) -> FloatArray:
+    """Argmin of Σ w·ρ((target − design·x)/scale) + Σ precision·(x − centre)², by reweighted least squares, [k].
+
+    Args:
+        design: [n, k].
+        target: [n].
+        scale: [n] noise.
+        weight: [n].
+        centre: [k].
+        precision: [k].
+        lets_go: ρ is Cauchy's, started from Huber's; else Huber's throughout.
+    """
+    found: FloatArray = centre.copy()
+    for step in range(REWEIGHTINGS):
+        residual = np.abs(target - design @ found) / scale
+        trust = 1.0 / np.maximum(1.0, residual / HUBER)
+        if lets_go and step >= REWEIGHTINGS // 2:
+            trust = 1.0 / (1.0 + (residual / CAUCHY) ** 2)
+        use = weight * trust / scale**2
+        normal = (design * use[:, None]).T @ design + np.diag(precision)
+        weighed = (design * use[:, None]).T @ target + precision * centre
+        found = np.asarray(np.linalg.solve(normal, weighed), dtype=np.float64)
+    return found
+
+
+def solve(linear: Linear, keep: NDArray[np.bool_], prior: FloatArray) -> Callable[[Key], FloatArray]:
+    """The most probable parts for the metrics in ``keep``, as a function from keys to θ.
+
+    Args:
+        linear: the runs.
+        keep: [n] which count.
+        prior: μ's.
+    """
+    chosen = [int(place) for place in np.flatnonzero(keep)]
+    parts = sorted({part for i in chosen for part in parts_of(linear.key[i])} | {("", "")})
+    place = {part: i for i, part in enumerate(parts)}
+    size = len(SPREAD)
+    design = np.zeros((len(chosen), len(parts) * size))
+    for row, i in enumerate(chosen):
+        for part in parts_of(linear.key[i]):
+            at = place[part] * size
+            design[row, at : at + size] = linear.slope[i]
+    precision = np.concatenate([1.0 / (_share(part) * SPREAD) ** 2 for part in parts])
+    centre = np.where(np.repeat([part == ("", "") for part in parts], size), np.tile(prior, len(parts)), 0.0)
+    target, scale, weight = linear.target[chosen], linear.scale[chosen], linear.weight[chosen]
+    found = most_probable(design, target, scale, weight, centre, precision, lets_go=True)
+
+    def theta(key: Key) -> FloatArray:
+        places = [place[part] * size for part in parts_of(key) if part in place]
+        return np.asarray(sum((found[at : at + size] for at in places), np.zeros(size)))
+
+    return theta
+
+
+def _share(part: Part) -> FloatArray:
+    engine, generation = part
+    if not engine and not generation:
+        return np.ones_like(SPREAD)
+    if not generation:
+        return ENGINE_SHARE * OF_ENGINE
+    return GENERATION_SHARE * OF_GENERATION if not engine else np.full_like(SPREAD, REST_SHARE)
+
+
+def few_of_each_curve(rows: Sequence[Row]) -> list[Row]:
+    """At most :data:`MOST_OF_CURVE` rows of each curve, spread over its load: a fit learns little from the others."""
+    curves: dict[tuple[object, ...], list[Row]] = defaultdict(list)
+    for row in rows:
+        curves[row.curve].append(row)
+    chosen = []
+    for members in curves.values():
+        members.sort(key=lambda row: row.prepared.run.workload.concurrency or 0)
+        places = np.unique(np.linspace(0, len(members) - 1, min(len(members), MOST_OF_CURVE)).round().astype(int))
+        chosen += [members[place] for place in places]
+    return chosen
+
+
+def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> Linear:
+    """Every row at its key's θ; rows that do not fit their device are left out."""
+    rows = few_of_each_curve(rows)
+    curves = Counter(row.curve for row in rows)
+    targets, slopes, scales, weights, keys, groups = [], [], [], [], [], []
+    for row in rows:
+        at = theta(row.key)
+        here, slope = row.linear(at)
+        good = np.isfinite(here) & np.isfinite(slope).all(axis=1)
+        targets.append((row.log_measured - here + slope @ at)[good])
+        slopes.append(slope[good])
+        scales.append(row.noise[good])
+        weights.append(np.full(int(good.sum()), 1.0 / curves[row.curve]))
+        keys += [row.key] * int(good.sum())
+        groups += [row.group] * int(good.sum())
+    return Linear(
+        target=np.concatenate(targets),
+        slope=np.concatenate(slopes),
+        scale=np.concatenate(scales),
+        weight=np.concatenate(weights),
+        key=keys,
+        group=groups,
+    )

@@ -1,0 +1,139 @@
+"""What the estimator says of a measured serving run: its kernels priced once, then simulated under any constants."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import cached_property
+
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.planner.serving.estimator.energy import average_power_w
+from meshplan.planner.serving.estimator.iteration import Worker
+from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.measured.observations import ServedRun
+from meshplan.planner.serving.problem.requests import Arrival, Role
+from meshplan.planner.serving.search.deployment import Site, serve
+from meshplan.planner.serving.simulation.metrics import Metrics, summarize
+from meshplan.planner.serving.simulation.run import ServingRun
+
+# Latency of the observation format → ours; the percentiles are spelt as the format spells them.
+LATENCIES = {"ttft": "ttft", "tpot": "tpot", "latency": "e2e"}
+PERCENTILES = {"": "mean", "_median": "p50", "_p90": "p90", "_p95": "p95", "_p99": "p99"}
+# What a fit is made to: the metrics that a benchmark measures independently of each other, by how the load arrives.
+FITTED_METRICS: Mapping[Arrival, tuple[str, ...]] = {
+    Arrival.CLOSED_LOOP: ("ttft_s", "tpot_s"),
+    Arrival.POISSON: ("ttft_s", "tpot_s"),
+    Arrival.GAMMA: ("ttft_s", "tpot_s"),
+    Arrival.TRACE: ("ttft_s", "tpot_s"),
+    Arrival.ALL_AT_ONCE: ("output_tokens_per_s",),
+    Arrival.STATIC_BATCH: ("ttft_s", "tpot_s", "latency_s", "output_tokens_per_s"),
+}
+
+
+class PreparedRun:
+    """A measured run, ready to be simulated under many constants.
+
+    Args:
+        run: the observation.
+    """
+
+    def __init__(self, run: ServedRun) -> None:
+        self.run = run
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """(constants' engine name, hardware generation)."""
+        return self.run.recipe.constants_name, self.run.architecture
+
+    @cached_property
+    def workers(self) -> tuple[Worker, ...]:
+        """One worker of each pool."""
+        run = self.run
+        return tuple(
+            pool_worker(
+                run.shape,
+                run.machine,
+                pool,
+                recipe=run.recipe,
+                constants=ServingConstants(),
+                workload=run.workload,
+                speculation=run.config.speculation,
+            )
+            for pool in run.config.pools
+        )
+
+    def served(self, constants: ServingConstants) -> ServingRun:
+        """The run as clients would see it."""
+        run = self.run
+        nodes = {pool.node_type for pool in run.config.pools}
+        site = Site(
+            shape=run.shape,
+            machines=dict.fromkeys(nodes, run.machine),
+            recipe=run.recipe,
+            constants=dict.fromkeys(nodes, constants),
+        )
+        costs = [worker.step_cost(constants) for worker in self.workers]
+        return serve(site, run.config, run.workload, costs=costs)
+
+    def predicted(self, constants: ServingConstants) -> dict[str, float]:
+        """Every metric of the observation format that the run has and a simulation can tell; empty if nothing fits."""
+        served = self.served(constants)
+        metrics = summarize(served, num_devices=self.run.config.num_devices)
+        if metrics.num_rejected:
+            return {}
+        wanted = {**self.run.derived, **self.run.measured}
+        found = {}
+        for name in wanted:
+            value = _value(name, self, metrics)
+            if value is not None and value > 0.0:
+                found[name] = value
+        return found
+
+
+Rate = Callable[[PreparedRun, Metrics], float | None]
+
+
+def _value(name: str, prepared: PreparedRun, metrics: Metrics) -> float | None:
+    if name in RATES:
+        return RATES[name](prepared, metrics)
+    stem, _, unit = name.rpartition("_")
+    if unit != "s":
+        return None
+    latency, _, percentile = stem.partition("_")
+    if latency not in LATENCIES or (suffix := f"_{percentile}" if percentile else "") not in PERCENTILES:
+        return None
+    return metrics.latencies[LATENCIES[latency]].value(PERCENTILES[suffix])
+
+
+def _total_rate(prepared: PreparedRun, metrics: Metrics) -> float:
+    workload = prepared.run.workload
+    output = metrics.output_tokens_per_s / metrics.requests_per_s if metrics.requests_per_s else 0.0
+    mean = (1.0 + workload.length_ratio) / 2.0
+    return metrics.requests_per_s * (mean * workload.input_length + output)
+
+
+def _power_share(prepared: PreparedRun, metrics: Metrics) -> float | None:
+    """Average power over the limit: prefill's share of the time is the first token's share of a request's."""
+    e2e, device = metrics.latencies["e2e"].mean, prepared.run.machine.device
+    if device.tdp_w is None or e2e <= 0.0:
+        return None
+    watts = average_power_w(device, metrics.latencies["ttft"].mean / e2e if _is_static(prepared) else 0.0)
+    return None if watts is None else watts / device.tdp_w
+
+
+def _power_w(prepared: PreparedRun, metrics: Metrics) -> float | None:
+    share, device = _power_share(prepared, metrics), prepared.run.machine.device
+    return None if share is None or device.tdp_w is None else share * device.tdp_w * prepared.run.config.num_devices
+
+
+def _is_static(prepared: PreparedRun) -> bool:
+    return prepared.run.workload.arrival is Arrival.STATIC_BATCH and prepared.run.config.pools[0].role is Role.MIXED
+
+
+RATES: Mapping[str, Rate] = {
+    "output_tokens_per_s": lambda _, metrics: metrics.output_tokens_per_s,
+    "output_tokens_per_s_per_device": lambda _, metrics: metrics.output_tokens_per_s_per_device,
+    "total_tokens_per_s": _total_rate,
+    "requests_per_s": lambda _, metrics: metrics.requests_per_s,
+    "average_power_fraction_of_tdp": _power_share,
+    "power_w": _power_w,
+}

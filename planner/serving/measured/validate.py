@@ -1,0 +1,114 @@
+"""One measured serving run against what a simulation of it says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.constants.serving import ServingCalibration
+from meshplan.planner.core.plan import Interval
+from meshplan.planner.serving.measured.observations import ServedRun, served_run
+from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.problem.requests import Arrival, Requests
+from meshplan.planner.validation.fields import UnsupportedError
+from meshplan.planner.validation.summary import ValidatedRow
+
+if TYPE_CHECKING:
+    from meshplan.planner.observations import ObservationReader
+
+ServingCalibrationOf = Callable[[str, str], ServingCalibration]
+# Up to here the time to first token of disaggregated runs is summed up apart: with more in flight it is the queue in
+# front of whichever pool is full, a small difference between two large rates.
+MOST_IN_FLIGHT = 128
+DOES_NOT_FIT = "not every request fits: weights and KV cache exceed the memory that the engine takes"
+
+
+def validate_served(
+    row: Mapping[str, Any],
+    reader: ObservationReader,
+    calibrate: ServingCalibrationOf,
+    traces: Mapping[str, Requests],
+    *,
+    excluded: str = "",
+) -> ValidatedRow:
+    """Simulate one run and hold it against its measurement.
+
+    Args:
+        row: the observation.
+        reader: looks its machine up.
+        calibrate: (engine's constants, generation) → which constants it is simulated with.
+        traces: recorded requests by the ``trace_type`` of runs that replayed them.
+        excluded: why it is not to be judged by; empty where it is.
+
+    Raises:
+        UnsupportedError: the estimator cannot answer it; with the reason.
+    """
+    prepared = PreparedRun(served_run(row, reader, traces))
+    found = validated_run(prepared, calibrate(*prepared.key), excluded=excluded)
+    if found.status == "infeasible":
+        raise UnsupportedError(found.reason)
+    return found
+
+
+def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, excluded: str = "") -> ValidatedRow:
+    """One run simulated with a set of constants, against its measurement; ``infeasible`` where it does not fit.
+
+    Args:
+        prepared: the run.
+        calibration: constants and their error.
+        excluded: why the run is not to be judged by; empty where it is.
+    """
+    run = prepared.run
+    values = prepared.predicted(calibration.constants)
+    measured = {name: float(value) for name, value in {**run.derived, **run.measured}.items() if name in values}
+    status = "excluded" if excluded else "ok"
+    return ValidatedRow(
+        id=run.id,
+        group=run.group,
+        question=_question(run),
+        labels=_labels(run),
+        status=status if values else "infeasible",
+        reason=excluded if values else DOES_NOT_FIT,
+        predicted={name: _interval(calibration, name, value) for name, value in values.items()},
+        measured=measured,
+        error={name: values[name] / measured[name] - 1.0 for name in measured},
+        filled=run.filled,
+        breakdown_s={},
+    )
+
+
+def _interval(calibration: ServingCalibration, metric: str, value: float) -> Interval:
+    kind = metric.split("_", maxsplit=1)[0]
+    factor = math.exp(calibration.error_p90[kind if kind in calibration.error_p90 else "throughput"])
+    return Interval(value=value, low=value / factor, high=value * factor)
+
+
+def _question(run: ServedRun) -> str:
+    workload = run.workload
+    load = workload.concurrency or workload.request_rate_per_s or workload.num_requests
+    return (
+        f"{run.recipe.name}: {run.shape.name} on {run.machine.device.slug}, {workload.arrival.value} {load}, "
+        f"{workload.input_length:g} in {workload.output_length:g} out"
+    )
+
+
+def _labels(run: ServedRun) -> dict[str, str]:
+    if run.config.is_disaggregated:
+        kind = "disaggregated"
+    elif run.workload.arrival is Arrival.CLOSED_LOOP:
+        kind = "aggregated"
+    else:
+        kind = run.workload.arrival.value
+    labels = {
+        "engine": f"{run.recipe.constants_name} on {run.architecture}",
+        "source": run.group.split("|", maxsplit=1)[0],
+        "load": kind,
+        "device": run.machine.device.slug,
+        "model": run.shape.name,
+    }
+    concurrency = run.workload.concurrency
+    if run.config.is_disaggregated and concurrency is not None:
+        is_few = concurrency <= MOST_IN_FLIGHT
+        labels["disaggregated"] = f"{'up to' if is_few else 'more than'} {MOST_IN_FLIGHT} in flight"
+    return labels

@@ -1,0 +1,1 @@
+"""The question: spec, requests, engines, layouts."""

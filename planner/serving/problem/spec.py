@@ -1,0 +1,241 @@
+"""The serving question as users write it: pydantic models, every error at once with its path."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from meshplan.planner.core.spec_fields import Count, Dollars, SpecModel
+from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
+from meshplan.planner.serving.problem.requests import (
+    LATENCIES,
+    PERCENTILES,
+    Arrival,
+    KvTier,
+    Objective,
+    ServingObjective,
+    Speculation,
+)
+from meshplan.planner.spec import ClusterSpec, PriceSpec, read_spec
+
+MAX_TOKENS = 16_777_216
+MAX_CONCURRENCY = 1_000_000
+MAX_RATE_PER_S = 1e6
+MAX_REQUESTS = 10_000_000
+GIB, GB = 2.0**30, 1e9
+MAX_LATENCY_S = 1e5
+# What the simulator runs of a workload that says no number of requests: enough for a 99th percentile of a thousand.
+DEFAULT_NUM_REQUESTS = 1024
+
+Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
+Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
+if TYPE_CHECKING:
+    SchemeName = str
+    KvCacheFormat = str
+else:  # built from the tables, so that a new format is known here too; mypy reads only literals that are written out
+    SchemeName = Literal[tuple(SCHEMES)]
+    KvCacheFormat = Literal[tuple(KV_CACHE_BYTES)]
+_OBJECTIVE_KEY = re.compile(rf"({'|'.join(LATENCIES)})_({'|'.join(PERCENTILES)})_s")
+
+
+def known_promises(slo: dict[str, float]) -> dict[str, float]:
+    """The promises as given, where every key is one.
+
+    Raises:
+        ValueError: with the unknown keys.
+    """
+    unknown = [key for key in slo if not _OBJECTIVE_KEY.fullmatch(key)]
+    if unknown:
+        raise ValueError(
+            f"keys are {{{','.join(LATENCIES)}}}_{{{','.join(PERCENTILES)}}}_s, such as ttft_p99_s; "
+            f"not {', '.join(unknown)}"
+        )
+    return slo
+
+
+def promises_of(slo: Mapping[str, float]) -> tuple[Objective, ...]:
+    """Promises from keys such as ``ttft_p99_s`` and their limits, s; other keys are left out."""
+    matches = [(_OBJECTIVE_KEY.fullmatch(key), limit) for key, limit in slo.items()]
+    return tuple(Objective(metric=match[1], percentile=match[2], limit_s=limit) for match, limit in matches if match)
+
+
+class ServingWorkloadSpec(SpecModel):
+    """What the service is asked to do."""
+
+    input_length: Tokens | None = Field(default=None, description="prompt tokens of a request")
+    output_length: Tokens | None = Field(default=None, description="generated tokens of a request")
+    length_ratio: Annotated[float, Field(gt=0, le=1)] = Field(
+        default=1.0, description="lengths are uniform between this share of nominal and nominal"
+    )
+    request_rate_per_s: Annotated[float, Field(gt=0, le=MAX_RATE_PER_S, allow_inf_nan=False)] | None = None
+    concurrency: Annotated[int, Field(strict=True, ge=1, le=MAX_CONCURRENCY)] | None = Field(
+        default=None, description="requests in flight, where clients wait for answers before they ask again"
+    )
+    arrival: Literal["poisson", "gamma", "closed_loop", "all_at_once", "trace"] | None = None
+    burstiness: Annotated[float, Field(ge=1, le=100)] = Field(
+        default=1.0, description="coefficient of variation of the gaps between arrivals (arrival: gamma)"
+    )
+    num_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)] | None = Field(
+        default=None, description="to simulate"
+    )
+    prefix_hit_rate: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of prompt tokens found in the prefix cache"
+    )
+    num_prefixes: Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)] | None = Field(
+        default=None,
+        description="distinct prefixes that the requests share; a worker finds one where it still holds it "
+        "(default: it always does)",
+    )
+    trace: str | None = Field(default=None, description="CSV of arrival_s,input_length,output_length")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ServingWorkloadSpec:
+        lengths = (self.input_length, self.output_length)
+        if (self.trace is None) == (None in lengths):
+            raise ValueError("give input_length and output_length, or a trace")
+        if self.trace is not None and self.arrival not in (None, "trace"):
+            raise ValueError(f"a trace brings its own arrivals; drop arrival: {self.arrival}")
+        if self.arrival == "trace" and self.trace is None:
+            raise ValueError("arrival: trace needs trace: FILE")
+        if self.request_rate_per_s is not None and self.concurrency is not None:
+            raise ValueError("give request_rate_per_s (open arrivals) or concurrency (closed loop), not both")
+        if self.arrival in ("poisson", "gamma") and self.concurrency is not None:
+            raise ValueError(f"arrival: {self.arrival} goes with request_rate_per_s, not with concurrency")
+        if self.arrival == "closed_loop" and self.request_rate_per_s is not None:
+            raise ValueError("arrival: closed_loop goes with concurrency, not with request_rate_per_s")
+        if self.arrival == "gamma" and self.burstiness == 1.0:
+            raise ValueError("arrival: gamma needs burstiness above 1 (1 is poisson)")
+        if self.num_prefixes is not None and (self.prefix_hit_rate == 0.0 or self.trace is not None):
+            raise ValueError("num_prefixes goes with a prefix_hit_rate above 0, and with no trace")
+        return self
+
+    @property
+    def process(self) -> Arrival | None:
+        """How requests come; None where the plan chooses the load (neither rate nor concurrency is given)."""
+        if self.arrival is not None:
+            return Arrival(self.arrival)
+        if self.trace is not None:
+            return Arrival.TRACE
+        if self.request_rate_per_s is not None:
+            return Arrival.GAMMA if self.burstiness > 1.0 else Arrival.POISSON
+        return Arrival.CLOSED_LOOP if self.concurrency is not None else None
+
+
+class SpeculationSpec(SpecModel):
+    """Speculative decoding with a draft."""
+
+    num_draft_tokens: Annotated[int, Field(strict=True, ge=1, le=64)]
+    acceptance: Annotated[float, Field(ge=0, le=1)] = Field(description="probability that a drafted token is accepted")
+    draft_cost: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="time of one draft step over one decode iteration of the model"
+    )
+
+    draft_model: str | None = Field(
+        default=None, min_length=1, description="checkpoint of the draft, for the launcher files"
+    )
+
+    @property
+    def value(self) -> Speculation:
+        """As the estimator takes it."""
+        return Speculation(
+            num_draft_tokens=self.num_draft_tokens, acceptance=self.acceptance, draft_cost=self.draft_cost
+        )
+
+
+class KvTierSpec(SpecModel):
+    """Host memory or NVMe beside the KV cache of the devices."""
+
+    store: Literal["host", "nvme"] = "host"
+    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="of it, for each device")
+    gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        description="at which a device's share of the cache comes back"
+    )
+    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="of one fetch")
+
+    @property
+    def value(self) -> KvTier:
+        """As the simulation takes it."""
+        return KvTier(
+            store=self.store,
+            bytes_per_device=self.gib_per_device * GIB,
+            bytes_per_s_per_device=self.gb_per_s_per_device * GB,
+            latency_s=self.latency_s,
+        )
+
+
+class ServingConstraintsSpec(SpecModel):
+    """What a plan must stay within."""
+
+    max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_usd_per_hour: Dollars | None = None
+    max_power_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules the plan obeys")
+    price: PriceSpec = PriceSpec()
+
+
+class LayoutSpec(SpecModel):
+    """Degrees of one worker that the user pins."""
+
+    tensor_parallel: Count | None = None
+    pipeline_parallel: Count | None = None
+    attention_data_parallel: Count | None = None
+    expert_parallel: Count | None = None
+    expert_tensor_parallel: Count | None = None
+    context_parallel: Count | None = None
+    max_num_seqs: Count | None = None
+    max_batched_tokens: Count | None = None
+    num_workers: Count | None = Field(default=None, description="replicas")
+
+    def pinned(self) -> dict[str, int]:
+        """Only what is pinned."""
+        chosen = self.model_dump(include=set(LayoutSpec.model_fields), exclude_none=True)
+        return {name: int(value) for name, value in chosen.items()}
+
+
+class ServingFixedSpec(LayoutSpec):
+    """Choices that the user pins; the search decides the others."""
+
+    mode: Literal["aggregated", "disaggregated"] | None = None
+    quantization: SchemeName | None = None
+    prefill: LayoutSpec = LayoutSpec()
+    decode: LayoutSpec = LayoutSpec()
+
+
+class ServingSpec(SpecModel):
+    """A serving question."""
+
+    kind: Literal["serving"]
+    model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
+    cluster: ClusterSpec
+    workload: ServingWorkloadSpec
+    slo: Annotated[dict[str, Latency], AfterValidator(known_promises)] = Field(
+        default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
+    )
+    objective: ServingObjective = ServingObjective.THROUGHPUT_PER_DEVICE
+    quantization: list[SchemeName] | None = Field(
+        default=None, min_length=1, description="formats that the plan may choose from; default: as published"
+    )
+    kv_cache: KvCacheFormat = "bf16"
+    kv_tier: KvTierSpec | None = Field(
+        default=None, description="keeps prefixes that the devices have no room for; with workload.num_prefixes"
+    )
+    speculation: SpeculationSpec | None = None
+    constraints: ServingConstraintsSpec = ServingConstraintsSpec()
+    fixed: ServingFixedSpec = ServingFixedSpec()
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The promises on latency."""
+        return promises_of(self.slo)
+
+
+def read_serving_spec(document: Mapping[str, Any]) -> ServingSpec:
+    """Validate a document; every problem at once.
+
+    Raises:
+        SpecError: with the path and the fix of each problem.
+    """
+    return read_spec(ServingSpec, document)

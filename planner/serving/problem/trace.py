@@ -1,0 +1,132 @@
+"""Recorded requests from a CSV file, plain or compressed with gzip.
+
+The first line names the columns, in any order: ``arrival_s`` (seconds, non-decreasing), ``input_length`` and
+``output_length`` (tokens, at least 1), and if known ``prefix`` (identity of a shared prefix; −1 without one),
+``cached_tokens`` (of the prompt, at most all of it) and ``priority`` (smaller goes first).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import math
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.serving.problem.requests import Requests
+
+ARRIVAL = "arrival_s"
+NEEDED = (ARRIVAL, "input_length", "output_length")
+OPTIONAL = ("prefix", "cached_tokens", "priority")
+# After this many problems the file is not what it is taken for.
+MAX_PROBLEMS = 10
+LEAST = {
+    ARRIVAL: 0.0,
+    "input_length": 1,
+    "output_length": 1,
+    "prefix": -1,
+    "cached_tokens": 0,
+    "priority": -math.inf,
+}
+# Whole numbers below this are exact as a float and as a NumPy integer.
+MOST = 2.0**53
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_trace(path: Path) -> Requests:
+    """The requests of a file.
+
+    Raises:
+        SpecError: unreadable, without requests, or with malformed lines: each with its number.
+    """
+    where = f"the trace {path}"
+    try:
+        content = path.read_bytes()
+        text = (gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content).decode("utf-8-sig")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise SpecError([Problem(path="", message=f"cannot be read: {error}")], of=where) from error
+    reader = csv.reader(text.splitlines())
+    header = [name.strip() for name in next(reader, [])]
+    problems = _header_problems(header)
+    if problems:
+        raise SpecError(problems, of=where)
+    rows, problems = _rows(header, reader)
+    if not rows and not problems:
+        problems = [Problem(path="", message="there are no requests; give at least one line below the header")]
+    if problems:
+        raise SpecError(problems, of=where)
+    columns = dict(zip(header, zip(*rows, strict=True), strict=True))
+    whole = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name != ARRIVAL}
+    return Requests(
+        arrival_s=np.array(columns[ARRIVAL], dtype=float),
+        input_length=whole["input_length"],
+        output_length=whole["output_length"],
+        cached_tokens=whole.get("cached_tokens"),
+        prefix=whole.get("prefix"),
+        priority=whole.get("priority"),
+    )
+
+
+def _header_problems(header: Sequence[str]) -> list[Problem]:
+    known = (*NEEDED, *OPTIONAL)
+    found = [Problem(path="line 1", message=f"column {name!r} is missing") for name in NEEDED if name not in header]
+    for name in dict.fromkeys(header):
+        if name not in known:
+            found.append(Problem(path="line 1", message=f"unknown column {name!r}; known: {', '.join(known)}"))
+        elif header.count(name) > 1:
+            found.append(Problem(path="line 1", message=f"column {name!r} comes {header.count(name)} times"))
+    return found
+
+
+def _rows(header: Sequence[str], lines: Iterable[list[str]]) -> tuple[list[tuple[float, ...]], list[Problem]]:
+    """Values of every line, in order of the header, and what is wrong."""
+    rows: list[tuple[float, ...]] = []
+    problems: list[Problem] = []
+    arrival, before = header.index(ARRIVAL), 0.0
+    for number, line in enumerate(lines, start=2):
+        if not line:
+            continue
+        try:
+            row = _values(header, line)
+            if row[arrival] < before:
+                raise ValueError(f"arrival_s is {row[arrival]:g}, after {before:g} on the line before; sort by arrival")
+        except ValueError as error:
+            problems.append(Problem(path=f"line {number}", message=str(error)))
+            if len(problems) == MAX_PROBLEMS:
+                return rows, problems
+            continue
+        before = row[arrival]
+        rows.append(row)
+    return rows, problems
+
+
+def _values(header: Sequence[str], line: Sequence[str]) -> tuple[float, ...]:
+    """The numbers of one line.
+
+    Raises:
+        ValueError: too many or too few of them, or one that its column cannot mean.
+    """
+    if len(line) != len(header):
+        raise ValueError(f"{len(line)} values for {len(header)} columns")
+    row = tuple(_value(name, word) for name, word in zip(header, line, strict=True))
+    if "cached_tokens" in header:
+        cached, prompt = row[header.index("cached_tokens")], row[header.index("input_length")]
+        if cached > prompt:
+            raise ValueError(f"cached_tokens is {cached}, more than the prompt's {prompt}")
+    return row
+
+
+def _value(name: str, word: str) -> float:
+    try:
+        value = float(word) if name == ARRIVAL else int(word)
+    except ValueError:
+        value = math.nan
+    if math.isnan(value) or not LEAST[name] <= value < MOST:
+        kind = "a number of seconds" if name == ARRIVAL else "a whole number"
+        least = "" if LEAST[name] == -math.inf else f", at least {LEAST[name]:g}"
+        raise ValueError(f"{name} is {word.strip()!r}: give {kind}{least}")
+    return value

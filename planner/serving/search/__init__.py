@@ -1,0 +1,1 @@
+"""Deployments: candidates, bounds, the best one."""

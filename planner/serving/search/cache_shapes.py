@@ -1,0 +1,160 @@
+"""The chosen deployment with its KV cache kept elsewhere, too: simulated under the same load, "not validated".
+
+*Prefixes in host memory or on NVMe*: what a tier (:mod:`meshplan.planner.serving.simulation.kv_tier`) would bring a
+plan that has none. Engines have words for host memory (``kv_tier`` of the question); nobody has measured it for us.
+
+*One KV cache over all instances* (Infinite-LLM, :mod:`meshplan.planner.serving.estimator.shared_cache`): a long request
+may take memory that other instances have free. No supported engine does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.shared_cache import pooled
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import KvTier, ServingConfig, ServingWorkload
+from meshplan.planner.serving.search.deployment import judge, seen_by_clients, simulated_pool, site_of
+from meshplan.planner.serving.search.workers import PricedWorker
+from meshplan.planner.serving.simulation.arrivals import make_requests
+from meshplan.planner.serving.simulation.cluster import ServingSystem, simulate_system
+from meshplan.planner.serving.simulation.metrics import Metrics, summarize
+
+# Of a host's memory, the share that caches may take: what the operating system and the engine need is left.
+HOST_MEMORY_SHARE = 0.5
+# PCIe 5.0 x16 carries 63 GB/s each way; large pinned copies attain about 80 %. Assumed where the user says nothing.
+HOST_LINK_BYTES_PER_S = 0.8 * 63e9
+# One U.2 drive a device, as in a DGX H100 (8 × 3.84 TB, its data sheet), read over PCIe 4.0 x4 (7.9 GB/s) at 80 %.
+NVME_BYTES, NVME_BYTES_PER_S, NVME_LATENCY_S = 3.84e12, 0.8 * 7.9e9, 1e-4
+# Instances share a cache only where requests wait: at least so many, on average, or some are thrown out or rejected.
+WAITING = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedShape:
+    """The chosen deployment, done differently.
+
+    Args:
+        name: what is done differently.
+        label: sizes and rates that were assumed.
+        ttft_mean_s: simulated.
+        ttft_p99_s: simulated: of requests whose prefix nobody had yet, where there are that many.
+        tpot_mean_s: simulated.
+        num_rejected: requests that fit nowhere.
+        num_preemptions: requests thrown out for want of cache, each time counted.
+        by_engine: the target engine has words for it.
+        source: paper or engine.
+    """
+
+    name: str
+    label: str
+    ttft_mean_s: float
+    ttft_p99_s: float
+    tpot_mean_s: float
+    num_rejected: int
+    num_preemptions: int
+    by_engine: bool
+    source: str
+
+
+def simulated_shapes(
+    problem: ServingProblem,
+    config: ServingConfig,
+    workload: ServingWorkload,
+    worker: PricedWorker,
+    metrics: Metrics,
+    *,
+    seed: int = 0,
+) -> list[SimulatedShape]:
+    """Shapes that may help the chosen deployment: a tier where prefixes are shared, one cache where it is short.
+
+    Args:
+        problem: the question.
+        config: the chosen deployment; of one pool, else there is nothing to try.
+        workload: the load that it was judged under.
+        worker: its worker.
+        metrics: how it did.
+        seed: of the requests.
+    """
+    if config.is_disaggregated:
+        return []
+    found = list(_tiers(problem, config, workload, seed))
+    is_short = metrics.mean_queued > WAITING or metrics.num_rejected > 0 or metrics.num_preemptions > 0
+    if config.pools[0].num_workers > 1 and is_short and config.pools[0].kv_tier is None:
+        found.append(_one_cache(problem, config, workload, worker, seed))
+    return found
+
+
+def assumed_tiers(machine: Machine) -> list[KvTier]:
+    """Half of the host's memory over PCIe, and a drive for each device."""
+    tiers = []
+    if machine.host_memory_bytes is not None:
+        each = HOST_MEMORY_SHARE * machine.host_memory_bytes / machine.devices_per_host
+        tiers.append(KvTier(store="host", bytes_per_device=each, bytes_per_s_per_device=HOST_LINK_BYTES_PER_S))
+    nvme = KvTier(
+        store="nvme",
+        bytes_per_device=NVME_BYTES,
+        bytes_per_s_per_device=NVME_BYTES_PER_S,
+        latency_s=NVME_LATENCY_S,
+    )
+    return [*tiers, nvme]
+
+
+def _tiers(
+    problem: ServingProblem, config: ServingConfig, workload: ServingWorkload, seed: int
+) -> Iterator[SimulatedShape]:
+    pool = config.pools[0]
+    if workload.num_prefixes is None or pool.kv_tier is not None or not pool.limits.prefix_caching:
+        return
+    loaded = replace(problem, workload=workload)
+    for tier in assumed_tiers(problem.machines[pool.node_type]):
+        metrics = judge(loaded, replace(config, pools=(replace(pool, kv_tier=tier),)), seed=seed).metrics
+        yield _shape(
+            metrics,
+            name=f"prefixes kept {'in host memory' if tier.store == 'host' else 'on NVMe'}",
+            label=f"{tier.bytes_per_device / 1e9:.0f} GB at {tier.bytes_per_s_per_device / 1e9:.0f} GB/s a device",
+            by_engine=tier.store in problem.rules.kv_stores,
+            source="vLLM OffloadingConnector, SGLang HiCache, TensorRT-LLM host_cache_size",
+        )
+
+
+def _one_cache(
+    problem: ServingProblem, config: ServingConfig, workload: ServingWorkload, worker: PricedWorker, seed: int
+) -> SimulatedShape:
+    pool, site = config.pools[0], site_of(problem)
+    machine, num = problem.machines[pool.node_type], pool.num_workers
+    is_inside = pool.num_devices <= machine.domain_size
+    latency = machine.scale_up_latency_s if is_inside else machine.scale_out_latency_s
+    alone = simulated_pool(site, replace(pool, num_workers=1), workload, worker.cost)
+    together = replace(
+        alone,
+        cost=pooled(alone.cost, num, borrow_s=2.0 * latency * problem.shape.num_hidden_layers),
+        limits=replace(alone.limits, max_num_seqs=num * alone.limits.max_num_seqs),
+        kv_capacity_tokens=num * alone.kv_capacity_tokens,
+    )
+    run = simulate_system(make_requests(workload, seed=seed), ServingSystem(pools=(together,)))
+    outside_s = site.constants[pool.node_type].first_token_offset_s
+    metrics = summarize(seen_by_clients(run, outside_s), num_devices=config.num_devices)
+    return _shape(
+        metrics,
+        name="one KV cache over all workers",
+        label=f"{num} workers, {together.kv_capacity_tokens:,} tokens",
+        by_engine=False,
+        source="Infinite-LLM, arXiv:2401.02669",
+    )
+
+
+def _shape(metrics: Metrics, *, name: str, label: str, by_engine: bool, source: str) -> SimulatedShape:
+    return SimulatedShape(
+        name=name,
+        label=label,
+        ttft_mean_s=metrics.latencies["ttft"].mean,
+        ttft_p99_s=metrics.latencies["ttft"].p99,
+        tpot_mean_s=metrics.latencies["tpot"].mean,
+        num_rejected=metrics.num_rejected,
+        num_preemptions=metrics.num_preemptions,
+        by_engine=by_engine,
+        source=source,
+    )

@@ -1,0 +1,182 @@
+"""Which deployment serves the load at the best objective within every promise: bound, simulate, cut.
+
+*Notation.* A candidate c is a worker (node type, layout, formats, limits), how many of them, and for prefill and decode
+pools a pair of those. s̲(c) is its score in closed form, s(c) its score in the simulation; smaller is better.
+
+*Objective.* min s(c) over candidates whose simulated latencies keep every promise at its percentile.
+
+*Bound.* Closed forms leave out queueing, block waste and uneven arrival, so s̲(c) ≤ s(c) up to sampling noise;
+candidates that break a promise in closed form break it in the simulation. Candidates are simulated in the order of s̲;
+once the incumbent's s is at most the next s̲, no candidate left can beat it. When the number of simulations or the time
+runs out first, the smallest s̲ left is the bound and the gap is reported.
+
+What is proven and what is sampled: enumeration and bound are exact under the estimator; latencies at a percentile are
+sampled with ``num_requests`` requests, and the plan carries their confidence interval.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import Arrival, Role
+from meshplan.planner.serving.search.branch import NOISE, Branch, Simulated, score_judged, simulate_candidate
+from meshplan.planner.serving.search.candidates import Candidate, aggregated, disaggregated
+from meshplan.planner.serving.search.deployment import HighestRate
+from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingReport:
+    """What the search saw.
+
+    Args:
+        simulated: every simulated candidate, best first; those that keep all promises before the others.
+        num_candidates: deployments in closed form.
+        rejected: reason → number of workers or deployments turned down for it.
+        mixed: priced mixed workers, for the Pareto front.
+        prefill: priced prefill workers.
+        decode: priced decode workers.
+    """
+
+    simulated: tuple[Simulated, ...]
+    num_candidates: int
+    rejected: Counter[str]
+    mixed: tuple[PricedWorker, ...]
+    prefill: tuple[PricedWorker, ...]
+    decode: tuple[PricedWorker, ...]
+
+
+def search_serving(
+    problem: ServingProblem,
+    *,
+    seed: int = 0,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[Solution[Simulated], ServingReport]:
+    """Find the best deployment; see the module's text."""
+    start_wall, start_cpu = time.perf_counter(), time.process_time()
+    rejected: Counter[str] = Counter()
+    mixed, prefill, decode = _workers(problem, rejected)
+    candidates = [one for worker in mixed for one in aggregated(problem, worker)]
+    candidates += disaggregated(problem, prefill, decode)
+    candidates = _within_limits(problem, candidates, rejected)
+    candidates.sort(key=lambda one: (one.score, one.config.num_devices, _complexity(one), one.tpot_s))
+    deadline = None if time_limit_s is None else start_wall + time_limit_s
+    simulated, bound = Branch(problem, candidates, seed=seed, deadline=deadline, on_progress=on_progress).run()
+    simulated.sort(key=lambda one: (one.score, len(one.judged.broken), one.candidate.score))
+    _simplest_first(simulated)
+    report = ServingReport(
+        simulated=tuple(simulated),
+        num_candidates=len(candidates),
+        rejected=rejected,
+        mixed=tuple(mixed),
+        prefill=tuple(prefill),
+        decode=tuple(decode),
+    )
+    best = simulated[0] if simulated and simulated[0].score < float("inf") else None
+    objective = None if best is None else best.score
+    if objective is not None:  # equal within the noise of the best counts as equal
+        bound = min(bound, objective)
+    return Solution(
+        status=Status.INFEASIBLE if objective is None else status_of(objective, bound, tolerance=NOISE),
+        assignment=best,
+        objective=objective,
+        bound=None if objective is None else bound,
+        gap=None if objective is None else relative_gap(objective, bound),
+        wall_s=time.perf_counter() - start_wall,
+        cpu_s=time.process_time() - start_cpu,
+        solver="closed-form bounds, event-skipping simulation",
+        seed=seed,
+    ), report
+
+
+def _simplest_first(simulated: list[Simulated]) -> None:
+    """Among deployments that the sampling noise cannot tell apart, the simplest comes first."""
+    best = simulated[0].score if simulated else float("inf")
+    if best == float("inf"):
+        return
+    alike = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
+    simulated[: len(alike)] = sorted(alike, key=lambda one: (_complexity(one.candidate), one.score))
+
+
+def _complexity(candidate: Candidate) -> tuple[int, int, int]:
+    """Kinds of workers, stages, and devices of the largest worker, which is what one failure takes down."""
+    layouts = [pool.layout for pool in candidate.config.pools]
+    stages = max(layout.pipeline_parallel for layout in layouts)
+    return len(layouts), stages, max(layout.num_devices for layout in layouts)
+
+
+def _workers(
+    problem: ServingProblem, rejected: Counter[str]
+) -> tuple[list[PricedWorker], list[PricedWorker], list[PricedWorker]]:
+    """Priced workers by role, as far as the mode is not pinned otherwise."""
+    mode = problem.pinned.is_disaggregated
+    mixed = [] if mode else priced_workers(problem, Role.MIXED, rejected)
+    if mode is False or problem.workload.arrival is Arrival.ALL_AT_ONCE:
+        return mixed, [], []
+    return mixed, priced_workers(problem, Role.PREFILL, rejected), priced_workers(problem, Role.DECODE, rejected)
+
+
+def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rejected: Counter[str]) -> list[Candidate]:
+    """Candidates that the engine takes as a whole, within money and power."""
+    limits = problem.limits
+    kept = []
+    for one in candidates:
+        broken = problem.rules.broken(problem.shape, one.config)
+        if broken:
+            rejected[f"{problem.rules.name}: {broken[0]}"] += 1
+        elif limits.max_usd_per_hour is not None and (one.usd_per_hour or 0.0) > limits.max_usd_per_hour:
+            rejected["cost per hour is above max_usd_per_hour"] += 1
+        elif limits.max_power_w is not None and (one.power_w or 0.0) > limits.max_power_w:
+            rejected["average power is above max_power_w"] += 1
+        else:
+            kept.append(one)
+    return kept
+
+
+def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> float:
+    """The highest Poisson rate at which a deployment keeps every promise, requests/s; at least the question's own."""
+    supply = min(worker.best_rate_per_s * count for worker, count in candidate.parts)
+    rate = problem.workload.request_rate_per_s or 0.0
+    costs = [worker.cost for worker, _ in candidate.parts]
+    search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
+    while not search.is_closed:
+        search.narrow()
+    return max(rate, search.kept_per_s)
+
+
+def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulated, ServingReport]:
+    """One configuration, promises aside: pinned choices, every other degree 1, the smallest that fits the device.
+
+    Raises:
+        ValueError: nothing fits; the message says what was turned down most.
+    """
+    rejected: Counter[str] = Counter()
+    unpromised = replace(problem, promises=())
+    if problem.pinned.is_disaggregated:
+        prefill, decode = (priced_workers(unpromised, role, rejected)[:1] for role in (Role.PREFILL, Role.DECODE))
+        mixed: list[PricedWorker] = []
+        candidates = disaggregated(unpromised, prefill, decode)
+    else:
+        mixed, prefill, decode = priced_workers(unpromised, Role.MIXED, rejected)[:1], [], []
+        candidates = [one for worker in mixed for one in aggregated(unpromised, worker)]
+    if not candidates:
+        reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
+        raise ValueError(f"this configuration cannot run: {reason}")
+    chosen = min(candidates, key=lambda one: one.config.num_devices)
+    simulated = simulate_candidate(problem, chosen, seed=seed)
+    score = score_judged(problem, chosen, simulated.judged)
+    report = ServingReport(
+        simulated=(replace(simulated, score=score),),
+        num_candidates=1,
+        rejected=rejected,
+        mixed=tuple(mixed),
+        prefill=tuple(prefill),
+        decode=tuple(decode),
+    )
+    return report.simulated[0], report

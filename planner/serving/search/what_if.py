@@ -1,0 +1,275 @@
+"""Plan shapes that no supported engine runs: bounds in closed form, labelled "what if, not validated".
+
+*Attention apart from FFN* (Step-3, arXiv:2507.19427; with memory-rich devices for the attention: Lamina,
+arXiv:2405.01814). A devices hold attention weights and KV cache, F devices the MLPs and experts. m micro-batches go to
+and fro, so that a layer takes the time of its slowest station for each of them::
+
+    tpot(n) ≥ host + L·m·max(attention(n/(A·m)), ffn(n/m), exchange(n/m)) + head(n/A)
+
+*Experts in host memory* (MoE-Lens, arXiv:2504.09345; HybriMoE, arXiv:2504.05897). A share g of the experts of a node
+stays in device memory, as many as fit beside attention and cache; the distinct experts hit of the others are read by
+the CPU from host memory, meanwhile::
+
+    tpot(n) ≥ device parts(n) + L_moe·max(experts on devices(g, n), (1 − g)·hit(n)·bytes/B_host)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.iteration import FloatArray, Worker
+from meshplan.planner.serving.estimator.memory import weights_bytes, worker_memory
+from meshplan.planner.serving.estimator.operators import distinct_experts
+from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES, Quantization
+from meshplan.planner.serving.problem.requests import Layout, Pool, Role
+
+# Micro-batches between the two stations; two hide one behind the other, three hide the exchange as well.
+MICRO_BATCHES = (2, 3)
+# Of the devices, shares that attention is tried with.
+ATTENTION_SHARES = (0.25, 0.5, 0.75)
+MOST_RUNNING = 4096
+# Memory bandwidth of a host: two sockets with eight channels of DDR5-4800 each, 614 GB/s by JEDEC's figures, of which
+# streaming reads attain about 80 %. Assumed where the user does not measure.
+HOST_BYTES_PER_S = 0.8 * 614e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """A bound on a shape.
+
+    Args:
+        name: what is done differently.
+        label: devices and degrees.
+        num_devices: in use.
+        num_running: requests in flight.
+        tpot_s: lower bound of the time per output token.
+        tokens_per_s_per_device: upper bound; prefill is left to workers of its own.
+        source: paper.
+    """
+
+    name: str
+    label: str
+    num_devices: int
+    num_running: int
+    tpot_s: float
+    tokens_per_s_per_device: float
+    source: str
+
+
+def what_if(problem: ServingProblem) -> list[WhatIf]:
+    """The best of each shape within the promise on the time per output token; those that break it are left out."""
+    found = [_best(list(_attention_apart(problem))), _best(list(_host_experts(problem)))]
+    return [one for one in found if one is not None]
+
+
+def _best(shapes: list[WhatIf]) -> WhatIf | None:
+    return max(shapes, key=lambda shape: shape.tokens_per_s_per_device, default=None)
+
+
+# --- attention apart --------------------------------------------------------------------------------------------------
+
+
+def _attention_apart(problem: ServingProblem) -> Iterator[WhatIf]:
+    for attention_type, attention in problem.machines.items():
+        for ffn_type, ffn in problem.machines.items():
+            have = min(attention.num_devices, ffn.num_devices)
+            total = have if attention_type == ffn_type else 2 * have
+            for share in ATTENTION_SHARES:
+                num_attention = max(int(share * total), 1)
+                num_ffn = _ffn_devices(problem, total - num_attention)
+                if num_ffn < 1 or num_attention > attention.num_devices or num_ffn > ffn.num_devices:
+                    continue
+                for quantization in problem.quantizations:
+                    label = f"{num_attention} attention on {attention_type}, {num_ffn} FFN on {ffn_type}"
+                    yield from _stations(
+                        problem, (attention_type, ffn_type), num_attention, num_ffn, quantization, label
+                    )
+
+
+def _ffn_devices(problem: ServingProblem, most: int) -> int:
+    """The most devices that share the experts (or the MLP) evenly."""
+    whole = problem.shape.intermediate_size if problem.shape.moe is None else problem.shape.moe.num_experts
+    return next((count for count in range(most, 0, -1) if whole % count == 0), 0)
+
+
+def _stations(
+    problem: ServingProblem,
+    node_types: tuple[str, str],
+    num_attention: int,
+    num_ffn: int,
+    quantization: Quantization,
+    label: str,
+) -> Iterator[WhatIf]:
+    shape, layers = problem.shape, problem.shape.num_hidden_layers
+    is_moe = shape.moe is not None
+    ffn_layout = Layout(tensor_parallel=1, expert_parallel=num_ffn if is_moe else 1)
+    attention = _worker(problem, node_types[0], Layout(), quantization)
+    ffn = _worker(problem, node_types[1], ffn_layout, quantization)
+    running = _running(problem, attention.machine, num_attention, quantization)
+    if running is None or not _ffn_fits(problem, ffn.machine, num_ffn, quantization):
+        return
+    context = np.full_like(running, (attention.contexts.least + attention.contexts.most) / 2.0)
+    for micro in MICRO_BATCHES:
+        own, all_tokens = np.ceil(running / (num_attention * micro)), running / micro
+        near = attention.attention_linear_s(own) + attention.decode_attention_s(own, context) / layers
+        far = _ffn_layer_s(problem, ffn, all_tokens, num_ffn)
+        row = shape.hidden_size * (SCHEMES[quantization.experts].activation_bytes + BYTES_16_BIT)
+        rate = min(worker.exchange.transfer_bytes_per_s for worker in (attention, ffn))
+        moved = attention.machine.scale_out_latency_s + np.maximum(own, all_tokens / num_ffn) * row / rate
+        station = np.maximum(np.maximum(near, far), moved)
+        tpot = (
+            attention.constants.host_step_s
+            + layers * micro * station
+            + attention.head_s(np.ceil(running / num_attention))
+        )
+        yield from _kept(
+            problem,
+            tpot,
+            running,
+            num_attention + num_ffn,
+            name="attention and FFN on different devices",
+            label=f"{label}, {micro} micro-batches",
+            source="Step-3, arXiv:2507.19427; Lamina, arXiv:2405.01814",
+        )
+
+
+def _ffn_layer_s(problem: ServingProblem, worker: Worker, tokens: FloatArray, num_ffn: int) -> FloatArray:
+    """Mean time of one layer's MLP or experts on the FFN devices."""
+    shape = problem.shape
+    dense = shape.num_hidden_layers - shape.num_moe_layers
+    total = np.zeros_like(tokens)
+    if dense:
+        total = total + dense * worker.mlp_s(tokens, shape.intermediate_size / num_ffn)
+    if shape.moe is not None:
+        each = worker.routed_s(tokens)
+        if shape.moe.shared_intermediate_size:
+            each = each + worker.mlp_s(tokens, shape.moe.shared_intermediate_size / num_ffn)
+        total = total + shape.num_moe_layers * each
+    return total / shape.num_hidden_layers
+
+
+def _running(
+    problem: ServingProblem, machine: Machine, num_attention: int, quantization: Quantization
+) -> FloatArray | None:
+    """Numbers of requests that the attention devices hold; None where not one fits."""
+    # An attention device holds no experts and no MLP: as if they were spread over very many devices.
+    layout = Layout(expert_parallel=10**9) if problem.shape.moe is not None else Layout()
+    limits = replace(problem.rules.default_limits(machine.device), max_num_seqs=MOST_RUNNING)
+    held = problem.workload.input_length + problem.workload.output_length
+    memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
+    spare = 0.0
+    if problem.shape.moe is None:
+        mlp = SCHEMES[quantization.mlp].weight_bytes * problem.shape.dense_mlp_parameters
+        spare = problem.shape.num_hidden_layers * mlp
+    room = memory.budget_bytes - memory.weights_bytes - memory.workspace_bytes + spare
+    most = int(min(num_attention * room / (memory.kv_bytes_per_token * held), MOST_RUNNING * num_attention))
+    return None if most < num_attention else np.unique(np.geomspace(num_attention, most, 32).round())
+
+
+def _ffn_fits(problem: ServingProblem, machine: Machine, num_ffn: int, quantization: Quantization) -> bool:
+    shape = problem.shape
+    whole = weights_bytes(shape, quantization, Layout())
+    attention = SCHEMES[quantization.attention].weight_bytes * shape.attention_parameters * shape.num_hidden_layers
+    limits = problem.rules.default_limits(machine.device)
+    return (whole - attention) / num_ffn <= limits.memory_fraction * machine.device.usable_memory_bytes
+
+
+# --- experts in host memory -------------------------------------------------------------------------------------------
+
+
+def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
+    shape = problem.shape
+    if shape.moe is None:
+        return
+    for node_type, machine in problem.machines.items():
+        devices = min(machine.devices_per_host, machine.num_devices)
+        if machine.host_memory_bytes is None or shape.num_attention_heads % devices:
+            continue
+        for quantization in problem.quantizations:
+            expert = SCHEMES[quantization.experts].weight_bytes * shape.expert_parameters
+            all_experts = expert * shape.moe.num_experts * shape.num_moe_layers
+            layout = Layout(tensor_parallel=devices, expert_parallel=devices)
+            limits = replace(problem.rules.default_limits(machine.device), max_num_seqs=MOST_RUNNING)
+            budget = limits.memory_fraction * machine.device.usable_memory_bytes * devices
+            held = problem.workload.input_length + problem.workload.output_length
+            memory = worker_memory(shape, machine.device, layout, limits, quantization, context=held)
+            if memory.fits or all_experts > machine.host_memory_bytes:
+                continue  # nothing has to move, or there is no room for it
+            rest = devices * (memory.weights_bytes + memory.workspace_bytes) - all_experts
+            worker = _worker(problem, node_type, layout, quantization)
+            running = np.unique(np.geomspace(1, 256, 24).round())
+            cache = running * held * memory.kv_bytes_per_token * devices
+            share = np.clip((budget - rest - cache) / all_experts, 0.0, 1.0)
+            on_device = (budget - rest - cache) > 0.0
+            hit = distinct_experts(running, top_k=shape.moe.num_experts_per_token, num_experts=shape.moe.num_experts)
+            from_host = (1.0 - share) * hit * expert / HOST_BYTES_PER_S
+            context = np.full_like(running, problem.workload.input_length + problem.workload.output_length / 2.0)
+            parts = np.asarray(sum(worker.dense_parts_s(running).values()))
+            tpot = worker.constants.host_step_s + parts + worker.decode_attention_s(running, context)
+            tpot = tpot + worker.head_s(running)
+            tpot = tpot + shape.num_moe_layers * np.maximum(share * worker.routed_s(running), from_host)
+            best = float(share[on_device].max(initial=0.0))
+            yield from _kept(
+                problem,
+                tpot[on_device],
+                running[on_device],
+                devices,
+                name="experts that do not fit are computed from host memory",
+                label=f"TP{devices} on {node_type}, {best:.0%} of the experts on devices",
+                source="MoE-Lens, arXiv:2504.09345; HybriMoE, arXiv:2504.05897",
+            )
+
+
+# --- common -----------------------------------------------------------------------------------------------------------
+
+
+def _worker(problem: ServingProblem, node_type: str, layout: Layout, quantization: Quantization) -> Worker:
+    machine = problem.machines[node_type]
+    pool = Pool(
+        role=Role.DECODE,
+        layout=layout,
+        num_workers=1,
+        limits=problem.rules.default_limits(machine.device),
+        quantization=quantization,
+        node_type=node_type,
+    )
+    return pool_worker(
+        problem.shape,
+        machine,
+        pool,
+        recipe=problem.recipe,
+        constants=problem.calibrations[node_type].constants,
+        workload=problem.workload,
+    )
+
+
+def _kept(
+    problem: ServingProblem,
+    tpot: FloatArray,
+    running: FloatArray,
+    num_devices: int,
+    *,
+    name: str,
+    label: str,
+    source: str,
+) -> Iterator[WhatIf]:
+    """The load with the most tokens/s per device within the promise on the time per output token."""
+    kept = np.flatnonzero(tpot <= min(problem.limit_s("tpot"), problem.limit_s("itl")))
+    if not len(kept):
+        return
+    at = kept[np.argmax(running[kept] / tpot[kept])]
+    yield WhatIf(
+        name=name,
+        label=label,
+        num_devices=num_devices,
+        num_running=int(running[at]),
+        tpot_s=float(tpot[at]),
+        tokens_per_s_per_device=float(running[at] / tpot[at] / num_devices),
+        source=source,
+    )

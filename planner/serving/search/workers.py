@@ -1,0 +1,130 @@
+"""Workers in closed form: what one costs an iteration, its steady states, and the loads that its promises allow.
+
+Times of :mod:`meshplan.planner.serving.estimator.steady_state` are lower bounds of means, rates upper bounds. A
+percentile promised above the mean can only be stricter, so whatever breaks a promise here breaks it in the simulation
+too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
+from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill_s, steady_state
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import Pool, Role
+from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PricedWorker:
+    """A worker with the tables of its iterations and its steady states.
+
+    Args:
+        placed: layout, formats, memory.
+        cost: of its iterations.
+        steady: by running requests.
+        feasible: [N] running requests at which no promise is broken in closed form.
+        first_token_s: of an unloaded request.
+    """
+
+    placed: PlacedWorker
+    cost: StepCost
+    steady: SteadyState
+    feasible: NDArray[np.bool_]
+    first_token_s: float
+
+    @property
+    def num_devices(self) -> int:
+        """Of one worker."""
+        return self.placed.layout.num_devices
+
+    @property
+    def best_rate_per_s(self) -> float:
+        """Most requests/s within the promises."""
+        return float(self.steady.rate_per_s[self.feasible].max(initial=0.0))
+
+
+def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> list[PricedWorker]:
+    """Every worker of a role with its steady states; those that break a promise at every load are turned down."""
+    found = []
+    for placed in placed_workers(problem, role, rejected):
+        worker = price_worker(problem, placed)
+        if worker.feasible.any():
+            found.append(worker)
+        else:
+            rejected[_broken_promise(problem, worker)] += 1
+    return found
+
+
+def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
+    """Tables, steady states and the loads that keep every promise."""
+    workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
+    pool = pool_of(problem, placed, 1)
+    cost = pool_worker(
+        problem.shape,
+        placed.machine,
+        pool,
+        recipe=problem.recipe,
+        constants=constants,
+        workload=workload,
+        speculation=problem.speculation,
+    ).step_cost()
+    limits = scheduled(pool, problem.recipe, workload)
+    mean = (1.0 + workload.length_ratio) / 2.0
+    prompt, output = mean * workload.input_length, mean * workload.output_length
+    cached = prompt * workload.prefix_hit_rate
+    steady = steady_state(
+        cost,
+        role=placed.role,
+        prompt=prompt,
+        output=output,
+        cached=cached,
+        budget=limits.max_batched_tokens,
+        most=placed.limits.max_num_seqs,
+    )
+    alone = prefill_s(cost, prompt, cached=cached, budget=limits.max_batched_tokens)
+    first = alone + constants.first_token_offset_s + constants.first_token_steps * steady.tpot_s
+    feasible = np.ones(len(steady.num_seqs), dtype=bool)
+    if placed.role is not Role.PREFILL:
+        feasible &= steady.tpot_s <= min(problem.limit_s("tpot"), problem.limit_s("itl"))
+        feasible &= first + max(output - 1.0, 0.0) * steady.tpot_s <= problem.limit_s("e2e")
+    if placed.role is not Role.DECODE:
+        feasible &= first <= min(problem.limit_s("ttft"), problem.limit_s("e2e"))
+    return PricedWorker(placed=placed, cost=cost, steady=steady, feasible=feasible, first_token_s=float(first[0]))
+
+
+def _broken_promise(problem: ServingProblem, worker: PricedWorker) -> str:
+    """Which promise a worker breaks with one request running, as a reason."""
+    if worker.placed.role is not Role.PREFILL and worker.steady.tpot_s[0] > problem.limit_s("tpot"):
+        return "time per output token is above its promise with one request running"
+    if worker.first_token_s > problem.limit_s("ttft"):
+        return "time to first token is above its promise for one request alone"
+    return "a promise on latency is broken with one request running"
+
+
+def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num_running: int | None = None) -> Pool:
+    """A pool of such workers; ``num_running`` caps the requests of each."""
+    limits = placed.limits
+    if num_running is not None:
+        lanes = placed.layout.attention_data_parallel
+        limits = replace(limits, max_num_seqs=min(-(-num_running // lanes) * lanes, limits.max_num_seqs))
+    return Pool(
+        role=placed.role,
+        layout=placed.layout,
+        num_workers=num_workers,
+        limits=limits,
+        quantization=placed.quantization,
+        node_type=placed.node_type,
+        kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
+    )
+
+
+def prefilling(worker: PricedWorker, rate_per_s: float) -> float:
+    """Share of its time that a worker prefills at a rate of its own."""
+    return 0.0 if worker.placed.role is Role.DECODE else rate_per_s * float(worker.steady.prefill_s[-1])

@@ -1,0 +1,1 @@
+"""Requests through workers over time: event-skipping, with a reference implementation."""

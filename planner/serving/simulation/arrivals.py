@@ -1,0 +1,223 @@
+"""From a workload to requests: when each arrives, how long its prompt and its answer are.
+
+The lengths are drawn before the arrivals and the gaps have mean 1 before they are scaled, so that two rates with one
+seed meet the same requests in the same order (common random numbers).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+
+# Requests per request in flight of a closed loop: the rule of the public serving benchmarks of 2025.
+REQUESTS_PER_CONCURRENCY = 10
+# Requests of an open run that does not say how many: ten beyond the 99th percentile.
+DEFAULT_NUM_REQUESTS = 1024
+# At most this many offending requests are named one by one.
+MAX_NAMED = 5
+
+
+def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
+    """The requests of a run.
+
+    Lengths are uniform in [length_ratio, 1] × nominal, rounded, at least 1; fixed where the ratio is 1. The gaps of
+    POISSON are exponential with mean 1/rate; of GAMMA they have the shape 1/burstiness², so that burstiness is their
+    coefficient of variation (arXiv:2302.11665, §6). A trace is replayed as it is: its first requests if a
+    number is given, at another rate if one is given.
+
+    Raises:
+        SpecError: the workload lacks what its kind of arrival needs, or holds values that no service can meet.
+    """
+    problems = _workload_problems(workload)
+    if problems:
+        raise SpecError(problems, of="the workload")
+    if workload.arrival is Arrival.TRACE:
+        assert workload.trace is not None  # noqa: S101  (checked with the rest of the workload)
+        return _replayed(workload, workload.trace)
+    rng = np.random.default_rng(seed)
+    num = num_requests(workload)
+    inputs = _lengths(rng, workload.input_length, workload.length_ratio, num)
+    outputs = _lengths(rng, workload.output_length, workload.length_ratio, num)
+    closed = workload.arrival is Arrival.CLOSED_LOOP
+    arrivals = _arrivals(rng, workload, num)
+    prefixes = workload.num_prefixes
+    return Requests(
+        arrival_s=arrivals,
+        input_length=inputs,
+        output_length=outputs,
+        concurrency=workload.concurrency if closed else None,
+        think_s=workload.think_s,
+        cached_tokens=_cached(inputs, workload.prefix_hit_rate),
+        prefix=None if prefixes is None else rng.integers(0, prefixes, num),
+    )
+
+
+def num_requests(workload: ServingWorkload) -> int:
+    """How many requests a run has: as told, or what its kind of arrival implies."""
+    if workload.num_requests is not None:
+        return workload.num_requests
+    if workload.trace is not None:
+        return len(workload.trace)
+    if workload.arrival is Arrival.CLOSED_LOOP and workload.concurrency:
+        return REQUESTS_PER_CONCURRENCY * workload.concurrency
+    if workload.arrival is Arrival.STATIC_BATCH and workload.concurrency:
+        return workload.concurrency
+    return DEFAULT_NUM_REQUESTS
+
+
+def check_requests(requests: Requests) -> None:
+    """Refuse requests that no run can mean.
+
+    Raises:
+        SpecError: no requests at all; arrays of different length; arrivals that are negative, unsorted or not
+            finite; prompts or answers without a token; more cached tokens than prompt tokens.
+    """
+    problems = request_problems(requests)
+    if problems:
+        raise SpecError(problems, of="the requests")
+
+
+def request_problems(requests: Requests) -> list[Problem]:
+    """What is wrong with the requests; each kind of fault once, with the first places."""
+    num = len(requests)
+    if not num:
+        return [Problem(path="", message="there are no requests; give at least one")]
+    found: list[Problem] = []
+    columns = {
+        "input_length": requests.input_length,
+        "output_length": requests.output_length,
+        "cached_tokens": requests.cached_tokens,
+        "prefix": requests.prefix,
+        "priority": requests.priority,
+    }
+    for name, column in columns.items():
+        if column is not None and len(column) != num:
+            found.append(Problem(path=name, message=f"{len(column)} values for {num} arrivals; give one each"))
+    if found:
+        return found
+    arrival = np.asarray(requests.arrival_s, dtype=float)
+    checks: list[tuple[str, NDArray[np.bool_], str]] = [
+        ("arrival_s", ~np.isfinite(arrival), "must be a finite number of seconds"),
+        ("arrival_s", arrival < 0.0, "must not be negative; count seconds from the start"),
+        ("arrival_s", np.diff(arrival, prepend=arrival[0]) < 0.0, "is earlier than the one before; sort by arrival"),
+        ("input_length", requests.input_length < 1, "a prompt has at least 1 token"),
+        ("output_length", requests.output_length < 1, "an answer has at least 1 token; drop requests without one"),
+    ]
+    if requests.cached_tokens is not None:
+        cached = requests.cached_tokens
+        wrong = (cached < 0) | (cached > requests.input_length)
+        checks.append(("cached_tokens", wrong, "must lie between 0 and the prompt's tokens"))
+    for name, wrong, message in checks:
+        found.extend(_named(name, np.asarray(getattr(requests, name)), wrong, message))
+    if requests.concurrency is not None and requests.concurrency < 1:
+        found.append(Problem(path="concurrency", message=f"{requests.concurrency} is not a number in flight; give ≥ 1"))
+    return found
+
+
+def scaled(requests: Requests, rate_per_s: float) -> Requests:
+    """The same requests in the same order at another mean rate: all arrivals stretched by one factor.
+
+    Raises:
+        SpecError: all requests arrive at once, so that there is no rate to scale.
+    """
+    span = float(requests.arrival_s[-1] - requests.arrival_s[0])
+    if span <= 0.0 or requests.concurrency is not None:
+        message = "all requests arrive at once: a rate needs arrivals that are spread over time"
+        raise SpecError([Problem(path="arrival_s", message=message)], of="the requests")
+    present = (len(requests) - 1) / span
+    return replace(requests, arrival_s=requests.arrival_s * (present / rate_per_s))
+
+
+def _named(name: str, values: NDArray[np.generic], wrong: NDArray[np.bool_], message: str) -> list[Problem]:
+    places = np.flatnonzero(wrong)
+    found = [Problem(path=f"{name}[{i}]", message=f"{values[i]} {message}") for i in places[:MAX_NAMED]]
+    if len(places) > MAX_NAMED:
+        found.append(Problem(path=name, message=f"… and {len(places) - MAX_NAMED} more alike"))
+    return found
+
+
+def _workload_problems(workload: ServingWorkload) -> list[Problem]:
+    found: list[Problem] = []
+
+    def need(path: str, is_right: bool, message: str) -> None:
+        if not is_right:
+            found.append(Problem(path=path, message=message))
+
+    kind = workload.arrival
+    if kind in (Arrival.CLOSED_LOOP, Arrival.STATIC_BATCH):
+        count = workload.concurrency
+        need("concurrency", count is not None and count >= 1, f"{kind.value} needs concurrency ≥ 1, not {count}")
+    if kind in (Arrival.POISSON, Arrival.GAMMA):
+        rate = workload.request_rate_per_s
+        need("request_rate_per_s", _positive(rate), f"{kind.value} needs a rate above 0 requests/s, not {rate}")
+    if kind is Arrival.GAMMA:
+        spread = workload.burstiness
+        need("burstiness", _positive(spread), f"a coefficient of variation is above 0, not {spread}")
+    if kind is Arrival.TRACE:
+        need("trace", workload.trace is not None, "trace replay needs a trace")
+        found.extend([] if workload.trace is None else request_problems(workload.trace))
+        rate = workload.request_rate_per_s
+        need("request_rate_per_s", rate is None or _positive(rate), f"a rate is above 0 requests/s, not {rate}")
+        count, recorded = workload.num_requests, 0 if workload.trace is None else len(workload.trace)
+        message = f"{count} requests of a trace that has {recorded}: give 1 … {recorded}, or leave it out"
+        need("num_requests", count is None or 1 <= count <= recorded, message)
+        return found
+    for path, length in (("input_length", workload.input_length), ("output_length", workload.output_length)):
+        need(path, math.isfinite(length) and length >= 1, f"{length} tokens: at least 1 token is needed")
+    ratio, share = workload.length_ratio, workload.prefix_hit_rate
+    need("length_ratio", 0.0 < ratio <= 1.0, f"{ratio} is not a share of the nominal length; give 0 < ratio ≤ 1")
+    need("prefix_hit_rate", 0.0 <= share <= 1.0, f"{share} is not a share; give 0 … 1")
+    prefixes = workload.num_prefixes
+    need("num_prefixes", prefixes is None or prefixes >= 1, f"{prefixes} prefixes: give at least 1, or leave it out")
+    count = workload.num_requests
+    need("num_requests", count is None or count >= 1, f"{count} requests: give at least 1, or leave it out")
+    return found
+
+
+def _positive(value: float | None) -> bool:
+    return value is not None and math.isfinite(value) and value > 0.0
+
+
+def _replayed(workload: ServingWorkload, trace: Requests) -> Requests:
+    num = num_requests(workload)
+    if num < len(trace):
+        trace = replace(
+            trace,
+            arrival_s=trace.arrival_s[:num],
+            input_length=trace.input_length[:num],
+            output_length=trace.output_length[:num],
+            cached_tokens=_first(trace.cached_tokens, num),
+            prefix=_first(trace.prefix, num),
+            priority=_first(trace.priority, num),
+        )
+    if workload.request_rate_per_s is None:
+        return trace
+    return scaled(trace, workload.request_rate_per_s)
+
+
+def _first(column: NDArray[np.int64] | None, num: int) -> NDArray[np.int64] | None:
+    return None if column is None else column[:num]
+
+
+def _lengths(rng: np.random.Generator, nominal: float, ratio: float, num: int) -> NDArray[np.int64]:
+    drawn = rng.uniform(ratio * nominal, nominal, num)
+    return np.maximum(np.rint(drawn), 1).astype(np.int64)
+
+
+def _cached(inputs: NDArray[np.int64], share: float) -> NDArray[np.int64] | None:
+    return np.floor(inputs * share).astype(np.int64) if share > 0.0 else None
+
+
+def _arrivals(rng: np.random.Generator, workload: ServingWorkload, num: int) -> NDArray[np.float64]:
+    rate = workload.request_rate_per_s
+    if workload.arrival not in (Arrival.POISSON, Arrival.GAMMA) or rate is None:
+        return np.zeros(num)
+    spread = workload.burstiness if workload.arrival is Arrival.GAMMA else 1.0
+    gaps = rng.gamma(1.0 / spread**2, spread**2, num)
+    return np.cumsum(gaps) / rate

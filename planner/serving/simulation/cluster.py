@@ -1,0 +1,265 @@
+"""Several workers behind a router, aggregated or with prefill and decode apart.
+
+Workers run by themselves until somebody reaches into them: one heap holds what comes next – requests that leave a
+worker or arrive at a pool, workers that have something to do – and a worker's stretch of decodes is begun
+only when nothing earlier can interrupt it, so that routing sees the state of every worker at that moment.
+
+Prefill and decode apart (arXiv:2401.09670, arXiv:2311.18677): a prefilled request's KV cache, kv_bytes_per_token ×
+input, goes over a link that carries one cache after the other at its full bandwidth; the link's latency is added and
+occupies nobody. The prefill worker's blocks are free as soon as the prefill is done: the cache is taken to be read
+out of a send buffer.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role, Router
+from meshplan.planner.serving.simulation.arrivals import check_requests
+from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS, check_limits, finished, servable, simulate
+from meshplan.planner.serving.simulation.kv_tier import KvTier, TierShape
+from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.simulation.routing import Pool
+from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.watch import Watch
+from meshplan.planner.serving.simulation.worker import Worker
+
+# Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, whose KV cache has
+# come back from the tier, iterations.
+LEAVES, ARRIVES, FETCHED, WORKS = 0, 1, 2, 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulatedPool:
+    """Alike workers.
+
+    Args:
+        cost: tables of a worker's iterations.
+        limits: of its scheduler.
+        kv_capacity_tokens: of its KV cache, all lanes together.
+        num_workers: behind the router.
+        role: see :class:`Role`.
+        tier: where prefixes go that its KV cache has no room for; None: they are lost. Not for DECODE.
+    """
+
+    cost: StepCost
+    limits: EngineLimits
+    kv_capacity_tokens: int
+    num_workers: int = 1
+    role: Role = Role.MIXED
+    tier: TierShape | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvLink:
+    """What KV caches go over from prefill to decode.
+
+    Args:
+        kv_bytes_per_token: of all layers.
+        bandwidth_bytes_per_s: of one link.
+        latency_s: s.
+        is_shared: one link for all prefill workers, not one each.
+    """
+
+    kv_bytes_per_token: float
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    is_shared: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingSystem:
+    """What serves: one pool of role MIXED, or one PREFILL and one DECODE with a link.
+
+    Args:
+        pools: see above, in this order.
+        router: how requests reach the workers of a pool.
+        link: between the pools; None for one pool.
+        first_token_from_decode: a client sees the first token only after the transfer and the first decode iteration:
+            engines whose decode worker answers the client.
+        kv_block_tokens: tokens of a block of KV cache.
+    """
+
+    pools: tuple[SimulatedPool, ...]
+    router: Router = Router.LEAST_LOADED
+    link: KvLink | None = None
+    first_token_from_decode: bool = False
+    kv_block_tokens: int = KV_BLOCK_TOKENS
+
+
+def simulate_system(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
+    """Serve the requests with all workers of a system. ``workers`` of the run are those of the pools, in order.
+
+    Raises:
+        SpecError: malformed requests or limits, or pools that do not make a system.
+        LostPromiseError: the watch gave up, because the run cannot keep its promises.
+    """
+    pool = system.pools[0] if system.pools else None
+    is_plain = pool is not None and pool.num_workers == 1 and pool.role is Role.MIXED and pool.tier is None
+    if pool is not None and is_plain and len(system.pools) == 1:
+        return simulate(
+            requests,
+            pool.cost,
+            pool.limits,
+            kv_capacity_tokens=pool.kv_capacity_tokens,
+            kv_block_tokens=system.kv_block_tokens,
+            watch=watch,
+        )
+    return simulate_together(requests, system, watch)
+
+
+def simulate_together(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
+    """As :func:`simulate_system`, without the shorter way for a single worker."""
+    _check_system(system)
+    check_requests(requests)
+    for pool in system.pools:
+        check_limits(pool.limits, pool.cost, system.kv_block_tokens)
+    cluster = _Cluster(requests, system)
+    cluster.run(watch if requests.concurrency is None else None)
+    return finished(requests, cluster.ledger, [worker for pool in cluster.pools for worker in pool.workers])
+
+
+def _check_system(system: ServingSystem) -> None:
+    problems = []
+    roles = [pool.role for pool in system.pools]
+    if roles not in ([Role.MIXED], [Role.PREFILL, Role.DECODE]):
+        named = ", ".join(role.value for role in roles) or "none"
+        problems.append(Problem(path="pools", message=f"{named}: give one mixed pool, or prefill and decode"))
+    elif len(roles) > 1 and (system.link is None or system.link.bandwidth_bytes_per_s <= 0.0):
+        problems.append(Problem(path="link", message="prefill and decode apart need a link with a bandwidth above 0"))
+    for i, pool in enumerate(system.pools):
+        if pool.num_workers < 1:
+            problems.append(Problem(path=f"pools[{i}].num_workers", message=f"{pool.num_workers} workers: give ≥ 1"))
+        if pool.tier is not None and (pool.role is Role.DECODE or not pool.limits.prefix_caching):
+            message = "a tier keeps the prefixes of workers that prefill and have a prefix cache"
+            problems.append(Problem(path=f"pools[{i}].tier", message=message))
+    if problems:
+        raise SpecError(problems, of="the serving system")
+
+
+class _Cluster:
+    def __init__(self, requests: Requests, system: ServingSystem) -> None:
+        self.requests, self.system = requests, system
+        self.ledger = Ledger(requests)
+        # When, which kind, which request or worker, and which worker it leaves or pool it arrives at.
+        self.events: list[tuple[float, int, int, int]] = []
+        self.pools = [self._pool(i) for i in range(len(system.pools))]
+        self.workers = [worker for pool in self.pools for worker in pool.workers]
+        self.pool_of = [pool for pool in self.pools for _ in pool.workers]
+        self.link_free_s = [0.0] * len(self.workers)
+        self.tiers = [
+            None if worker.prefixes is None or pool.tier is None else KvTier(self.ledger, pool.tier, worker.prefixes)
+            for pool, workers in zip(system.pools, self.pools, strict=True)
+            for worker in workers.workers
+        ]
+        self.following: Iterator[int] = iter(())
+
+    def _pool(self, which: int) -> Pool:
+        pool, block = self.system.pools[which], self.system.kv_block_tokens
+        first = sum(before.num_workers for before in self.system.pools[:which])
+        output = 0.0 if pool.role is Role.PREFILL else float(np.mean(self.requests.output_length))
+        workers = [
+            Worker(
+                pool.cost,
+                pool.limits,
+                self.ledger,
+                kv_capacity_tokens=pool.kv_capacity_tokens,
+                kv_block_tokens=block,
+                role=pool.role,
+                on_leave=partial(self._will_leave, first + j),
+                pauses=True,
+            )
+            for j in range(pool.num_workers)
+        ]
+        return Pool(workers, self.system.router, self.ledger, first=first, expected_output=output)
+
+    def run(self, watch: Watch | None) -> None:
+        """Handle events until there are none, or the watch gives up."""
+        requests, events = self.requests, self.events
+        order = np.flatnonzero(self._servable()).tolist()
+        in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
+        self.following = iter(order[in_flight:]) if requests.concurrency is not None else iter(())
+        arrivals = requests.arrival_s.tolist()
+        events.extend((arrivals[request], ARRIVES, request, 0) for request in order[:in_flight])
+        heapq.heapify(events)
+        looks = set() if watch is None else set(watch.moments(requests.arrival_s))
+        while events:
+            now, kind, subject, where = heapq.heappop(events)
+            if kind == LEAVES:
+                self._leave(where, subject, now)
+            elif kind == ARRIVES:
+                self._arrive(subject, now, where)
+                if watch is not None and where == 0 and subject in looks:
+                    watch.look(self.ledger, now)
+            elif kind == FETCHED:
+                self._enter(subject, now, where)
+            elif self.workers[subject].wake_s == now:
+                self.workers[subject].run(math.nextafter(now, math.inf), lazily=True)
+                self._wake(subject)
+
+    def _servable(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        block = self.system.kv_block_tokens
+        fitting = [
+            servable(self.requests, pool.cost, pool.role, pool.kv_capacity_tokens, block) for pool in self.system.pools
+        ]
+        return np.logical_and.reduce(fitting)
+
+    def _wake(self, number: int) -> None:
+        wake_s = self.workers[number].wake_s
+        if wake_s < math.inf:
+            heapq.heappush(self.events, (wake_s, WORKS, number, 0))
+
+    def _arrive(self, request: int, now: float, which: int) -> None:
+        ledger, pool = self.ledger, self.pools[which]
+        if which == 0:
+            ledger.arrival_s[request] = now
+        else:
+            hidden = self.system.first_token_from_decode
+            ledger.arrive_prefilled(request, math.inf if hidden else ledger.first_token_s[request])
+        number = pool.first + pool.choose(request)
+        tier = self.tiers[number]
+        here_s = now if tier is None else tier.arrive(request, now)
+        if here_s > now:
+            heapq.heappush(self.events, (here_s, FETCHED, request, number))
+        else:
+            self._enter(request, now, number)
+
+    def _enter(self, request: int, now: float, number: int) -> None:
+        """A request gets into the queue of its worker."""
+        worker, tier = self.workers[number], self.tiers[number]
+        worker.run(now)
+        worker.submit(request, now)
+        if tier is not None:
+            self.ledger.found_tokens[request] = tier.found.pop(request)
+        self._wake(number)
+
+    def _will_leave(self, number: int, request: int, at_s: float) -> None:
+        """A worker knows the end of an iteration at its start; the others must not yet."""
+        heapq.heappush(self.events, (at_s, LEAVES, request, number))
+
+    def _leave(self, number: int, request: int, now: float) -> None:
+        self.pool_of[number].forget(request)
+        if len(self.pools) > 1 and self.pool_of[number] is self.pools[0] and self.ledger.output_length[request] > 1:
+            self.ledger.finish_s[request] = math.inf
+            self._transfer(request, now, number)
+            return
+        following = next(self.following, None)
+        if following is not None:
+            heapq.heappush(self.events, (now + self.requests.think_s, ARRIVES, following, 0))
+
+    def _transfer(self, request: int, now: float, number: int) -> None:
+        link = self.system.link
+        assert link is not None  # noqa: S101  (checked with the system)
+        which = 0 if link.is_shared else number
+        start = max(now, self.link_free_s[which])
+        seconds = link.kv_bytes_per_token * self.ledger.input_length[request] / link.bandwidth_bytes_per_s
+        self.link_free_s[which] = start + seconds
+        heapq.heappush(self.events, (start + seconds + link.latency_s, ARRIVES, request, 1))

@@ -1,0 +1,123 @@
+"""The requests that decode together: who they are, what they attend, which KV blocks they hold, when the next is done.
+
+All of them take part in every iteration, so each is known by what it was when it joined and by what everyone has
+gained since: D iterations and ⌊s·D⌋ tokens, s = tokens_per_step. Nothing is touched when an iteration passes, and K of
+them cost as much as one.
+
+KV blocks after some iterations are Σ ⌈(offset + grown)/block⌉, where offset is what a request held when it joined less
+what all had gained then. With offset = block·w + r that is Σ w + Σ ⌈(r + grown)/block⌉, and the second sum needs only
+how many offsets have which residue r.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+from meshplan.planner.serving.simulation.ledger import Ledger
+
+
+class DecodeBatch:
+    """The decode batch of one worker and the blocks of its KV cache.
+
+    Args:
+        ledger: of the requests.
+        tokens_per_step: s.
+        kv_capacity_tokens: of the KV cache; whole blocks of it are used.
+        kv_block_tokens: tokens of a block.
+    """
+
+    def __init__(
+        self, ledger: Ledger, *, tokens_per_step: float, kv_capacity_tokens: int, kv_block_tokens: int
+    ) -> None:
+        self.ledger, self.num_requests = ledger, len(ledger)
+        self.is_plain = tokens_per_step == 1.0
+        self.speed: float = int(tokens_per_step) if tokens_per_step == int(tokens_per_step) else tokens_per_step
+        self.most_per_step = math.ceil(tokens_per_step)
+        self.block, self.num_blocks = kv_block_tokens, kv_capacity_tokens // kv_block_tokens
+        self.steps = 0
+        self.grown = 0
+        self.num_decoding = 0
+        # Σ of what the requests attend in the next iteration, their KV tokens and the one that they compute.
+        self.context: float = 0
+        # Heap of target × requests + request: one number is compared faster than a pair.
+        self.finishing: list[int] = []
+        self.decoding: set[int] = set()
+        self.prompt_blocks = 0
+        # Tokens that decodes may hold beside the prompts in prefill.
+        self.room = self.num_blocks * self.block
+        self.whole_blocks = 0
+        self.residues = [0] * kv_block_tokens
+
+    def hold_prompt(self, length: int) -> None:
+        """Give a prompt blocks for all of itself."""
+        self.prompt_blocks -= -length // self.block
+        self.room = (self.num_blocks - self.prompt_blocks) * self.block
+
+    def release_prompt(self, length: int) -> None:
+        """Take them back, or let the decode batch count them."""
+        self.prompt_blocks += -length // self.block
+        self.room = (self.num_blocks - self.prompt_blocks) * self.block
+
+    def blocks(self, grown: int) -> int:
+        """Blocks that decodes hold once each has given ``grown`` tokens: Σ ⌈(offset + grown)/block⌉, by residues."""
+        whole, part = divmod(grown, self.block)
+        blocks = self.whole_blocks + self.num_decoding * (whole + 1)
+        if part:
+            return blocks + sum(self.residues[self.block + 1 - part :])
+        return blocks - self.residues[0]
+
+    def given(self, steps: int) -> int:
+        """Tokens that each decoding request gains in ``steps`` iterations from the start."""
+        return int(self.speed * steps)
+
+    def join(self, request: int, generated: int) -> None:
+        """Put a request with its KV cache and ``generated`` tokens into the decode batch."""
+        ledger = self.ledger
+        held = ledger.input_length[request] + generated - 1
+        target = ledger.target[request] = self.grown + ledger.output_length[request] - generated
+        heapq.heappush(self.finishing, target * self.num_requests + request)
+        self.decoding.add(ledger.rank[request])
+        self.num_decoding += 1
+        self.context += held + 1
+        ledger.anchor[request] = held + 1 - self.speed * self.steps
+        offset = ledger.offset[request] = held - self.grown
+        whole, residue = divmod(offset, self.block)
+        self.whole_blocks += whole
+        self.residues[residue] += 1
+
+    def remove(self, request: int) -> None:
+        """Take a request out of the decode batch."""
+        ledger = self.ledger
+        self.decoding.remove(ledger.rank[request])
+        self.num_decoding -= 1
+        self.context -= ledger.anchor[request] + self.speed * self.steps
+        whole, residue = divmod(ledger.offset[request], self.block)
+        self.whole_blocks -= whole
+        self.residues[residue] -= 1
+
+    def steps_to_finish(self) -> int:
+        """Iterations until the first of them is done."""
+        target = self.finishing[0] // self.num_requests
+        if self.is_plain:
+            return target - self.steps
+        steps = math.ceil(target / self.speed)
+        while self.given(steps) < target:
+            steps += 1
+        while self.given(steps - 1) >= target:
+            steps -= 1
+        return steps - self.steps
+
+    def steps_that_fit(self, most: int) -> int:
+        """The most iterations, at least one, after which the decodes' blocks still fit."""
+        free = self.num_blocks - self.prompt_blocks
+        if self.blocks(self.given(self.steps + most)) <= free:
+            return most
+        low, high = 1, most
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.blocks(self.given(self.steps + middle)) <= free:
+                low = middle
+            else:
+                high = middle
+        return low

@@ -1,0 +1,146 @@
+"""A run of one worker: requests in, the times at which each was served out."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role
+from meshplan.planner.serving.simulation.arrivals import check_requests
+from meshplan.planner.serving.simulation.ledger import Ledger, fits
+from meshplan.planner.serving.simulation.run import Segments, ServingRun, WorkerRun
+from meshplan.planner.serving.simulation.watch import Watch
+from meshplan.planner.serving.simulation.worker import Leave, Worker
+
+# Tokens of a KV block: the default of vLLM (--block-size).
+KV_BLOCK_TOKENS = 16
+
+
+def simulate(
+    requests: Requests,
+    cost: StepCost,
+    limits: EngineLimits,
+    *,
+    kv_capacity_tokens: int,
+    kv_block_tokens: int = KV_BLOCK_TOKENS,
+    role: Role = Role.MIXED,
+    watch: Watch | None = None,
+) -> ServingRun:
+    """Serve the requests with one worker, exact to an iteration (:mod:`meshplan.planner.serving.simulation.worker`).
+
+    A request that its KV cache can never hold is rejected and counted; it takes no time. In a closed loop the next
+    request starts ``think_s`` after a completion.
+
+    Args:
+        requests: in order of arrival.
+        cost: tables of the worker's iterations.
+        limits: of its scheduler.
+        kv_capacity_tokens: of the KV cache of all its lanes together.
+        kv_block_tokens: tokens of a block of KV cache.
+        role: PREFILL ends a request with its first token; to DECODE requests come prefilled, so that their first
+            token is out when they arrive.
+        watch: gives up a run of open arrivals that cannot keep its promises.
+
+    Raises:
+        SpecError: malformed requests or limits.
+        LostPromiseError: the watch gave up.
+    """
+    check_requests(requests)
+    check_limits(limits, cost, kv_block_tokens)
+    if role is Role.DECODE and requests.output_length.min() <= 1:
+        message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
+        raise SpecError([Problem(path="output_length", message=message)], of="the requests")
+    ledger = Ledger(requests)
+    served = servable(requests, cost, role, kv_capacity_tokens, kv_block_tokens)
+    order = np.flatnonzero(served).tolist()
+    in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
+    following = iter(order[in_flight:])
+
+    def submit(request: int, at_s: float) -> None:
+        ledger.arrival_s[request] = at_s
+        if role is Role.DECODE:
+            ledger.arrive_prefilled(request, at_s)
+        worker.submit(request, at_s)
+
+    def start_next(_: int, at_s: float) -> None:
+        request = next(following, None)
+        if request is not None:
+            submit(request, at_s + requests.think_s)
+
+    on_leave: Leave | None = None if requests.concurrency is None else start_next
+    worker = Worker(
+        cost,
+        limits,
+        ledger,
+        kv_capacity_tokens=kv_capacity_tokens,
+        kv_block_tokens=kv_block_tokens,
+        role=role,
+        on_leave=on_leave,
+    )
+    arrivals = requests.arrival_s.tolist()
+    for request in order[:in_flight]:
+        submit(request, arrivals[request])
+    if watch is not None and requests.concurrency is None:
+        for request in watch.moments(requests.arrival_s):
+            worker.run(arrivals[request])
+            watch.look(ledger, arrivals[request])
+    worker.run()
+    return finished(requests, ledger, [worker])
+
+
+def check_limits(limits: EngineLimits, cost: StepCost, kv_block_tokens: int) -> None:
+    """Refuse limits under which nothing can run.
+
+    Raises:
+        SpecError: no seat or no token budget.
+        ValueError: blocks without a token, or an iteration that takes no time.
+    """
+    if kv_block_tokens < 1:
+        raise ValueError(f"a block of KV cache holds {kv_block_tokens} tokens: give ≥ 1")
+    if not 0.0 < cost.decode_s(1) < math.inf:
+        raise ValueError(f"an iteration of one request takes {cost.decode_s(1)} s: the tables of the worker are wrong")
+    wrong = [name for name in ("max_num_seqs", "max_batched_tokens") if getattr(limits, name) < 1]
+    if wrong:
+        problems = [Problem(path=name, message=f"{getattr(limits, name)} serves nobody; give ≥ 1") for name in wrong]
+        raise SpecError(problems, of="the engine limits")
+
+
+def servable(
+    requests: Requests, cost: StepCost, role: Role, kv_capacity_tokens: int, kv_block_tokens: int
+) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    """[n] whether a worker can serve a request at all; one in the role PREFILL holds the prompt only."""
+    if role is Role.PREFILL:
+        requests = replace(requests, output_length=np.ones_like(requests.output_length))
+    return fits(requests, kv_capacity_tokens, kv_block_tokens, cost.tokens_per_step)
+
+
+def finished(requests: Requests, ledger: Ledger, workers: list[Worker]) -> ServingRun:
+    """The ledger and the workers' records as arrays."""
+    finish = np.array(ledger.finish_s)
+    return ServingRun(
+        arrival_s=np.array(ledger.arrival_s),
+        input_length=requests.input_length,
+        output_length=requests.output_length,
+        is_served=np.isfinite(finish),
+        admitted_s=np.array(ledger.admitted_s),
+        first_token_s=np.array(ledger.first_token_s),
+        finish_s=finish,
+        workers=tuple(worker_run(worker) for worker in workers),
+        is_closed_loop=requests.concurrency is not None,
+    )
+
+
+def worker_run(worker: Worker) -> WorkerRun:
+    """What a worker did, as arrays."""
+    worker.pack()
+    return WorkerRun(
+        segments=Segments.from_records(worker.stretches),
+        gap_s=np.array(worker.gap_s),
+        gap_count=np.array(worker.gap_count),
+        kv_capacity_tokens=worker.num_blocks * worker.block,
+        num_preemptions=worker.num_preemptions,
+    )

@@ -1,0 +1,78 @@
+"""The requests of a run while it goes on: plain lists, which the workers read and write one number at a time."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.requests import EngineLimits, Requests
+
+
+class Ledger:
+    """Columns over the requests; times are infinite until they are known.
+
+    ``rank`` orders them by priority and then by number, ``by_rank`` is its inverse; ``may_pass`` says that one who
+    arrives later may have a smaller rank. ``generated`` counts the tokens
+    out at the last time that the request was not decoding, ``target`` the tokens that every decoding request of its
+    worker will have given when it is done; ``anchor`` and ``offset`` are its context and its KV tokens, less what
+    all decoding requests of its worker had given when it joined; ``found_tokens`` are the cached ones that its worker
+    really held.
+    """
+
+    def __init__(self, requests: Requests) -> None:
+        num = len(requests)
+        self.num = num
+        self.input_length: list[int] = requests.input_length.tolist()
+        self.output_length: list[int] = requests.output_length.tolist()
+        cached = requests.cached_tokens
+        self.cached_tokens: list[int] = [0] * num if cached is None else cached.tolist()
+        self.found_tokens = [0] * num
+        self.prefix: list[int] | None = None if requests.prefix is None else requests.prefix.tolist()
+        starts_apart = requests.concurrency is not None and bool(np.any(requests.arrival_s))
+        self.may_pass = requests.priority is not None or starts_apart
+        order = np.arange(num) if requests.priority is None else np.argsort(requests.priority, kind="stable")
+        self.by_rank: list[int] = order.tolist()
+        self.rank: list[int] = np.argsort(order).tolist()
+        self.arrival_s = [math.inf] * num
+        self.admitted_s = [math.inf] * num
+        self.first_token_s = [math.inf] * num
+        self.finish_s = [math.inf] * num
+        self.generated = [0] * num
+        self.has_kv = [False] * num
+        self.target = [0] * num
+        self.anchor = [0.0] * num
+        self.offset = [0] * num
+        # For the gaps between tokens: when it last joined a decode batch, and when it was last thrown out of one.
+        self.joined_s = [math.inf] * num
+        self.last_token_s = [math.inf] * num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def arrive_prefilled(self, request: int, first_token_s: float) -> None:
+        """The request comes with its KV cache; its first token was seen then, or infinity if it is still hidden."""
+        self.generated[request] = 1
+        self.has_kv[request] = True
+        self.first_token_s[request] = first_token_s
+
+
+def fits(
+    requests: Requests, kv_capacity_tokens: int, kv_block_tokens: int, tokens_per_step: float
+) -> NDArray[np.bool_]:
+    """[n] whether a worker's KV cache can hold a request to its end.
+
+    The last token's own KV is never written; the iteration before it may write up to ⌈tokens_per_step⌉.
+    """
+    held = requests.input_length + np.where(
+        requests.output_length > 1, requests.output_length - 2 + math.ceil(tokens_per_step), 0
+    )
+    return -(-held // kv_block_tokens) <= kv_capacity_tokens // kv_block_tokens
+
+
+def num_seats(cost: StepCost, limits: EngineLimits) -> int:
+    """Most requests that run in one worker: as limited, as the tables reach, and as the token budget decodes."""
+    decodes = limits.max_batched_tokens // cost.verified_tokens * cost.lanes
+    return max(min(limits.max_num_seqs, cost.max_num_seqs, decodes), 1)

@@ -1,0 +1,328 @@
+"""The rules of :mod:`meshplan.planner.serving.simulation.worker`, iteration by iteration and as plainly as possible.
+
+Slow, and only there to be agreed with: a test holds both equal over random loads, limits and costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role
+
+
+@dataclass(slots=True, kw_only=True)
+class Refereed:
+    """One request as the referee sees it.
+
+    Args:
+        index: place in the requests.
+        priority: smaller goes first.
+        arrival_s: when it came.
+        prompt: tokens.
+        answer: tokens to generate.
+        cached: prompt tokens that need no prefill.
+        generated: tokens out.
+        prefilled: tokens of the present prefill that are done; None outside of prefill.
+        kv: tokens of KV cache held.
+        context: tokens attended, by the expected number of tokens a step.
+        has_kv: it came with its KV cache.
+        due: iterations that are prepared ahead of it, then the first that can hold it.
+        finish_s: time of the last; infinite if it was rejected.
+        token_s: when its tokens came, one entry an iteration that gave some.
+    """
+
+    index: int
+    priority: int
+    arrival_s: float
+    prompt: int
+    answer: int
+    cached: int
+    generated: int = 0
+    prefilled: int | None = None
+    kv: int = 0
+    context: float = 0.0
+    has_kv: bool = False
+    due: int = 0
+    finish_s: float = math.inf
+    token_s: list[float] = field(default_factory=list)
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Who goes first."""
+        return self.priority, self.index
+
+    @property
+    def length(self) -> int:
+        """Tokens to prefill: the prompt, and what had been generated before the KV cache was lost."""
+        return self.prompt + self.generated
+
+
+@dataclass(slots=True, kw_only=True)
+class Referee:
+    """One worker; see :func:`referee_run`.
+
+    Args:
+        cost: tables of its iterations.
+        limits: of its scheduler.
+        blocks: of its KV cache.
+        block: tokens of a block.
+        role: see :class:`Role`.
+        coming: requests still to arrive.
+        backlog: requests of a closed loop that wait for a completion.
+        think_s: from a completion of a closed loop to the request that it starts.
+        now: start of the next iteration.
+        steps: decode iterations so far.
+        iterations: so far, of any kind.
+        arrived: requests so far.
+        looked: iteration of the last look at what has arrived.
+        admitted: iteration of the last chance of prompts.
+        held_since: iteration since which some are kept.
+        unseen: requests that have arrived since the last look.
+        lagging: requests that were seen, but that the next iteration cannot hold yet.
+        kept: requests that it could hold, kept back for others.
+        waiting: requests that were let in.
+        prefilling: requests in prefill, in order of admission.
+        decoding: requests that decode.
+        num_preemptions: so far.
+    """
+
+    cost: StepCost
+    limits: EngineLimits
+    blocks: int
+    block: int
+    role: Role
+    coming: deque[Refereed]
+    backlog: deque[Refereed]
+    think_s: float = 0.0
+    now: float = 0.0
+    steps: int = 0
+    iterations: int = 0
+    arrived: int = 0
+    looked: int = 0
+    admitted: int = 0
+    held_since: int = 0
+    unseen: list[Refereed] = field(default_factory=list)
+    lagging: list[Refereed] = field(default_factory=list)
+    kept: list[Refereed] = field(default_factory=list)
+    waiting: list[Refereed] = field(default_factory=list)
+    prefilling: list[Refereed] = field(default_factory=list)
+    decoding: list[Refereed] = field(default_factory=list)
+    num_preemptions: int = 0
+
+    def run(self) -> None:
+        """Iterate until nobody is left."""
+        while self.coming or self.outside or self.waiting or self.prefilling or self.decoding:
+            self.iterate()
+
+    @property
+    def outside(self) -> list[Refereed]:
+        """Arrived, but not let in."""
+        return [*self.unseen, *self.lagging, *self.kept]
+
+    @property
+    def advance(self) -> int:
+        """Whole tokens that each decoding request gains in the next iteration."""
+        speed = self.cost.tokens_per_step
+        return int(speed * (self.steps + 1)) - int(speed * self.steps)
+
+    def held(self) -> int:
+        """Blocks held after the next iteration if nobody joins."""
+        decoded = sum(-(-(request.kv + self.advance) // self.block) for request in self.decoding)
+        return decoded + sum(-(-request.length // self.block) for request in self.prefilling)
+
+    def iterate(self) -> None:
+        """One iteration."""
+        if not (self.outside or self.waiting or self.prefilling or self.decoding):
+            self.now = max(self.now, self.coming[0].arrival_s)
+        lag = self.cost.admission_steps
+        while self.coming and self.coming[0].arrival_s <= self.now:
+            request = self.coming.popleft()
+            request.due = int(lag * (self.arrived + 1)) - int(lag * self.arrived)
+            self.arrived += 1
+            self.unseen.append(request)
+            if request.has_kv:
+                request.token_s.append(request.arrival_s)
+        self.let_in()
+        self.iterations += 1
+        self.waiting.sort(key=lambda request: request.key)
+        while self.decoding and self.held() > self.blocks:
+            self.preempt()
+        most = math.ceil(self.cost.tokens_per_step)
+        while self.waiting and self.waiting[0].has_kv and self.can_take(self.waiting[0].prompt + most):
+            self.join(self.waiting.pop(0))
+        chunks = self.chunks()
+        pauses = bool(chunks) and not self.limits.chunked_prefill
+        decoding = [] if pauses else list(self.decoding)
+        self.now += self.cost.step_s(
+            len(decoding),
+            sum(request.context for request in decoding),
+            len(chunks),
+            sum(new for _, _, new in chunks),
+            sum(new * (done + (new + 1) / 2) for _, done, new in chunks),
+        )
+        if chunks:
+            self.looked = self.iterations
+        if decoding:
+            self.decode(decoding)
+        for request, done, new in chunks:
+            request.prefilled = done + new
+            if request.prefilled == request.length:
+                self.end_prefill(request)
+
+    def let_in(self) -> None:
+        """Rule 1: who has arrived comes to wait for room, at once or by the rules of admission."""
+        now, rules = self.iterations, self.limits.admission
+        if not (self.waiting or self.prefilling or self.decoding):
+            self.waiting, self.unseen, self.lagging, self.kept = self.outside, [], [], []
+            self.looked = self.admitted = now
+            return
+        if (now - self.looked) % rules.receive_interval == 0:
+            for request in self.unseen:
+                request.due += now
+            self.lagging, self.unseen = self.lagging + self.unseen, []
+        was_kept = bool(self.kept)
+        self.kept += [request for request in self.lagging if request.due <= now]
+        self.lagging = [request for request in self.lagging if request.due > now]
+        if self.kept and not was_kept:
+            self.held_since = now
+        enough = rules.batch_wait_share * self.limits.max_batched_tokens * self.cost.lanes
+        is_over = now >= self.held_since + rules.batch_wait_steps or sum(item.prompt for item in self.kept) >= enough
+        if rules.balance_wait_steps and len(self.kept) < self.cost.lanes:
+            is_over = (now - self.admitted) % rules.balance_wait_steps == 0
+        if self.kept and is_over:
+            self.waiting, self.kept, self.admitted = self.waiting + self.kept, [], now
+
+    def preempt(self) -> None:
+        """Throw out the youngest running request."""
+        youngest = max(self.decoding + self.prefilling, key=lambda request: request.key)
+        self.num_preemptions += 1
+        (self.decoding if youngest.prefilled is None else self.prefilling).remove(youngest)
+        youngest.prefilled, youngest.kv, youngest.has_kv = None, 0, False
+        self.waiting.append(youngest)
+        self.waiting.sort(key=lambda request: request.key)
+
+    def can_take(self, tokens: int) -> bool:
+        """A seat and blocks are free."""
+        lanes, verified = self.cost.lanes, self.cost.verified_tokens
+        decodes = max(self.limits.max_batched_tokens // verified * lanes, 1)
+        seats = min(self.limits.max_num_seqs, self.cost.max_num_seqs, decodes)
+        has_seat = len(self.decoding) + len(self.prefilling) < seats
+        return has_seat and self.held() - (-tokens // self.block) <= self.blocks
+
+    def chunks(self) -> list[tuple[Refereed, int, int]]:
+        """What is prefilled in this iteration: request, tokens done, new tokens. Admits from the queue."""
+        lanes, budget = self.cost.lanes, self.limits.max_batched_tokens
+        if self.limits.chunked_prefill:
+            budget -= math.ceil(len(self.decoding) / lanes) * self.cost.verified_tokens
+        left = budget * lanes
+        chunks: list[tuple[Refereed, int, int]] = []
+        for request in self.prefilling:
+            assert request.prefilled is not None  # noqa: S101  (they are in prefill)
+            new = min(request.length - request.prefilled, budget, left)
+            if new > 0:
+                chunks.append((request, request.prefilled, new))
+                left -= new
+        while self.waiting and left > 0 and not self.waiting[0].has_kv and self.can_take(self.waiting[0].length):
+            head = self.waiting[0]
+            done = min(head.cached if self.limits.prefix_caching else 0, head.length - 1)
+            new = min(head.length - done, budget, left)
+            is_whole = new == head.length - done
+            if not self.limits.chunked_prefill and not is_whole and chunks:
+                break
+            self.waiting.pop(0)
+            self.prefilling.append(head)
+            chunks.append((head, done, new))
+            left -= new
+        return chunks
+
+    def decode(self, decoding: list[Refereed]) -> None:
+        """Every decoding request gains its tokens."""
+        advance = self.advance
+        self.steps += 1
+        for request in decoding:
+            request.generated += advance
+            request.kv += advance
+            request.context += self.cost.tokens_per_step
+            request.token_s.append(self.now)
+            if request.generated >= request.answer:
+                self.decoding.remove(request)
+                self.leave(request)
+
+    def end_prefill(self, request: Refereed) -> None:
+        """The prefill is done and gives a token."""
+        self.prefilling.remove(request)
+        request.token_s.append(self.now)
+        request.generated += 1
+        if request.generated >= request.answer or self.role is Role.PREFILL:
+            self.leave(request)
+        else:
+            self.join(request)
+
+    def join(self, request: Refereed) -> None:
+        """It decodes from the next iteration on."""
+        request.prefilled = None
+        request.kv = request.prompt + request.generated - 1
+        request.context = request.kv + 1
+        self.decoding.append(request)
+
+    def leave(self, request: Refereed) -> None:
+        """It is done; in a closed loop the next one comes."""
+        request.finish_s = self.now
+        if self.backlog:
+            following = self.backlog.popleft()
+            following.arrival_s = self.now + self.think_s
+            self.coming.append(following)
+            self.coming = deque(sorted(self.coming, key=lambda coming: coming.arrival_s))
+
+
+def referee_run(
+    requests: Requests,
+    cost: StepCost,
+    limits: EngineLimits,
+    *,
+    kv_capacity_tokens: int,
+    kv_block_tokens: int,
+    role: Role = Role.MIXED,
+) -> tuple[list[Refereed], int]:
+    """Serve the requests iteration by iteration; the requests, and how many were thrown out."""
+    num = len(requests)
+    cached = requests.cached_tokens if requests.cached_tokens is not None else [0] * num
+    priority = requests.priority if requests.priority is not None else [0] * num
+    everyone = [
+        Refereed(
+            index=i,
+            priority=int(priority[i]),
+            arrival_s=float(requests.arrival_s[i]),
+            prompt=int(requests.input_length[i]),
+            answer=int(requests.output_length[i]),
+            cached=int(cached[i]),
+            generated=int(role is Role.DECODE),
+            has_kv=role is Role.DECODE,
+        )
+        for i in range(num)
+    ]
+    blocks = kv_capacity_tokens // kv_block_tokens
+    overshoot = math.ceil(cost.tokens_per_step)
+    served = deque(
+        request
+        for request in everyone
+        if request.prompt + (request.answer - 2 + overshoot) * (request.answer > 1 and role is not Role.PREFILL)
+        <= blocks * kv_block_tokens
+    )
+    in_flight = len(served) if requests.concurrency is None else min(requests.concurrency, len(served))
+    coming = deque(served.popleft() for _ in range(in_flight))
+    referee = Referee(
+        cost=cost,
+        limits=limits,
+        blocks=blocks,
+        block=kv_block_tokens,
+        role=role,
+        coming=coming,
+        backlog=served,
+        think_s=requests.think_s,
+    )
+    referee.run()
+    return everyone, referee.num_preemptions

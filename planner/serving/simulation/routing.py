@@ -1,0 +1,73 @@
+"""Which worker of a pool a request goes to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from meshplan.planner.serving.problem.requests import Router
+from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.simulation.prefix_cache import NO_PREFIX
+from meshplan.planner.serving.simulation.worker import Worker
+
+# A worker is overloaded if it has this many requests more than the idlest, and this many times as many: the defaults
+# of SGLang's router (--balance-abs-threshold, --balance-rel-threshold of its cache-aware policy).
+OVERLOAD_REQUESTS = 64
+OVERLOAD_RATIO = 1.5
+
+
+class Pool:
+    """Workers and what the router knows about them.
+
+    Args:
+        workers: alike.
+        router: the rule.
+        ledger: of the requests.
+        first: number of the first worker among those of all pools.
+        expected_output: tokens that the router expects of an answer, whose length it cannot know: the mean.
+    """
+
+    def __init__(
+        self, workers: Sequence[Worker], router: Router, ledger: Ledger, *, first: int, expected_output: float
+    ) -> None:
+        self.workers, self.router, self.ledger, self.first = workers, router, ledger, first
+        self.expected_output = expected_output
+        self.num_routed = 0
+        self.num_requests = [0] * len(workers)
+        self.tokens = [0.0] * len(workers)
+        self.routed_to: dict[int, int] = {}
+
+    def choose(self, request: int) -> int:
+        """Which worker an arriving request goes to; the request counts as its load until :meth:`forget`."""
+        if self.router is Router.ROUND_ROBIN:
+            chosen = self.num_routed % len(self.workers)
+        else:
+            chosen = self.tokens.index(min(self.tokens))
+            if self.router is Router.PREFIX_AWARE:
+                chosen = self._holder(request, chosen)
+        self.num_routed += 1
+        self.num_requests[chosen] += 1
+        self.tokens[chosen] += self._tokens(request)
+        self.routed_to[request] = chosen
+        return chosen
+
+    def forget(self, request: int) -> None:
+        """The request has left the pool."""
+        chosen = self.routed_to.pop(request)
+        self.num_requests[chosen] -= 1
+        self.tokens[chosen] -= self._tokens(request)
+
+    def _tokens(self, request: int) -> float:
+        return self.ledger.input_length[request] + self.expected_output
+
+    def _holder(self, request: int, idlest: int) -> int:
+        """The least loaded worker that holds the request's prefix, unless it is overloaded; else ``idlest``."""
+        prefix = NO_PREFIX if self.ledger.prefix is None else self.ledger.prefix[request]
+        holders = [
+            i for i, worker in enumerate(self.workers) if worker.prefixes is not None and worker.prefixes.holds(prefix)
+        ]
+        if not holders:
+            return idlest
+        best = min(holders, key=lambda i: self.tokens[i])
+        least = min(self.num_requests)
+        is_overloaded = self.num_requests[best] - least > OVERLOAD_REQUESTS
+        return idlest if is_overloaded and self.num_requests[best] > OVERLOAD_RATIO * least else best

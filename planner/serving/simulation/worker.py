@@ -1,0 +1,413 @@
+"""One engine instance, simulated by events: whatever happens to an unchanged decode batch is one step in closed form.
+
+The rules (:mod:`meshplan.planner.serving.simulation.referee` plays the same ones iteration by iteration):
+
+1. Iterations follow each other; what arrives during one waits for its end, for the scheduler's next look at arrivals
+   (receive_interval), for admission_steps more, on average: ⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival, and as the limits'
+   :class:`~meshplan.planner.serving.problem.requests.Admission` says for others; for nothing if nothing runs. Order is
+   by priority, then by arrival, and nobody passes a request that does not fit.
+2. Every decoding request takes part in each iteration and gains ⌊s(D + 1)⌋ − ⌊sD⌋ tokens in the worker's D-th, with
+   s = tokens_per_step: one, or the expected value of speculation.
+3. KV cache is held in blocks. A request with g tokens out holds input + g − 1; before an iteration the youngest
+   running request is thrown out until what all will hold after it fits. It loses its KV cache, goes back to the queue
+   and is prefilled again with the tokens that it has (recomputation, arXiv:2309.06180, §4.5).
+4. A request is admitted if a seat (max_num_seqs) is free and its whole prompt fits beside what the decoding requests
+   will hold after the next iteration; with its KV cache already there, room for ⌈s⌉ more tokens is needed, too.
+5. Chunked prefill (arXiv:2403.02310): a lane has budget for max_batched_tokens − v·⌈n/lanes⌉ prompt tokens beside
+   its decodes, v = verified_tokens; no prompt takes more than one lane's, all together no more than all lanes'.
+   Started prompts go first. Otherwise, iterations prefill only, while there is something to prefill; prompts are taken
+   whole within the budget, and cut only if they are longer than all of it.
+6. The iteration that ends a prefill gives the first token. A worker of role PREFILL lets the request go then; to one
+   of role DECODE it comes with its KV cache and the first token, and decodes from the next iteration on.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from array import array
+from bisect import bisect_right
+from collections.abc import Callable
+
+import numpy as np
+
+from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.requests import EngineLimits, Role
+from meshplan.planner.serving.simulation.admission import WaitingRoom
+from meshplan.planner.serving.simulation.decode_batch import DecodeBatch
+from meshplan.planner.serving.simulation.ledger import Ledger, num_seats
+from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
+
+Leave = Callable[[int, float], None]
+# Numbers that are kept as objects before they are packed: some megabytes.
+MOST_RECORDS = 100_000
+
+
+class Worker(DecodeBatch):
+    """An engine instance that can be run up to any moment.
+
+    Args:
+        cost: tables of its iterations.
+        limits: of its scheduler.
+        ledger: the requests, shared among the workers of a run.
+        kv_capacity_tokens: of its KV cache; whole blocks of it are used.
+        kv_block_tokens: tokens of a block.
+        role: see :class:`Role`.
+        on_leave: called with a request and the time when the worker is done with it.
+        pauses: give control back whenever a request leaves.
+    """
+
+    def __init__(
+        self,
+        cost: StepCost,
+        limits: EngineLimits,
+        ledger: Ledger,
+        *,
+        kv_capacity_tokens: int,
+        kv_block_tokens: int,
+        role: Role,
+        on_leave: Leave | None = None,
+        pauses: bool = False,
+    ) -> None:
+        super().__init__(
+            ledger,
+            tokens_per_step=cost.tokens_per_step,
+            kv_capacity_tokens=kv_capacity_tokens,
+            kv_block_tokens=kv_block_tokens,
+        )
+        self.cost, self.role = cost, role
+        self.on_leave, self.pauses, self.has_left = on_leave, pauses, False
+        self.is_chunked = limits.chunked_prefill
+        self.prefixes = PrefixCache(ledger, kv_capacity_tokens) if limits.prefix_caching else None
+        self.budget = limits.max_batched_tokens
+        self.lanes = cost.lanes
+        self.seats = num_seats(cost, limits)
+        self.decode_s = [cost.decode_s(n) for n in range(min(self.seats, len(ledger)) + 1)]
+        self.clock = self.wake_s = 0.0
+        # Waiting: those still to arrive, in order; those who have, by rank.
+        self.queue: list[int] = []
+        self.queue_s: list[float] = []
+        self.position = 0
+        self.next_arrival = math.inf
+        self.ready: list[int] = []
+        self.waiting = WaitingRoom(
+            limits.admission,
+            cost.admission_steps,
+            budget=self.budget * self.lanes,
+            lanes=self.lanes,
+            length=[ledger.input_length[request] for request in ledger.by_rank],
+        )
+        self.num_iterations = 0
+        self.prefilling: list[list[int]] = []
+        self.arrived_with_kv: list[int] = []
+        # Stretches: a list is quick to append to, an array is small.
+        self.records: list[float] = []
+        self.stretches = array("d")
+        self.gap_s, self.gap_count = array("d"), array("d")
+        self.pauses_s: list[list[float]] = []
+        self.num_preemptions = 0
+
+    def submit(self, request: int, arrival_s: float) -> None:
+        """Queue a request; it arrives no earlier than the last iteration began."""
+        place = bisect_right(self.queue_s, arrival_s, lo=self.position)
+        self.queue.insert(place, request)
+        self.queue_s.insert(place, arrival_s)
+        self.next_arrival = self.queue_s[self.position]
+        if self.prefixes is not None:
+            self.ledger.found_tokens[request] = self.prefixes.find(request)
+        self.wake_s = self.clock if not self.is_idle else max(self.clock, self.next_arrival)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing runs and nothing has arrived."""
+        return not (self.num_decoding or self.prefilling or self.ready or self.waiting)
+
+    def run(self, until_s: float = math.inf, *, lazily: bool = False) -> None:
+        """Start every iteration that begins before ``until_s``; ``wake_s`` is then when there is more to do.
+
+        Lazily, a stretch of decodes that reaches beyond ``until_s`` is not begun: ``wake_s`` is its end, and it may
+        still be cut by a run that is not lazy.
+        """
+        while True:
+            if self.next_arrival <= self.clock:
+                self._accept()
+            if self.waiting:
+                is_empty = not (self.num_decoding or self.prefilling or self.ready)
+                for rank in self.waiting.let_in(self.num_iterations, is_empty):
+                    heapq.heappush(self.ready, rank)
+            if self.is_idle:
+                self.wake_s = self.next_arrival
+                if self.next_arrival >= until_s:
+                    return
+                self.clock = self.next_arrival
+                continue
+            if self.clock >= until_s:
+                self.wake_s = self.clock
+                return
+            if self.num_decoding and self.context + self.num_decoding * (self.speed + self.block) > self.room:
+                self._make_room()
+            if self.ready and self.role is Role.DECODE:
+                self._take_with_kv()
+            if not ((self.prefilling or self.ready) and self._prefill()) and not self._decode(until_s, lazily):
+                return
+            if self.has_left and self.pauses:
+                self.has_left = False
+                self.wake_s = self.clock
+                return
+
+    def _accept(self) -> None:
+        queue, queue_s, position, clock, rank = self.queue, self.queue_s, self.position, self.clock, self.ledger.rank
+        while position < len(queue) and queue_s[position] <= clock:
+            if self.waiting.is_open:
+                heapq.heappush(self.ready, rank[queue[position]])
+            else:
+                self.waiting.arrive(rank[queue[position]])
+            position += 1
+        self.position = position
+        self.next_arrival = queue_s[position] if position < len(queue) else math.inf
+
+    def _make_room(self) -> None:
+        """Throw out the youngest until the next iteration's tokens fit; one request alone always fits."""
+        grown = self.given(self.steps + 1)
+        while self.blocks(grown) + self.prompt_blocks > self.num_blocks:
+            in_prefill = max((entry[0] for entry in self.prefilling), default=-1)
+            youngest = max(self.decoding, default=-1)
+            self.num_preemptions += 1
+            if in_prefill > youngest:
+                entry = next(entry for entry in self.prefilling if entry[0] == in_prefill)
+                self.prefilling.remove(entry)
+                self.release_prompt(entry[2])
+            else:
+                self._preempt(youngest)
+            heapq.heappush(self.ready, max(in_prefill, youngest))
+
+    def _preempt(self, rank: int) -> None:
+        ledger = self.ledger
+        request = ledger.by_rank[rank]
+        target = ledger.target[request]
+        self.finishing.remove(target * self.num_requests + request)
+        heapq.heapify(self.finishing)
+        ledger.generated[request] = ledger.output_length[request] - (target - self.grown)
+        ledger.has_kv[request] = False
+        if request in self.arrived_with_kv:
+            self.arrived_with_kv.remove(request)
+            ledger.last_token_s[request] = ledger.first_token_s[request]
+        else:
+            ledger.last_token_s[request] = self._last_token_s(ledger.joined_s[request])
+        self.remove(request)
+
+    def _last_token_s(self, joined_s: float) -> float:
+        """When a decoding request's last token came: at the last decode iteration, or when it joined since."""
+        for group in reversed(self.pauses_s):
+            if group[0] == joined_s:
+                group[1] -= 1
+                return joined_s
+        if not self.pauses_s:
+            return self.clock
+        self.pauses_s[0][1] -= 1
+        return self.pauses_s[0][0]
+
+    def _take_with_kv(self) -> None:
+        """Admit those whose KV cache came with them."""
+        ledger, grown = self.ledger, self.given(self.steps + 1)
+        while self.ready and self.num_decoding + len(self.prefilling) < self.seats:
+            request = ledger.by_rank[self.ready[0]]
+            if not ledger.has_kv[request]:
+                return
+            held = ledger.input_length[request] + self.most_per_step
+            blocks = self.blocks(grown) + self.prompt_blocks - (-held // self.block)
+            if blocks > self.num_blocks:
+                return
+            heapq.heappop(self.ready)
+            ledger.joined_s[request] = self.clock
+            ledger.admitted_s[request] = min(ledger.admitted_s[request], self.clock)
+            self.join(request, 1)
+            self.arrived_with_kv.append(request)
+
+    def _prefill(self) -> bool:
+        """One iteration with prompts in it; False if none can go on or be admitted."""
+        n = self.num_decoding if self.is_chunked else 0
+        lane = self.budget + (-n // self.lanes) * self.cost.verified_tokens
+        left = lane * self.lanes
+        if left <= 0:
+            return False
+        num_prompts, tokens, pairs, ended = 0, 0, 0.0, []
+        for entry in self.prefilling:
+            done = entry[1]
+            chunk = min(entry[2] - done, lane, left)
+            if not chunk:
+                break
+            num_prompts += 1
+            tokens += chunk
+            left -= chunk
+            pairs += chunk * (done + (chunk + 1) / 2)
+            entry[1] = done + chunk
+            if entry[1] == entry[2]:
+                ended.append(entry)
+        ready, ledger, seats = self.ready, self.ledger, self.seats - self.num_decoding
+        while ready and left and len(self.prefilling) < seats:
+            request = ledger.by_rank[ready[0]]
+            length = ledger.input_length[request] + ledger.generated[request]
+            if ledger.has_kv[request] or not self._fits(length):
+                break
+            done = min(ledger.found_tokens[request], length - 1)
+            chunk = min(length - done, lane, left)
+            if tokens and chunk < length - done and not self.is_chunked:
+                break
+            entry = [heapq.heappop(ready), done + chunk, length]
+            ledger.admitted_s[request] = min(ledger.admitted_s[request], self.clock)
+            num_prompts += 1
+            tokens += chunk
+            left -= chunk
+            pairs += chunk * (done + (chunk + 1) / 2)
+            self.prefilling.append(entry)
+            self.hold_prompt(length)
+            if done + chunk == length:
+                ended.append(entry)
+        if not num_prompts:
+            return False
+        self._end_prefill(n, num_prompts, tokens, pairs, ended)
+        return True
+
+    def _fits(self, length: int) -> bool:
+        """A prompt fits beside what the decodes will hold; the coarse test spares the exact one where there is room."""
+        n = self.num_decoding
+        if self.context + n * (self.speed + self.block) + length + self.block <= self.room:
+            return True
+        after = self.blocks(self.given(self.steps + 1)) if n else 0
+        return after + self.prompt_blocks - (-length // self.block) <= self.num_blocks
+
+    def _end_prefill(self, n: int, num_prompts: int, tokens: int, pairs: float, ended: list[list[int]]) -> None:
+        start = self.clock
+        seconds = self.cost.step_s(n, self.context if n else 0, num_prompts, tokens, pairs)
+        end = self.clock = start + seconds
+        self.num_iterations += 1
+        self.waiting.prefilled(self.num_iterations)
+        kv_tokens = self.context - self.num_decoding + self.prompt_blocks * self.block
+        steps = 1 if n else 0
+        gaps = self.num_decoding - len(self.arrived_with_kv)
+        self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), tokens, seconds, gaps if n else 0)
+        if n:
+            self._grow(1)
+        elif gaps and not self.pauses_s:
+            self.pauses_s.append([start, gaps])
+        before = self.num_decoding
+        for entry in ended:
+            self.prefilling.remove(entry)
+            self.release_prompt(entry[2])
+            self._first_token(self.ledger.by_rank[entry[0]], end)
+        if self.num_decoding > before and not self.is_chunked:
+            self.pauses_s.append([end, self.num_decoding - before])
+        if n:
+            self._finish()
+
+    def _first_token(self, request: int, end: float) -> None:
+        """The token that ends a prefill: the first, or the next of a request that had been thrown out."""
+        ledger = self.ledger
+        generated = ledger.generated[request] = ledger.generated[request] + 1
+        ledger.joined_s[request] = end
+        if ledger.first_token_s[request] == math.inf:
+            ledger.first_token_s[request] = end
+        elif ledger.last_token_s[request] < math.inf:
+            self.gap_s.append(end - ledger.last_token_s[request])
+            self.gap_count.append(1)
+        if generated >= ledger.output_length[request] or self.role is Role.PREFILL:
+            self._leave(request, end)
+        else:
+            self.join(request, generated)
+
+    def _leave(self, request: int, end: float) -> None:
+        self.ledger.finish_s[request] = end
+        self.has_left = True
+        if len(self.records) > MOST_RECORDS:
+            self.pack()
+        if self.on_leave is not None:
+            self.on_leave(request, end)
+
+    def pack(self) -> None:
+        """Move the records to where they take the least memory."""
+        self.stretches.frombytes(np.array(self.records, dtype=float).tobytes())
+        self.records.clear()
+
+    def _decode(self, until_s: float, lazily: bool) -> bool:
+        """Decode until something else happens; False where a lazy run would reach beyond its end."""
+        n, context, speed, start = self.num_decoding, self.context, self.speed, self.clock
+        steps = 1 if self.arrived_with_kv else self.steps_to_finish()
+        pauses = self.pauses_s
+        is_paused = bool(pauses) and (len(pauses) > 1 or pauses[0][0] != start)
+        if is_paused:
+            steps = 1
+        if context + n * (steps * speed + self.block) > self.room:
+            steps = self.steps_that_fit(steps)
+        if self.waiting:
+            steps = int(min(steps, self.waiting.due(self.num_iterations) - self.num_iterations))
+        slope = self.cost.decode_context_s[n]
+        first = self.decode_s[n] + slope * context
+        half = slope * n * speed / 2
+        end = start + steps * (first + half * (steps - 1))
+        arrival = self.next_arrival
+        full = self.num_decoding + len(self.prefilling) >= self.seats
+        if self.waiting.is_open and (full or (self.ready and not self.ledger.may_pass)):
+            arrival = math.inf
+        if end > until_s and lazily and until_s <= arrival:
+            self.wake_s = end
+            return False
+        limit = min(until_s, arrival)
+        if end > limit and steps > 1:
+            steps = min(steps, _steps_to_reach(limit - start, first, half))
+            end = start + steps * (first + half * (steps - 1))
+        kv_tokens = context - n + self.prompt_blocks * self.block
+        gaps = 0 if is_paused else n - len(self.arrived_with_kv)
+        self.records += (start, end, steps, n, kv_tokens, len(self.prefilling), 0, first, gaps)
+        if pauses:
+            if is_paused:
+                self.gap_s.extend(end - group[0] for group in pauses)
+                self.gap_count.extend(group[1] for group in pauses)
+            pauses.clear()
+        self.clock = end
+        self.num_iterations += steps
+        self._grow(steps)
+        self._finish()
+        return True
+
+    def _grow(self, steps: int) -> None:
+        self.context += self.num_decoding * self.speed * steps
+        self.steps += steps
+        self.grown = self.steps if self.is_plain else self.given(self.steps)
+        if self.arrived_with_kv:
+            self._first_decoded()
+
+    def _first_decoded(self) -> None:
+        """The first iteration here of those who came with their KV cache: a token's gap, or the first token seen."""
+        first_token_s = self.ledger.first_token_s
+        for request in self.arrived_with_kv:
+            if first_token_s[request] == math.inf:
+                first_token_s[request] = self.clock
+            else:
+                self.gap_s.append(self.clock - first_token_s[request])
+                self.gap_count.append(1)
+        self.arrived_with_kv.clear()
+
+    def _finish(self) -> None:
+        """Let go of everyone who has all tokens."""
+        finishing, num = self.finishing, self.num_requests
+        beyond = (self.grown + 1) * num
+        while finishing and finishing[0] < beyond:
+            request = heapq.heappop(finishing) % num
+            self.remove(request)
+            self._leave(request, self.clock)
+
+
+def _steps_to_reach(seconds: float, first: float, half: float) -> int:
+    """The least k ≥ 1 with k·first + half·k(k − 1) ≥ seconds."""
+    if half > 0.0:
+        linear = first - half
+        steps = math.ceil((math.sqrt(linear * linear + 4.0 * half * seconds) - linear) / (2.0 * half))
+    else:
+        steps = math.ceil(seconds / first)
+    steps = max(steps, 1)
+    while steps > 1 and (steps - 1) * (first + half * (steps - 2)) >= seconds:
+        steps -= 1
+    while steps * (first + half * (steps - 1)) < seconds:
+        steps += 1
+    return steps

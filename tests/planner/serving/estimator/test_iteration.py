@@ -1,0 +1,188 @@
+"""Correctness probes of iteration costs: what every serving estimator must get right before any constant is fitted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.hardware import Cluster, NodeGroup
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine, machine_of
+from meshplan.planner.serving.estimator import operators
+from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
+from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import EngineLimits, Layout
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
+
+
+@pytest.fixture(scope="module")
+def llama(catalog: Catalog) -> ModelShape:
+    return catalog.model_shape("llama-3.1-70b")
+
+
+@pytest.fixture(scope="module")
+def deepseek(catalog: Catalog) -> ModelShape:
+    return catalog.model_shape("deepseek-v3")
+
+
+@pytest.fixture(scope="module")
+def machine(catalog: Catalog) -> Machine:
+    node = catalog.node_type("dgx-h100")
+    return machine_of(Cluster(name="two", groups=(NodeGroup(node=node, count=2),)))
+
+
+def worker_of(shape: ModelShape, machine: Machine, **fields: Any) -> Worker:
+    defaults: dict[str, Any] = {
+        "shape": shape,
+        "machine": machine,
+        "engine": "vllm",
+        "layout": Layout(tensor_parallel=8, expert_tensor_parallel=8),
+        "limits": EngineLimits(max_num_seqs=64, max_batched_tokens=4096),
+        "quantization": Quantization.uniform("fp16"),
+        "constants": ServingConstants(),
+        "contexts": ContextRange(prompt=1000.0, least=1000.0, most=2000.0),
+    }
+    return Worker(**{**defaults, **fields})
+
+
+def test_llama_70b_holds_its_published_bytes_a_token(llama: ModelShape) -> None:
+    assert kv_bytes_per_token(llama, Quantization.uniform("bf16")) == 2 * 8 * 128 * 2 * 80
+
+
+def test_a_token_costs_more_the_longer_its_context(llama: ModelShape, machine: Machine) -> None:
+    cost = worker_of(llama, machine).step_cost()
+    short, long = (cost.step_s(32, 32 * context, 0, 0, 0.0) for context in (128, 4000))
+    assert long > 1.02 * short
+
+
+@pytest.mark.parametrize("scheme", ["w8a16", "w4a16"])
+def test_narrow_weights_decode_faster(llama: ModelShape, machine: Machine, scheme: str) -> None:
+    wide, narrow = (
+        worker_of(llama, machine, quantization=Quantization.uniform(name)).step_cost().decode_s(1)
+        for name in ("fp16", scheme)
+    )
+    assert narrow < 0.9 * wide
+
+
+def test_the_network_between_nodes_counts(deepseek: ModelShape, machine: Machine) -> None:
+    layout = Layout(attention_data_parallel=16, expert_parallel=16)
+    halved = replace(machine, scale_out_bytes_per_s=machine.scale_out_bytes_per_s / 2.0)
+    formats = Quantization.uniform("fp8_block")
+    full, half = (
+        worker_of(deepseek, which, layout=layout, quantization=formats, limits=EngineLimits(max_num_seqs=2048))
+        .step_cost()
+        .decode_s(2048)
+        for which in (machine, halved)
+    )
+    assert half > 1.05 * full
+
+
+def test_attention_ten_times_slower_changes_the_answer(
+    llama: ModelShape, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = worker_of(llama, machine).step_cost()
+    plain = operators.Operators.decode_attention_s
+    monkeypatch.setattr(
+        operators.Operators, "decode_attention_s", lambda self, *args, **sizes: 10.0 * plain(self, *args, **sizes)
+    )
+    after = worker_of(llama, machine).step_cost()
+    assert after.step_s(64, 64 * 4000, 0, 0, 0.0) > 1.5 * before.step_s(64, 64 * 4000, 0, 0, 0.0)
+
+
+def test_all_reduces_of_the_engine_are_faster_than_nccls_for_small_messages(machine: Machine) -> None:
+    from meshplan.planner.serving.estimator.collectives import Exchange
+
+    size = np.array([64 * 1024.0])
+    own = Exchange(machine=machine, engine="vllm").all_reduce_s(size, 8)
+    nccl = Exchange(machine=machine, engine="vllm", custom_all_reduce=False).all_reduce_s(size, 8)
+    assert own[0] < nccl[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(seqs=st.integers(1, 63), tokens=st.integers(1, 4000), each=st.integers(1000, 1900))
+def test_more_work_never_costs_less(llama: ModelShape, machine: Machine, seqs: int, tokens: int, each: int) -> None:
+    """With its context, which lies where attention was made linear."""
+    cost, context = _cost(llama, machine), seqs * each
+    base = cost.step_s(seqs, context, 1, tokens, tokens**2 / 2)
+    assert cost.step_s(seqs + 1, context + each, 1, tokens, tokens**2 / 2) >= base
+    assert cost.step_s(seqs, context + 100, 1, tokens, tokens**2 / 2) >= base
+    assert cost.step_s(seqs, context, 1, tokens + 1, (tokens + 1) ** 2 / 2) >= base
+    assert cost.step_s(seqs, context, 0, 0, 0.0) <= base
+
+
+_COSTS: dict[str, Any] = {}
+
+
+def _cost(shape: ModelShape, machine: Machine) -> Any:
+    if shape.slug not in _COSTS:
+        _COSTS[shape.slug] = worker_of(shape, machine).step_cost()
+    return _COSTS[shape.slug]
+
+
+def test_constants_enter_where_they_say(llama: ModelShape, machine: Machine) -> None:
+    worker = worker_of(llama, machine)
+    plain = ServingConstants(decode_factor=1.0, prefill_factor=1.0, host_step_s=0.0, host_s_per_seq=0.0)
+    base = worker.step_cost(plain)
+    assert worker.step_cost(replace(plain, host_step_s=3e-3)).decode_s(8) - base.decode_s(8) == pytest.approx(3e-3)
+    assert worker.step_cost(replace(plain, host_s_per_seq=1e-4)).decode_s(8) - base.decode_s(8) == pytest.approx(8e-4)
+    slow = worker.step_cost(replace(plain, launch_s_per_layer=1e-2))
+    assert slow.step_s(0, 0, 1, 10, 55.0) == pytest.approx(1e-2 * llama.num_hidden_layers)
+    assert slow.decode_s(8) == base.decode_s(8)
+    assert worker.step_cost(replace(plain, first_token_steps=2.5)).admission_steps == 2.5
+    eager = worker_of(llama, machine, limits=EngineLimits(max_num_seqs=64, cuda_graphs=False))
+    assert eager.step_cost(replace(plain, launch_s_per_layer=1e-3)).decode_s(8) > base.decode_s(8) + 0.07
+
+
+def test_launch_and_device_time_join_smoothly(llama: ModelShape, machine: Machine) -> None:
+    """Neither hides the other from a fit: near each other both count, far apart the longer one does."""
+    plain = ServingConstants(host_step_s=0.0, launch_s_per_layer=0.0)
+    device = worker_of(llama, machine).step_cost(plain).step_s(0, 0, 1, 4000, 8e6)
+    for share, expected in ((0.25, 1.001), (1.0, 2.0**0.25)):
+        launch = share * device / llama.num_hidden_layers
+        joined = worker_of(llama, machine).step_cost(replace(plain, launch_s_per_layer=launch))
+        assert joined.step_s(0, 0, 1, 4000, 8e6) == pytest.approx(expected * device, rel=1e-3)
+
+
+def test_tokens_that_choose_by_themselves_hit_fewer_experts_than_balanced_ones(
+    deepseek: ModelShape, machine: Machine
+) -> None:
+    """Expert times are measured with balanced routing: 32 tokens × 8 choices hit all 256, choosing freely 163."""
+    worker, sizes = (
+        worker_of(deepseek, machine, quantization=Quantization.uniform("fp8_block")),
+        np.array([32.0, 4096.0]),
+    )
+    table = worker.operators._expert_kernels_s(
+        "fp8_block",
+        sizes,
+        hidden_size=7168,
+        expert_size=256,
+        top_k=8,
+        num_experts=256,
+        expert_parallel=1,
+        gated=True,
+        skew=0.0,
+    )
+    assert table is not None
+    shares = worker.routed_s(sizes) / table
+    assert 163 / 256 - 0.05 < shares[0] < 0.95
+    assert shares[1] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_all_reduces_of_another_engine_can_be_borrowed(llama: ModelShape, machine: Machine) -> None:
+    own, trtllm = worker_of(llama, machine), worker_of(llama, machine, engine="trtllm")
+    borrowed = worker_of(llama, machine, all_reduce="trtllm")
+    tokens = np.array([8.0, 64.0])
+    assert borrowed.all_reduce_s(tokens).tolist() == trtllm.all_reduce_s(tokens).tolist()
+    assert borrowed.all_reduce_s(tokens).tolist() != own.all_reduce_s(tokens).tolist()

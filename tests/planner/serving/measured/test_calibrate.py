@@ -1,0 +1,82 @@
+"""Fitting serving constants: planted ones come back from runs that the simulator made, and one point helps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from planted_serving import PLANTED, prepared
+
+from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.observations import ObservationReader
+from meshplan.planner.serving.measured.calibrate import ANY, ANY_ENGINE, calibrate_serving, refine_serving
+from meshplan.planner.serving.measured.constants_fit import FITTED, constants_of, parts_of, theta_of
+from meshplan.planner.serving.measured.prediction import PreparedRun
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> ObservationReader:
+    return ObservationReader(Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")))
+
+
+def errors(runs: Sequence[PreparedRun], constants: ServingConstants, metric: str) -> list[float]:
+    return [abs(run.predicted(constants)[metric] / run.run.measured[metric] - 1.0) for run in runs]
+
+
+def test_vector_and_constants_are_inverse() -> None:
+    assert constants_of(theta_of(PLANTED)) == PLANTED
+    assert set(FITTED) == set(ServingConstants.__dataclass_fields__)
+
+
+def test_parts_of_a_key_name_each_share_once() -> None:
+    assert parts_of(("vllm", "hopper")) == (("", ""), ("vllm", ""), ("", "hopper"), ("vllm", "hopper"))
+    assert parts_of(("", "")) == (("", ""),)
+
+
+def test_planted_constants_predict_what_they_made(reader: ObservationReader) -> None:
+    """Of few runs shrinkage keeps some of the way back: eighteen, at three lengths of answers, are enough."""
+    runs = prepared(reader, (1, 4, 16), "a") + prepared(reader, (2, 8, 32), "b")
+    for length in (32, 512):
+        runs += prepared(reader, (1, 4, 16), "a", output_length=length)
+        runs += prepared(reader, (2, 8, 32), "b", output_length=length)
+    result = calibrate_serving(runs, source="planted", date="2026-11-21")
+    names = [(item.engine, item.architecture) for item in result.calibrations]
+    assert names[0] == (ANY_ENGINE, ANY)
+    local = next(item for item in result.calibrations if (item.engine, item.architecture) == runs[0].key)
+    for metric, bound in (("ttft_s", 0.06), ("tpot_s", 0.02)):
+        before = np.mean(errors(runs, ServingConstants(), metric))
+        after = np.mean(errors(runs, local.constants, metric))
+        assert after < min(bound, 0.5 * before)
+    assert {(item.group, item.metric) for item in result.held_out} == {
+        (group, metric) for group in "ab" for metric in ("ttft_s", "tpot_s")
+    }
+    assert local.num_runs == 18
+
+
+def test_one_point_of_a_curve_helps_the_rest(reader: ObservationReader) -> None:
+    point, rest = prepared(reader, (8,), "a"), prepared(reader, (1, 4, 32), "b")
+    shipped = ServingCalibration(engine=ANY_ENGINE, architecture=ANY)
+    result = refine_serving(point, lambda *_: shipped, source="mine", date="2026-11-21")
+    (made,) = result.calibrations
+    for metric in ("ttft_s", "tpot_s"):
+        assert np.mean(errors(rest, made.constants, metric)) < np.mean(errors(rest, ServingConstants(), metric))
+    assert made.source.startswith("mine; starting from")
+    assert made.error_p90 == shipped.error_p90
+
+
+def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: ObservationReader) -> None:
+    """Of one layout nothing is left when it is held out: its errors are those of the catalog's constants."""
+    runs = prepared(reader, (1, 4, 16), "a")
+    shipped = ServingCalibration(engine=ANY_ENGINE, architecture=ANY)
+    free = ("decode_factor", "first_token_offset_s")
+    result = refine_serving(runs, lambda *_: shipped, source="mine", hold_out="layout", free=free)
+    (made,) = result.calibrations
+    for name in FITTED:
+        moved = getattr(made.constants, name) != pytest.approx(getattr(ServingConstants(), name), rel=1e-3)
+        assert moved == (name in free)
+    for item in result.held_out:
+        run = next(run for run in runs if run.run.id == item.id)
+        alone = run.predicted(shipped.constants)[item.metric] / run.run.measured[item.metric] - 1.0
+        assert item.error == pytest.approx(alone)

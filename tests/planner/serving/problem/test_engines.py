@@ -1,0 +1,155 @@
+"""The engines' rules: cases that their users met, columns against single layouts, defaults as their sources say."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from emit_cases import B200, DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_70B, MIXTRAL, SHAPES
+
+from meshplan.catalogs.models.shapes import MixtureOfExperts
+from meshplan.planner.serving.problem.engines import ENGINES, SGLANG, TRTLLM, VLLM
+from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
+from meshplan.planner.serving.problem.requests import EngineLimits, Layout, Pool, Role, ServingConfig, Speculation
+
+DEGREES = (1, 2, 3, 8, 16)
+FIELDS = tuple(Layout.__dataclass_fields__)
+BLOCKS = Quantization.uniform("fp8_block")
+
+
+def layout(tensor: int = 1, pipeline: int = 1, data: int = 1, expert: int = 1, **further: int) -> Layout:
+    split = further.pop("expert_tensor_parallel", tensor * data * further.get("context_parallel", 1) // expert)
+    return Layout(
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        attention_data_parallel=data,
+        expert_parallel=expert,
+        expert_tensor_parallel=split,
+        **further,
+    )
+
+
+def pool(of: Layout, role: Role = Role.MIXED, **fields) -> Pool:
+    limits = fields.pop("limits", EngineLimits())
+    quantization = fields.pop("quantization", Quantization.uniform("bf16"))
+    return Pool(
+        role=role, layout=of, num_workers=1, limits=limits, quantization=quantization, node_type="any", **fields
+    )
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.slug)
+def test_columns_answer_as_single_layouts_do(engine, shape) -> None:
+    grid = np.array(list(itertools.product(DEGREES, repeat=len(FIELDS))))
+    rows = grid[np.random.default_rng(3).choice(len(grid), 400, replace=False)]
+    columns = SimpleNamespace(**dict(zip(FIELDS, rows.T, strict=True)))
+    verdict = np.broadcast_to(engine.allowed(shape, columns, BLOCKS), len(rows))
+    single = [
+        bool(engine.allowed(shape, Layout(**dict(zip(FIELDS, map(int, row), strict=True))), BLOCKS)) for row in rows
+    ]
+    assert verdict.tolist() == single
+
+
+def broken(engine, shape, of: Layout, quantization: Quantization | None = None) -> set[str]:
+    return {rule.name for rule in engine.layout_rules(quantization) if not rule.holds(shape, of)}
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_usual_layouts_are_allowed(engine) -> None:
+    assert engine.allowed(LLAMA_70B, layout(8))
+    assert engine.allowed(LLAMA_70B, layout(16, 2))
+    assert engine.allowed(DEEPSEEK_V3, layout(8), BLOCKS)
+    assert engine.allowed(DEEPSEEK_V3, layout(data=8, expert=8), BLOCKS)
+    assert engine.allowed(DEEPSEEK_V3, layout(data=32, expert=32), BLOCKS)  # 2412.19437: decode with EP over many nodes
+    assert engine.allowed(GPT_OSS_20B, layout(8, expert=8))
+
+
+@pytest.mark.parametrize("engine", ENGINES.values(), ids=lambda engine: engine.name)
+def test_layouts_that_engines_refuse(engine) -> None:
+    assert broken(engine, LLAMA_70B, layout(5)) >= {"heads_divisible_by_tensor_parallel"}
+    assert broken(engine, LLAMA_70B, layout(1, 81)) == {"pipeline_at_most_layers"}
+    assert broken(engine, LLAMA_70B, layout(2, data=2)) >= {"attention_data_parallel_needs_experts"}
+    assert "experts_divisible_by_expert_parallel" in broken(engine, MIXTRAL, layout(16, expert=16))
+    assert "expert_groups_are_the_stage" in broken(engine, MIXTRAL, layout(8, expert=4, expert_tensor_parallel=1))
+
+
+def test_blocks_of_qwen3_235b_do_not_survive_tensor_parallel_8() -> None:
+    """vllm-project/vllm issue 17569: 1536 / 8 = 192 is not divisible by block_n = 128."""
+    moe = MixtureOfExperts(
+        num_experts=128,
+        num_experts_per_token=8,
+        expert_intermediate_size=1536,
+        shared_intermediate_size=0,
+        moe_layers=(True,) * 94,
+    )
+    qwen = replace(LLAMA_70B, moe=moe, num_attention_heads=64, num_key_value_heads=4, num_hidden_layers=94)
+    for engine in ENGINES.values():
+        assert broken(engine, qwen, layout(8), BLOCKS) == {"fp8_blocks_stay_whole"}
+        assert not broken(engine, qwen, layout(4), BLOCKS)
+        assert not broken(engine, qwen, layout(8, expert=8), BLOCKS)
+        assert not broken(engine, qwen, layout(8), Quantization.uniform("fp8"))
+
+
+def test_what_sets_the_engines_apart() -> None:
+    partly = layout(2, data=4, expert=8)
+    assert VLLM.allowed(DEEPSEEK_V3, partly)
+    assert SGLANG.allowed(DEEPSEEK_V3, partly)
+    assert broken(TRTLLM, DEEPSEEK_V3, partly) == {"attention_data_parallel_on_all_or_none"}
+    mixed = layout(8, expert=4)
+    assert broken(VLLM, MIXTRAL, mixed) == {"experts_whole_or_split"}
+    assert SGLANG.allowed(MIXTRAL, mixed)
+    spread = layout(8, context_parallel=2)
+    assert VLLM.allowed(LLAMA_70B, spread)
+    assert broken(VLLM, LLAMA_70B, layout(4, context_parallel=2)) == {"context_parallel_over_copied_kv_heads"}
+    assert VLLM.allowed(DEEPSEEK_V3, layout(1, context_parallel=8, expert=8))
+    assert broken(TRTLLM, LLAMA_70B, spread) == {"no_context_parallel"}
+
+
+def test_limits_are_counted_by_rank() -> None:
+    of = layout(data=8, expert=8)
+    (text,) = VLLM.broken_pool(DEEPSEEK_V3, pool(of, limits=EngineLimits(max_num_seqs=100)))
+    assert "max_num_seqs 100 must be a multiple of attention_data_parallel 8 (nearest: 96)" in text
+    assert not VLLM.broken_pool(DEEPSEEK_V3, pool(of, limits=EngineLimits(max_num_seqs=96)))
+    narrow = EngineLimits(max_num_seqs=256, max_batched_tokens=64, memory_fraction=1.7)
+    assert len(VLLM.broken_pool(LLAMA_70B, pool(layout(8), limits=narrow))) == 2
+
+
+def test_formats() -> None:
+    assert all(set(engine.schemes) <= set(SCHEMES) for engine in ENGINES.values())
+    assert all(set(engine.online) <= set(engine.schemes) for engine in ENGINES.values())
+    (text,) = SGLANG.broken_pool(LLAMA_70B, pool(layout(8), quantization=Quantization.uniform("w8a16")))
+    assert text.startswith("weights in w8a16 have no word")
+    (text,) = SGLANG.broken_pool(LLAMA_70B, pool(layout(8), quantization=Quantization.uniform("bf16", kv_cache="int8")))
+    assert text.startswith("a KV cache in int8 has no word")
+
+
+def pair(prefill: Layout, decode: Layout, engine: str, **fields) -> ServingConfig:
+    return ServingConfig(engine=engine, pools=(pool(prefill, Role.PREFILL), pool(decode, Role.DECODE)), **fields)
+
+
+def test_pairs() -> None:
+    staged = pair(layout(4, 2), layout(8), "vllm")
+    assert not VLLM.broken(LLAMA_70B, staged)
+    assert VLLM.broken(LLAMA_70B, pair(layout(8), layout(4, 2), "vllm")) == (
+        "decode: pipeline_parallel must be 1, not 2",
+    )
+    assert not SGLANG.broken(LLAMA_70B, pair(layout(4, 2), layout(4, 2), "sglang"))
+    (text,) = SGLANG.broken(LLAMA_70B, pair(layout(4, 2), layout(2, 4), "sglang"))
+    assert text == "decode: pipeline_parallel must be 1 or 2, not 4"
+    (text,) = VLLM.broken(LLAMA_70B, pair(layout(8), layout(8, context_parallel=2), "vllm"))
+    assert text.startswith("decode: tensor_parallel or context_parallel must be 1 where the cache is handed over")
+    guessing = pair(layout(8, 2), layout(8), "vllm", speculation=Speculation(num_draft_tokens=2, acceptance=0.7))
+    assert VLLM.broken(LLAMA_70B, guessing) == ("prefill: speculation needs pipeline_parallel = 1",)
+
+
+def test_default_limits() -> None:
+    assert VLLM.default_limits(H100).max_batched_tokens == 8192
+    assert VLLM.default_limits(replace(H100, slug="a100-sxm-80gb")).max_batched_tokens == 2048
+    assert VLLM.default_limits(replace(B200, memory_bytes=180 * 10**9)).max_num_seqs == 1024
+    assert VLLM.default_limits(None).max_num_seqs == 256
+    assert SGLANG.default_limits(H100).max_batched_tokens == 8192
+    assert SGLANG.default_limits(replace(H100, memory_bytes=16 * 10**9)).max_batched_tokens == 2048
+    assert not TRTLLM.default_limits(H100).chunked_prefill

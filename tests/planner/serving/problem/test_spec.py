@@ -1,0 +1,117 @@
+"""The serving question as users write it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
+from meshplan.planner.spec import spec_schema
+
+SPEC: dict[str, Any] = {
+    "kind": "serving",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"input_length": 1000, "output_length": 200, "request_rate_per_s": 4},
+    "slo": {"ttft_p99_s": 2.0, "tpot_p95_s": 0.05},
+}
+
+
+def with_workload(**workload: Any) -> dict[str, Any]:
+    return {**SPEC, "workload": workload}
+
+
+def messages(document: dict[str, Any]) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        read_serving_spec(document)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+def test_promises_keep_their_percentile() -> None:
+    promises = {promise.key: promise for promise in read_serving_spec(SPEC).objectives}
+    assert set(promises) == {"ttft_p99_s", "tpot_p95_s"}
+    assert (promises["ttft_p99_s"].metric, promises["ttft_p99_s"].percentile) == ("ttft", "p99")
+    assert promises["tpot_p95_s"].limit_s == 0.05
+
+
+@pytest.mark.parametrize(
+    ("workload", "process"),
+    [
+        ({"request_rate_per_s": 2}, Arrival.POISSON),
+        ({"request_rate_per_s": 2, "burstiness": 3}, Arrival.GAMMA),
+        ({"concurrency": 8}, Arrival.CLOSED_LOOP),
+        ({}, None),
+        ({"arrival": "all_at_once"}, Arrival.ALL_AT_ONCE),
+    ],
+)
+def test_the_process_follows_from_what_is_given(workload: dict[str, Any], process: Arrival | None) -> None:
+    spec: ServingSpec = read_serving_spec(with_workload(input_length=10, output_length=10, **workload))
+    assert spec.workload.process is process
+
+
+@pytest.mark.parametrize(
+    ("workload", "said"),
+    [
+        ({"input_length": 10}, "give input_length and output_length, or a trace"),
+        ({"input_length": 10, "output_length": 5, "request_rate_per_s": 1, "concurrency": 2}, "not both"),
+        ({"input_length": 10, "output_length": 5, "arrival": "trace"}, "needs trace: FILE"),
+        ({"input_length": 10, "output_length": 5, "arrival": "poisson", "concurrency": 3}, "request_rate_per_s"),
+        ({"input_length": 10, "output_length": 5, "arrival": "closed_loop", "request_rate_per_s": 3}, "concurrency"),
+        ({"input_length": 10, "output_length": 5, "arrival": "gamma", "request_rate_per_s": 3}, "burstiness above 1"),
+        ({"trace": "t.csv", "arrival": "poisson"}, "brings its own arrivals"),
+    ],
+)
+def test_contradictions_are_named(workload: dict[str, Any], said: str) -> None:
+    assert said in messages(with_workload(**workload))["workload"]
+
+
+@pytest.mark.parametrize("length", [0, -1, 1.5, "100", None])
+def test_lengths_are_whole_numbers_from_one(length: Any) -> None:
+    assert messages(with_workload(input_length=length, output_length=10))
+
+
+@pytest.mark.parametrize("limit", [0, -1.0, float("inf"), float("nan")])
+def test_promises_are_finite_seconds(limit: float) -> None:
+    assert "slo.ttft_p99_s" in messages({**SPEC, "slo": {"ttft_p99_s": limit}})
+
+
+def test_every_problem_is_named_at_once() -> None:
+    found = messages(
+        {
+            **SPEC,
+            "workload": {"input_length": 10, "output_lenght": 5},
+            "slo": {"ttft_p98_s": 1.0},
+            "fixed": {"tensor_paralel": 2, "decode": {"tensor_parallel": 0}},
+            "quantization": ["fp7"],
+        }
+    )
+    assert "did you mean 'output_length'" in found["workload.output_lenght"]
+    assert "not ttft_p98_s" in found["slo"]
+    assert "tensor_parallel" in found["fixed.tensor_paralel"]
+    assert {"fixed.decode.tensor_parallel", "quantization[0]"} <= set(found)
+
+
+def test_draft_and_pins_are_read() -> None:
+    spec = read_serving_spec(
+        {
+            **SPEC,
+            "speculation": {"num_draft_tokens": 3, "acceptance": 0.8},
+            "fixed": {"mode": "disaggregated", "prefill": {"tensor_parallel": 2}, "decode": {"num_workers": 3}},
+        }
+    )
+    assert spec.speculation is not None
+    assert spec.speculation.value.tokens_per_step == pytest.approx((1 - 0.8**4) / 0.2)
+    assert spec.fixed.prefill.pinned() == {"tensor_parallel": 2}
+    assert spec.fixed.pinned() == {}
+
+
+def test_the_schema_reads_what_the_models_read() -> None:
+    validator = jsonschema.Draft202012Validator(spec_schema(ServingSpec))
+    jsonschema.Draft202012Validator.check_schema(validator.schema)
+    assert validator.is_valid(SPEC)
+    assert not validator.is_valid({**SPEC, "kind": "training"})
+    assert not validator.is_valid({**SPEC, "fixed": {"tensor_parallel": 0}})

@@ -1,0 +1,84 @@
+"""Traces of requests: what is read, and what is said of a malformed file."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.serving.problem.trace import read_trace
+
+HEAD = "arrival_s,input_length,output_length"
+
+
+def written(folder: Path, text: str, *, compressed: bool = False) -> Path:
+    path = folder / "trace.csv"
+    path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
+    return path
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_trace_is_read(tmp_path: Path, compressed: bool) -> None:
+    requests = read_trace(written(tmp_path, f"{HEAD}\n0.0,100,5\n\n1.5,20,1\n", compressed=compressed))
+    assert requests.arrival_s.tolist() == [0.0, 1.5]
+    assert requests.input_length.tolist() == [100, 20]
+    assert requests.output_length.tolist() == [5, 1]
+    assert requests.prefix is requests.cached_tokens is requests.priority is None
+
+
+def test_columns_come_in_any_order(tmp_path: Path) -> None:
+    text = "priority,cached_tokens,output_length,prefix,input_length,arrival_s\n-2,8,5,7,9,0\n1,0,6,-1,3,0\n"
+    requests = read_trace(written(tmp_path, text))
+    assert requests.priority is not None
+    assert requests.cached_tokens is not None
+    assert requests.prefix is not None
+    assert requests.priority.tolist() == [-2, 1]
+    assert requests.cached_tokens.tolist() == [8, 0]
+    assert requests.prefix.tolist() == [7, -1]
+    assert requests.output_length.tolist() == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "line 1: column 'arrival_s' is missing"),
+        (f"{HEAD}\n", "no requests"),
+        (f"{HEAD},when\n", "unknown column 'when'"),
+        (f"{HEAD},arrival_s\n", "column 'arrival_s' comes 2 times"),
+        (f"{HEAD}\n0,1\n", "line 2: 2 values for 3 columns"),
+        (f"{HEAD}\n0,1,1\n-1,1,1\n", "line 3: arrival_s is '-1': give a number of seconds, at least 0"),
+        (f"{HEAD}\nnan,1,1\n", "line 2: arrival_s is 'nan'"),
+        (f"{HEAD}\ninf,1,1\n", "line 2: arrival_s is 'inf'"),
+        (f"{HEAD}\n5,1,1\n4,1,1\n", "line 3: arrival_s is 4, after 5 on the line before; sort by arrival"),
+        (f"{HEAD}\n0,0,1\n", "line 2: input_length is '0': give a whole number, at least 1"),
+        (f"{HEAD}\n0,1,0\n", "line 2: output_length is '0': give a whole number, at least 1"),
+        (f"{HEAD}\n0,1.5,1\n", "line 2: input_length is '1.5'"),
+        (f"{HEAD}\n0,{10**40},1\n", "line 2: input_length is"),
+        (f"{HEAD},cached_tokens\n0,5,1,6\n", "line 2: cached_tokens is 6, more than the prompt's 5"),
+    ],
+)
+def test_malformed_traces_are_refused_with_the_line(tmp_path: Path, text: str, named: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_trace(written(tmp_path, text))
+    assert named in str(caught.value)
+
+
+def test_every_problem_is_named_up_to_a_limit(tmp_path: Path) -> None:
+    with pytest.raises(SpecError) as caught:
+        read_trace(written(tmp_path, HEAD + "\n0,0,1" * 4 + "\n1,1,1\n0,x,1\n"))
+    assert len(caught.value.problems) == 5
+    with pytest.raises(SpecError) as caught:
+        read_trace(written(tmp_path, HEAD + "\n0,0,1" * 400))
+    assert len(caught.value.problems) == 10
+
+
+@pytest.mark.parametrize("content", [b"\x1f\x8bbroken", b"\xff\xfe\x00", gzip.compress(b"x" * 100, mtime=0)[:14]])
+def test_unreadable_files_are_refused(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "trace.csv"
+    path.write_bytes(content)
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_trace(path)
+    with pytest.raises(SpecError, match="cannot be read"):
+        read_trace(tmp_path / "none.csv")

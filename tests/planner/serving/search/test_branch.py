@@ -1,0 +1,108 @@
+"""The search over deployments against every deployment searched by itself, with plain bisection."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.spec import read_serving_spec
+from meshplan.planner.serving.resolve import resolve_serving
+from meshplan.planner.serving.search.branch import NOISE, Branch, simulate_candidate
+from meshplan.planner.serving.search.candidates import Candidate, aggregated, disaggregated
+from meshplan.planner.serving.search.deployment import RATE_TOLERANCE, judge
+from meshplan.planner.serving.search.search import search_serving
+from meshplan.planner.serving.search.workers import priced_workers
+
+NUM_REQUESTS = 150
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "70B, long prompts": {"model": "llama-3.1-70b", "slo": {"ttft_p99_s": 3.0, "tpot_p95_s": 0.05}},
+    "8B, short promises": {"model": "llama-3.1-8b", "slo": {"ttft_p95_s": 0.3, "tpot_mean_s": 0.012}},
+    "70B, dollars": {
+        "model": "llama-3.1-70b",
+        "slo": {"e2e_mean_s": 30.0},
+        "objective": "usd_per_million_tokens",
+    },
+}
+
+
+def problem_of(catalog: Catalog, **question: Any) -> ServingProblem:
+    document = {
+        "kind": "serving",
+        "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+        "workload": {"input_length": 2000, "output_length": 300, "num_requests": NUM_REQUESTS},
+        **question,
+    }
+    return resolve_serving(read_serving_spec(document), catalog, Path()).problem
+
+
+def deployments(problem: ServingProblem) -> list[Candidate]:
+    mixed, prefill, decode = (
+        priced_workers(problem, role, Counter()) for role in (Role.MIXED, Role.PREFILL, Role.DECODE)
+    )
+    found = [one for worker in mixed for one in aggregated(problem, worker)]
+    return [*found, *disaggregated(problem, prefill, decode)]
+
+
+def highest_rate(problem: ServingProblem, candidate: Candidate) -> float:
+    """By halving from the closed form's bound, every run to its end."""
+
+    def keeps(rate: float) -> bool:
+        return not judge(problem, candidate.config, request_rate_per_s=rate).broken
+
+    high = candidate.request_rate_per_s
+    if keeps(high):
+        return high
+    low = high / 2
+    while not keeps(low):
+        low, high = low / 2, low
+        if high < 1e-3 * candidate.request_rate_per_s:
+            return 0.0
+    while high > low * (1.0 + RATE_TOLERANCE):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
+
+
+def breaks_below(problem: ServingProblem, candidate: Candidate, rate: float) -> bool:
+    """A promise that is kept at ``rate`` is broken at a lower one: where latency does not rise with the rate alone,
+    several highest rates are right. Looked for in steps finer than the search's own tolerance."""
+    shares = np.linspace(0.8, 0.99, 20)
+    assert np.diff(shares).max() < RATE_TOLERANCE
+    return any(judge(problem, candidate.config, request_rate_per_s=rate * share).broken for share in shares)
+
+
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
+def test_no_deployment_searched_by_itself_is_better(catalog: Catalog, question: dict[str, Any]) -> None:
+    problem = problem_of(catalog, **question)
+    solution, report = search_serving(problem)
+    assert solution.objective is not None
+    for candidate in deployments(problem):
+        rate = highest_rate(problem, candidate)
+        score = candidate.score * candidate.request_rate_per_s / rate if rate else math.inf
+        if solution.objective > score * (1.0 + RATE_TOLERANCE) * (1.0 + NOISE):
+            assert breaks_below(problem, candidate, rate), "kept at every rate up to its own, and better"
+    assert all(one.judged.broken or one.score >= solution.objective * (1.0 - NOISE) for one in report.simulated)
+
+
+def test_a_deployment_that_keeps_its_promise_at_no_rate_is_judged_where_it_breaks_it(catalog: Catalog) -> None:
+    problem = problem_of(catalog, model="llama-3.1-70b", slo={"ttft_p99_s": 3.0, "itl_p99_s": 0.03})
+    broken = [simulate_candidate(problem, candidate) for candidate in deployments(problem)[:3]]
+    assert all(one.score == math.inf or not one.judged.broken for one in broken)
+    assert all(one.judged.metrics.num_served == NUM_REQUESTS for one in broken)
+
+
+def test_out_of_time_the_bound_is_that_of_what_was_not_seen(catalog: Catalog) -> None:
+    problem = problem_of(catalog, **QUESTIONS["70B, long prompts"])
+    candidates = deployments(problem)
+    simulated, bound = Branch(problem, candidates, deadline=time.perf_counter() - 1.0).run()
+    assert not simulated
+    assert bound == min(candidate.score for candidate in candidates)

@@ -1,0 +1,177 @@
+"""Host memory or NVMe beside the KV cache: against the plain referee, and what must hold of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation_cases import linear_cost, random_requests
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.serving.problem.requests import Arrival, EngineLimits, Requests, Role, Router, ServingWorkload
+from meshplan.planner.serving.simulation.arrivals import make_requests
+from meshplan.planner.serving.simulation.cluster import ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.kv_tier import TierShape
+from meshplan.planner.serving.simulation.metrics import summarize
+from meshplan.planner.serving.simulation.referee import referee_run
+
+LIMITS = EngineLimits(max_num_seqs=8, max_batched_tokens=256, prefix_caching=True)
+COST = linear_cost(most_seqs=8, most_tokens=256)
+TIER = TierShape(capacity_tokens=10**6, seconds_per_token=1e-6)
+POOL = SimulatedPool(cost=COST, limits=LIMITS, kv_capacity_tokens=2000)
+SHARED = ServingWorkload(
+    arrival=Arrival.POISSON,
+    input_length=1000,
+    output_length=20,
+    request_rate_per_s=2.0,
+    num_requests=300,
+    prefix_hit_rate=0.9,
+    num_prefixes=40,
+)
+
+
+def shared_requests(seed: int, num: int, rate: float, num_prefixes: int) -> Requests:
+    requests = random_requests(seed, num, rate_per_s=rate, cached=True)
+    return replace(requests, prefix=np.random.default_rng(seed).integers(-1, num_prefixes, num))
+
+
+def least_recently_used(held: list[list[int]], capacity: int, prefix: int, tokens: int) -> int:
+    """Tokens of a prefix that are found; the plainest cache: a list, the next to go first."""
+    if prefix == -1:
+        return tokens
+    before = next((entry[1] for entry in held if entry[0] == prefix), 0)
+    held[:] = [entry for entry in held if entry[0] != prefix] + [[prefix, max(before, tokens)]]
+    while sum(entry[1] for entry in held) > capacity:
+        held.pop(0)
+    return min(before, tokens)
+
+
+def entered(requests: Requests, tier: TierShape, capacity: int) -> tuple[list[float], list[int]]:
+    """When each request enters the engine's queue, and how many tokens of its prompt are then there."""
+    near: list[list[int]] = []
+    far: list[list[int]] = []
+    free, found = 0.0, [0] * len(requests)
+    when = requests.arrival_s.tolist()
+    coming = [(when[i], 0, i) for i in range(len(requests))]
+    while coming:
+        now, has_fetched, i = min(coming)
+        coming.remove((now, has_fetched, i))
+        prefix, tokens = int(requests.prefix[i]), int(requests.cached_tokens[i])
+        if not has_fetched:
+            here = least_recently_used(near, capacity, prefix, tokens)
+            there = least_recently_used(far, tier.capacity_tokens, prefix, tokens)
+            found[i] = max(here, there)
+            if there > here:
+                free = max(free, now) + (there - here) * tier.seconds_per_token
+                when[i] = free + tier.latency_s
+                coming.append((when[i], 1, i))
+                continue
+        least_recently_used(near, capacity, prefix, tokens)
+    return when, found
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num=st.integers(1, 50),
+    rate=st.sampled_from([2.0, 20.0, 200.0]),
+    num_prefixes=st.sampled_from([1, 3, 20]),
+    capacity=st.sampled_from([272, 600, 4000]),
+    far=st.sampled_from([0, 300, 2000, 10**6]),
+    seconds=st.sampled_from([1e-7, 1e-4, 3e-3]),
+    latency=st.sampled_from([0.0, 0.02]),
+    chunked=st.booleans(),
+    lag=st.sampled_from([0.0, 1.0, 0.37]),
+)
+def test_a_worker_with_a_tier_agrees_with_the_referee(
+    seed: int,
+    num: int,
+    rate: float,
+    num_prefixes: int,
+    capacity: int,
+    far: int,
+    seconds: float,
+    latency: float,
+    chunked: bool,
+    lag: float,
+) -> None:
+    """It is a worker to which requests come when their prefix has, with what was found of it."""
+    requests = shared_requests(seed, num, rate, num_prefixes)
+    tier = TierShape(capacity_tokens=far, seconds_per_token=seconds, latency_s=latency)
+    cost, limits = replace(COST, admission_steps=lag), replace(LIMITS, chunked_prefill=chunked)
+    pool = SimulatedPool(cost=cost, limits=limits, kv_capacity_tokens=capacity, tier=tier)
+    run = simulate_system(requests, ServingSystem(pools=(pool,)))
+    when, found = entered(requests, tier, capacity)
+    order = sorted(range(num), key=lambda i: (when[i], when[i] != requests.arrival_s[i], i))
+    everyone, preemptions = referee_run(
+        Requests(
+            arrival_s=np.array(when)[order],
+            input_length=requests.input_length[order],
+            output_length=requests.output_length[order],
+            cached_tokens=np.array(found)[order],
+            priority=np.array(order),
+        ),
+        cost,
+        limits,
+        kv_capacity_tokens=capacity,
+        kv_block_tokens=16,
+    )
+    assert run.finish_s[order].tolist() == pytest.approx([one.finish_s for one in everyone], rel=1e-9, abs=1e-12)
+    first = [(one.token_s or [np.inf])[0] for one in everyone]
+    assert run.first_token_s[order].tolist() == pytest.approx(first, rel=1e-9, abs=1e-12)
+    assert run.num_preemptions == preemptions
+    assert run.arrival_s[run.is_served].tolist() == requests.arrival_s[run.is_served].tolist()
+
+
+def test_a_tier_that_holds_nothing_changes_nothing() -> None:
+    requests = shared_requests(3, 60, 20.0, 5)
+    plain = simulate_system(requests, ServingSystem(pools=(POOL,)))
+    empty = replace(POOL, tier=replace(TIER, capacity_tokens=0))
+    assert simulate_system(requests, ServingSystem(pools=(empty,))).finish_s.tolist() == pytest.approx(
+        plain.finish_s.tolist(), rel=1e-9
+    )
+
+
+def ttft(requests: Requests, pool: SimulatedPool, router: Router = Router.LEAST_LOADED) -> float:
+    return summarize(simulate_system(requests, ServingSystem(pools=(pool,), router=router))).latencies["ttft"].mean
+
+
+def test_prefixes_that_no_longer_fit_the_devices_come_back_from_the_tier() -> None:
+    requests = make_requests(SHARED)
+    pool = replace(POOL, kv_capacity_tokens=9000)
+    lost, kept, roomy = ttft(requests, pool), ttft(requests, replace(pool, tier=TIER)), replace(pool)
+    everything = ttft(requests, replace(roomy, kv_capacity_tokens=10**6))
+    assert kept < 0.6 * lost
+    assert everything <= kept
+
+
+def test_a_slow_link_makes_the_tier_worse_than_computing_again() -> None:
+    requests = make_requests(SHARED)
+    pool = replace(POOL, kv_capacity_tokens=9000)
+    found = [ttft(requests, replace(pool, tier=replace(TIER, seconds_per_token=s))) for s in (1e-6, 1e-4, 1e-3)]
+    assert found == sorted(found)
+    assert found[-1] > ttft(requests, pool)
+
+
+def test_a_tier_belongs_to_workers_that_prefill_and_keep_prefixes() -> None:
+    requests = make_requests(SHARED)
+    for wrong in (
+        replace(POOL, tier=TIER, limits=replace(LIMITS, prefix_caching=False)),
+        replace(POOL, tier=TIER, role=Role.DECODE),
+    ):
+        with pytest.raises(SpecError, match="a tier keeps the prefixes"):
+            simulate_system(requests, ServingSystem(pools=(wrong,)))
+
+
+def test_the_same_seed_deals_the_same_lengths_with_and_without_prefixes() -> None:
+    plain = make_requests(replace(SHARED, num_prefixes=None, length_ratio=0.5))
+    shared = make_requests(replace(SHARED, length_ratio=0.5))
+    assert np.array_equal(plain.input_length, shared.input_length)
+    assert np.array_equal(plain.arrival_s, shared.arrival_s)
+    assert shared.prefix is not None
+    assert set(shared.prefix.tolist()) <= set(range(40))
+    with pytest.raises(SpecError, match="0 prefixes"):
+        make_requests(replace(SHARED, num_prefixes=0))

@@ -1,0 +1,136 @@
+"""Figures of runs against what plain counting gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulation_cases import linear_cost, random_requests
+
+from meshplan.planner.serving.problem.requests import EngineLimits, Objective
+from meshplan.planner.serving.simulation.engine import simulate
+from meshplan.planner.serving.simulation.metrics import (
+    attained,
+    attainment,
+    confidence_interval,
+    goodput,
+    itl,
+    latency,
+    samples_of,
+    summarize,
+    wilson_lower,
+)
+from meshplan.planner.serving.simulation.referee import referee_run
+from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.series import series
+
+COST = linear_cost()
+LIMITS = EngineLimits(max_num_seqs=32, max_batched_tokens=512)
+
+
+def some_run(seed: int = 0, *, num: int = 200, chunked: bool = True, capacity: int = 3000) -> ServingRun:
+    requests = random_requests(seed, num, rate_per_s=30.0)
+    return simulate(requests, COST, replace(LIMITS, chunked_prefill=chunked), kv_capacity_tokens=capacity)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1), chunked=st.booleans(), capacity=st.sampled_from([300, 3000]), num=st.integers(2, 80)
+)
+def test_gaps_between_tokens_are_those_of_every_token(seed: int, chunked: bool, capacity: int, num: int) -> None:
+    requests = random_requests(seed, num, rate_per_s=30.0, shortest_output=2)
+    limits = replace(LIMITS, chunked_prefill=chunked)
+    everyone, _ = referee_run(requests, COST, limits, kv_capacity_tokens=capacity, kv_block_tokens=16)
+    gaps = np.sort(np.concatenate([np.diff(request.token_s) for request in everyone]))
+    seen = itl(simulate(requests, COST, limits, kv_capacity_tokens=capacity).workers)
+    assert seen.count == len(gaps)
+    assert seen.mean == pytest.approx(gaps.mean(), rel=1e-9)
+    for share, value in ((0.5, seen.p50), (0.9, seen.p90), (0.95, seen.p95), (0.99, seen.p99)):
+        # A stretch spreads its gaps evenly, where an iteration has as many alike as requests decode.
+        place, alike = share * len(gaps), LIMITS.max_num_seqs
+        low, high = gaps[max(int(place) - alike, 0)], gaps[min(int(place) + alike, len(gaps) - 1)]
+        assert low * (1 - 1e-6) <= value <= high * (1 + 1e-6)
+
+
+def test_percentiles_are_numpys() -> None:
+    samples = np.random.default_rng(0).exponential(1.0, 999)
+    seen = latency(samples)
+    assert (seen.p50, seen.p99) == tuple(np.quantile(samples, [0.5, 0.99]))
+    assert latency(np.zeros(0)).p99 == 0.0
+
+
+def test_throughput_is_tokens_over_time() -> None:
+    run = some_run()
+    metrics = summarize(run, num_devices=4)
+    assert metrics.output_tokens_per_s == pytest.approx(run.output_length.sum() / (run.end_s - run.arrival_s[0]))
+    assert metrics.output_tokens_per_s_per_device == metrics.output_tokens_per_s / 4
+    assert metrics.requests_per_s == pytest.approx(200 / (run.end_s - run.arrival_s[0]))
+    assert 0.0 < metrics.kv_use <= metrics.peak_kv_use <= 1.0
+    assert 0.0 < metrics.busy <= 1.0
+
+
+def test_goodput_counts_requests_that_keep_every_limit() -> None:
+    run = some_run()
+    objectives = [
+        Objective(metric="ttft", percentile="p99", limit_s=float(np.median(samples_of(run, "ttft")))),
+        Objective(metric="tpot", percentile="p50", limit_s=float(np.median(samples_of(run, "tpot")))),
+    ]
+    ttft = run.first_token_s - run.arrival_s <= objectives[0].limit_s
+    gaps = np.maximum(run.output_length - 1, 1)
+    tpot = ((run.finish_s - run.first_token_s) / gaps <= objectives[1].limit_s) | (run.output_length == 1)
+    assert attained(run, objectives).tolist() == (ttft & tpot).tolist()
+    expected = (ttft & tpot).sum() / (run.end_s - run.arrival_s[0])
+    assert goodput(run, objectives) == pytest.approx(expected)
+    assert attainment(run, objectives) == ((ttft & tpot).mean(), wilson_lower(int((ttft & tpot).sum()), 200))
+    assert goodput(run, []) == pytest.approx(summarize(run).requests_per_s)
+
+
+def test_metrics_judge_objectives() -> None:
+    metrics = summarize(some_run())
+    limit = metrics.latencies["ttft"].p95
+    met, broken = (Objective(metric="ttft", percentile="p95", limit_s=limit * share) for share in (1.01, 0.99))
+    assert metrics.meets([met])
+    assert not metrics.meets([met, broken])
+
+
+@pytest.mark.parametrize("percentile", ["mean", "p50", "p90", "p95"])
+def test_confidence_intervals_cover_the_truth(percentile: str) -> None:
+    random = np.random.default_rng(7)
+    truth = 1.0 if percentile == "mean" else -np.log(1.0 - int(percentile[1:]) / 100.0)
+    covered = 0
+    for _ in range(400):
+        low, high = confidence_interval(random.exponential(1.0, 1000), percentile)
+        covered += low <= truth <= high
+    assert covered / 400 >= 0.92
+
+
+def test_intervals_of_dependent_samples_are_wider() -> None:
+    random = np.random.default_rng(3)
+    alone = random.normal(size=4000)
+    together = np.repeat(random.normal(size=40), 100)
+    for percentile in ("mean", "p90"):
+        widths = [np.diff(confidence_interval(samples, percentile))[0] for samples in (alone, together)]
+        assert widths[1] > 3 * widths[0]
+
+
+def test_wilson_bounds_a_share() -> None:
+    assert wilson_lower(0, 0) == wilson_lower(0, 10) == 0.0
+    assert wilson_lower(1000, 1000) == pytest.approx(0.99617, abs=1e-5)
+    assert wilson_lower(50, 100) == pytest.approx(0.4038, abs=1e-4)
+
+
+def test_the_series_adds_up() -> None:
+    run = some_run(num=300, capacity=1500)
+    shown, metrics = series(run, num_bins=50), summarize(run)
+    width = metrics.duration_s / 50
+    assert shown.end_s[-1] == pytest.approx(run.end_s)
+    several = run.output_length > 1
+    assert shown.output_tokens_per_s.sum() * width == pytest.approx((run.output_length - 1)[several].sum())
+    present = (shown.decoding + shown.prefilling + shown.queued).sum() * width
+    assert present == pytest.approx((run.finish_s - run.arrival_s).sum(), rel=1e-6)
+    assert shown.queued.max() > 1.0
+    assert 0.5 < shown.kv_use.max() <= 1.0
+    assert shown.kv_use.min() >= 0.0
