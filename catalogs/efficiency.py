@@ -1,7 +1,8 @@
 """Measured efficiency of a device: how it is named as facts, and how the seed file is read.
 
-A curve is three facts per precision (the model stands in :mod:`meshplan.planner.estimators.compute`): the rate of a
-large product, the bandwidth at which operands stream, and the inner length that costs as much as filling the pipeline.
+A curve is three facts per precision (the model stands in :mod:`meshplan.planner.training.estimator.compute`): the rate
+of a large product, the bandwidth at which operands stream, and the inner length that costs as much as filling the
+pipeline.
 
 An operator's scale is one fact per class: measured time over what meshplan predicts without it
 (:mod:`meshplan.catalogs.surfaces.operator_scales`).

@@ -61,7 +61,7 @@ class Device:
         peak_flops_per_s: dense peak by dtype (``bf16``, ``fp8`` …), FLOP/s, without sparsity.
         tdp_w: board power limit, watt; None where no source gives it.
         gemm_curves: dtype → (rate FLOP/s, operand bandwidth bytes/s, saturation length), fitted to measured matrix
-            products; empty where none were measured. See :mod:`meshplan.planner.estimators.compute`.
+            products; empty where none were measured. See :mod:`meshplan.planner.training.estimator.compute`.
         operator_scales: class of operators (:data:`meshplan.catalogs.efficiency.OPERATOR_CLASSES`) → measured time over
             the time that the shipped surfaces predict; a class without a measurement is absent and counts as 1.
         evidence: field name (``peak_flops_per_s.bf16``) → where the number comes from.

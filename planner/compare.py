@@ -245,7 +245,7 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 def _question(plan: Plan) -> Mapping[str, Any]:
     """The spec with its defaults written out, so that leaving one out is no difference."""
     from meshplan.planner.serving.problem.spec import read_serving_spec
-    from meshplan.planner.spec import read_training_spec
+    from meshplan.planner.training.problem.spec import read_training_spec
 
     readers: Mapping[str, Callable[[Mapping[str, Any]], SpecModel]] = {
         "training": read_training_spec,

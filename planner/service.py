@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from meshplan.catalogs.hardware import Device
     from meshplan.catalogs.models.shapes import ModelShape
     from meshplan.planner.emit.artifact import Artifact, EmittedPlan
-    from meshplan.planner.estimators.simulation import Simulated
-    from meshplan.planner.problems.training import TrainingConfig
     from meshplan.planner.rank_mapping.pictures import MappingView
-    from meshplan.planner.resolve import Resolved
-    from meshplan.planner.solvers.placement import Placement
+    from meshplan.planner.training.pipeline.simulation import Simulated
+    from meshplan.planner.training.problem.problem import TrainingConfig
+    from meshplan.planner.training.resolve import Resolved
+    from meshplan.planner.training.search.rank_placement import Placement
 
 DEFAULT_TOP = 5
 # Micro-batches of a timeline, over the number of stages: filling, one steady round, emptying.
@@ -113,8 +113,8 @@ def resolve(
     Raises:
         SpecError: malformed, of another kind, or with unknown names.
     """
-    from meshplan.planner.resolve import resolve_training, unknown_names
-    from meshplan.planner.spec import read_training_spec
+    from meshplan.planner.training.problem.spec import read_training_spec
+    from meshplan.planner.training.resolve import resolve_training, unknown_names
 
     if require_kind(document) != "training":
         raise SpecError([Problem(path="kind", message=f"must be training here, not {document['kind']}")])
@@ -134,13 +134,13 @@ def _plan_training(
     time_limit_s: float | None,
     on_progress: OnProgress | None,
 ) -> Plan:
-    from meshplan.planner import training_plan
-    from meshplan.planner.alternatives import alternatives
-    from meshplan.planner.estimators.priced import price
-    from meshplan.planner.infeasible import explain_infeasible
-    from meshplan.planner.rank_placement import asked_order, placed
-    from meshplan.planner.solvers.degree_search import KEEP
-    from meshplan.planner.solvers.joint_search import search_plans
+    from meshplan.planner.training import plan as training_plan
+    from meshplan.planner.training.alternatives import alternatives
+    from meshplan.planner.training.estimator.priced import price
+    from meshplan.planner.training.infeasible import explain_infeasible
+    from meshplan.planner.training.search.degrees import KEEP
+    from meshplan.planner.training.search.joint import search_plans
+    from meshplan.planner.training.search.mapping_report import asked_order, placed
 
     resolved = resolve(document, catalog, base)
     problem = resolved.problem
@@ -173,9 +173,9 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
     Raises:
         SpecError: malformed, or the pinned choices are not legal together (each broken rule is named).
     """
-    from meshplan.planner import training_plan
-    from meshplan.planner.estimators.priced import price
-    from meshplan.planner.single import fixed_config
+    from meshplan.planner.training import plan as training_plan
+    from meshplan.planner.training.estimator.priced import price
+    from meshplan.planner.training.pinned import fixed_config
 
     if require_kind(document) == "serving":
         from meshplan.planner.serving.service import estimate_serving
@@ -193,8 +193,8 @@ def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path =
 
 def _placed_config(resolved: Resolved, config: TrainingConfig) -> tuple[Resolved, Placement | None]:
     """The mapping that the spec asks for, of one configuration."""
-    from meshplan.planner.rank_placement import asked_order, placed
-    from meshplan.planner.solvers.joint_search import place_config
+    from meshplan.planner.training.search.joint import place_config
+    from meshplan.planner.training.search.mapping_report import asked_order, placed
 
     placement = place_config(resolved.problem, config, order=asked_order(resolved.problem, resolved.mapping))
     return replace(resolved, problem=placed(resolved.problem, placement)), placement
@@ -211,9 +211,9 @@ def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog
     Raises:
         SpecError: unknown or impossible choices, or the plan is not a training plan with a configuration.
     """
-    from meshplan.planner import training_plan
-    from meshplan.planner.alternatives import instead
-    from meshplan.planner.estimators.priced import price
+    from meshplan.planner.training import plan as training_plan
+    from meshplan.planner.training.alternatives import instead
+    from meshplan.planner.training.estimator.priced import price
 
     if plan.kind == "serving" and plan.config:
         from meshplan.planner.serving.service import instead_serving
@@ -253,8 +253,8 @@ def plan_timeline(plan: Plan, catalog: Catalog) -> tuple[Simulated, str]:
     Raises:
         SpecError: the plan is not a training plan with a configuration.
     """
-    from meshplan.planner import training_plan
-    from meshplan.planner.estimators.referee import simulated_pipeline
+    from meshplan.planner.training import plan as training_plan
+    from meshplan.planner.training.simulated import simulated_pipeline
 
     if plan.kind != "training" or not plan.config:
         message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no pipeline to draw"
@@ -281,8 +281,8 @@ def plan_mapping_view(plan: Plan, catalog: Catalog, *, base: Path = Path()) -> M
     Raises:
         SpecError: the plan has no mapping.
     """
-    from meshplan.planner import training_plan
     from meshplan.planner.rank_mapping.view import stand_alone_view, training_view
+    from meshplan.planner.training import plan as training_plan
 
     if plan.kind == "rank-mapping" and plan.answer:
         from meshplan.planner.rank_mapping.problem import RankMappingProblem
@@ -334,7 +334,7 @@ def emit_plan(
         return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
     from meshplan.planner.emit.artifact import TrainingRequest
     from meshplan.planner.emit.registry import emit, is_orchestrator
-    from meshplan.planner.training_plan import shape_from_document
+    from meshplan.planner.training.plan import shape_from_document
 
     if framework is None and is_orchestrator(target):
         framework = plan_target(plan)
@@ -372,7 +372,7 @@ def plan_target(plan: Plan) -> str | None:
         return str(plan.config["services"][0]["engine"])
     if plan.kind != "training":
         return None
-    from meshplan.planner.spec import ConstraintsSpec
+    from meshplan.planner.training.problem.spec import ConstraintsSpec
 
     return ConstraintsSpec.model_validate(plan.spec.get("constraints", {})).target
 
@@ -398,7 +398,7 @@ def _hardware(spec: Mapping[str, Any], catalog: Catalog) -> tuple[Device | None,
 
 
 def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:
-    from meshplan.planner.training_plan import catalog_content
+    from meshplan.planner.training.plan import catalog_content
 
     return plan_identity(document, catalog_content(resolved))
 

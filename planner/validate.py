@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.planner.core.plan import Interval
-from meshplan.planner.estimators.compute import peak_flops_per_s
-from meshplan.planner.estimators.priced import Priced, price
-from meshplan.planner.observations import ObservationReader, ObservedRun
-from meshplan.planner.problems.training import TrainingProblem
 from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validate_served
 from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.training.estimator.compute import peak_flops_per_s
+from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
+from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.summary import ValidatedRow, Validation, rank_quality, summarise
 

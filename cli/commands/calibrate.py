@@ -16,8 +16,8 @@ from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.calibrate import Calibrated
-    from meshplan.planner.observations import ObservedRun
+    from meshplan.planner.training.measured.calibrate import Calibrated
+    from meshplan.planner.training.measured.observations import ObservedRun
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
@@ -96,10 +96,10 @@ def calibrate(
     """
     from meshplan.cli.commands.calibrate_serving import OwnRuns, calibrate_serving_runs, free_constants, serving_runs
     from meshplan.cli.render import show_document, show_rows
-    from meshplan.planner.calibrate import calibrate as fit_all
-    from meshplan.planner.calibrate import refine
-    from meshplan.planner.observations import read_rows
-    from meshplan.planner.resolve import calibration_for
+    from meshplan.planner.training.measured.calibrate import calibrate as fit_all
+    from meshplan.planner.training.measured.calibrate import refine
+    from meshplan.planner.training.measured.observations import read_rows
+    from meshplan.planner.training.resolve import calibration_for
 
     catalog = open_catalog(db)
     rows = [row for path in observations for row in read_rows(path)]
@@ -137,7 +137,7 @@ def _runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog) -> tuple[list[Obs
     """The training runs that can be priced, and what to call them."""
     from meshplan.catalogs.constants.training import Calibration
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.planner.observations import ObservationReader
+    from meshplan.planner.training.measured.observations import ObservationReader
     from meshplan.planner.validation.fields import UnsupportedError
 
     reader = ObservationReader(catalog)
@@ -221,7 +221,8 @@ def _export(result: Calibrated, path: Path, source: str) -> None:
         ],
     }
     header = (
-        "# Constants of the estimator, fitted per framework and hardware generation: see planner/calibrate.py.\n"
+        "# Constants of the estimator, fitted per framework and hardware generation: see\n"
+        "# planner/training/measured/calibrate.py.\n"
         "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
     )
     try:

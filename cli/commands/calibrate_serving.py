@@ -77,10 +77,10 @@ def free_constants(text: str | None) -> Sequence[str]:
 def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> ServedRuns:
     """The serving runs among observations, without those that are not to be judged by."""
     from meshplan.cli.commands.validate import read_traces
-    from meshplan.planner.observations import ObservationReader
     from meshplan.planner.serving.measured.exclusions import exclusions
     from meshplan.planner.serving.measured.observations import served_run
     from meshplan.planner.serving.measured.prediction import PreparedRun
+    from meshplan.planner.training.measured.observations import ObservationReader
     from meshplan.planner.validation.fields import UnsupportedError
 
     reader, excluded, replayed = ObservationReader(catalog), exclusions(rows), read_traces(rows, traces)

@@ -187,7 +187,7 @@ def _setting(
     from meshplan.cli.database import open_catalog
     from meshplan.cli.stored import load_plan
     from meshplan.planner.service import resolve
-    from meshplan.planner.training_plan import shape_from_document
+    from meshplan.planner.training.plan import shape_from_document
 
     catalog = open_catalog(db)
     plan = load_plan(arguments[0], catalog)

@@ -110,7 +110,7 @@ def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
     """Write the schedule's picture, and show it in the terminal."""
     from meshplan.catalogs.errors import EmitError
     from meshplan.planner.service import plan_timeline
-    from meshplan.planner.timeline import timeline_svg, timeline_text
+    from meshplan.planner.training.timeline import timeline_svg, timeline_text
 
     run, title = plan_timeline(made, catalog)
     try:
@@ -163,7 +163,7 @@ def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, bas
 def _explain(made: Plan, form: Format) -> None:
     from meshplan.cli.reports.explanation import explanation_report
     from meshplan.cli.reports.training import alternative_rows
-    from meshplan.planner.explanation import explain as explain_plan
+    from meshplan.planner.training.explanation import explain as explain_plan
 
     if made.kind != "training":
         from meshplan.cli.reports.plan import show_plan

@@ -39,7 +39,7 @@ def schema(
     from meshplan.planner.core.spec_fields import SpecModel
     from meshplan.planner.gpu_allocation.spec import AllocationSpec
     from meshplan.planner.serving.problem.spec import ServingSpec
-    from meshplan.planner.spec import TrainingSpec, spec_schema
+    from meshplan.planner.training.problem.spec import TrainingSpec, spec_schema
 
     models: dict[SpecKind, type[SpecModel]] = {
         SpecKind.TRAINING: TrainingSpec,

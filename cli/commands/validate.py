@@ -107,9 +107,9 @@ def validate(
     Runs from which those constants were fitted are predicted better than new ones; 'meshplan calibrate' prints the
     error on runs that were held out, --from-points what a user's own runs bring.
     """
-    from meshplan.planner.observations import read_rows
-    from meshplan.planner.resolve import calibration_for
     from meshplan.planner.serving.resolve import serving_calibration
+    from meshplan.planner.training.measured.observations import read_rows
+    from meshplan.planner.training.resolve import calibration_for
     from meshplan.planner.validate import validate_rows
 
     rows = [row for path in observations for row in read_rows(path)]

@@ -17,7 +17,7 @@ from meshplan.cli.reports.training import (
 
 if TYPE_CHECKING:
     from meshplan.planner.core.plan import Plan
-    from meshplan.planner.explanation import Explanation
+    from meshplan.planner.training.explanation import Explanation
 
 
 def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TABLE_WIDTH) -> str:

@@ -20,7 +20,7 @@ from meshplan.cli.reports.quantities import (
     signed_percent,
 )
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.problems.training import OFFLOADS
+from meshplan.planner.training.problem.problem import OFFLOADS
 
 TICK = "✔"
 # Reasons for which candidates were turned down, listed by name; the rest is counted.

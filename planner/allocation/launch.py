@@ -17,7 +17,7 @@ from meshplan.planner.emit.artifact import Artifact, EmittedPlan
 from meshplan.planner.emit.registry import emit_serving
 from meshplan.planner.emit.serving_request import HostType, ServingRequest
 from meshplan.planner.serving.problem.requests import Role
-from meshplan.planner.training_plan import shape_from_document
+from meshplan.planner.training.plan import shape_from_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

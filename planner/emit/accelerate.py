@@ -31,7 +31,7 @@ from meshplan.planner.emit.terms import (
     say_all,
     stated,
 )
-from meshplan.planner.problems.pytorch_frameworks import ACCELERATE
+from meshplan.planner.training.problem.pytorch import ACCELERATE
 
 TARGET = "accelerate"
 CONFIG_FILE = PurePosixPath("accelerate_config.yaml")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.problems.training import Phase
+from meshplan.planner.training.problem.problem import Phase
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 # PEFT's word for every linear layer but the LM head.

@@ -11,7 +11,7 @@ from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import PLAN_ID_LENGTH, Plan
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 DEFAULT_MASTER_PORT = 29500
 

@@ -29,8 +29,8 @@ from meshplan.planner.emit.terms import (
     stated,
 )
 from meshplan.planner.emit.torchrun import RANK_TABLE
-from meshplan.planner.problems.pytorch_frameworks import DEEPSPEED
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.pytorch import DEEPSPEED
 
 TARGET = "deepspeed"
 CONFIG_FILE = PurePosixPath("deepspeed_config.json")

@@ -32,8 +32,8 @@ from meshplan.planner.emit.megatron_terms import TERMS, ZERO_SHARDED_GRADIENTS
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.terms import feature_rows, say_all
 from meshplan.planner.emit.torchrun import RANK_TABLE
-from meshplan.planner.problems.megatron_framework import MEGATRON
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 TARGET = "megatron"
 ARGUMENTS_FILE = PurePosixPath("megatron_args.txt")

@@ -11,8 +11,8 @@ from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Term, Words, count, count_term, stated
-from meshplan.planner.problems.practice import ALL_TO_ALL
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.switches import ALL_TO_ALL
 
 _PARSER = "parser"
 _PARSER_AND_GROUPS = "parser and process groups"

@@ -18,8 +18,8 @@ from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingReq
 from meshplan.planner.emit.job import Job, Setting, plan_fields
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.torchrun import RANK_TABLE, RANK_TABLE_FILE
-from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 TARGET = "torchrun"
 CONFIG_FILE = PurePosixPath("training_config.json")

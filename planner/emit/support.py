@@ -16,10 +16,10 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
 from meshplan.planner.emit.registry import TARGETS, Feature, Target, emit, features_of, verified_of
-from meshplan.planner.parallelism import deal_layers
-from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
-from meshplan.planner.problems.precisions import PRECISIONS
-from meshplan.planner.problems.training import CONTEXT_PARALLEL_STYLES, TrainingConfig
+from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.precisions import PRECISIONS
+from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig
 
 _DEVICES_PER_HOST = 8
 _NUM_REPLICAS = 4

@@ -14,8 +14,8 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError, Problem
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.registry import Feature
-from meshplan.planner.problems.frameworks import FrameworkRules
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 HANDED_OVER = "training_config.json (MESHPLAN_CONFIG)"
 BY_THE_SCRIPT = "handed over only: nothing checks that the script obeys"

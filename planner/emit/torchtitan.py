@@ -17,8 +17,8 @@ from meshplan.planner.emit.job import Job, Setting
 from meshplan.planner.emit.registry import Feature
 from meshplan.planner.emit.terms import Term, Words, count, count_term, feature_rows, refuse, say_all, stated
 from meshplan.planner.emit.torchrun import RANK_TABLE
-from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN, TORCHTITAN_CONFIGS
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.pytorch import TORCHTITAN, TORCHTITAN_CONFIGS
 
 TARGET = "torchtitan"
 ARGUMENTS_FILE = PurePosixPath("torchtitan_args.txt")

@@ -19,12 +19,12 @@ from meshplan.planner.gpu_allocation.question import (
     indistinct,
 )
 from meshplan.planner.gpu_allocation.spec import AllocationSpec, OfferSpec, QuotaSpec, ServiceSpec
-from meshplan.planner.resolve import ANY
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
-from meshplan.planner.spec_checks import Problems
+from meshplan.planner.training.checks import Problems
+from meshplan.planner.training.resolve import ANY
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

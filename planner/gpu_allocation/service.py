@@ -16,7 +16,7 @@ from meshplan.planner.gpu_allocation.question import AllocationQuestion
 from meshplan.planner.gpu_allocation.resolve import resolve_allocation
 from meshplan.planner.gpu_allocation.search import Searched, compile_question, search_allocation
 from meshplan.planner.gpu_allocation.spec import read_allocation_spec
-from meshplan.planner.training_plan import plain
+from meshplan.planner.training.plan import plain
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -26,7 +26,7 @@ from meshplan.planner.serving.problem.spec import (
     promises_of,
 )
 from meshplan.planner.serving.search.candidates import MAX_UTILIZATION
-from meshplan.planner.spec import read_spec
+from meshplan.planner.training.problem.spec import read_spec
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|currency")

@@ -12,10 +12,10 @@ from meshplan.catalogs.hardware import NodeType
 from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Assumption, Reading
-from meshplan.planner.parallelism import deal_layers
-from meshplan.planner.problems.precisions import PRECISIONS
 from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
-from meshplan.planner.spec import FixedSpec, read_training_spec
+from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.problem.precisions import PRECISIONS
+from meshplan.planner.training.problem.spec import FixedSpec, read_training_spec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -7,7 +7,7 @@ from typing import Any
 from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.torchtitan import ASYNC, COMPILE, KERNEL_WORDS, SUBCOMMAND, TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written
-from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN_CONFIGS
+from meshplan.planner.training.problem.pytorch import TORCHTITAN_CONFIGS
 
 SOURCE = "torchtitan"
 _SECTIONS = ("--parallelism.", "--training.", "--model.", "--activation-checkpoint.", SUBCOMMAND)

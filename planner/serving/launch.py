@@ -8,7 +8,7 @@ from meshplan.catalogs.errors import EmitError, UnknownEntryError
 from meshplan.planner.emit.registry import emit_serving
 from meshplan.planner.emit.serving_request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.serving.problem.requests import Role
-from meshplan.planner.training_plan import shape_from_document
+from meshplan.planner.training.plan import shape_from_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

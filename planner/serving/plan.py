@@ -18,7 +18,7 @@ from meshplan.planner.serving.search.branch import NOISE, Simulated
 from meshplan.planner.serving.search.candidates import HOURS, MILLION, config_label
 from meshplan.planner.serving.search.deployment import pool_memory, site_of
 from meshplan.planner.serving.search.search import ServingReport
-from meshplan.planner.training_plan import plain
+from meshplan.planner.training.plan import plain
 
 # Latencies that every plan predicts, beside those that were promised.
 SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "e2e_mean_s", "e2e_p99_s")

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.plan import Plan, plan_identity
 from meshplan.planner.core.solution import OnProgress, solution_document
-from meshplan.planner.resolve import unknown_names
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
 from meshplan.planner.serving.search.search import estimate_pinned, search_serving
+from meshplan.planner.training.resolve import unknown_names
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -5,8 +5,8 @@ m×k by k×n on one device, with ⌈·⌉ rounding up to the tile of 128::
     time = ((2·⌈m⌉·⌈n⌉·(k + k₀)/R)⁴ + (bytes/B)⁴)^¼,    bytes = element·(m·k + k·n) + 2·m·n
 
 R is the rate of a large product, B the rate at which operands stream, k₀ the inner length that costs as much as
-filling the pipeline. The planner evaluates the same equation (``meshplan.planner.estimators.compute.gemm_s``; a test
-holds the two together), the profiler only fits it.
+filling the pipeline. The planner evaluates the same equation (``meshplan.planner.training.estimator.compute.gemm_s``; a
+test holds the two together), the profiler only fits it.
 
 There is no launch term, because the planner adds the host's time per layer apart. Products shorter than
 :data:`MIN_TIME_S` are mostly launch and are left out of the fit, as are those smaller than :data:`MIN_DIMENSION` in

@@ -48,7 +48,7 @@ def measure(name: str) -> dict[str, Any]:
     """Search one question in this process; imports and look-ups are not counted as CPU time of the search."""
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.service import resolve
-    from meshplan.planner.solvers.degree_search import search_degrees
+    from meshplan.planner.training.search.degrees import search_degrees
 
     model, node, count, sequence, batch, precision, *_ = CASES[name]
     document = {

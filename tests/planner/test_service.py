@@ -21,8 +21,8 @@ from meshplan.planner.service import (
     plan_target,
     resolve,
 )
-from meshplan.planner.solvers.degree_search import search_degrees
-from meshplan.planner.training_plan import shape_from_document
+from meshplan.planner.training.plan import shape_from_document
+from meshplan.planner.training.search.degrees import search_degrees
 
 SPEC: dict[str, Any] = {
     "kind": "training",
@@ -93,7 +93,7 @@ def test_alternatives_end_with_the_time_limit_and_with_ctrl_c(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("meshplan.planner.alternatives.instead", interrupted)
+    monkeypatch.setattr("meshplan.planner.training.alternatives.instead", interrupted)
     assert make_plan(SPEC, catalog).solution["status"] == "optimal"
 
 
@@ -322,7 +322,7 @@ def test_the_target_is_the_one_of_the_spec(plan: Plan) -> None:
 
 @pytest.mark.parametrize("slug", ["llama-3.1-8b", "deepseek-v3", "gpt-oss-120b", "gemma-2-27b", "mixtral-8x7b"])
 def test_the_model_in_a_plan_is_the_model_that_was_asked_for(slug: str, catalog: Catalog) -> None:
-    from meshplan.planner.training_plan import plain
+    from meshplan.planner.training.plan import plain
 
     shape = catalog.model_shape(slug)
     assert shape_from_document(json.loads(json.dumps(plain(shape)))) == shape

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.planner.core.plan import Interval
-from meshplan.planner.estimators.priced import price
-from meshplan.planner.observations import ObservedRun
-from meshplan.planner.problems.training import TrainingProblem
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.validate import METRICS, validate_run
 from meshplan.planner.validation.summary import ValidatedRow, rank_quality, spearman, summarise
 

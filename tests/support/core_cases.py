@@ -13,10 +13,10 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.parallelism import deal_layers
-from meshplan.planner.problems.frameworks import FrameworkRules
-from meshplan.planner.problems.megatron_framework import ANY_FRAMEWORK
-from meshplan.planner.problems.training import (
+from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.problem import (
     Phase,
     TrainingConfig,
     TrainingLimits,

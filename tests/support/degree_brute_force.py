@@ -6,10 +6,10 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from meshplan.planner.estimators.priced import Priced, price
-from meshplan.planner.parallelism import deal_layers
-from meshplan.planner.problems.training import TrainingConfig, TrainingObjective, TrainingProblem
-from meshplan.planner.solvers.layer_partition import balance_arithmetic
+from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
+from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
 MODES = ("none", "selective", "full")
 

@@ -10,7 +10,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.emit.artifact import TrainingRequest
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 H100 = Device(
     slug="h100-sxm-80gb",

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.planner.observations import ObservationReader, read_rows
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.training.measured.observations import ObservationReader, read_rows
 
 ROWS = Path(__file__).parents[1] / "validation" / "serving-observations.jsonl"
 PLANTED = ServingConstants(

@@ -10,9 +10,9 @@ from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Reading
-from meshplan.planner.problems.practice import ALL_TO_ALL
-from meshplan.planner.problems.training import TrainingConfig
-from meshplan.planner.spec import FixedSpec
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.spec import FixedSpec
+from meshplan.planner.training.problem.switches import ALL_TO_ALL
 
 # The framework's own file of each target.
 FILES = {

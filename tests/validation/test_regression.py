@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.observations import read_rows
-from meshplan.planner.resolve import calibration_for
 from meshplan.planner.serving.resolve import serving_calibration
+from meshplan.planner.training.measured.observations import read_rows
+from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validate import validate_rows
 from meshplan.planner.validation.summary import MetricSummary, Validation
 

@@ -41,7 +41,7 @@ from meshplan.planner.serving.problem.requests import (
 from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 if TYPE_CHECKING:
-    from meshplan.planner.observations import ObservationReader
+    from meshplan.planner.training.measured.observations import ObservationReader
 
 # Requests of a closed-loop benchmark over those in flight, and its lengths: uniform from this share of nominal (the
 # public harness behind the silicon rows: --random-range-ratio 0.8, --num-prompts 10 × concurrency).

@@ -15,7 +15,7 @@ from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.summary import ValidatedRow
 
 if TYPE_CHECKING:
-    from meshplan.planner.observations import ObservationReader
+    from meshplan.planner.training.measured.observations import ObservationReader
 
 ServingCalibrationOf = Callable[[str, str], ServingCalibration]
 # Up to here the time to first token of disaggregated runs is summed up apart: with more in flight it is the queue in

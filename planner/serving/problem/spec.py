@@ -19,7 +19,7 @@ from meshplan.planner.serving.problem.requests import (
     ServingObjective,
     Speculation,
 )
-from meshplan.planner.spec import ClusterSpec, PriceSpec, read_spec
+from meshplan.planner.training.problem.spec import ClusterSpec, PriceSpec, read_spec
 
 MAX_TOKENS = 16_777_216
 MAX_CONCURRENCY = 1_000_000

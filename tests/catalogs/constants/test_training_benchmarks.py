@@ -9,7 +9,7 @@ import pytest
 from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
 from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.catalogs.yaml_reader import load_yaml
-from meshplan.planner.problems.practice import Launches, TrainingPractice
+from meshplan.planner.training.problem.switches import Launches, TrainingPractice
 
 RUN = TrainingBenchmark(
     observed_as="Megatron-Bridge",

@@ -20,8 +20,8 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import accelerate as emitter
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.registry import emit
-from meshplan.planner.problems.pytorch_frameworks import ACCELERATE
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.pytorch import ACCELERATE
 
 pytestmark = pytest.mark.launchers
 

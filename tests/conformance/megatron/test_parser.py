@@ -34,9 +34,9 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import megatron as emitter
 from meshplan.planner.emit.registry import emit
 from meshplan.planner.emit.writer import write_artifacts
-from meshplan.planner.problems.frameworks import rank_coordinates
-from meshplan.planner.problems.megatron_framework import MEGATRON
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.framework_rules import rank_coordinates
+from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 pytestmark = pytest.mark.launchers
 

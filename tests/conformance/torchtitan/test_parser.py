@@ -23,8 +23,8 @@ from read_back_cases import differences, num_devices, read_back
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.emit import torchtitan as emitter
 from meshplan.planner.emit.registry import emit
-from meshplan.planner.problems.pytorch_frameworks import TORCHTITAN
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.pytorch import TORCHTITAN
 
 pytestmark = pytest.mark.launchers
 

@@ -23,8 +23,8 @@ from meshplan.planner.cluster.fabric import (
     slowest_pipeline_s,
 )
 from meshplan.planner.cluster.network import Network, Trunk
-from meshplan.planner.estimators.communication import UNHIDDEN_SHARE
-from meshplan.planner.estimators.priced import price
+from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE
+from meshplan.planner.training.estimator.priced import price
 
 DOMAIN = 4
 

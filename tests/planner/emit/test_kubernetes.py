@@ -23,7 +23,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit import kubernetes
 from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.registry import emit
-from meshplan.planner.problems.megatron_framework import MEGATRON
+from meshplan.planner.training.problem.megatron import MEGATRON
 
 FILES = {"jobset": "jobset.yaml", "job": "job.yaml", "trainjob": "trainjob.yaml"}
 REQUEST = replace(request_for(LLAMA_70B, LLAMA_70B_ON_64, hosts=()), image="registry.example/train:1")

@@ -25,10 +25,10 @@ from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit import megatron, megatron_terms
 from meshplan.planner.emit.registry import emit, target_names
-from meshplan.planner.problems.known_frameworks import FRAMEWORKS
-from meshplan.planner.problems.megatron_framework import MEGATRON
-from meshplan.planner.problems.training import TrainingConfig
 from meshplan.planner.service import support_matrix
+from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 GOLDENS = {
     "llama-3.1-70b": (LLAMA_70B, LLAMA_70B_ON_64),

@@ -24,9 +24,9 @@ from meshplan.planner.emit import accelerate, deepspeed, torchtitan
 from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.registry import TARGETS, emit, target_names
 from meshplan.planner.emit.writer import write_artifacts
-from meshplan.planner.problems.known_frameworks import FRAMEWORKS
-from meshplan.planner.problems.training import TrainingConfig
 from meshplan.planner.service import support_matrix
+from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 NOTE = """#!/usr/bin/env bash
 printf '%s\\n' "$@" > "$NOTES/argv"

@@ -17,9 +17,9 @@ from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_b
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.megatron_terms import TERMS, pipeline_layout, read_layout
 from meshplan.planner.emit.registry import emit
-from meshplan.planner.problems.known_frameworks import FRAMEWORKS
-from meshplan.planner.problems.megatron_framework import MEGATRON
-from meshplan.planner.problems.training import TrainingConfig
+from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 DEGREES = {
     "tensor_parallel": st.sampled_from((1, 2, 4, 8)),

@@ -1,1 +1,0 @@
-"""See README.md in this folder (or its parent)."""

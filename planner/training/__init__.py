@@ -1,0 +1,1 @@
+"""Which parallel degrees, schedule and sharding train a model best?"""

@@ -1,0 +1,144 @@
+"""Why not something else? The well-known other choices, each at its best, and what they would cost.
+
+Each alternative is the same question with one choice pinned: the search finds the best plan that has it, so the
+comparison is with that choice at its best, not with the chosen plan bent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.joint import placed_problem, search_plans
+from meshplan.planner.training.search.report import LIMITS, SearchReport
+
+Choices = Mapping[str, int | str | bool]
+# Parts of the step below this share of the chosen step are not worth naming as a reason.
+NAMED_SHARE = 0.005
+# Candidates of an alternative that get a rank mapping of their own, where links differ.
+MAPPED_ALTERNATIVES = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alternative:
+    """One other choice.
+
+    Args:
+        name: what it is called in the field.
+        choices: what was pinned.
+        priced: the best plan that has it; None where none fits.
+        reason: why it lost, one sentence with numbers.
+    """
+
+    name: str
+    choices: Choices
+    priced: Priced | None
+    reason: str
+
+
+def well_known(problem: TrainingProblem) -> dict[str, Choices]:
+    """The choices that people ask about, under their names; those that make no sense here are left out."""
+    domain = problem.machine.domain_size
+    choices: dict[str, Choices] = {
+        "FSDP only (ZeRO-3)": {"zero_stage": 3, "tensor_parallel": 1, "pipeline_parallel": 1, "context_parallel": 1},
+        "no tensor parallelism": {"tensor_parallel": 1},
+        "tensor parallelism over a whole node": {"tensor_parallel": domain},
+        "no pipeline": {"pipeline_parallel": 1},
+        "no context parallelism": {"context_parallel": 1},
+        "full activation recompute": {"activation_recompute": "full"},
+        "no ZeRO": {"zero_stage": 0},
+    }
+    if problem.shape.moe is not None:
+        choices["no expert parallelism"] = {"expert_parallel": 1}
+        choices["experts over a whole node"] = {"expert_parallel": domain}
+    return choices
+
+
+def alternatives(problem: TrainingProblem, chosen: Priced, *, time_limit_s: float | None = None) -> list[Alternative]:
+    """Every well-known choice that the chosen plan did not make and the user did not pin.
+
+    Args:
+        problem: the question.
+        chosen: its answer.
+        time_limit_s: seconds after which no other choice is looked at; None for all of them. Ctrl-C does the same: the
+            answer is there already.
+    """
+    found = []
+    start = time.perf_counter()
+    for name, choices in well_known(problem).items():
+        if time_limit_s is not None and time.perf_counter() - start >= time_limit_s:
+            break
+        has_it = all(getattr(chosen.config, key) == value for key, value in choices.items())
+        decided = {*problem.fixed, *(["pipeline_parallel"] if "layers_per_chunk" in problem.fixed else [])}
+        pinned = any(key in decided for key in choices)
+        if has_it or pinned:
+            continue
+        try:
+            found.append(instead(problem, chosen, choices, name=name))
+        except KeyboardInterrupt:
+            break
+    return found
+
+
+def instead(problem: TrainingProblem, chosen: Priced | None, choices: Choices, *, name: str = "") -> Alternative:
+    """The best plan with ``choices`` pinned, beside the chosen one."""
+    label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
+    pinned = problem.with_fixed({**problem.fixed, **choices})
+    if problem.machine.fabric is None:
+        solution, search = search_degrees(pinned, keep=1)
+        report, config = search.report, None if solution.assignment is None else solution.assignment.config
+    else:
+        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES)
+        report = found.search.report
+        config = None if found.solution.assignment is None else found.solution.assignment.config
+        if found.placement is not None:
+            pinned = placed_problem(pinned, found.placement.order)
+    if config is None:
+        return Alternative(name=label, choices=choices, priced=None, reason=why_nothing_fits(pinned, report))
+    other = price(pinned, config)
+    reason = "" if chosen is None else why_slower(chosen, other)
+    return Alternative(name=label, choices=choices, priced=other, reason=reason)
+
+
+def why_nothing_fits(problem: TrainingProblem, report: SearchReport) -> str:
+    """One sentence: the limit that stopped the nearest candidate, and by how much."""
+    if "device memory" in report.nearest_miss and len(report.nearest_miss) == 1:
+        excess, _ = report.nearest_miss["device memory"]
+        return f"does not fit: {format_bytes(excess)} too much on the worst rank ({limit_words(problem)})"
+    if report.nearest_miss:
+        limit = next(name for name in reversed(LIMITS) if name in report.nearest_miss)
+        excess, _ = report.nearest_miss[limit]
+        return f"beyond the limit on {limit} by {excess:,.4g}"
+    if report.refused:
+        message, _ = report.refused.most_common(1)[0]
+        return f"not legal: {message}"
+    return "not legal for this model, batch and cluster"
+
+
+def limit_words(problem: TrainingProblem) -> str:
+    """The memory limit in words."""
+    return f"limit {format_bytes(problem.limits.memory_bytes)}"
+
+
+def why_slower(chosen: Priced, other: Priced) -> str:
+    """One sentence: the change of the step, and the parts of it that changed most."""
+    change = other.step_s / chosen.step_s - 1.0
+    names = dict.fromkeys([*chosen.breakdown_s, *other.breakdown_s])
+    deltas = {name: other.breakdown_s.get(name, 0.0) - chosen.breakdown_s.get(name, 0.0) for name in names}
+    floor = NAMED_SHARE * chosen.step_s
+    more = [name for name in sorted(deltas, key=lambda key: -deltas[key]) if deltas[name] > floor][:2]
+    less = [name for name in sorted(deltas, key=lambda key: deltas[key]) if deltas[name] < -floor][:1]
+    parts = [f"{name} {_signed(deltas[name])}" for name in (*more, *less)]
+    fewer = chosen.config.world_size - other.config.world_size
+    devices = f" on {fewer} fewer devices" if fewer > 0 else ""
+    detail = f": {', '.join(parts)}" if parts else ""
+    return f"{change:+.1%} step time{devices}{detail}"
+
+
+def _signed(seconds: float) -> str:
+    return f"{'+' if seconds >= 0 else '−'}{format_duration(abs(seconds))}"

@@ -1,0 +1,277 @@
+"""What the training estimators work on: a batch of candidates as a struct of arrays.
+
+One plan is a batch of one; there is no second, scalar model. All candidates of a batch share the pipeline split
+(how layers are dealt to stages), because a split decides how many stages there are to look at; everything else is an
+array of shape ``[n]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.training.pipeline.orders import stage_of_chunk
+
+# The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.
+FloatArray = NDArray[Any]
+IntArray = NDArray[Any]
+BoolArray = NDArray[Any]
+
+
+class Recompute(IntEnum):
+    """Which activations the backward pass computes again."""
+
+    NONE = 0
+    SELECTIVE = 1  # the attention core (Korthikanti et al., arXiv:2205.05198)
+    FULL = 2  # every layer from its input
+    BLOCK = 3  # the first layers of each chunk from their inputs, the others not
+
+
+class ContextStyle(IntEnum):
+    """How the ranks of a context-parallel group exchange; codes of ``CONTEXT_PARALLEL_STYLES``."""
+
+    RING = 0
+    RING_PLAIN = 1
+    ALL_GATHER = 2
+    ALL_TO_ALL = 3
+    ALL_TO_ALL_AND_RING = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageClass:
+    """Stages that cost the same: the same layers, the same ends.
+
+    Args:
+        layers: layers of each kind (see :func:`layer_kinds`) on the stage, all its chunks together.
+        has_embedding: the stage holds the input embedding.
+        has_head: the stage holds the LM head and computes the loss.
+        first_index: lowest index of such a stage: it keeps the most micro-batches in flight.
+        count: how many stages are of this class.
+        first_layers: for n = 0, 1, … up to the longest chunk: layers of each kind among the first n of every chunk of
+            the stage (what recompute in blocks of n recomputes); empty where no block is asked for.
+        vocabulary_share: part of the embedding's and the LM head's vocabulary that the stage holds where it is split
+            over all stages; then no stage has the whole of either.
+    """
+
+    layers: tuple[int, ...]
+    has_embedding: bool
+    has_head: bool
+    first_index: int
+    count: int
+    first_layers: tuple[tuple[int, ...], ...] = ()
+    vocabulary_share: float = 0.0
+
+    def recomputed(self, num_layers: IntArray) -> IntArray:
+        """Layers of each kind that recompute of the first ``num_layers`` of every chunk repeats, [kinds, n]."""
+        return self.first(num_layers)
+
+    def first(self, num_layers: IntArray) -> IntArray:
+        """Layers of each kind among the first ``num_layers`` of the stage's chunks, [kinds, n]."""
+        if not num_layers.any():
+            return np.zeros((len(self.layers), len(num_layers)), dtype=np.int64)
+        table = np.array(self.first_layers, dtype=np.int64)
+        return table[np.minimum(num_layers, len(table) - 1)].T
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSplit:
+    """How the layers are dealt to pipeline stages.
+
+    Args:
+        pipeline_parallel: stages.
+        virtual_pipeline_stages: chunks on each stage.
+        layers_per_chunk: layers of each chunk in visiting order; on which stage a chunk lies is the schedule's
+            (:func:`meshplan.planner.training.pipeline.orders.stage_of_chunk`).
+        schedule: a key of :data:`meshplan.planner.training.pipeline.closed_forms.SCHEDULES`.
+        kinds: the distinct kinds of layer; ``StageClass.layers`` counts them in this order.
+        classes: the distinct stages.
+        class_of_stage: index into ``classes`` of each stage.
+        vocabulary_parallel: embedding and LM head are split over all stages (arXiv:2411.05288).
+    """
+
+    pipeline_parallel: int
+    virtual_pipeline_stages: int
+    layers_per_chunk: tuple[int, ...]
+    schedule: str
+    kinds: tuple[LayerKind, ...]
+    classes: tuple[StageClass, ...]
+    class_of_stage: tuple[int, ...]
+    vocabulary_parallel: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerKind:
+    """Layers of a model that cost the same.
+
+    Args:
+        is_moe: routes tokens to experts.
+        window: attention window in tokens, None for full attention.
+    """
+
+    is_moe: bool
+    window: int | None
+
+
+def layer_kinds(shape: ModelShape) -> tuple[tuple[LayerKind, ...], tuple[int, ...]]:
+    """The distinct kinds of layer and, for each layer, the index of its kind."""
+    per_layer = [
+        LayerKind(is_moe=shape.is_moe_layer(layer), window=shape.window(layer))
+        for layer in range(shape.num_hidden_layers)
+    ]
+    kinds = tuple(dict.fromkeys(per_layer))
+    return kinds, tuple(kinds.index(kind) for kind in per_layer)
+
+
+def split_layers(
+    shape: ModelShape,
+    *,
+    pipeline_parallel: int,
+    virtual_pipeline_stages: int,
+    layers_per_chunk: tuple[int, ...],
+    schedule: str,
+    vocabulary_parallel: bool = False,
+) -> PipelineSplit:
+    """Deal layers to stages and find the distinct stages.
+
+    Args:
+        shape: the model.
+        pipeline_parallel: stages p.
+        virtual_pipeline_stages: chunks a stage v.
+        layers_per_chunk: p·v counts that sum to the model's layers.
+        schedule: pipeline schedule.
+        vocabulary_parallel: embedding and LM head are split over all stages.
+    """
+    kinds, kind_of = layer_kinds(shape)
+    chunks: list[list[tuple[int, ...]]] = [[] for _ in range(pipeline_parallel)]
+    places = stage_of_chunk(schedule, pipeline_parallel, virtual_pipeline_stages)
+    layer = 0
+    for chunk, count in enumerate(layers_per_chunk):
+        chunks[places[chunk]].append(kind_of[layer : layer + count])
+        layer += count
+    last = places[-1]
+    distinct: dict[tuple[tuple[tuple[int, ...], ...], bool, bool], list[int]] = {}
+    for stage, inside in enumerate(chunks):
+        ends = (False, False) if vocabulary_parallel else (stage == 0, stage == last)
+        distinct.setdefault((first_layers(inside, len(kinds)), *ends), []).append(stage)
+    classes = tuple(
+        StageClass(
+            layers=table[-1],
+            has_embedding=first,
+            has_head=end,
+            first_index=where[0],
+            count=len(where),
+            first_layers=table,
+            vocabulary_share=1.0 / pipeline_parallel if vocabulary_parallel else 0.0,
+        )
+        for (table, first, end), where in distinct.items()
+    )
+    return PipelineSplit(
+        pipeline_parallel=pipeline_parallel,
+        virtual_pipeline_stages=virtual_pipeline_stages,
+        layers_per_chunk=layers_per_chunk,
+        schedule=schedule,
+        kinds=kinds,
+        classes=classes,
+        class_of_stage=tuple(
+            next(index for index, where in enumerate(distinct.values()) if stage in where)
+            for stage in range(pipeline_parallel)
+        ),
+        vocabulary_parallel=vocabulary_parallel,
+    )
+
+
+def first_layers(chunks: Sequence[Sequence[int]], num_kinds: int) -> tuple[tuple[int, ...], ...]:
+    """Layers of each kind among the first n layers of every chunk, n from 0 to the longest chunk.
+
+    Args:
+        chunks: kind of each layer, chunk by chunk.
+        num_kinds: how many kinds there are.
+
+    >>> first_layers([[0, 1], [1, 1, 1]], 2)
+    ((0, 0), (1, 1), (1, 3), (1, 4))
+    """
+    counts = [0] * num_kinds
+    table = [tuple(counts)]
+    for position in range(max(map(len, chunks))):
+        for chunk in chunks:
+            if position < len(chunk):
+                counts[chunk[position]] += 1
+        table.append(tuple(counts))
+    return tuple(table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidates:
+    """A batch of training configurations that share a pipeline split. Arrays have shape [n].
+
+    The fields are those of :class:`meshplan.planner.training.problem.problem.TrainingConfig`; ``on_nvme`` says that
+    offloaded states lie there, not in host memory.
+    """
+
+    split: PipelineSplit
+    tensor_parallel: IntArray
+    context_parallel: IntArray
+    data_parallel: IntArray
+    data_parallel_shard: IntArray
+    expert_parallel: IntArray
+    expert_tensor_parallel: IntArray
+    micro_batch_size: IntArray
+    num_microbatches: IntArray
+    zero_stage: IntArray
+    recompute: IntArray
+    recompute_num_layers: IntArray
+    sequence_parallel: BoolArray
+    optimizer_offload: BoolArray
+    parameter_offload: BoolArray
+    activation_offload: BoolArray
+    on_nvme: BoolArray
+    context_parallel_style: IntArray
+    context_parallel_heads: IntArray
+    zero_hpz_partition_size: IntArray
+    outer_zero_stage: IntArray
+    gathered_num_layers: IntArray
+
+    def __len__(self) -> int:
+        return len(self.tensor_parallel)
+
+    @property
+    def world_size(self) -> IntArray:
+        """Devices in use, [n]."""
+        return self.split.pipeline_parallel * self.stage_devices
+
+    @property
+    def stage_devices(self) -> IntArray:
+        """Devices of one pipeline stage, [n]."""
+        return self.tensor_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def offloads_states(self) -> BoolArray:
+        """Optimizer states or parameters lie off the devices, [n]."""
+        return self.optimizer_offload | self.parameter_offload
+
+    @property
+    def expert_data_parallel(self) -> IntArray:
+        """Replicas of each expert, [n]."""
+        return self.stage_devices // (self.expert_parallel * self.expert_tensor_parallel)
+
+    @property
+    def head_exchange(self) -> IntArray:
+        """Ranks of a context-parallel group that exchange heads for tokens, [n]."""
+        whole = self.context_parallel_style == ContextStyle.ALL_TO_ALL
+        return np.where(whole, self.context_parallel, self.context_parallel_heads)
+
+    @property
+    def context_ring(self) -> IntArray:
+        """Ranks, or groups of ranks that exchange heads, among which a sequence's tokens stay split, [n]."""
+        return self.context_parallel // self.head_exchange
+
+    def take(self, rows: IntArray | BoolArray) -> Candidates:
+        """The candidates at ``rows``."""
+        names = [name for name in self.__slots__ if name != "split"]
+        return Candidates(split=self.split, **{name: getattr(self, name)[rows] for name in names})

@@ -1,0 +1,358 @@
+"""How long the arithmetic of one layer takes on one device: matrix products, attention, memory-bound operators.
+
+Notation: T tokens of one micro-batch on one device (micro_batch_size·sequence/context_parallel), t = tensor_parallel,
+h hidden size, a heads, k key/value heads, d head dimension, f MLP width, V vocabulary.
+
+- Matrix product (m, n, k):  ((2·⌈m⌉·⌈n⌉·(k + k₀)/(R·η))⁴ + (bytes/B)⁴)^¼ with m, n rounded up to the tile;
+  R, B, k₀ from the device's :class:`GemmCurve`, η the calibrated efficiency. Backward = input gradient (m, k, n)
+  + weight gradient (n, k, m).
+- Attention: forward FLOPs 4·T·c·a·d/t with c the mean context of a token (s/2 when causal); backward 2.5 × with flash
+  kernels, which compute the scores again (arXiv:2205.14135). Without them the whole square of scores is computed as
+  batched products (backward 2 ×) and passes through memory.
+- Memory-bound operators: bytes moved over the calibrated share of the memory bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.constants.training import Calibration, Constant
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
+from meshplan.planner.training.estimator.candidates import Candidates, FloatArray, LayerKind
+from meshplan.planner.training.estimator.context_parallel import causal_imbalance
+from meshplan.planner.training.estimator.expert_load import arriving_load, leaving_load
+from meshplan.planner.training.estimator.flops import attention_width, mean_context
+from meshplan.planner.training.estimator.memory_bound import (
+    BYTES_16_BIT,
+    EAGER,
+    FUSED,
+    ROW_SCALING_EXTRA_BYTES,
+    OperatorTraffic,
+)
+from meshplan.planner.training.estimator.quantised_weights import DEQUANTISE_BYTES, is_quantised
+from meshplan.planner.training.problem.problem import TrainingWorkload
+
+# Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
+GEMM_TILE = 128
+# Backward over forward of fused attention: five products against two (arXiv:2205.14135, algorithm 4).
+FLASH_BACKWARD_RATIO = 2.5
+PLAIN_BACKWARD_RATIO = 2.0
+BYTES_32_BIT = 4.0
+# Passes over the attention scores that unfused attention makes forward: the first product writes them; scale, mask and
+# softmax read and write them, at once in 16 bits (Megatron's fused kernel), in two steps in fp32; dropout reads and
+# writes; the second product reads.
+PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
+# Hidden-size elements of a routed copy read and written in an expert layer's forward: sorted by expert before it is
+# sent and after it has arrived, and both undone.
+ROUTED_HIDDEN_PASSES = 8.0
+# The same where the dispatcher's kernels put tokens in the order of the experts as they arrive.
+FUSED_HIDDEN_PASSES = 4.0
+# The clamped activation of experts with biases (gpt-oss) has no fused kernel: width-sized tensors that it reads and
+# writes forward (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's weight 3).
+CLAMPED_ACTIVATION_PASSES = 19.0
+LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
+# Weight products of one expert forward: the joined input matrices and the output matrix.
+PRODUCTS_PER_EXPERT = 2.0
+ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0, "mxfp8": 1.03, "nvfp4": 0.56}
+# The peak that a precision's matrix products run at. fp32 training runs as TF32 where the device has it: NVIDIA's
+# PyTorch containers switch it on.
+PEAK_DTYPE = {"mxfp8": "fp8", "nvfp4": "fp4", "fp32": "tf32"}
+# Without a measured curve: median over the devices with one of rate / dense peak (bf16 on A100, H100, H200, B200,
+# GB200, L40S: 0.88 0.82 0.82 0.70 0.67 0.59), and of the saturation length.
+DEFAULT_RATE_FRACTION = 0.76
+DEFAULT_INNER_SATURATION = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmCurve:
+    """How fast a device multiplies matrices, by size.
+
+    Args:
+        rate_flops_per_s: rate of a large product, FLOP/s.
+        bandwidth_bytes_per_s: at which operands stream, bytes/s.
+        inner_saturation: k₀, inner length that costs as much as filling the pipeline.
+        is_fitted: fitted to measured products (else derived from the datasheet).
+    """
+
+    rate_flops_per_s: float
+    bandwidth_bytes_per_s: float
+    inner_saturation: float
+    is_fitted: bool
+
+
+def gemm_curve(device: Device, precision: str) -> GemmCurve:
+    """The device's curve for a precision: fitted where the catalog has one, else from the datasheet.
+
+    A device without the precision (fp8 on A100) computes it at its 16-bit rate.
+    """
+    dtype = PEAK_DTYPE.get(precision, precision)
+    for name in (precision, dtype):
+        if name in device.gemm_curves:
+            rate, bandwidth, saturation = device.gemm_curves[name]
+            return GemmCurve(
+                rate_flops_per_s=rate, bandwidth_bytes_per_s=bandwidth, inner_saturation=saturation, is_fitted=True
+            )
+    return GemmCurve(
+        rate_flops_per_s=DEFAULT_RATE_FRACTION * peak_flops_per_s(device, precision),
+        bandwidth_bytes_per_s=device.memory_bandwidth_bytes_per_s,
+        inner_saturation=DEFAULT_INNER_SATURATION,
+        is_fitted=False,
+    )
+
+
+def peak_flops_per_s(device: Device, precision: str) -> float:
+    """Dense peak for a precision, falling back to what the device has instead, FLOP/s."""
+    peaks = device.peak_flops_per_s
+    dtype = PEAK_DTYPE.get(precision, precision)
+    chain = {
+        "fp4": ("fp4", "fp8", "bf16", "fp16"),
+        "fp8": ("fp8", "bf16", "fp16"),
+        "bf16": ("bf16", "fp16", "fp32"),
+        "fp16": ("fp16", "bf16", "fp32"),
+        "tf32": ("tf32", "fp32", "bf16", "fp16"),
+    }.get(dtype, (dtype, "bf16", "fp16"))
+    return next(peaks[name] for name in chain if name in peaks)
+
+
+def activation_bytes(workload: TrainingWorkload) -> float:
+    """Bytes of one element of the activations: 16 bits, or 32 in fp32 training."""
+    return BYTES_32_BIT if workload.precision == "fp32" else BYTES_16_BIT
+
+
+def attention_peak_flops_per_s(device: Device, workload: TrainingWorkload) -> float:
+    """Peak that attention efficiencies refer to: 16 bits whatever the linear layers use, or fp32."""
+    return peak_flops_per_s(device, "fp32" if workload.precision == "fp32" else "bf16")
+
+
+def gemm_s(
+    curve: GemmCurve, m: FloatArray, n: FloatArray, k: FloatArray, *, efficiency: Constant, element_bytes: float
+) -> FloatArray:
+    """Seconds of one matrix product m×k by k×n, with the tile and memory terms of the module docstring."""
+    rows, columns = np.ceil(m / GEMM_TILE) * GEMM_TILE, np.ceil(n / GEMM_TILE) * GEMM_TILE
+    compute = 2.0 * rows * columns * (k + curve.inner_saturation) / (curve.rate_flops_per_s * efficiency)
+    moved = (element_bytes * (m * k + k * n) + BYTES_16_BIT * m * n) / curve.bandwidth_bytes_per_s
+    return np.sqrt(np.sqrt(compute**4 + moved**4))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Seconds forward and backward of one piece of work on one micro-batch, [n] each."""
+
+    forward_s: FloatArray
+    backward_s: FloatArray
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(forward_s=self.forward_s + other.forward_s, backward_s=self.backward_s + other.backward_s)
+
+    def scaled(self, factor: Constant) -> Cost:
+        """The same work ``factor`` times."""
+        return Cost(forward_s=self.forward_s * factor, backward_s=self.backward_s * factor)
+
+    @property
+    def total_s(self) -> FloatArray:
+        """Forward and backward."""
+        return self.forward_s + self.backward_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeModel:
+    """Prices the arithmetic of a batch of candidates.
+
+    Args:
+        shape: the model.
+        device: the accelerator.
+        workload: sequence length, precision, phase.
+        candidates: the batch.
+        calibration: the constants.
+    """
+
+    shape: ModelShape
+    device: Device
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+
+    @property
+    def activation_bytes(self) -> float:
+        """Bytes of one element of the activations."""
+        return activation_bytes(self.workload)
+
+    @property
+    def _traffic(self) -> OperatorTraffic:
+        return EAGER if self.workload.is_eager else FUSED
+
+    @property
+    def tokens(self) -> FloatArray:
+        """T, tokens of a micro-batch on one device, [n]."""
+        batch = self.candidates
+        return batch.micro_batch_size * self.workload.sequence_length / batch.context_parallel
+
+    @property
+    def sharded_tokens(self) -> FloatArray:
+        """Tokens for which one device runs the norms: T/t with sequence parallelism, else T, [n]."""
+        batch = self.candidates
+        return self.tokens / np.where(batch.sequence_parallel, batch.tensor_parallel, 1)
+
+    def gemm(
+        self,
+        m: FloatArray,
+        n: FloatArray,
+        k: FloatArray,
+        *,
+        precision: str | None = None,
+        factor: Constant = 1.0,
+        whole: bool = False,
+    ) -> Cost:
+        """Forward and backward of one weight matrix; LoRA's frozen weights have no weight gradient.
+
+        Weights in four bits are written out first, unless the matrix is ``whole`` (:mod:`.quantised_weights`).
+        """
+        name = precision or self.workload.precision
+        constants = self.calibration.time
+        efficiency = constants.gemm_efficiency * factor
+        if name in LOW_PRECISION:
+            efficiency = efficiency * constants.low_precision_efficiency
+        curve, width = gemm_curve(self.device, name), ELEMENT_BYTES[name]
+        forward = gemm_s(curve, m, n, k, efficiency=efficiency, element_bytes=width)
+        backward = gemm_s(curve, m, k, n, efficiency=efficiency, element_bytes=width)
+        if not self.workload.phase.has_adapters:
+            backward = backward + gemm_s(curve, n, k, m, efficiency=efficiency, element_bytes=width)
+        cost = Cost(forward_s=forward, backward_s=backward)
+        if is_quantised(self.workload) and not whole:
+            cost = cost + self.memory_op(DEQUANTISE_BYTES * n * k, backward_ratio=1.0)
+        if name in LOW_PRECISION and self.workload.scales_rows:
+            cost = cost + self._row_scaling(m, n, k)
+        return cost
+
+    def _row_scaling(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Cost:
+        """What a scale for each row costs one weight matrix: inputs and weights forward, output gradients backward."""
+        forward = self.memory_op(ROW_SCALING_EXTRA_BYTES * (m * k + n * k), backward_ratio=0.0)
+        gradients = self.memory_op(ROW_SCALING_EXTRA_BYTES * m * n, backward_ratio=1.0)
+        return Cost(forward_s=forward.forward_s, backward_s=gradients.backward_s)
+
+    def memory_op(self, forward_bytes: FloatArray, *, backward_ratio: float = 2.0) -> Cost:
+        """A memory-bound operator that moves ``forward_bytes`` forward."""
+        rate = self.device.memory_bandwidth_bytes_per_s * self.calibration.time.memory_op_efficiency
+        return Cost(forward_s=forward_bytes / rate, backward_s=backward_ratio * forward_bytes / rate)
+
+    # --- attention ------------------------------------------------------------------------------------------------
+
+    def attention_core(self, kind: LayerKind) -> Cost:
+        """Scores and weighted values of one layer."""
+        if not self.calibration.recipe.flash_attention:
+            return self._plain_attention()
+        context = mean_context(self.workload.sequence_length, kind.window)
+        flops = 2.0 * self.tokens * context * attention_width(self.shape) / self.candidates.tensor_parallel
+        if (imbalance := causal_imbalance(self.candidates, self.calibration.recipe)) is not None:
+            flops = flops * imbalance
+        rate = attention_peak_flops_per_s(self.device, self.workload) * self.calibration.time.attention_efficiency
+        return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
+
+    def _plain_attention(self) -> Cost:
+        """Unfused attention: two batched products over the whole square of scores, which travel through memory."""
+        precision = "bf16" if self.workload.precision in LOW_PRECISION else self.workload.precision
+        curve = gemm_curve(self.device, precision)
+        rate = curve.rate_flops_per_s * self.calibration.time.gemm_efficiency
+        sequence, t = float(self.workload.sequence_length), self.candidates.tensor_parallel
+        # Half of the width is contracted over the head dimension, where the products are short.
+        stretch = 1.0 + 0.5 * curve.inner_saturation / self.shape.head_dim
+        forward = 2.0 * self.tokens * sequence * attention_width(self.shape) / t * stretch / rate
+        products = Cost(forward_s=forward, backward_s=PLAIN_BACKWARD_RATIO * forward)
+        scores = self.tokens * sequence * self.shape.num_attention_heads / t
+        return products + self.memory_op(PLAIN_ATTENTION_PASSES[self.activation_bytes] * self.activation_bytes * scores)
+
+    def attention_projections(self) -> Cost:
+        """Query, key, value and output projections of one layer."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        h, a, tokens = float(shape.hidden_size), shape.num_attention_heads, self.tokens
+        ones = np.ones_like(tokens)
+        if shape.latent is None:
+            width = (a + 2 * shape.num_key_value_heads) * shape.head_dim / t
+            inputs = self.gemm(tokens, width, h * ones)
+            return inputs + self.gemm(tokens, h * ones, a * shape.head_dim / t)
+        latent = shape.latent
+        query_width = a * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) / t
+        if latent.q_lora_rank is None:
+            cost = self.gemm(tokens, query_width, h * ones)
+        else:
+            rank = float(latent.q_lora_rank) * ones
+            cost = self.gemm(tokens, rank, h * ones) + self.gemm(tokens, query_width, rank)
+        compressed = float(latent.kv_lora_rank)
+        cost = cost + self.gemm(tokens, (compressed + latent.qk_rope_head_dim) * ones, h * ones)
+        expanded = a * (latent.qk_nope_head_dim + latent.v_head_dim) / t
+        cost = cost + self.gemm(tokens, expanded, compressed * ones)
+        return cost + self.gemm(tokens, h * ones, a * latent.v_head_dim / t)
+
+    # --- MLP and experts --------------------------------------------------------------------------------------------
+
+    def mlp(self, width: int) -> Cost:
+        """A dense (or shared-expert) MLP of ``width``, split over the tensor-parallel devices."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        h = np.full_like(self.tokens, float(shape.hidden_size))
+        inputs = shape.mlp_matrices - 1
+        return self.gemm(self.tokens, inputs * width / t, h) + self.gemm(self.tokens, h, width / t)
+
+    def experts(self, moe: MixtureOfExperts) -> Cost:
+        """The routed experts of one MoE layer on the busiest device (:mod:`.expert_load`)."""
+        batch = self.candidates
+        received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
+        received = received * arriving_load(self.workload, moe, batch.expert_parallel)
+        local = moe.num_experts / batch.expert_parallel
+        h = np.full_like(received, float(self.shape.hidden_size))
+        width = moe.expert_intermediate_size / batch.expert_tensor_parallel
+        factor = self.calibration.time.expert_gemm_efficiency
+        inputs = self.shape.mlp_matrices - 1
+        each = self.gemm(received / local, inputs * width, h, factor=factor)
+        each = each + self.gemm(received / local, h, width, factor=factor)
+        launches = PRODUCTS_PER_EXPERT * self.calibration.time.expert_product_s * np.ones_like(local)
+        each = each + Cost(forward_s=launches, backward_s=2.0 * launches)
+        return each.scaled(local)
+
+    # --- memory-bound -----------------------------------------------------------------------------------------------
+
+    def elementwise(self, kind: LayerKind) -> Cost:
+        """Norms, residuals, rotary embedding, activation function, expert permutation of one layer."""
+        shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        traffic = self._traffic
+        elements = traffic.hidden * shape.hidden_size * self.sharded_tokens
+        activation = traffic.activation(shape.mlp_matrices)
+        rotary = traffic.rotary * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
+        elements = elements + rotary * self.tokens / t
+        if kind.is_moe and shape.moe is not None:
+            moe = shape.moe
+            routed = self.tokens / t * moe.num_experts_per_token * batch.expert_tensor_parallel
+            passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else activation
+            activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
+            load = arriving_load(self.workload, moe, batch.expert_parallel)
+            passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
+            sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.hidden_size
+            elements = elements + routed * (load * activated + sorted_twice)
+            elements = elements + self.tokens * activation * moe.shared_intermediate_size / t
+        else:
+            elements = elements + self.tokens * activation * shape.intermediate_size / t
+        return self.memory_op(self.activation_bytes * elements)
+
+    def embedding(self) -> Cost:
+        """Looking up and later adding into the input embedding."""
+        return self.memory_op(2.0 * self.activation_bytes * self.tokens * self.shape.hidden_size)
+
+    def head(self, vocabulary_share: float = 1.0) -> Cost:
+        """The LM head and the loss: a product with V/t columns in 16 bits, then softmax over the logits.
+
+        Args:
+            vocabulary_share: part of the columns that the stage computes.
+        """
+        columns = vocabulary_share * self.shape.vocab_size / self.candidates.tensor_parallel
+        precision = self.workload.precision if self.workload.precision in ("fp16", "fp32") else "bf16"
+        product = self.gemm(
+            self.tokens,
+            columns,
+            np.full_like(self.tokens, float(self.shape.hidden_size)),
+            precision=precision,
+            whole=True,
+        )
+        moved = self._traffic.loss_bytes / 2.0 * self.tokens * columns
+        return product + self.memory_op(moved, backward_ratio=1.0)

@@ -1,0 +1,208 @@
+"""What data parallelism adds to a step: collectives of parameters and gradients, and the optimizer, by ZeRO stage.
+
+Gradients are reduced behind the backward of the last micro-batch and parameters gathered before its forward, as far as
+``data_parallel_window`` says (ZeRO 0 to 2, arXiv:1910.02054); ZeRO-3 and FSDP gather and scatter in every micro-batch
+(arXiv:2304.11277); where states are sharded in groups (HSDP), the groups' copies meet once a step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.training.estimator.candidates import BoolArray, Candidates, FloatArray, Recompute, StageClass
+from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.training.estimator.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateModel
+from meshplan.planner.training.problem.problem import TrainingWorkload
+
+# The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
+BACKWARD_SHARE = 2.0 / 3.0
+FORWARD_SHARE = 1.0 / 3.0
+# Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
+# weight written (4 + 12 + 12 + 2).
+ADAM_BYTES_PER_PARAMETER = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataParallelModel:
+    """Data-parallel side of a batch of candidates.
+
+    Args:
+        machine: the homogeneous cluster.
+        workload: what one step must do.
+        candidates: the batch.
+        calibration: constants and framework recipe.
+        memory: the memory side of the same batch.
+        links: its collectives.
+    """
+
+    machine: Machine
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+    states: StateModel
+    links: CommunicationModel
+
+    def fully_sharded_s(self, stage: StageClass, busy: FloatArray) -> FloatArray:
+        """Exposed ZeRO-3 transfers of one micro-batch: two parameter gathers and a gradient scatter.
+
+        The second gather asks the neighbours that hold a second copy, where there are such (hpZ, arXiv:2306.10209,
+        §3.2), and leaves out the layers that stay gathered (FSDP2's ``reshard_after_forward=False``).
+        ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too.
+        """
+        batch, recipe = self.candidates, self.calibration.recipe
+        if not (batch.zero_stage >= ZERO_PARAMETERS).any():
+            return np.zeros_like(busy)
+        size, stride = self._data_group()
+        gather = self.links.gather_s(self.states.gathered_dense_bytes(stage), size, stride)
+        scatter = self.links.gather_s(self.states.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
+        expert_size, expert_stride = self._expert_data_group()
+        experts = self.states.expert_parameters(stage)
+        gather = gather + self.links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
+        scatter = scatter + self.links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
+        if self.workload.phase.has_adapters:
+            scatter = np.zeros_like(scatter)
+        again = self._second_gather_s(stage)
+        moved = (2.0 * gather if again is None else gather + np.where(self._hierarchical, again, gather)) + scatter
+        if batch.parameter_offload.any():
+            moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
+        hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, moved - hidden, 0.0)
+
+    @property
+    def _hierarchical(self) -> BoolArray:
+        """Rows whose second gather is not the first one over again."""
+        return (self.candidates.zero_hpz_partition_size > 1) | (self.candidates.gathered_num_layers > 0)
+
+    def _second_gather_s(self, stage: StageClass) -> FloatArray | None:
+        """Seconds of the gathers before the backward pass, [n]; None where they are those of the forward pass."""
+        if not self._hierarchical.any():
+            return None
+        width = self.calibration.recipe.parameter_gather_bytes
+        dense, experts = self.states.resharded_parameters(stage)
+        size, expert_size = self.states.second_copy_ranks()
+        _, stride = self._data_group()
+        _, expert_stride = self._expert_data_group()
+        seconds = self.links.gather_s(dense * width, size, stride)
+        return seconds + self.links.gather_s(experts * width, expert_size, expert_stride)
+
+    def _fetch_s(self, stage: StageClass) -> FloatArray:
+        """A micro-batch's traffic of offloaded parameters; gradients leave where their optimizer has, [n]."""
+        batch, recipe = self.candidates, self.calibration.recipe
+        passes = np.where(batch.recompute == Recompute.FULL, 3.0, 2.0)
+        shard = self.states.shard_bytes(stage)
+        fetched = fetch_s(shard, self.machine, self._ranks_on_host(), on_nvme=batch.on_nvme, passes=passes)
+        gradients = self.states.owned_parameters(stage) * recipe.gradient_reduce_bytes
+        leaving = gradients / host_link_bytes_per_s(self.machine.device)
+        return fetched + np.where(batch.optimizer_offload, leaving, 0.0)
+
+    def _ranks_on_host(self) -> FloatArray:
+        return np.minimum(self.machine.devices_per_host, self.candidates.world_size)
+
+    def _data_group(self) -> tuple[FloatArray, FloatArray]:
+        """Size and stride of the ranks that share one copy of the dense states."""
+        batch = self.candidates
+        return batch.data_parallel_shard * batch.context_parallel, batch.tensor_parallel
+
+    def _expert_data_group(self) -> tuple[FloatArray, FloatArray]:
+        batch = self.candidates
+        size = np.maximum(batch.expert_data_parallel * batch.data_parallel_shard // batch.data_parallel, 1)
+        return size, batch.expert_parallel * batch.expert_tensor_parallel
+
+    def _replica_reduce_s(self, reduced_bytes: FloatArray) -> FloatArray:
+        """All-reduce between the copies where states are sharded in smaller groups (HSDP)."""
+        batch = self.candidates
+        copies = batch.data_parallel // batch.data_parallel_shard
+        stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
+        share = reduced_bytes / (batch.data_parallel_shard * batch.context_parallel)
+        return self.links.all_reduce_s(share, copies, stride)
+
+    def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a step's gradient reduction and parameter gathering on a stage, hidden or not, for ZeRO 0–2."""
+        batch, recipe, links = self.candidates, self.calibration.recipe, self.links
+        dense, experts = self.states.trained_parameters(stage)
+        reduce_s = gather_s = np.zeros_like(dense)
+        full = (batch.data_parallel * batch.context_parallel, batch.tensor_parallel)
+        full_experts = (batch.expert_data_parallel, batch.expert_parallel * batch.expert_tensor_parallel)
+        for parameters, shard, everyone in (
+            (dense, self._data_group(), full),
+            (experts, self._expert_data_group(), full_experts),
+        ):
+            gradient_bytes = parameters * recipe.gradient_reduce_bytes
+            whole = links.all_reduce_s(gradient_bytes, *everyone)
+            sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes)
+            reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
+            gathered = links.gather_s(parameters * recipe.parameter_gather_bytes, *shard)
+            gather_s = gather_s + np.where(batch.zero_stage == 0, 0.0, gathered)
+        return reduce_s, gather_s
+
+    def exposed_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Exposed data-parallel seconds of a step outside the micro-batches, and all of its gradient reduction."""
+        batch, constants = self.candidates, self.calibration.time
+        reduce_s, gather_s = self._gradient_and_parameter_s(stage)
+        window = constants.data_parallel_window if self.calibration.recipe.overlaps_data_parallel else 0.0
+
+        def exposed(seconds: FloatArray, share: float) -> FloatArray:
+            return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
+
+        outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
+        # ZeRO-3 gathers and scatters in every micro-batch; the copies of smaller groups still meet once a step.
+        copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
+        if batch.outer_zero_stage.any():
+            reduced, gathered = self._outer_s(stage)
+            outer = exposed(reduced, BACKWARD_SHARE) + exposed(gathered, FORWARD_SHARE)
+            copies = np.where(batch.outer_zero_stage > 0, outer, copies)
+        growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
+        return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
+
+    def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
+        """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
+        dense, experts = self.states.trained_parameters(stage)
+        return self._replica_reduce_s((dense + experts) * self.calibration.recipe.gradient_reduce_bytes)
+
+    def _outer_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Seconds of a step in which the groups scatter their gradients to each other and gather parameters, [n] each.
+
+        Every group has all parameters in shards; with its optimizer states spread over the groups a rank updates a
+        part of its shard and gets the rest from its likes (Megatron-FSDP, ``outer_dp_sharding_strategy`` optim).
+        """
+        batch, recipe = self.candidates, self.calibration.recipe
+        copies = batch.data_parallel // batch.data_parallel_shard
+        stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
+        dense, experts = self.states.trained_parameters(stage)
+        trained = (dense + experts) / (batch.data_parallel_shard * batch.context_parallel)
+        reduced = self.links.gather_s(trained * recipe.gradient_reduce_bytes, copies, stride)
+        return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, copies, stride)
+
+    def optimizer_s(self, stage: StageClass) -> FloatArray:
+        """Seconds of a stage's optimizer step, on the device or, where its states lie there, on the host."""
+        batch = self.candidates
+        if self.workload.phase.has_adapters:
+            owned = self.states.lora_parameters(stage)
+        else:
+            dense_ranks, _ = self._data_group()
+            expert_ranks, _ = self._expert_data_group()
+            sharded = batch.zero_stage >= 1
+            owned = self.states.dense_parameters(stage) / np.where(sharded, dense_ranks, 1)
+            owned = owned + self.states.expert_parameters(stage) / np.where(sharded, expert_ranks, 1)
+        owned = owned / self.states.outer_copies()
+        rate = self.machine.device.memory_bandwidth_bytes_per_s * self.calibration.time.optimizer_efficiency
+        on_device = owned * ADAM_BYTES_PER_PARAMETER / rate
+        if not batch.optimizer_offload.any():
+            return on_device
+        on_host = host_optimizer_s(
+            owned,
+            self.machine,
+            self._ranks_on_host(),
+            on_nvme=batch.on_nvme,
+            gradient_bytes=self.calibration.recipe.gradient_reduce_bytes,
+            weight_bytes=self.calibration.recipe.weight_bytes,
+            adam_bytes=ADAM_BYTES_PER_PARAMETER,
+            state_bytes=self.calibration.recipe.optimizer_bytes,
+        )
+        # Never faster than on the device, so that what fits without offload needs none.
+        return np.where(batch.optimizer_offload, np.maximum(on_host, on_device), on_device)

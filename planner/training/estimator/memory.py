@@ -1,0 +1,295 @@
+"""How many bytes a rank holds at its peak: every component, every distinct stage, typical and safe.
+
+Weights, gradients and optimizer states are :mod:`.states`.
+
+Activations of one layer per token and device, in bytes of 16-bit tensors kept for the backward pass (generalises
+Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries, latent attention and experts):
+
+    norms and residuals 8h (÷t with sequence parallelism) · queries, keys, values and their output ÷t
+    · MLP: input shared with the norm, each product's output and the activation's output ÷t
+    · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
+
+full recompute keeps 2h a layer and one layer's working set, recompute of a block the same of the first layers of each
+chunk alone; selective recompute drops what the attention core keeps.
+A stage holds as many micro-batches as the schedule keeps in flight (:mod:`.pipeline`). The last stage adds the logits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.training.estimator.candidates import (
+    Candidates,
+    FloatArray,
+    IntArray,
+    LayerKind,
+    Recompute,
+    StageClass,
+)
+from meshplan.planner.training.estimator.compute import activation_bytes
+from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
+from meshplan.planner.training.estimator.states import StateModel, nextn_layers
+from meshplan.planner.training.pipeline.closed_forms import in_flight
+from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
+
+BYTES_16_BIT = 2.0
+# 5·a·s bytes a token and layer: in 16 bits the softmax output, what dropout makes of it and a 1-byte mask
+# (arXiv:2205.05198, §4.1); in fp32 the softmax output and the mask.
+PLAIN_ATTENTION_BYTES_PER_SCORE = 5.0
+COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """Bytes of one rank of one class of stages, [n] each.
+
+    Args:
+        stage: the class.
+        components: name (of :data:`COMPONENTS`) → bytes.
+        typical_bytes: expected peak.
+        safe_bytes: bound that a run must not exceed.
+        host_bytes: what the rank keeps in its host's memory, with the copies that go to and fro.
+        nvme_bytes: states that it keeps on its host's NVMe devices.
+    """
+
+    stage: StageClass
+    components: Mapping[str, FloatArray]
+    typical_bytes: FloatArray
+    safe_bytes: FloatArray
+    host_bytes: FloatArray
+    nvme_bytes: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryModel:
+    """Prices the memory of a batch of candidates.
+
+    Args:
+        shape: the model.
+        workload: sequence length, phase.
+        candidates: the batch.
+        calibration: constants and the framework's recipe.
+    """
+
+    shape: ModelShape
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+
+    def stages(self) -> tuple[StageMemory, ...]:
+        """Memory of every distinct stage."""
+        return tuple(self.stage(stage) for stage in self.candidates.split.classes)
+
+    def stage(self, stage: StageClass) -> StageMemory:
+        """Memory of one rank of ``stage``."""
+        constants = self.calibration.memory
+        components = dict(self.states.on_device(stage))
+        components["activations"] = self._activations(stage) * constants.activation_factor
+        components["logits"] = self._logits(stage) * constants.logits_bytes_per_entry
+        components["fixed"] = np.broadcast_to(
+            np.asarray(constants.fixed_bytes, dtype=np.float64), components["weights"].shape
+        )
+        typical = sum(components.values(), np.zeros_like(components["weights"]))
+        variable = typical - components["fixed"]
+        safe = components["fixed"] + constants.safe_fixed_bytes + variable * constants.safe_factor
+        return StageMemory(
+            stage=stage,
+            components=components,
+            typical_bytes=typical,
+            safe_bytes=safe,
+            host_bytes=self._host_bytes(stage),
+            nvme_bytes=np.where(self.candidates.on_nvme, self.states.off_device(stage), 0.0),
+        )
+
+    @property
+    def states(self) -> StateModel:
+        """What the same ranks hold of weights, gradients and optimizer states."""
+        return StateModel(
+            shape=self.shape, workload=self.workload, candidates=self.candidates, calibration=self.calibration
+        )
+
+    def _host_bytes(self, stage: StageClass) -> FloatArray:
+        """What one rank keeps in its host's memory, [n]: offloaded states, copies, activations."""
+        batch = self.candidates
+        held = self.states.on_host(stage)
+        if batch.activation_offload.any():
+            inputs = self._in_flight(stage) * self.offloaded_input_bytes(stage)
+            held = held + np.where(batch.activation_offload, inputs, 0.0)
+        return held
+
+    # --- activations -----------------------------------------------------------------------------------------------
+
+    @property
+    def _tokens(self) -> FloatArray:
+        batch = self.candidates
+        return batch.micro_batch_size * self.workload.sequence_length / batch.context_parallel
+
+    @property
+    def _sequence_shards(self) -> FloatArray:
+        batch = self.candidates
+        return np.where(batch.sequence_parallel, batch.tensor_parallel, 1).astype(np.float64)
+
+    def attention_core_bytes(self) -> FloatArray:
+        """What the attention core alone keeps of one layer and micro-batch (dropped by selective recompute), [n]."""
+        if self.calibration.recipe.flash_attention:
+            return np.zeros(len(self.candidates))
+        scores = self.shape.num_attention_heads * self.workload.sequence_length
+        return PLAIN_ATTENTION_BYTES_PER_SCORE * scores * self._tokens / self.candidates.tensor_parallel
+
+    def layer_bytes(self, kind: LayerKind) -> FloatArray:
+        """What one layer keeps of one micro-batch without recompute, scores included, [n]."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        h, a = shape.hidden_size, shape.num_attention_heads
+        # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
+        # input.
+        hidden = (6.0 if self._frozen else 8.0) * h + (2.0 * h if self.calibration.recipe.dropout_masks else 0.0)
+        heads: FloatArray | float
+        if shape.latent is None:
+            heads = BYTES_16_BIT * (2.0 * a + 2.0 * shape.num_key_value_heads) * shape.head_dim
+        else:
+            query_key = shape.latent.qk_nope_head_dim + shape.latent.qk_rope_head_dim
+            ranks = shape.latent.kv_lora_rank + (shape.latent.q_lora_rank or 0)
+            heads = BYTES_16_BIT * (a * (2.0 * query_key + 2.0 * shape.latent.v_head_dim) + ranks * t)
+        wide = activation_bytes(self.workload) / BYTES_16_BIT
+        kept = hidden / self._sequence_shards + heads / t + self._mlp_bytes_per_token(kind)
+        layer = wide * kept * self._tokens + self.attention_core_bytes()
+        exchanged = self._context_parallel.kept_bytes()
+        return layer if exchanged is None else layer + exchanged
+
+    @property
+    def _context_parallel(self) -> ContextParallelModel:
+        return ContextParallelModel(
+            shape=self.shape,
+            sequence_length=self.workload.sequence_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
+
+    @property
+    def _frozen(self) -> bool:
+        """Matrices without adapters keep no input."""
+        return self.workload.phase is Phase.LORA
+
+    def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
+        shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        tensors = shape.mlp_matrices - self._frozen
+        if not kind.is_moe or shape.moe is None:
+            return BYTES_16_BIT * tensors * shape.intermediate_size / t
+        moe = shape.moe
+        routed = moe.num_experts_per_token * batch.expert_tensor_parallel / t
+        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
+        width = moe.expert_intermediate_size / batch.expert_tensor_parallel
+        experts = routed * (2.0 * BYTES_16_BIT * shape.hidden_size + BYTES_16_BIT * shape.mlp_matrices * width)
+        return experts + BYTES_16_BIT * shape.mlp_matrices * moe.shared_intermediate_size / t
+
+    def _activations(self, stage: StageClass) -> FloatArray:
+        batch, shape = self.candidates, self.shape
+        kinds = self.candidates.split.kinds
+        inputs = self._layer_input_bytes()
+        held: FloatArray = np.zeros(len(batch))
+        largest = held
+        in_block = stage.recomputed(batch.recompute_num_layers)
+        for kind, dealt, again in zip(kinds, stage.layers, in_block, strict=True):
+            count = dealt + nextn_layers(shape, stage) * (kind == kinds[-1])
+            if count == 0:
+                continue
+            whole = self.layer_bytes(kind)
+            selective = (whole - self.attention_core_bytes()) * self.calibration.recipe.selective_kept_share
+            kept = np.select(
+                [batch.recompute == Recompute.FULL, batch.recompute == Recompute.SELECTIVE],
+                [inputs, selective],
+                default=whole,
+            )
+            held = held + count * kept - again * (whole - inputs)
+            largest = np.maximum(largest, whole - np.where(again > 0, inputs, kept))
+        flying = self._in_flight(stage)
+        entering = activation_bytes(self.workload) * shape.hidden_size * self._tokens / self._sequence_shards
+        embedded = entering * (stage.has_embedding or stage.vocabulary_share > 0.0)
+        buffers = self._context_parallel.buffer_bytes()
+        if buffers is not None:
+            largest = largest + buffers
+        if batch.activation_offload.any():
+            away = batch.activation_offload & (batch.recompute == Recompute.FULL)
+            buffers = np.minimum(ACTIVATION_BUFFERS * inputs, flying * held)
+            return np.where(away, buffers + flying * embedded, flying * (held + embedded)) + largest
+        return flying * (held + embedded) + largest
+
+    def _in_flight(self, stage: StageClass) -> FloatArray:
+        """Micro-batches whose activations the stage holds, [n]."""
+        split = self.candidates.split
+        held = in_flight(
+            split.schedule,
+            pipeline_parallel=split.pipeline_parallel,
+            virtual_pipeline_stages=split.virtual_pipeline_stages,
+            stage=stage.first_index,
+            num_microbatches=self.candidates.num_microbatches,
+        )
+        if not split.vocabulary_parallel:
+            return held
+        # The barrier of the split head keeps every micro-batch for one more (arXiv:2411.05288, Algorithm 2).
+        return np.minimum(held + 1.0, self.candidates.num_microbatches)
+
+    def least_recomputed(self, safe_bytes: Sequence[FloatArray], limit_bytes: float) -> IntArray:
+        """Fewest layers of each chunk that must be recomputed for every stage to stay within a limit, [n].
+
+        A stage that recomputes the first n layers of its chunks drops Σ_k r_k(n)·(A_k − I_k) of each micro-batch in
+        flight and keeps max_k (A_k − I_k) once (A_k, I_k what a layer of kind k and its input keep), so that memory
+        falls with n and the first n that fits is the least.
+
+        Args:
+            safe_bytes: of each stage class without recompute, [n] each.
+            limit_bytes: device memory.
+
+        Returns:
+            n from 0 (fits without); one more than the longest chunk where none is enough.
+        """
+        batch, constants = self.candidates, self.calibration.memory
+        per_byte = np.asarray(constants.activation_factor) * constants.safe_factor
+        inputs = self._layer_input_bytes()
+        dropped = np.stack([self.layer_bytes(kind) - inputs for kind in batch.split.kinds])
+        least = np.zeros(len(batch), dtype=np.int64)
+        for stage, safe in zip(batch.split.classes, safe_bytes, strict=True):
+            table = np.array(stage.first_layers, dtype=np.float64)
+            flying, excess = self._in_flight(stage), (safe - limit_bytes) / per_byte
+            found, open_rows = np.zeros(len(batch), dtype=np.int64), excess > 0
+            for n, layers in enumerate(table[1:], start=1):
+                working = np.max(dropped * (layers > 0)[:, None], axis=0)
+                enough = open_rows & (flying * (layers @ dropped) - working >= excess)
+                found[enough] = n
+                open_rows &= ~enough
+                if not open_rows.any():
+                    break
+            found[open_rows] = max(batch.split.layers_per_chunk) + 1
+            least = np.maximum(least, found)
+        return least
+
+    def _layer_input_bytes(self) -> FloatArray:
+        """What a recomputed layer keeps of one micro-batch, [n]."""
+        wide = activation_bytes(self.workload) * self.shape.hidden_size
+        return wide * self._tokens / self._kept_input_shards()
+
+    def _kept_input_shards(self) -> FloatArray:
+        batch = self.candidates
+        if self.calibration.recipe.full_recompute_keeps_input_sharded:
+            return batch.tensor_parallel.astype(np.float64)
+        return self._sequence_shards
+
+    def _logits(self, stage: StageClass) -> FloatArray:
+        if stage.vocabulary_share:
+            return stage.vocabulary_share * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
+        if not stage.has_head:
+            return np.zeros(len(self.candidates))
+        predicted_tokens = 1 + self.shape.num_nextn_predict_layers
+        return predicted_tokens * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
+
+    def offloaded_input_bytes(self, stage: StageClass) -> FloatArray:
+        """Inputs of a stage's layers that one micro-batch keeps under full recompute, [n]."""
+        layers = sum(stage.layers) + nextn_layers(self.shape, stage)
+        return layers * self._layer_input_bytes()

@@ -1,0 +1,157 @@
+"""One configuration, completely priced: the batch of one that a plan, a comparison or a validation row looks at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.training.estimator.candidates import Candidates, Recompute, split_layers
+from meshplan.planner.training.estimator.flops import model_flops_per_step
+from meshplan.planner.training.estimator.step import TrainingEstimate, estimate_training
+from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig, TrainingProblem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageBytes:
+    """Memory of one rank of the first of some stages with equal layers: it keeps the most micro-batches in flight.
+
+    Args:
+        first_stage: lowest index of such a stage.
+        num_stages: how many stages have these layers.
+        num_layers: layers on each.
+        components: name → typical bytes.
+        typical_bytes: expected peak.
+        safe_bytes: bound that a run must not exceed.
+        host_bytes: what the rank keeps in its host's memory.
+        nvme_bytes: states that it keeps on its host's NVMe devices.
+    """
+
+    first_stage: int
+    num_stages: int
+    num_layers: int
+    components: Mapping[str, float]
+    typical_bytes: float
+    safe_bytes: float
+    host_bytes: float = 0.0
+    nvme_bytes: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Priced:
+    """What one configuration would take.
+
+    Args:
+        config: the choices.
+        step_s: seconds of an optimizer step.
+        breakdown_s: name → seconds; sums to ``step_s``.
+        stages: memory of every distinct stage, by first stage.
+        gradient_reduce_s: gradient collectives of a step, hidden or not.
+        model_flops: FLOPs of a step without recompute, of the job.
+        recompute_flops_share: recomputed forward FLOPs over model FLOPs.
+    """
+
+    config: TrainingConfig
+    step_s: float
+    breakdown_s: Mapping[str, float]
+    stages: tuple[StageBytes, ...]
+    gradient_reduce_s: float
+    model_flops: float
+    recompute_flops_share: float
+
+    @property
+    def worst_stage(self) -> StageBytes:
+        """The stage whose ranks need the most memory."""
+        return max(self.stages, key=lambda stage: stage.safe_bytes)
+
+    @property
+    def safe_bytes(self) -> float:
+        """Safe bound of the worst rank."""
+        return self.worst_stage.safe_bytes
+
+    @property
+    def typical_bytes(self) -> float:
+        """Expected peak of the worst rank."""
+        return max(stage.typical_bytes for stage in self.stages)
+
+
+def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidates:
+    """A batch of one."""
+
+    def one(value: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.array([value], dtype=np.int64)
+
+    split = split_layers(
+        problem.shape,
+        pipeline_parallel=config.pipeline_parallel,
+        virtual_pipeline_stages=config.virtual_pipeline_stages,
+        layers_per_chunk=config.layers_per_chunk,
+        schedule=config.pipeline_schedule,
+        vocabulary_parallel=config.vocabulary_parallel,
+    )
+    return Candidates(
+        split=split,
+        tensor_parallel=one(config.tensor_parallel),
+        context_parallel=one(config.context_parallel),
+        data_parallel=one(config.data_parallel),
+        data_parallel_shard=one(config.data_parallel_shard),
+        expert_parallel=one(config.expert_parallel),
+        expert_tensor_parallel=one(config.expert_tensor_parallel),
+        micro_batch_size=one(config.micro_batch_size),
+        num_microbatches=one(config.num_microbatches),
+        zero_stage=one(config.zero_stage),
+        recompute=one(int(Recompute[config.activation_recompute.upper()])),
+        recompute_num_layers=one(config.recompute_num_layers),
+        sequence_parallel=np.array([config.sequence_parallel]),
+        optimizer_offload=np.array([config.optimizer_offload]),
+        parameter_offload=np.array([config.parameter_offload]),
+        activation_offload=np.array([config.activation_offload]),
+        on_nvme=np.array([config.offload_to == "nvme"]),
+        context_parallel_style=one(CONTEXT_PARALLEL_STYLES.index(config.context_parallel_style)),
+        context_parallel_heads=one(config.context_parallel_heads),
+        zero_hpz_partition_size=one(config.zero_hpz_partition_size),
+        outer_zero_stage=one(config.outer_zero_stage),
+        gathered_num_layers=one(config.gathered_num_layers),
+    )
+
+
+def _recomputed_layers(config: TrainingConfig) -> int:
+    """Layers whose forward pass runs twice."""
+    if config.activation_recompute == "full":
+        return sum(config.layers_per_chunk)
+    return sum(min(layers, config.recompute_num_layers) for layers in config.layers_per_chunk)
+
+
+def price(problem: TrainingProblem, config: TrainingConfig) -> Priced:
+    """Time and memory of one configuration, by name."""
+    estimate: TrainingEstimate = estimate_training(
+        problem.shape, problem.machine, problem.workload, candidates_of(problem, config), problem.calibration
+    )
+    stages = tuple(
+        StageBytes(
+            first_stage=memory.stage.first_index,
+            num_stages=memory.stage.count,
+            num_layers=sum(memory.stage.layers),
+            components={name: float(values[0]) for name, values in memory.components.items()},
+            typical_bytes=float(memory.typical_bytes[0]),
+            safe_bytes=float(memory.safe_bytes[0]),
+            host_bytes=float(memory.host_bytes[0]),
+            nvme_bytes=float(memory.nvme_bytes[0]),
+        )
+        for memory in estimate.stages
+    )
+    return Priced(
+        config=config,
+        step_s=float(estimate.step_s[0]),
+        breakdown_s={name: float(seconds[0]) for name, seconds in estimate.breakdown_s.items()},
+        stages=tuple(sorted(stages, key=lambda stage: stage.first_stage)),
+        gradient_reduce_s=float(estimate.gradient_reduce_s[0]),
+        model_flops=model_flops_per_step(
+            problem.shape,
+            config.sequence_length,
+            config.global_batch_size,
+            frozen_weights=problem.workload.phase.has_adapters,
+        ),
+        recompute_flops_share=_recomputed_layers(config) / sum(config.layers_per_chunk) / 3.0,
+    )

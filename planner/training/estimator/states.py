@@ -1,0 +1,282 @@
+"""Which parameters a rank holds, what its weights, gradients and optimizer states weigh, and where they lie.
+
+States per parameter on a rank, with w, g, o the framework's bytes of a weight, a gradient and its optimizer states
+(ZeRO, arXiv:1910.02054, §5) and d the ranks that share one copy:
+
+    ZeRO 0: w + g + o      1: w + g + o/d      2: w + (g + o)/d      3: (w + g + o)/d  (+ the layers gathered at a time)
+
+Experts are split over expert- and expert-tensor-parallel ranks and shared over their own replicas. Block-scaled
+precisions keep low-precision copies of the weights beside w (:data:`.WEIGHT_COPY_BYTES`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.training.estimator.candidates import Candidates, FloatArray, IntArray, LayerKind, StageClass
+from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
+from meshplan.planner.training.estimator.quantised_weights import (
+    NF4_BYTES,
+    UNQUANTISED_BYTES,
+    dequantised_bytes,
+    is_quantised,
+    quantised_parameters,
+)
+from meshplan.planner.training.problem.precisions import WEIGHT_COPY_BYTES
+from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
+
+ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_PARAMETERS = 1, 2, 3
+# Layers whose parameters a fully sharded rank holds gathered at once: the one in use and the one fetched ahead.
+GATHERED_LAYERS = 2.0
+LORA_MATRICES_PER_LAYER = 4  # adapters on the query, key, value and output projections
+
+
+def nextn_layers(shape: ModelShape, stage: StageClass) -> int:
+    """Multi-token-prediction layers of the stage: they lie beside the LM head and are of the last kind."""
+    return shape.num_nextn_predict_layers * stage.has_head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StateModel:
+    """Parameters and states of the ranks of a batch of candidates.
+
+    Args:
+        shape: the model.
+        workload: phase, precision.
+        candidates: the batch.
+        calibration: constants and the framework's recipe.
+    """
+
+    shape: ModelShape
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+
+    def _layer_parameters(self, kind: LayerKind) -> tuple[int, int]:
+        """Parameters of one layer outside its routed experts: split over the tensor-parallel devices, and whole."""
+        shape = self.shape
+        mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
+        whole = shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0)
+        return shape.attention_parameters + mlp, whole
+
+    def dense_parameters(self, stage: StageClass) -> FloatArray:
+        """Parameters of one rank outside the routed experts, [n]."""
+        shape, t = self.shape, self.candidates.tensor_parallel
+        kinds = self.candidates.split.kinds
+        split, whole = 0.0, 0.0
+        for kind, dealt in zip(kinds, stage.layers, strict=True):
+            count = dealt + nextn_layers(shape, stage) * (kind == kinds[-1])
+            layer_split, layer_whole = self._layer_parameters(kind)
+            split += count * layer_split
+            whole += count * layer_whole
+        if stage.has_embedding:
+            split += shape.embedding_parameters
+        if stage.vocabulary_share:
+            tied = shape.tie_word_embeddings
+            vocabulary = shape.embedding_parameters + (0 if tied else shape.lm_head_parameters)
+            split += stage.vocabulary_share * vocabulary
+        if stage.has_head:
+            copies_tied = shape.tie_word_embeddings and self.candidates.split.pipeline_parallel > 1
+            split += shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
+            # A multi-token-prediction layer also projects 2h to h and has three norms of its own.
+            split += shape.num_nextn_predict_layers * 2 * shape.hidden_size**2
+            whole += shape.num_nextn_predict_layers * 3 * shape.norm_parameters
+        return split / t + whole
+
+    def expert_parameters(self, stage: StageClass) -> FloatArray:
+        """Parameters of the routed experts on one rank, [n]."""
+        moe, batch = self.shape.moe, self.candidates
+        kinds = self.candidates.split.kinds
+        layers = sum(count for kind, count in zip(kinds, stage.layers, strict=True) if kind.is_moe)
+        layers += nextn_layers(self.shape, stage) * kinds[-1].is_moe
+        if moe is None or layers == 0:
+            return np.zeros(len(batch))
+        total = layers * moe.num_experts * float(self.shape.expert_parameters)
+        return total / (batch.expert_parallel * batch.expert_tensor_parallel)
+
+    def lora_parameters(self, stage: StageClass) -> FloatArray:
+        """Adapter parameters of one rank: rank·(inputs + outputs) of each adapted matrix, [n]."""
+        shape = self.shape
+        queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
+        widths = LORA_MATRICES_PER_LAYER * shape.hidden_size + 2 * queries + 2 * keys
+        layers = float(sum(stage.layers))
+        if self.workload.phase is Phase.QLORA:  # on every linear layer
+            widths += shape.mlp_matrices * (shape.hidden_size + shape.intermediate_size)
+        return layers * self.workload.lora_rank * widths / self.candidates.tensor_parallel
+
+    def trained_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Parameters of one rank that the optimizer moves, dense and experts, [n] each; adapters count as dense."""
+        dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
+        if self.workload.phase.has_adapters:
+            return self.lora_parameters(stage), 0.0 * experts
+        return dense, experts
+
+    def _shares(self, stage: StageClass) -> tuple[tuple[FloatArray, FloatArray, FloatArray], ...]:
+        """(Resident, trained, ranks that share one copy) of a rank's parameters; adapters sit on the dense part."""
+        batch = self.candidates
+        trained, trained_experts = self.trained_parameters(stage)
+        return (
+            (self.dense_parameters(stage), trained, batch.data_parallel_shard * batch.context_parallel),
+            (self.expert_parameters(stage), trained_experts, self._expert_shard()),
+        )
+
+    def owned_parameters(self, stage: StageClass) -> FloatArray:
+        """Trained parameters whose optimizer states one rank keeps, [n]."""
+        sharded = self.candidates.zero_stage >= ZERO_OPTIMIZER
+        owned = sum(
+            (trained / np.where(sharded, ranks, 1) for _, trained, ranks in self._shares(stage)),
+            np.zeros(len(self.candidates)),
+        )
+        return owned / self.outer_copies()
+
+    def _expert_shard(self) -> FloatArray:
+        """Ranks that share one copy of the sharded states of an expert, [n]."""
+        batch = self.candidates
+        shards = batch.data_parallel_shard / batch.data_parallel
+        return np.maximum(batch.expert_data_parallel * shards, 1.0)
+
+    # --- bytes -----------------------------------------------------------------------------------------------------
+
+    def on_device(self, stage: StageClass) -> Mapping[str, FloatArray]:
+        """Bytes of weights, gradients and optimizer states on one rank's device, by name, [n] each."""
+        recipe, batch, zero = self.calibration.recipe, self.candidates, self.candidates.zero_stage
+        extra = self.calibration.memory.extra_bytes_per_parameter
+        weights: FloatArray = np.zeros(len(batch))
+        gradients = optimizer = weights
+        copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
+        on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
+        outer = self.outer_copies()
+        for parameters, trained, ranks in self._shares(stage):
+            resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
+            weights = weights + resident * (recipe.weight_bytes + copies)
+            gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
+            states = on_device + extra
+            optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
+        gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
+        if is_quantised(self.workload):
+            weights = self._quantised_bytes(stage)
+        if batch.parameter_offload.any():
+            in_use = dequantised_bytes(self.shape) if is_quantised(self.workload) else 0.0
+            weights = np.where(batch.parameter_offload, in_use, weights)
+            gradients = np.where(batch.parameter_offload & batch.optimizer_offload, 0.0, gradients)
+        return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
+
+    def _quantised_bytes(self, stage: StageClass) -> FloatArray:
+        """Frozen weights in four bits, what stays wide, the adapters and one dequantised matrix, [n]."""
+        batch = self.candidates
+        packed = quantised_parameters(self.shape, stage, batch.tensor_parallel)
+        wide = (self.dense_parameters(stage) - packed) * UNQUANTISED_BYTES
+        adapters = self.lora_parameters(stage) * self.calibration.recipe.weight_bytes
+        ranks = np.where(batch.zero_stage >= ZERO_PARAMETERS, batch.data_parallel_shard * batch.context_parallel, 1)
+        return (packed * NF4_BYTES + wide + adapters) / ranks + dequantised_bytes(self.shape)
+
+    def shard_bytes(self, stage: StageClass) -> FloatArray:
+        """A rank's own part of the parameters where they are sharded (ZeRO-3), [n]."""
+        if is_quantised(self.workload):
+            return self._quantised_bytes(stage)
+        each = self.calibration.recipe.weight_bytes
+        return sum((parameters * each / ranks for parameters, _, ranks in self._shares(stage)), np.zeros(1))
+
+    def off_device(self, stage: StageClass) -> FloatArray:
+        """Optimizer states and parameters of one rank that lie off its device, [n]."""
+        batch = self.candidates
+        if not batch.offloads_states.any():
+            return np.zeros(len(batch))
+        optimizer = self.owned_parameters(stage) * self.calibration.recipe.optimizer_bytes
+        parameters = self.shard_bytes(stage)
+        return np.where(batch.optimizer_offload, optimizer, 0.0) + np.where(batch.parameter_offload, parameters, 0.0)
+
+    def on_host(self, stage: StageClass) -> FloatArray:
+        """What one rank's states take of its host's memory, [n]: themselves or their buffers, and copies in transit."""
+        batch = self.candidates
+        if not batch.offloads_states.any():
+            return np.zeros(len(batch))
+        buffers = np.where(batch.parameter_offload, NVME_BUFFER_BYTES, 0.0)
+        held = np.where(batch.on_nvme, buffers, self.off_device(stage))
+        copies = self.owned_parameters(stage) * HOST_COPY_BYTES_PER_PARAMETER
+        return held + np.where(batch.optimizer_offload, copies, 0.0)
+
+    # --- gathered parameters, second copies --------------------------------------------------------------------------
+
+    def _gathered_bytes(self, stage: StageClass) -> FloatArray:
+        """Gathered parameters and unreduced gradients of the layers in use under ZeRO-3, [n]."""
+        layers = max(sum(stage.layers), 1)
+        recipe = self.calibration.recipe
+        largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
+        if is_quantised(self.workload):
+            return GATHERED_LAYERS * self.gathered_dense_bytes(stage) / layers
+        in_use = GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * recipe.gradient_reduce_bytes
+        second = self._second_copy_bytes(stage)
+        return in_use if second is None else second + in_use
+
+    def gathered_dense_bytes(self, stage: StageClass) -> FloatArray:
+        """What a stage's parameters outside the routed experts weigh on the wire, [n]."""
+        dense, each = self.dense_parameters(stage), self.calibration.recipe.parameter_gather_bytes
+        if not is_quantised(self.workload):
+            return dense * each
+        packed = quantised_parameters(self.shape, stage, self.candidates.tensor_parallel)
+        return (dense - packed) * each + packed * NF4_BYTES
+
+    def outer_copies(self) -> IntArray | int:
+        """Groups over which optimizer states are sharded beyond the ranks that share one copy, [n]; 1 usually."""
+        batch = self.candidates
+        if not batch.outer_zero_stage.any():
+            return 1
+        return np.where(batch.outer_zero_stage > 0, batch.data_parallel // batch.data_parallel_shard, 1)
+
+    def second_copy_ranks(self) -> tuple[IntArray, IntArray]:
+        """Ranks that the backward pass gathers from, dense states and experts, [n] each.
+
+        P neighbours of the ranks that share one copy lie on P·t devices; of a set of experts spread over e·w devices
+        these have P·t/(e·w) copies, or one rank keeps its own.
+        """
+        batch = self.candidates
+        ranks = batch.data_parallel_shard * batch.context_parallel
+        expert_ranks = self._expert_shard().astype(np.int64)
+        block = batch.zero_hpz_partition_size * batch.tensor_parallel
+        experts = np.maximum(block // (batch.expert_parallel * batch.expert_tensor_parallel), 1)
+        asked = batch.zero_hpz_partition_size > 1
+        return (
+            np.where(asked, np.minimum(batch.zero_hpz_partition_size, ranks), ranks),
+            np.where(asked, np.minimum(experts, expert_ranks), expert_ranks),
+        )
+
+    def resharded_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Parameters of one rank, dense and experts, that are gathered again before the backward pass, [n] each."""
+        dense, experts = self._kept_parameters(stage)
+        return self.dense_parameters(stage) - dense, self.expert_parameters(stage) - experts
+
+    def _kept_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Parameters of one rank, dense and experts, of the layers that stay gathered, [n] each."""
+        shape, moe, batch = self.shape, self.shape.moe, self.candidates
+        dense: FloatArray = np.zeros(len(batch))
+        experts = dense
+        counts = stage.first(batch.gathered_num_layers)
+        for kind, count in zip(batch.split.kinds, counts, strict=True):
+            split, whole = self._layer_parameters(kind)
+            dense = dense + count * (split / batch.tensor_parallel + whole)
+            if kind.is_moe and moe is not None:
+                spread = batch.expert_parallel * batch.expert_tensor_parallel
+                experts = experts + count * (moe.num_experts * float(shape.expert_parameters) / spread)
+        return dense, experts
+
+    def _second_copy_bytes(self, stage: StageClass) -> FloatArray | None:
+        """16-bit parameters beyond the layers in use that a fully sharded rank holds, [n]; None where it holds none.
+
+        Its part of the second copy, where fewer ranks share that than share the first, and the layers that stay
+        gathered.
+        """
+        batch, width = self.candidates, self.calibration.recipe.parameter_gather_bytes
+        if not ((batch.zero_hpz_partition_size > 1) | (batch.gathered_num_layers > 0)).any():
+            return None
+        kept = sum(self._kept_parameters(stage))
+        size, expert_size = self.second_copy_ranks()
+        ranks, expert_ranks = batch.data_parallel_shard * batch.context_parallel, self._expert_shard()
+        second = np.where(size < ranks, self.dense_parameters(stage) / size, 0.0)
+        second = second + np.where(expert_size < expert_ranks, self.expert_parameters(stage) / expert_size, 0.0)
+        return width * (kept + second)

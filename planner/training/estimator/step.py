@@ -1,0 +1,441 @@
+"""How long one optimizer step takes and what it holds: the training estimate, for a batch of candidates at once.
+
+    T_step = T_pipeline(m, stage times, schedule) + exposed stage-to-stage messages + exposed data-parallel
+             communication + optimizer + fixed overhead
+
+    stage time = Σ layers of the stage · layer time (+ embedding, + LM head and loss)
+    layer time = √(device time² + host time²)             host launches and device work overlap; the slower one shows
+    device time = compute (+ recompute) + exposed tensor-, context- and expert-parallel communication
+
+Every term keeps its name, so that a plan can say where its time goes.
+
+Assumes: routing as the workload says; all stages' devices alike; the last micro-batch's backward hides gradient
+reduction as far as ``data_parallel_window`` says; the slowest stage sets the steady state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.training.estimator.candidates import (
+    Candidates,
+    FloatArray,
+    LayerKind,
+    Recompute,
+    StageClass,
+)
+from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
+from meshplan.planner.training.estimator.compute import (
+    LOW_PRECISION,
+    ComputeModel,
+    Cost,
+    activation_bytes,
+)
+from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.data_parallel import FORWARD_SHARE, DataParallelModel
+from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
+from meshplan.planner.training.estimator.offload import activation_offload_s
+from meshplan.planner.training.pipeline.closed_forms import SCHEDULES, staged_pipeline_s
+from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.problem.problem import TrainingWorkload
+from meshplan.planner.training.problem.switches import Launches
+
+# One of four equal parts with full recompute: forward, forward again, two backward.
+RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
+# Of the bytes of an all-reduce, where its gather half is in fp8 and its scatter half in 16 bits.
+FP8_GATHER_SHARE = 0.75
+# What a gather and a scatter that restack their tensor read and write, over the tensor (torch.cat of torch.chunk in
+# torch/distributed/_functional_collectives.py): each reads and writes it once.
+COPIES_RESTACKED = 4.0
+# The same where products and collectives are pipelined: the gather's pieces are used where they lie, the scatter's are
+# stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+COPIES_OVERLAPPED = 2.0
+# Of a token's softmax over a split vocabulary: its maximum and its sum, in fp32.
+SOFTMAX_BYTES = 8.0
+# Of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
+VOCABULARY_BARRIERS = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingEstimate:
+    """What a batch of candidates would take. Arrays [n].
+
+    Args:
+        step_s: seconds of one optimizer step.
+        breakdown_s: name → seconds of the step; sums to ``step_s``.
+        stages: memory of each distinct stage.
+        gradient_reduce_s: gradient collectives of one step, hidden or not.
+        pipeline_s: of ``step_s``, from the first forward to the last backward, messages between stages apart.
+    """
+
+    step_s: FloatArray
+    pipeline_s: FloatArray
+    breakdown_s: Mapping[str, FloatArray]
+    stages: tuple[StageMemory, ...]
+    gradient_reduce_s: FloatArray
+
+    @property
+    def typical_bytes(self) -> FloatArray:
+        """Expected peak of the worst rank."""
+        return np.maximum.reduce([stage.typical_bytes for stage in self.stages])
+
+    @property
+    def safe_bytes(self) -> FloatArray:
+        """Bound of the worst rank; plans are admitted on it."""
+        return np.maximum.reduce([stage.safe_bytes for stage in self.stages])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _LayerTimes:
+    """One layer, one micro-batch: seconds by name, and their sum with the host floor."""
+
+    parts: Mapping[str, FloatArray]
+    total_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingModel:
+    """Prices training steps.
+
+    Args:
+        shape: the model.
+        machine: the homogeneous cluster.
+        workload: what one step must do.
+        candidates: the batch.
+        calibration: constants and framework recipe.
+    """
+
+    shape: ModelShape
+    machine: Machine
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+
+    @property
+    def _compute(self) -> ComputeModel:
+        return ComputeModel(
+            shape=self.shape,
+            device=self.machine.device,
+            workload=self.workload,
+            candidates=self.candidates,
+            calibration=self.calibration,
+        )
+
+    @property
+    def _links(self) -> CommunicationModel:
+        return CommunicationModel(
+            machine=self.machine, calibration=self.calibration, world_size=self.candidates.world_size
+        )
+
+    @property
+    def forward_share(self) -> FloatArray:
+        """Forward part of a micro-batch; the backward part runs the forward again where all of it is recomputed."""
+        return np.where(self.candidates.recompute == Recompute.FULL, RECOMPUTED_FORWARD_SHARE, FORWARD_SHARE)
+
+    @property
+    def memory(self) -> MemoryModel:
+        """The memory side of the same batch."""
+        return MemoryModel(
+            shape=self.shape, workload=self.workload, candidates=self.candidates, calibration=self.calibration
+        )
+
+    @property
+    def _data_parallel(self) -> DataParallelModel:
+        return DataParallelModel(
+            machine=self.machine,
+            workload=self.workload,
+            candidates=self.candidates,
+            calibration=self.calibration,
+            states=self.memory.states,
+            links=self._links,
+        )
+
+    # --- one layer ------------------------------------------------------------------------------------------------
+
+    def _layer(self, kind: LayerKind, *, in_block: bool = False) -> _LayerTimes:
+        """One layer of a kind; ``in_block``: as one of those that recompute of a block recomputes."""
+        compute, batch = self._compute, self.candidates
+        attention = compute.attention_core(kind)
+        products = compute.attention_projections()
+        zero = np.zeros_like(products.forward_s)
+        experts = Cost(forward_s=zero, backward_s=zero)
+        if kind.is_moe and self.shape.moe is not None:
+            experts = compute.experts(self.shape.moe)
+            if self.shape.moe.shared_intermediate_size:
+                products = products + compute.mlp(self.shape.moe.shared_intermediate_size)
+        else:
+            products = products + compute.mlp(self.shape.intermediate_size)
+        elementwise = compute.elementwise(kind)
+        again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
+        recipe = self.calibration.recipe
+        selective = batch.recompute == Recompute.SELECTIVE
+        core_again = again if recipe.flash_attention else np.maximum(again, selective)
+        again = again + selective * (1.0 - recipe.selective_kept_share)
+        parts = {
+            "matrix products": products.total_s,
+            "attention": attention.total_s,
+            "experts": experts.total_s,
+            "memory-bound operators": elementwise.total_s,
+            "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
+            + core_again * attention.forward_s,
+            "tensor-parallel communication": self._tensor_parallel_s(again),
+            "context-parallel communication": self._context_parallel_s(attention, core_again),
+            "expert-parallel communication": self._expert_parallel_s(kind, again),
+        }
+        device = sum(parts.values(), zero)
+        total = np.sqrt(device**2 + np.asarray(self._host_s(kind)) ** 2)
+        return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
+
+    def _host_s(self, kind: LayerKind) -> FloatArray:
+        """Host time of one layer, forward and backward."""
+        constants, practice = self.calibration.time, self.workload.practice
+        waits = kind.is_moe and not self.workload.drops_tokens
+        host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
+        left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
+        return np.asarray(host) * left[practice.launches]
+
+    def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
+        """Exposed time of a layer's tensor-parallel collectives.
+
+        Two all-reduces (or gather + scatter pairs with sequence parallelism, same volume) of T·h elements forward
+        and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones. Where gathers
+        carry fp8, half of an all-reduce moves one byte instead of two; where the framework restacks split sequences,
+        a gather and a scatter copy the tensor in memory too.
+        """
+        batch, links = self.candidates, self._links
+        volume = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
+        each = links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
+        recipe = self.calibration.recipe
+        passes = 4.0 + 2.0 * recompute_full
+        if recipe.gathers_fp8 and self.workload.precision in LOW_PRECISION and not self.workload.scales_rows:
+            passes = passes * FP8_GATHER_SHARE
+        asked = self.workload.overlaps_tensor_parallel
+        overlaps = recipe.overlaps_tensor_parallel if asked is None else asked
+        if overlaps:
+            each = each * (1.0 - self.calibration.time.tensor_parallel_overlap)
+        if recipe.restacks_sequences:
+            copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * volume
+            copies = self._compute.memory_op(copied, backward_ratio=0.0).forward_s
+            each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
+        return passes * each
+
+    def _context_parallel_s(self, attention: Cost, again: FloatArray) -> FloatArray:
+        """Exposed exchange of a layer's split sequences; ``again``: times that attention's forward is repeated."""
+        model = ContextParallelModel(
+            shape=self.shape,
+            sequence_length=self.workload.sequence_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
+        overlap = self.calibration.time.context_parallel_overlap
+        return model.exposed_s(self._links, attention.total_s, again, overlap)
+
+    def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
+        """Exposed time of dispatching tokens to experts and combining their outputs.
+
+        Two all-to-alls forward and two backward of T/t·k·h elements from each device, times the busiest rank's load
+        (:mod:`.expert_load`); expert tensor parallelism adds a gather and a scatter of what arrived.
+        """
+        moe, batch, links = self.shape.moe, self.candidates, self._links
+        if moe is None or not kind.is_moe:
+            return np.zeros(len(batch))
+        routed = self._compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
+        # Of dispatch the busiest rank receives, of combine it sends: either direction lasts as long as its part.
+        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
+        sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
+        fused = self.workload.practice.fused_dispatch
+        copies = float(moe.num_experts_per_token) if fused else None
+        each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
+        inside = links.gather_s(
+            sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
+        )
+        constants = self.calibration.time
+        near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
+        hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
+        hidden = hidden * self.workload.practice.overlaps_experts
+        passes = 4.0 + 2.0 * recompute_full
+        return passes * (each + inside) * (1.0 - hidden)
+
+    # --- one stage, one step ----------------------------------------------------------------------------------------
+
+    def _layers(self) -> tuple[dict[int, _LayerTimes], dict[int, _LayerTimes]]:
+        """Times of each kind of layer, as most layers run and as those in a recomputed block do."""
+        kinds = self.candidates.split.kinds
+        layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
+        if not self.candidates.recompute_num_layers.any():
+            return layers, layers
+        return layers, {index: self._layer(kind, in_block=True) for index, kind in enumerate(kinds)}
+
+    def _block_s(
+        self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
+    ) -> FloatArray:
+        """What recompute of a block adds to one micro-batch on a stage, [n]."""
+        counts = stage.recomputed(self.candidates.recompute_num_layers)
+        zero = np.zeros_like(layers[0].total_s)
+        return sum((counts[i] * (in_block[i].total_s - layers[i].total_s) for i in layers), zero)
+
+    def _forward_shares(self, stage_s: FloatArray, block_s: FloatArray) -> FloatArray:
+        """Forward part of a micro-batch on a stage that recomputes a block: a third of what it takes without, [n]."""
+        in_block = self.candidates.recompute == Recompute.BLOCK
+        return np.where(in_block, FORWARD_SHARE * (1.0 - block_s / stage_s), self.forward_share)
+
+    def _stage(
+        self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
+    ) -> dict[str, FloatArray]:
+        """Seconds by name that one micro-batch takes on a stage, ZeRO-3 transfers included."""
+        parts: dict[str, FloatArray] = {}
+        zero = np.zeros_like(next(iter(layers.values())).total_s)
+        counts = stage.recomputed(self.candidates.recompute_num_layers)
+        for index, count in enumerate(stage.layers):
+            for name, seconds in layers[index].parts.items():
+                parts[name] = parts.get(name, zero) + count * seconds
+                if in_block is not layers:
+                    parts[name] = parts[name] + counts[index] * (in_block[index].parts[name] - seconds)
+        ends = zero
+        if stage.has_embedding:
+            ends = ends + self._compute.embedding().total_s
+        if stage.has_head:
+            predicted_tokens = 1 + self.shape.num_nextn_predict_layers
+            ends = ends + predicted_tokens * self._compute.head().total_s
+            extra = layers[len(layers) - 1]  # a multi-token-prediction layer is one more layer of the last kind
+            for name, seconds in extra.parts.items():
+                parts[name] = parts[name] + self.shape.num_nextn_predict_layers * seconds
+        if stage.vocabulary_share:  # every stage looks up and adds a full tensor, mostly zeros
+            head = self._compute.head(stage.vocabulary_share)
+            ends = ends + self._compute.embedding().total_s + head.total_s
+        parts["embedding, LM head and loss"] = ends
+        if self.candidates.activation_offload.any():
+            inputs = self.memory.offloaded_input_bytes(stage)
+            away = activation_offload_s(inputs, self.machine.device)
+            parts["activation offload"] = np.where(self.candidates.activation_offload, away, 0.0)
+        busy = sum(parts.values(), zero)
+        parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
+        return parts
+
+    def _neighbour_messages_s(self) -> FloatArray:
+        """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
+
+        The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
+        looked at more closely (:mod:`~meshplan.planner.cluster.fabric`): stage by stage, both directions at once,
+        and not again for the micro-batch that fills.
+        """
+        batch, split = self.candidates, self.candidates.split
+        if split.pipeline_parallel == 1:
+            return np.zeros(len(batch))
+        elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
+        payload = activation_bytes(self.workload) * elements
+        share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
+        waits = share * batch.num_microbatches * split.virtual_pipeline_stages
+        if self._links.fabric is not None:
+            stages = split.pipeline_parallel
+            places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
+            wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
+            return self._links.pipeline_s(payload, stages, batch.stage_devices, waits - share, wraps=wraps)
+        each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
+        return (split.pipeline_parallel - 1) * each + waits * each
+
+    def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
+        """What vocabulary parallelism adds to a step beside the stages' own work, [n].
+
+        Each micro-batch's last hidden state goes to all stages and the sum of their gradients back, as does what they
+        looked up (an all-reduce each of T·h elements in bytes and time), and two fp32 numbers a token are reduced for
+        the softmax. They run beside the layers; what always shows is not hidden. The one barrier between the two
+        passes of the head delays the backward by a micro-batch: it is in flight once more, and the pipeline one
+        interval longer (Algorithm 2 of arXiv:2411.05288: p + 1 micro-batches in flight).
+        """
+        batch, split = self.candidates, self.candidates.split
+        if not split.vocabulary_parallel:
+            return np.zeros_like(slowest)
+        size = np.full(len(batch), split.pipeline_parallel)
+        hidden = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
+        moved = 2.0 * self._links.all_reduce_s(hidden / batch.tensor_parallel, size, batch.stage_devices)
+        moved = moved + self._links.all_reduce_s(SOFTMAX_BYTES * self._compute.tokens, size, batch.stage_devices)
+        return UNHIDDEN_SHARE * batch.num_microbatches * moved + VOCABULARY_BARRIERS * slowest
+
+    def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
+        """Forward + backward of one micro-batch on some layers with their ends, and the forward part of it, [n]."""
+        layers, in_block = self._layers()
+        seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
+        return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
+
+    def estimate(self) -> TrainingEstimate:
+        """Price the batch."""
+        split = self.candidates.split
+        layers, in_block = self._layers()
+        stage_parts = [self._stage(stage, layers, in_block) for stage in split.classes]
+        stage_s = [sum(parts.values(), np.zeros_like(layers[0].total_s)) for parts in stage_parts]
+        slowest = np.maximum.reduce(stage_s)
+        share = self.forward_share
+        if in_block is not layers:
+            shares = [
+                self._forward_shares(seconds, self._block_s(stage, layers, in_block))
+                for stage, seconds in zip(split.classes, stage_s, strict=True)
+            ]
+            share = np.stack([shares[index] for index in split.class_of_stage])
+        pipeline = staged_pipeline_s(
+            split.schedule,
+            virtual_pipeline_stages=split.virtual_pipeline_stages,
+            num_microbatches=self.candidates.num_microbatches,
+            stages_s=np.stack([stage_s[index] for index in split.class_of_stage]),
+            forward_share=share,
+        )
+        states = self._data_parallel
+        outside = [
+            (*states.exposed_s(stage, seconds), states.optimizer_s(stage))
+            for stage, seconds in zip(split.classes, stage_s, strict=True)
+        ]
+        # The step ends when the stage with the most left to do is done.
+        data_parallel = np.maximum.reduce([row[0] for row in outside])
+        optimizer = np.maximum.reduce([row[2] for row in outside])
+        messages = self._neighbour_messages_s()
+        overhead = np.asarray(self.calibration.time.step_overhead_s)
+        breakdown = self._breakdown(stage_parts, stage_s, slowest, pipeline)
+        breakdown["stage-to-stage messages"] = messages
+        vocabulary = self._vocabulary_s(slowest)
+        if split.vocabulary_parallel:
+            breakdown["vocabulary barriers"] = vocabulary
+        breakdown["data-parallel communication"] = breakdown["data-parallel communication"] + data_parallel
+        breakdown["optimizer step"] = optimizer
+        breakdown["step overhead"] = overhead + np.zeros_like(slowest)
+        return TrainingEstimate(
+            pipeline_s=pipeline,
+            step_s=pipeline + messages + data_parallel + optimizer + overhead + vocabulary,
+            breakdown_s=breakdown,
+            stages=self.memory.stages(),
+            gradient_reduce_s=np.maximum.reduce([row[1] for row in outside]),
+        )
+
+    def _breakdown(
+        self,
+        stage_parts: list[dict[str, FloatArray]],
+        stage_s: list[FloatArray],
+        slowest: FloatArray,
+        pipeline: FloatArray,
+    ) -> dict[str, FloatArray]:
+        """Where the pipeline's time goes: the slowest stage's own work m times, and the bubble."""
+        m = self.candidates.num_microbatches
+        parts: dict[str, FloatArray] = {}
+        for name in stage_parts[0]:
+            chosen = np.zeros_like(slowest)
+            for seconds, own in zip(stage_s, stage_parts, strict=True):
+                chosen = np.where(seconds == slowest, own[name], chosen)
+            parts[name] = m * chosen
+        parts["pipeline bubble"] = pipeline - m * slowest
+        return parts
+
+
+def estimate_training(
+    shape: ModelShape, machine: Machine, workload: TrainingWorkload, candidates: Candidates, calibration: Calibration
+) -> TrainingEstimate:
+    """Step time and memory of a batch of candidates; see the module docstring for the equation."""
+    model = TrainingModel(
+        shape=shape, machine=machine, workload=workload, candidates=candidates, calibration=calibration
+    )
+    return model.estimate()

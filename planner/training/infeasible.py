@@ -1,0 +1,175 @@
+"""No plan exists: what binds, what comes nearest, and the least change that would lift it.
+
+The limits are relaxed one at a time and the question asked again; the first number of devices that would do is found by
+doubling and bisection. Every statement is the result of a search, not a rule of thumb.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from meshplan.catalogs.units import Dimension, format_bytes, format_duration, format_usd, parse_quantity
+from meshplan.planner.training.plan import config_document
+from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
+from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.report import LIMITS, ScoredConfig, SearchReport
+
+# More than this many times the cluster is no longer advice.
+MOST_TIMES = 64
+SECONDS_PER_HOUR = 3600.0
+# Amounts from a thousand dollars on are shown in whole dollars.
+CENTS_SHOWN_BELOW = 100_000
+# Rounding of sums in double precision: 2.5 USD must not become 2.51.
+ROUNDING = 1e-12
+
+
+def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[str, Any]:
+    """The part of an infeasible plan's ``solution`` that tells what to do.
+
+    Returns:
+        ``binding_constraint``, ``nearest_miss`` (limit, excess in words, config) and ``least_change`` (a list of
+        changes, each of which alone makes the question feasible; empty where none of the tried ones does).
+    """
+    lifted = [change for change in (_without(problem, name) for name in _LIFTED) if change is not None]
+    others = [change for change in (_devices_needed(problem), _with_offload(problem)) if change is not None]
+    return {
+        "binding_constraint": lifted[0]["constraint"] if lifted else _binding(problem, report),
+        "nearest_miss": _nearest(report),
+        "least_change": lifted + others,
+    }
+
+
+def _last_limit(report: SearchReport) -> str | None:
+    """The limit that refused the candidates which had passed all limits before it."""
+    return next((name for name in reversed(LIMITS) if name in report.nearest_miss), None)
+
+
+def _binding(problem: TrainingProblem, report: SearchReport) -> str:
+    limits = problem.limits
+    name = _last_limit(report)
+    if name is None:
+        if report.refused:
+            message, count = report.refused.most_common(1)[0]
+            return f"legality: {message} ({count} candidates)"
+        return f"no legal combination of degrees within {limits.max_devices} devices"
+    return {
+        "device memory": f"device memory: {format_bytes(limits.memory_bytes)} usable on each "
+        f"{problem.machine.device.name}",
+        "host memory": f"host memory: {format_bytes(limits.host_memory_bytes or 0.0)} on each host",
+        "step time": f"step time: at most {format_duration(limits.max_step_s or 0.0)}",
+        "cost of the run": f"budget: at most {format_usd(limits.max_usd_per_run or 0.0)}",
+    }[name]
+
+
+def _nearest(report: SearchReport) -> dict[str, Any] | None:
+    name = _last_limit(report)
+    if name is None:
+        return None
+    excess, config = report.nearest_miss[name]
+    say: dict[str, Callable[[float], str]] = {
+        "device memory": format_bytes,
+        "host memory": format_bytes,
+        "step time": format_duration,
+        "cost of the run": format_usd,
+    }
+    return {
+        "limit": name,
+        "excess": excess,
+        "excess_text": f"{say[name](excess)} too much",
+        "config": config_document(config),
+    }
+
+
+# Limits that are lifted one at a time: a copy of the limits without it, and the objective that needs least of it
+# (None: the question's own, because nothing minimises host memory).
+_LIFTED: dict[str, tuple[Callable[[TrainingLimits], TrainingLimits], TrainingObjective | None]] = {
+    "host_memory": (lambda limits: replace(limits, host_memory_bytes=None), None),
+    "max_usd_per_hour": (lambda limits: replace(limits, max_usd_per_hour=None), TrainingObjective.NUM_DEVICES),
+    "max_usd_per_run": (lambda limits: replace(limits, max_usd_per_run=None), TrainingObjective.USD_PER_RUN),
+    "max_step_time": (lambda limits: replace(limits, max_step_s=None), TrainingObjective.THROUGHPUT),
+}
+
+
+def _try(problem: TrainingProblem) -> ScoredConfig | None:
+    solution, _ = search_degrees(problem, keep=1)
+    return solution.assignment
+
+
+def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
+    """The least that a limit would have to allow; None where lifting it alone does not help."""
+    lift, objective = _LIFTED[name]
+    limits = lift(problem.limits)
+    if limits == problem.limits:
+        return None
+    found = _try(replace(problem, limits=limits, objective=objective or problem.objective))
+    if found is None:
+        return None
+    usd_per_s = (problem.machine.usd_per_hour_per_device or 0.0) * found.config.world_size / SECONDS_PER_HOUR
+    run_s = found.step_s * (problem.num_steps or 0.0)
+    needed = {
+        "host_memory": "more host memory",
+        "max_usd_per_hour": f"{_usd_at_least(usd_per_s * SECONDS_PER_HOUR)} an hour",
+        "max_usd_per_run": f"{_usd_at_least(usd_per_s * run_s)} for the run",
+        "max_step_time": f"{_duration_at_least(found.step_s)} a step",
+    }[name]
+    return {"constraint": name, "change": needed}
+
+
+def _with_offload(problem: TrainingProblem) -> dict[str, Any] | None:
+    """The least that must leave the devices, where the host's memory is known and it is enough."""
+    known = problem.machine.host_memory_bytes is not None or problem.limits.host_memory_bytes is not None
+    if problem.limits.offload or not known or any(choice in problem.fixed for choice in OFFLOADS.values()):
+        return None
+    for count in range(1, len(OFFLOADS) + 1):
+        allowed = tuple(OFFLOADS)[:count]
+        found = _try(replace(problem, limits=replace(problem.limits, offload=allowed)))
+        if found is not None:
+            names = ", ".join(found.config.offloaded)
+            change = f"[{names}] in host memory, {format_duration(found.step_s)} a step (not validated)"
+            return {"constraint": "offload", "change": change}
+    return None
+
+
+def _usd_at_least(value: float) -> str:
+    """An amount as text, rounded up: what is printed must be enough."""
+    cents = math.ceil(value * 100.0 * (1.0 - ROUNDING))
+    return format_usd(cents / 100.0 if cents < CENTS_SHOWN_BELOW else math.ceil(cents / 100.0))
+
+
+def _duration_at_least(value: float) -> str:
+    """A time as text, rounded up."""
+    text, longer = format_duration(value), value
+    while parse_quantity(text, Dimension.S) < value:
+        longer *= 1.001
+        text = format_duration(longer)
+    return text
+
+
+def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
+    """The fewest whole domains of the same devices with which the question has an answer."""
+    step = problem.machine.domain_size
+
+    def feasible(domains: int) -> bool:
+        devices = domains * step
+        limits = replace(problem.limits, max_devices=devices)
+        return _try(replace(problem, limits=limits, machine=replace(problem.machine, num_devices=devices))) is not None
+
+    start = max(problem.limits.max_devices // step, 1)
+    high = start
+    while not feasible(high):
+        high *= 2
+        if high > start * MOST_TIMES:
+            return None
+    low = max(high // 2, start - 1)
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if feasible(middle) else (middle, high)
+    if high * step <= problem.limits.max_devices:
+        return None
+    return {
+        "constraint": "max_devices",
+        "change": f"{high * step} devices of this type instead of {problem.limits.max_devices}",
+    }

@@ -1,0 +1,189 @@
+"""Fitting the constants of the memory estimate to measured peaks, framework by framework.
+
+*Model.* Bytes of the worst rank are linear in the constants: states + activation_factor · activations +
+logits_bytes_per_entry · logits + extra_bytes_per_parameter · optimizer-sharded parameters + fixed_bytes.
+
+*Objective.* Σ_i ((model_i − measured_i)/measured_i/σ)² + Σ_j ((θ_j − θ⁰_j)/s_j)², with the worst rank's stage taken
+anew after each solution until it no longer changes.
+
+*Runs that worked.* A run without a measured peak still says that it fitted: where its choices are all stated and the
+model says more than the device's usable memory, it counts as a peak of that size. So a framework without any measured
+peak gets constants too, but only from above, and keeps the factor of the unmeasured.
+
+*Safe bound.* The safe factor multiplies what is not fixed; it is the smallest that leaves no measured run above the
+bound, fitted to it or with its group held out, plus :data:`SAFE_MARGIN`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration, MemoryConstants
+from meshplan.planner.training.estimator.candidates import FloatArray
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.observations import ObservedRun
+
+# constant → (prior mean, prior standard deviation).
+PRIOR: Mapping[str, tuple[float, float]] = {
+    "fixed_bytes": (4.0e9, 1.5e9),
+    "activation_factor": (1.0, 0.15),
+    "logits_bytes_per_entry": (12.0, 3.0),
+    "extra_bytes_per_parameter": (0.0, 5.0),
+}
+# fixed_bytes where a peak is what tensors held: no device context, no communication buffers, no cache.
+ALLOCATED_FIXED = (0.5e9, 0.5e9)
+NOISE = 0.03  # relative: printing in whole GB, allocator luck
+LIMIT_NOISE = 0.10  # of a run that fitted: usable memory is an upper limit, not a reading
+ROUNDS = 8
+# Choices that memory hangs on: a run that leaves one of them out says nothing by having fitted.
+DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
+SAFE_MARGIN = 0.02
+SAFE_FIXED_BYTES = 0.3e9
+# For a framework without a measured peak: the largest held-out under-estimate of those with one, rounded up.
+UNMEASURED_SAFE_FACTOR = 1.20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFit:
+    """Constants of one framework.
+
+    Args:
+        framework: our name.
+        constants: fitted, with the safe factor.
+        typical_error: held-out typical / measured − 1 of each run, by id.
+        safe_error: held-out safe / measured − 1 of each run, by id.
+    """
+
+    framework: str
+    constants: MemoryConstants
+    typical_error: Mapping[str, float]
+    safe_error: Mapping[str, float]
+
+
+class _Peak:
+    """One measured peak, or usable memory as the upper limit of one; with the linear parts of every stage."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self.run = run
+        peak = run.measured.get("peak_memory_bytes")
+        self.is_limit = not peak
+        self.measured = float(peak or run.problem.limits.memory_bytes)
+        self.stages = [_stage_bytes(run, calibration) for calibration in _probes(run.framework)]
+
+    def matrix(self, theta: FloatArray) -> tuple[FloatArray, float]:
+        """Coefficients and constant part of the stage that is worst under ``theta``."""
+        return max(self._rows(), key=lambda row: float(row[0] @ theta + row[1]))
+
+    def counts(self, theta: FloatArray) -> bool:
+        """A limit counts only where the model is beyond it."""
+        if not self.is_limit:
+            return True
+        slope, base = self.matrix(theta)
+        return float(slope @ theta + base) > self.measured
+
+    def _rows(self) -> list[tuple[FloatArray, float]]:
+        base, per_constant = self.stages[0], self.stages[1:]
+        return [
+            (np.array([probe[stage] - base[stage] for probe in per_constant]), base[stage])
+            for stage in range(len(base))
+        ]
+
+
+def _probes(framework: str) -> list[Calibration]:
+    """Calibrations with all constants zero, then each of them one in turn: the model is linear in them."""
+    empty = Calibration(framework=framework, architecture="any", recipe=recipe_named(framework).recipe)
+    zeros = dict.fromkeys(PRIOR, 0.0)
+    units = [zeros, *({**zeros, name: 1.0} for name in PRIOR)]
+    return [replace(empty, memory=MemoryConstants(**unit)) for unit in units]
+
+
+def _stage_bytes(run: ObservedRun, calibration: Calibration) -> list[float]:
+    priced = price(replace(run.problem, calibration=calibration), run.config)
+    return [stage.typical_bytes for stage in priced.stages]
+
+
+def _allocated(peaks: Sequence[_Peak]) -> bool:
+    return any(recipe_named(peak.run.framework).unstated.peak_is_allocated for peak in peaks)
+
+
+def _solve(peaks: Sequence[_Peak]) -> FloatArray:
+    known = {**PRIOR, "fixed_bytes": ALLOCATED_FIXED} if _allocated(peaks) else PRIOR
+    prior = np.array([mean for mean, _ in known.values()])
+    spread = np.array([deviation for _, deviation in known.values()])
+    theta = prior.copy()
+    for _ in range(ROUNDS):
+        counted = [peak for peak in peaks if peak.counts(theta)]
+        if not counted:
+            break
+        rows = [peak.matrix(theta) for peak in counted]
+        measured = np.array([peak.measured for peak in counted])
+        noise = np.array([LIMIT_NOISE if peak.is_limit else NOISE for peak in counted])
+        slope = np.array([row[0] for row in rows]) / (measured * noise)[:, None]
+        wanted = (measured - np.array([row[1] for row in rows])) / (measured * noise)
+        # Ridge towards the prior, constants kept from going below zero.
+        scaled = np.vstack([slope, np.diag(1.0 / spread)])
+        target = np.concatenate([wanted, prior / spread])
+        solution, *_ = np.linalg.lstsq(scaled, target, rcond=None)
+        moved = np.maximum(solution, 0.0)
+        if np.allclose(moved, theta, rtol=1e-6):
+            break
+        theta = moved
+    return theta
+
+
+def _constants(theta: FloatArray, safe_factor: float) -> MemoryConstants:
+    values = {name: float(f"{value:.4g}") for name, value in zip(PRIOR, theta, strict=True)}
+    return MemoryConstants(**values, safe_factor=round(safe_factor, 3), safe_fixed_bytes=SAFE_FIXED_BYTES)
+
+
+def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
+    """Fit every framework that has measured peaks, or runs that fitted.
+
+    Args:
+        runs: measured runs.
+    """
+    by_framework: dict[str, list[_Peak]] = {}
+    for run in runs:
+        if run.measured.get("peak_memory_bytes") or not (DECISIVE & set(run.filled) or run.expects_oom):
+            by_framework.setdefault(recipe_named(run.framework).calibrated_as, []).append(_Peak(run))
+    return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
+
+
+def _needed_factor(peak: _Peak, theta: FloatArray) -> float:
+    """The smallest safe factor under which the measured peak stays below the bound."""
+    slope, base = peak.matrix(theta)
+    variable, fixed = float(slope @ theta + base) - float(theta[0]), float(theta[0])
+    return (peak.measured - fixed - SAFE_FIXED_BYTES) / variable
+
+
+def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
+    theta = _solve(samples)
+    peaks = [sample for sample in samples if not sample.is_limit]
+    if not peaks:
+        constants = _constants(theta, UNMEASURED_SAFE_FACTOR)
+        return MemoryFit(framework=framework, constants=constants, typical_error={}, safe_error={})
+    typical: dict[str, float] = {}
+    needed = max([1.0, *(_needed_factor(peak, theta) for peak in peaks)])
+    held: dict[str, tuple[float, float, float]] = {}
+    for group in sorted({peak.run.group for peak in peaks}):
+        others = [sample for sample in samples if sample.run.group != group]
+        used = _solve(others) if any(not other.is_limit for other in others) else theta
+        for peak in peaks:
+            if peak.run.group != group:
+                continue
+            slope, base = peak.matrix(used)
+            total = float(slope @ used + base)
+            fixed = float(used[0])
+            typical[peak.run.id] = total / peak.measured - 1.0
+            held[peak.run.id] = (total - fixed, fixed, peak.measured)
+            needed = max(needed, _needed_factor(peak, used))
+    factor = needed + SAFE_MARGIN
+    safe = {
+        name: (variable * factor + fixed + SAFE_FIXED_BYTES) / measured - 1.0
+        for name, (variable, fixed, measured) in held.items()
+    }
+    return MemoryFit(framework=framework, constants=_constants(theta, factor), typical_error=typical, safe_error=safe)

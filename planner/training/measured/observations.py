@@ -1,0 +1,410 @@
+"""Published measurements as problems: one JSON object a line, read into what the estimator prices.
+
+The format is documented in ``planner/README.md``. What an observation leaves unstated is filled from the framework's
+documented recipe (``catalogs/seed/recipes.yaml``), and the row remembers what was filled. What the estimator cannot
+express is refused with a reason, never guessed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observed_as
+from meshplan.catalogs.errors import CatalogError, Problem, SpecError
+from meshplan.catalogs.hardware import NodeType
+from meshplan.catalogs.models.observed import shape_from_observation
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.measured.switches import observed_practice
+from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.problem import (
+    Phase,
+    TrainingConfig,
+    TrainingLimits,
+    TrainingObjective,
+    TrainingProblem,
+    TrainingWorkload,
+)
+from meshplan.planner.validation.fields import Section, UnsupportedError, shown
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.constants.training import Calibration
+    from meshplan.catalogs.database.repository import Catalog
+
+SCHEDULES = {
+    "1f1b": "1f1b",
+    "interleaved": "interleaved",
+    "interleaved 1f1b": "interleaved",
+    "1f1b-i": "interleaved",
+    "gpipe": "gpipe",
+    "zb-1p": "zb-1p",
+    "zb-2p": "zb-2p",
+    "zb-v": "zb-v",
+    "zb-h1": "zb-1p",
+}
+BITS_PER_BYTE = 8.0
+# LoRA rank of observations that fine-tune adapters without saying their rank (the MLPerf benchmark's).
+DEFAULT_LORA_RANK = 16
+# How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
+DROPPING_MARK = "(tokendrop)"
+# torchtitan's checkpointing of every second layer: as many layers as half of each chunk.
+ALTERNATE_LAYERS = "selective layer"
+# How fp8 tensors are scaled, in torchao's words, and how published rows mark it.
+ROW_SCALING = "rowwise"
+FLOAT8_SCALINGS = ("tensorwise", ROW_SCALING)
+FLOAT8_CAVEAT = "float8 linear layers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedRun:
+    """One measured run.
+
+    Args:
+        id: unique name.
+        group: near-duplicates share it; cross-validation leaves out whole groups.
+        problem: model, machine and workload; its calibration is set by whoever prices it.
+        config: the choices that were run.
+        framework: our name of the framework.
+        measured: metric → value, SI units.
+        derived: metric → value that rests on an assumption.
+        filled: choices that the observation left out.
+        expects_oom: the run ran out of memory.
+    """
+
+    id: str
+    group: str
+    problem: TrainingProblem
+    config: TrainingConfig
+    framework: str
+    measured: Mapping[str, Any]
+    derived: Mapping[str, Any]
+    filled: tuple[str, ...]
+    expects_oom: bool
+
+    @property
+    def architecture(self) -> str:
+        """Hardware generation."""
+        return self.problem.machine.device.architecture
+
+    @property
+    def strategy(self) -> str:
+        """What kind of run it is, for summaries: the part of the model that its error tests."""
+        if self.problem.shape.moe is not None:
+            return "MoE"
+        if self.problem.workload.phase.has_adapters:
+            return "LoRA"
+        if self.config.zero_stage >= ZERO_PARAMETERS:
+            return "dense FSDP"
+        return "dense pipeline" if self.config.pipeline_parallel > 1 else "dense data/tensor"
+
+
+def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    """The rows of a file, blank lines skipped.
+
+    Raises:
+        SpecError: unreadable, or a line that is not a JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError([Problem(path=str(path), message=f"cannot be read: {error}")]) from error
+    for number, line in enumerate(text.splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise SpecError([Problem(path=f"{path}:{number}", message=f"not JSON: {error}")]) from error
+        if not isinstance(row, dict):
+            raise SpecError([Problem(path=f"{path}:{number}", message="not a JSON object")])
+        yield row
+
+
+class ObservationReader:
+    """Turns rows into runs, looking devices up in a catalog.
+
+    Args:
+        catalog: where devices and node types come from.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._nodes: dict[str, list[NodeType]] = {}
+        for node in catalog.node_types():
+            self._nodes.setdefault(node.device.slug, []).append(node)
+
+    def training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
+        """Read a training row.
+
+        Raises:
+            UnsupportedError: with the reason.
+        """
+        try:
+            return self._training_run(row, calibration)
+        except CatalogError as error:
+            raise UnsupportedError(str(error)) from error
+
+    def _training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
+        sections = ("model", "hardware", "framework", "parallelism", "workload")
+        model, hardware, framework, choices, workload = (Section(row, name) for name in sections)
+        recipe = recipe_observed_as(
+            framework.text("name"), str(choices.values.get("mixed_precision_mode") or "") or None
+        )
+        shape = shape_from_observation(model.values)
+        machine = self.machine(hardware)
+        phase = _phase(workload)
+        lora = Section(model.values, "lora", required=False)
+        precision = _precision(row)
+        practice, unsaid = observed_practice(row, choices, precision, phase)
+        problem = TrainingProblem(
+            shape=shape,
+            machine=machine,
+            rules=ANY_FRAMEWORK,
+            objective=TrainingObjective.THROUGHPUT,
+            calibration=calibration,
+            workload=TrainingWorkload(
+                sequence_length=workload.whole("sequence_length"),
+                global_batch_size=choices.whole("global_batch_size"),
+                precision=precision,
+                phase=phase,
+                drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
+                lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
+                is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
+                scales_rows=_scales_rows(row),
+                overlaps_tensor_parallel=_overlaps_tensor_parallel(choices),
+                practice=practice,
+            ),
+            limits=TrainingLimits(
+                memory_bytes=float(machine.device.usable_memory_bytes), max_devices=machine.num_devices
+            ),
+        )
+        config, filled = _config(problem, choices, recipe)
+        measured = Section(row, "measured", required=False).measurements()
+        name = row.get("id")
+        if not isinstance(name, str):
+            raise UnsupportedError(f"id must be a text, is {shown(name)}")
+        return ObservedRun(
+            id=name,
+            group=str(row.get("group") or name),
+            problem=problem,
+            config=config,
+            framework=recipe.framework,
+            measured=measured,
+            derived=Section(row, "derived", required=False).measurements(),
+            filled=filled + unsaid,
+            expects_oom=bool(measured.get("oom", False)),
+        )
+
+    def machine(self, hardware: Section) -> Machine:
+        """The machine that a row describes; links from the catalog's node type, NICs from the row where it says.
+
+        Raises:
+            CatalogError: the device is not in the catalog.
+            UnsupportedError: no node type of the catalog has the device, so its links are unknown.
+        """
+        device = self._catalog.device(hardware.text("device"))
+        nodes = self._nodes.get(device.slug, [])
+        if not nodes:
+            raise UnsupportedError(f"the catalog has no node type with {device.slug}, so its links are unknown")
+        num_devices = hardware.whole("num_devices")
+        per_host = hardware.whole("devices_per_node", nodes[0].devices_per_host)
+        node = _typical_node([node for node in nodes if node.devices_per_host == per_host] or nodes)
+        network = _network_bytes_per_s(str(hardware.values.get("inter_node") or ""), per_host)
+        slices = hardware.whole("slices", 0, least=0, most=num_devices)
+        domain = max(node.num_devices, per_host) if node.num_hosts > 1 else per_host
+        link = node.scale_out_link
+        return Machine(
+            device=device,
+            num_devices=num_devices,
+            devices_per_host=per_host,
+            domain_size=num_devices // slices if slices else domain,
+            scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
+            scale_up_latency_s=node.scale_up_link.latency_s,
+            scale_out_bytes_per_s=network or node.scale_out_bytes_per_s_per_device,
+            scale_out_latency_s=0.0 if link is None else link.latency_s,
+        )
+
+
+def _typical_node(nodes: list[NodeType]) -> NodeType:
+    """The node type that a row means which names the device alone: the (upper) median of the networks on offer."""
+    networked = [node for node in nodes if node.scale_out_bytes_per_s_per_device] or nodes
+    return sorted(networked, key=lambda node: node.scale_out_bytes_per_s_per_device)[len(networked) // 2]
+
+
+_PER_NODE = re.compile(r"(\d+)\s*x\D[^,]*?(\d+)\s*Gb", re.IGNORECASE)
+_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
+_TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
+
+
+def _network_bytes_per_s(text: str, per_host: int) -> float | None:
+    """Network share of a device, from words such as ``8x200Gb/s HDR IB``; None where they say no number.
+
+    >>> _network_bytes_per_s("8x200Gb/s HDR IB", 8)
+    25000000000.0
+    """
+    section = re.search(r"Compute:([^,]*)", text)
+    text = section.group(1) if section else text
+    if device := _PER_DEVICE.search(text):
+        return float(device[1]) * 1e9 / BITS_PER_BYTE
+    if (node := _PER_NODE.search(text)) and "NetXtreme" not in text:  # that one lists what the card can do
+        return float(node[1]) * float(node[2]) * 1e9 / BITS_PER_BYTE / per_host
+    if total := _TOTAL.search(text):
+        return float(total[1]) * 1e9 / BITS_PER_BYTE / per_host
+    return None
+
+
+def _phase(workload: Section) -> Phase:
+    try:
+        return Phase(workload.text("phase", Phase.PRETRAINING.value))
+    except ValueError:
+        raise workload.wrong("phase", f"one of {', '.join(phase.value for phase in Phase)}") from None
+
+
+def _precision(row: Mapping[str, Any]) -> str:
+    precision = row.get("precision")
+    if precision is None:
+        raise UnsupportedError("the observation does not state its precision")
+    if precision not in ("bf16", "fp16", "fp32", "fp8", "mxfp8", "nvfp4"):
+        raise UnsupportedError(f"training in the precision {shown(precision)} is not modelled")
+    return str(precision)
+
+
+def _scales_rows(row: Mapping[str, Any]) -> bool:
+    """Whether fp8 tensors have a scale for each row: ``float8_scaling``, or the caveat that published rows carry."""
+    stated = row.get("float8_scaling")
+    if stated is not None:
+        if stated not in FLOAT8_SCALINGS:
+            raise UnsupportedError(f"float8_scaling must be one of {', '.join(FLOAT8_SCALINGS)}, is {shown(stated)}")
+        return bool(stated == ROW_SCALING)
+    caveats = row.get("caveats")
+    words = [str(caveat) for caveat in caveats] if isinstance(caveats, list) else []
+    return any(word.startswith(FLOAT8_CAVEAT) and ROW_SCALING in word for word in words)
+
+
+def _overlaps_tensor_parallel(choices: Section) -> bool | None:
+    """Whether tensor-parallel collectives run beside the products; None where the row does not say."""
+    for key in ("async_tensor_parallel", "tensor_parallel_comm_overlap"):
+        if choices.states(key):
+            return choices.flag(key, default=False)
+    return None
+
+
+def _recompute(choices: Section, filled: list[str], recipe: Recipe) -> str:
+    if not choices.states("activation_recompute"):
+        filled.append("activation_recompute")
+        return recipe.unstated.activation_recompute
+    stated = choices.text("activation_recompute")
+    if stated.lower() == ALTERNATE_LAYERS:
+        return "block"
+    word = stated.replace(",", " ").lower().partition(" ")[0]
+    if word in ("none", "full", "selective"):
+        return word
+    if word in ("mlp", "layernorm"):
+        return "selective"
+    raise UnsupportedError(f"recompute {shown(stated)} is not modelled")
+
+
+def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple[TrainingConfig, tuple[str, ...]]:
+    """The choices of a row, what it left out filled from the recipe (and listed)."""
+    filled: list[str] = []
+    workload, machine = problem.workload, problem.machine
+    tensor, pipeline, context = (choices.whole(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
+    data = machine.num_devices // (tensor * pipeline * context)
+    stated = choices.whole("data_parallel", max(data, 1))
+    if data < 1 or stated * tensor * pipeline * context != machine.num_devices:
+        raise UnsupportedError(
+            f"degrees {tensor}·{pipeline}·{context}·{stated} are not the {machine.num_devices} devices of the row"
+        )
+    batch = workload.global_batch_size
+    if not choices.states("micro_batch_size") and not choices.states("per_device_batch_size"):
+        filled.append("micro_batch_size")
+    micro = choices.whole("micro_batch_size", choices.whole("per_device_batch_size", 1))
+    zero = _zero_stage(choices, filled, recipe)
+    chunks = choices.whole("virtual_pipeline_stages", 1) if pipeline > 1 else 1
+    expert, expert_tensor = _expert_degrees(problem, choices, tensor * context * data)
+    recompute = _recompute(choices, filled, recipe)
+    layers = _layers(problem, choices, recipe, pipeline * chunks)
+    config = TrainingConfig(
+        tensor_parallel=tensor,
+        pipeline_parallel=pipeline,
+        virtual_pipeline_stages=chunks,
+        context_parallel=context,
+        data_parallel=data,
+        data_parallel_shard=_shard(choices, data) if zero else 1,
+        expert_parallel=expert,
+        expert_tensor_parallel=expert_tensor,
+        sequence_parallel=choices.flag("sequence_parallel", default=recipe.unstated.sequence_parallel) and tensor > 1,
+        zero_stage=zero,
+        activation_recompute=recompute,
+        recompute_num_layers=max(layers) // 2 if recompute == "block" else 0,
+        pipeline_schedule=_schedule(choices, pipeline, chunks),
+        layers_per_chunk=layers,
+        micro_batch_size=micro,
+        num_microbatches=choices.whole("num_microbatches", max(batch // (data * micro), 1)),
+        global_batch_size=batch,
+        sequence_length=workload.sequence_length,
+        precision=workload.precision,
+    )
+    return config, tuple(filled)
+
+
+def _expert_degrees(problem: TrainingProblem, choices: Section, stage_devices: int) -> tuple[int, int]:
+    """Expert and expert-tensor parallelism, checked against the experts and the devices of a stage."""
+    expert, tensor = choices.whole("expert_parallel", 1), choices.whole("expert_tensor_parallel", 1)
+    if problem.shape.moe is not None and problem.shape.moe.num_experts % expert:
+        raise UnsupportedError(f"expert_parallel {expert} does not divide {problem.shape.moe.num_experts} experts")
+    if stage_devices % (expert * tensor):
+        raise UnsupportedError(
+            f"expert_parallel {expert} × expert_tensor_parallel {tensor} does not divide the {stage_devices} devices "
+            "of a stage"
+        )
+    return expert, tensor
+
+
+def _shard(choices: Section, data: int) -> int:
+    """Replicas that share one copy of the sharded states."""
+    key = "zero1_group_size" if choices.states("zero1_group_size") else "fsdp_group_size"
+    shard = min(choices.whole(key, data), data)
+    if data % shard:
+        raise choices.wrong(key, f"a divisor of the {data} replicas")
+    return shard
+
+
+def _zero_stage(choices: Section, filled: list[str], recipe: Recipe) -> int:
+    if choices.states("zero_stage"):
+        return choices.whole("zero_stage", least=0, most=3)
+    if choices.values.get("fsdp"):
+        return 3
+    filled.append("zero_stage")
+    return recipe.unstated.zero_stage
+
+
+def _schedule(choices: Section, pipeline: int, chunks: int) -> str:
+    if pipeline == 1:
+        return "none"
+    stated = choices.text("pipeline_schedule", "interleaved" if chunks > 1 else "1f1b").lower()
+    if stated not in SCHEDULES:
+        raise UnsupportedError(f"the pipeline schedule {shown(stated)} is not modelled")
+    return SCHEDULES[stated]
+
+
+def _layers(problem: TrainingProblem, choices: Section, recipe: Recipe, chunks: int) -> tuple[int, ...]:
+    layers = problem.shape.num_hidden_layers
+    if chunks > layers + 2:
+        raise UnsupportedError(f"{chunks} model chunks for {layers} layers")
+    stated = choices.counts("layers_per_stage")
+    if stated is None and recipe.unstated.deals_evenly:
+        return deal_evenly(layers, chunks)
+    if stated is None:
+        return deal_layers(layers, chunks, num_nextn_predict_layers=problem.shape.num_nextn_predict_layers)
+    if len(stated) == chunks and sum(stated) == layers + 2:  # the embedding and the LM head counted as layers
+        stated = tuple(count - (i == 0) - (i == chunks - 1) for i, count in enumerate(stated))
+    if len(stated) != chunks or sum(stated) != layers or min(stated) < 0:
+        raise choices.wrong("layers_per_stage", f"{chunks} numbers that sum to {layers} layers")
+    return stated

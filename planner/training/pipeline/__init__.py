@@ -1,0 +1,1 @@
+"""Pipeline schedules: orders, closed forms, simulation."""

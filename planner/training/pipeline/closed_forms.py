@@ -1,0 +1,388 @@
+"""Pipeline schedules: how long a step is, and how many micro-batches a stage keeps in flight.
+
+With m micro-batches, stage times t_i = f_i + b_i (forward, backward of one micro-batch) and p stages:
+
+**GPipe**: T = m·max t + (Σ t − max t), exact.
+
+**1F1B**, exact. Stage k runs w_k = min(p − 1 − k, m − 1) forwards ahead. Its first backward starts at
+
+    s_k = max(s_{k+1} + b_{k+1}, Σ_{i≤k} f_i + w_k·max_{i≤k} f_i)
+
+and, the same read backwards in time, it has r_k left to do when its last forward starts to need no more forwards:
+r_k = max(r_{k+1} + f_{k+1}, Σ_{i≤k} b_i + w_k·max_{i≤k} b_i). Between the two it is never idle:
+
+    T = max_k s_k + r_k + (m − w_k − 1)·t_k
+
+(stages with m ≤ p − k run all forwards first, as GPipe does). This is the m·max t + (Σ t − max t) of the textbooks
+where the last stage is the slowest or all are alike, and less where forwards run ahead hide a slow early stage.
+
+**Interleaved 1F1B** (v chunks a stage): the same with w_k = 2(p − 1 − k) + (v − 1)p chunks of f/v ahead (at most
+m·v − 1), which have gone round all stages: their last one ends no earlier than
+Σ_i f_i/v + (w_k − p)·max_{i>k} f_i/v + Σ_{i≤k} f_i/v. A lower bound, mostly exact.
+
+**Zero bubble** (backward split; a share ω of t is weight gradients): T = m·max t + β·(Σ t − max t) with
+β = 1 − 2ω (ZB-H1, ZB-1p) and 1 − 3ω (ZB-2p and ZB-V, where m ≥ 2p − 1; ZB-1p's below p + 1). Exact for stages that are
+alike, an upper bound otherwise: up to 16 unlike stages are run through (:mod:`.run_through`). Measured
+(arXiv:2401.10241, Table 4): 0.37 for ZB-1p, which is ω = 0.315, and 0 for ZB-2p, which is ω = 1/3; both are kept.
+
+**V-Half, V-Min, DualPipeV, Hanayo**: run through; beyond 16 stages with the β of :data:`SCHEDULES`.
+
+In flight on stage i (from 0), in whole-stage activations, never more than m:
+
+    GPipe  m     1F1B  p − i     interleaved  ((v − 1)·p + 2(p − i − 1) + 1)/v
+    ZB-H1, ZB-1p, ZB-V, Hanayo  p     ZB-2p  2p − 1     DualPipeV  p + 1/2
+    V-Half, V-Min  the lives of :func:`~meshplan.planner.training.pipeline.list_scheduling.life_limit`: about p/2, p/3
+
+The referee is :mod:`.simulation`; how far each closed form is from it stands in ``Schedule.error``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.training.estimator.candidates import FloatArray, IntArray
+from meshplan.planner.training.pipeline.list_scheduling import life_limit
+from meshplan.planner.training.pipeline.lookup import (
+    SHARE_STEP,
+    V_UNITS,
+    WEIGHT_GRADIENT_SHARE,
+    nominal_times,
+    weight_gradient_share,
+)
+from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, run_through_s
+
+InFlight = Callable[[int, int, int], float]
+
+# Stages whose times are this close are alike: sums of the same layers in another order.
+ALIKE_RELATIVE = 1e-9
+# Forward part of a micro-batch without recompute: two of the six FLOPs a parameter and token.
+FORWARD_SHARE = 1.0 / 3.0
+# Orders that are run through whatever the stages are, and those for which β says it all where stages are alike.
+RUN_THROUGH = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"})
+RUN_WHERE_UNLIKE = frozenset({"zb-h1", "zb-1p", "zb-2p"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """One pipeline schedule.
+
+    Args:
+        bubble: (p, v) → β.
+        in_flight: (p, v, stage) → micro-batches whose activations the stage holds, without the limit m.
+        hides_neighbour_messages: stage-to-stage messages run behind compute.
+        splits_backward: weight gradients are computed apart from input gradients.
+        source: citation.
+        validated: runs with this schedule were measured and compared (``meshplan validate``).
+        error: largest relative distance of the closed form from the referee that was seen over random stage times
+            (0.5 to 1.5 of each other, up to 16 stages); tests hold it.
+    """
+
+    bubble: Callable[[int, int], float]
+    in_flight: InFlight
+    hides_neighbour_messages: bool
+    splits_backward: bool
+    source: str
+    validated: bool
+    error: float
+
+
+def _interleaved_in_flight(p: int, v: int, stage: int) -> float:
+    return ((v - 1) * p + 2 * (p - stage - 1) + 1) / v
+
+
+def _v_shaped_in_flight(schedule: str) -> InFlight:
+    """Chunks by their lives, the most of this stage and those after it (rounding may leave a later one with more)."""
+
+    def held(p: int, v: int, stage: int) -> float:
+        limit = life_limit(p, *V_UNITS[schedule])
+        return max(limit(i, 0) + limit(i, 1) for i in range(stage, p)) / 2.0
+
+    return held
+
+
+ZB_1P_BUBBLE = 1.0 - 2.0 * WEIGHT_GRADIENT_SHARE
+# As measured: with 1 − 3ω = 0.055 the mean error of the twelve ZB-2p runs of the same table is 2.5 %, not 1.9 %.
+ZB_2P_BUBBLE = 0.0
+# 1 − 3ω, as drawn for ω = 1/3 (arXiv:2405.15362).
+ZB_V_BUBBLE = 1.0 - 3.0 * WEIGHT_GRADIENT_SHARE
+# What the orders take at ω = 0.315, f = 1/3, p = 16, m = 32; only more stages than are run through need them.
+V_HALF_BUBBLE, V_MIN_BUBBLE, DUALPIPE_V_BUBBLE, HANAYO_BUBBLE = 0.76, 0.76, 0.35, 0.72
+_ZERO_BUBBLE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241"
+_CONTROLLABLE_MEMORY = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv:2405.15362"
+SCHEDULES: Mapping[str, Schedule] = {
+    "none": Schedule(
+        bubble=lambda p, v: 0.0,
+        in_flight=lambda p, v, stage: 1.0,
+        hides_neighbour_messages=True,
+        splits_backward=False,
+        source="one stage",
+        validated=True,
+        error=0.0,
+    ),
+    "gpipe": Schedule(
+        bubble=lambda p, v: 1.0,
+        in_flight=lambda p, v, stage: np.inf,
+        hides_neighbour_messages=False,
+        splits_backward=False,
+        source="Huang et al., GPipe, arXiv:1811.06965",
+        validated=False,
+        error=0.0,
+    ),
+    "1f1b": Schedule(
+        bubble=lambda p, v: 1.0,
+        in_flight=lambda p, v, stage: float(p - stage),
+        hides_neighbour_messages=False,
+        splits_backward=False,
+        source="Narayanan et al., PipeDream-Flush, arXiv:2006.09503",
+        validated=True,
+        error=0.0,
+    ),
+    "interleaved": Schedule(
+        bubble=lambda p, v: 1.0 / v,
+        in_flight=_interleaved_in_flight,
+        hides_neighbour_messages=True,
+        splits_backward=False,
+        source="Narayanan et al., arXiv:2104.04473, §2.2",
+        validated=True,
+        error=0.04,
+    ),
+    "zb-h1": Schedule(
+        bubble=lambda p, v: ZB_1P_BUBBLE,
+        in_flight=lambda p, v, stage: float(p),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=f"{_ZERO_BUBBLE}, §2.1",
+        validated=False,
+        error=0.0,
+    ),
+    "zb-1p": Schedule(
+        bubble=lambda p, v: ZB_1P_BUBBLE,
+        in_flight=lambda p, v, stage: float(p),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=_ZERO_BUBBLE,
+        validated=True,
+        error=0.01,
+    ),
+    "zb-2p": Schedule(
+        bubble=lambda p, v: ZB_2P_BUBBLE,
+        in_flight=lambda p, v, stage: float(2 * p - 1),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=_ZERO_BUBBLE,
+        validated=True,
+        error=0.01,
+    ),
+    "zb-v": Schedule(
+        bubble=lambda p, v: ZB_V_BUBBLE,
+        in_flight=lambda p, v, stage: float(p),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=_CONTROLLABLE_MEMORY,
+        validated=False,
+        error=0.01,
+    ),
+    "v-half": Schedule(
+        bubble=lambda p, v: V_HALF_BUBBLE,
+        in_flight=_v_shaped_in_flight("v-half"),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=_CONTROLLABLE_MEMORY,
+        validated=False,
+        error=0.01,
+    ),
+    "v-min": Schedule(
+        bubble=lambda p, v: V_MIN_BUBBLE,
+        in_flight=_v_shaped_in_flight("v-min"),
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source=_CONTROLLABLE_MEMORY,
+        validated=False,
+        error=0.01,
+    ),
+    "dualpipe-v": Schedule(
+        bubble=lambda p, v: DUALPIPE_V_BUBBLE,
+        in_flight=lambda p, v, stage: p + 0.5,
+        hides_neighbour_messages=False,
+        splits_backward=True,
+        source="DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
+        validated=False,
+        error=0.01,
+    ),
+    "hanayo": Schedule(
+        bubble=lambda p, v: HANAYO_BUBBLE,
+        in_flight=lambda p, v, stage: float(p),
+        hides_neighbour_messages=False,
+        splits_backward=False,
+        source="Liu et al., Hanayo, arXiv:2308.15762",
+        validated=False,
+        error=0.01,
+    ),
+}
+
+
+def pipeline_s(
+    schedule: str,
+    *,
+    pipeline_parallel: int,
+    virtual_pipeline_stages: int,
+    num_microbatches: IntArray,
+    slowest_stage_s: FloatArray,
+    sum_of_stages_s: FloatArray,
+) -> FloatArray:
+    """Seconds from the first forward to the last backward, [n], from β alone: T = m·max t + β·(Σ t − max t).
+
+    An upper bound where stages differ; :func:`staged_pipeline_s` knows each of them.
+    """
+    bubble: FloatArray | float = SCHEDULES[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
+    if schedule == "zb-2p":  # below 2p − 1 micro-batches there are too few forwards to fill the first round trip
+        few = np.clip((2 * pipeline_parallel - 1 - num_microbatches) / max(pipeline_parallel - 1, 1), 0.0, 1.0)
+        bubble = bubble + (ZB_1P_BUBBLE - bubble) * few
+    return num_microbatches * slowest_stage_s + bubble * (sum_of_stages_s - slowest_stage_s)
+
+
+def staged_pipeline_s(
+    schedule: str,
+    *,
+    virtual_pipeline_stages: int,
+    num_microbatches: IntArray,
+    stages_s: FloatArray,
+    forward_share: FloatArray | float = FORWARD_SHARE,
+) -> FloatArray:
+    """Seconds from the first forward to the last backward, [n], from the time of every stage.
+
+    Args:
+        schedule: a key of :data:`SCHEDULES`.
+        virtual_pipeline_stages: v.
+        num_microbatches: m, [n].
+        stages_s: forward + backward of one micro-batch on each stage, [p, n].
+        forward_share: forward part of it: one number, [n], or [p, n] where stages differ in it.
+    """
+    p = len(stages_s)
+    slowest = stages_s.max(axis=0)
+    upper = pipeline_s(
+        schedule,
+        pipeline_parallel=p,
+        virtual_pipeline_stages=virtual_pipeline_stages,
+        num_microbatches=num_microbatches,
+        slowest_stage_s=slowest,
+        sum_of_stages_s=stages_s.sum(axis=0),
+    )
+    if schedule in RUN_THROUGH | RUN_WHERE_UNLIKE and 1 < p <= MOST_STAGES:
+        shares = np.broadcast_to(np.asarray(forward_share, dtype=np.float64), stages_s.shape)
+        return _run_through_s(schedule, virtual_pipeline_stages, stages_s, shares, num_microbatches, upper)
+    if schedule not in ("1f1b", "interleaved"):
+        return upper
+    differs = stages_s[-1] < slowest  # where the last stage is the slowest, β says it all
+    shares = np.asarray(forward_share, dtype=np.float64)
+    if shares.ndim == stages_s.ndim:
+        differs = differs | (shares.max(axis=0) > shares.min(axis=0))
+    if not differs.any():
+        return upper
+    share = np.broadcast_to(shares, stages_s.shape if shares.ndim == stages_s.ndim else slowest.shape)[..., differs]
+    # One candidate may be priced under many constants at once: then times have more columns than m.
+    m = np.broadcast_to(num_microbatches, slowest.shape)[differs]
+    exact = _one_forward_one_backward_s(stages_s[:, differs], share, m, virtual_pipeline_stages)
+    seconds = upper.copy()
+    seconds[differs] = exact
+    return seconds
+
+
+def _run_through_s(
+    schedule: str, v: int, stages_s: FloatArray, shares: FloatArray, m: IntArray, upper: FloatArray
+) -> FloatArray:
+    """The schedule's order run through, [n]; only where stages differ if β says it all otherwise."""
+    run = np.full(upper.shape, True)
+    microbatches = np.broadcast_to(m, upper.shape)
+    if schedule in RUN_WHERE_UNLIKE:
+        run = stages_s.max(axis=0) > stages_s.min(axis=0) * (1.0 + ALIKE_RELATIVE)
+        if schedule != "zb-2p":  # ZB-2p's form has a branch for few micro-batches
+            run |= microbatches < len(stages_s)
+    seconds = upper.copy()
+    forward_steps = np.rint(shares.mean(axis=0) / SHARE_STEP)
+    for steps in np.unique(forward_steps[run]).tolist():
+        rows = run & (forward_steps == steps)
+        share, stages = shares[:, rows], stages_s[:, rows]
+        weight = np.minimum(weight_gradient_share(schedule, 0.0), 1.0 - share)
+        nominal = nominal_times(schedule, steps * SHARE_STEP)
+        places = list(stage_of_chunk(schedule, len(stages_s), v))
+        times = ChunkColumns(
+            forward_s=(share * stages / v)[places],
+            input_gradient_s=((1.0 - share - weight) * stages / v)[places],
+            weight_gradient_s=(weight * stages / v)[places],
+        )
+        seconds[rows] = run_through_s(schedule, len(stages_s), v, times, microbatches[rows], nominal)
+    if schedule in ("zb-h1", "zb-1p"):  # what was not run to the end may be a little too long
+        return np.where(microbatches <= ROUNDS * len(stages_s), seconds, np.minimum(seconds, upper))
+    return seconds
+
+
+def least_bubble(schedule: str, *, pipeline_parallel: int, virtual_pipeline_stages: int) -> float:
+    """β' with T ≥ mean t · (m + β'·(p − 1)) for any stage times: what a search may count on before it knows them.
+
+    β itself where T is the formula of β, because the slowest stage is no faster than the mean one. In 1F1B and its
+    interleaved form, forwards that run ahead can hide the forward part of the bubble, and no more was seen (random
+    search for the worst stage times: 0.80 and 0.69 of β at a forward share of a third; tests hold the bound).
+    """
+    if schedule in RUN_THROUGH | RUN_WHERE_UNLIKE:
+        return 0.0  # a slow stage can hide all of it: m·max t is what is sure
+    bubble = SCHEDULES[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
+    return bubble * (1.0 - FORWARD_SHARE) if schedule in ("1f1b", "interleaved") else bubble
+
+
+def _one_forward_one_backward_s(stages_s: FloatArray, share: FloatArray, m: IntArray, v: int) -> FloatArray:
+    """The recurrences of the module docstring, from the last stage to the first."""
+    p = len(stages_s)
+    forward, backward = stages_s * share / v, stages_s * (1.0 - share) / v
+    forwards, backwards = _RunningAhead.of(forward), _RunningAhead.of(backward)
+    starts = left = longest = np.zeros_like(stages_s[0])
+    for k in reversed(range(p)):
+        ahead = np.minimum(p - 1 - k, m - 1) if v == 1 else np.minimum(2 * (p - 1 - k) + (v - 1) * p, m * v - 1)
+        starts = np.maximum(starts, forwards.end_s(k, ahead))
+        left = np.maximum(left, backwards.end_s(k, ahead))
+        through = starts + left + (m * v - ahead - 1) * stages_s[k] / v
+        # All forwards run before the first backward: each round trip counts once, not twice.
+        first_trip = starts + backwards.end_s(k, m * v - 1)
+        last_trip = left + forwards.end_s(k, m * v - 1)
+        through = np.where(ahead + 1 >= m * v, np.maximum(first_trip, last_trip), through)
+        longest = np.maximum(longest, through)
+        starts, left = starts + backward[k], left + forward[k]
+    return longest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _RunningAhead:
+    """When passes that run ahead end: sums and maxima of the passes up to, and after, each stage, [p, n]."""
+
+    up_to: FloatArray
+    slowest_up_to: FloatArray
+    slowest_after: FloatArray
+
+    @classmethod
+    def of(cls, passes_s: FloatArray) -> _RunningAhead:
+        after = np.zeros_like(passes_s)
+        after[:-1] = np.maximum.accumulate(passes_s[::-1], axis=0)[::-1][1:]
+        return cls(
+            up_to=np.cumsum(passes_s, axis=0),
+            slowest_up_to=np.maximum.accumulate(passes_s, axis=0),
+            slowest_after=after,
+        )
+
+    def end_s(self, k: int, ahead: IntArray) -> FloatArray:
+        """End of the pass number ``ahead`` (from 0) on stage ``k``; past p − 1 they have gone round all stages."""
+        p = len(self.up_to)
+        direct = self.up_to[k] + ahead * self.slowest_up_to[k]
+        around = self.up_to[-1] + (ahead - p) * self.slowest_after[k] + self.up_to[k]
+        return np.where((ahead >= p) & (k < p - 1), np.maximum(direct, around), direct)
+
+
+def in_flight(
+    schedule: str, *, pipeline_parallel: int, virtual_pipeline_stages: int, stage: int, num_microbatches: IntArray
+) -> FloatArray:
+    """Micro-batches whose activations stage ``stage`` holds at its peak, [n]."""
+    held = SCHEDULES[schedule].in_flight(pipeline_parallel, virtual_pipeline_stages, stage)
+    return np.minimum(held, num_microbatches.astype(np.float64))

@@ -1,0 +1,158 @@
+"""How long does a pipeline schedule take, exactly? The referee of the closed forms in :mod:`.pipeline`.
+
+Operations are nodes of a graph: each waits for the one before it on its stage, a forward for the forward of the chunk
+before (plus the message where that lies on another stage), a backward for the backward of the chunk after, a weight
+gradient for its own backward. The time of a step is the longest path; every start time is the earliest possible.
+
+Two lengths matter. With a flush all stages start the optimizer together: the step takes until the last stage ends.
+Zero-bubble schedules validate the optimizer step afterwards (arXiv:2401.10241, §4), so that stages follow each other
+into the next step: it takes as long as the stage with the longest time from its first to its last operation.
+
+Memory follows from the order alone: a stage holds a chunk's activations from F until the last operation that reads
+them (B, or W where the backward is split).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkTimes:
+    """Seconds of one micro-batch on each chunk.
+
+    Args:
+        forward_s: F of each chunk.
+        input_gradient_s: the part of the backward that earlier chunks wait for.
+        weight_gradient_s: the rest of the backward; runs inside B where the schedule does not split it.
+        message_s: from one stage to another, per direction; the sender goes on working meanwhile.
+    """
+
+    forward_s: Sequence[float]
+    input_gradient_s: Sequence[float]
+    weight_gradient_s: Sequence[float]
+    message_s: float = 0.0
+
+    def of(self, op: Op, *, contains_weights: bool) -> float:
+        """Seconds of one operation."""
+        if op.kind == FORWARD:
+            return self.forward_s[op.chunk]
+        if op.kind == WEIGHT:
+            return self.weight_gradient_s[op.chunk]
+        rest = self.weight_gradient_s[op.chunk] if contains_weights else 0.0
+        return self.input_gradient_s[op.chunk] + rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One operation in time."""
+
+    op: Op
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulated:
+    """A schedule in time.
+
+    Args:
+        stages: operations of each stage, in order.
+        peak_in_flight: most activations that each stage holds at once, in whole-stage micro-batches.
+    """
+
+    stages: tuple[tuple[Span, ...], ...]
+    peak_in_flight: tuple[float, ...]
+
+    @property
+    def flushed_s(self) -> float:
+        """Seconds of a step that ends on all stages together."""
+        return max(spans[-1].end_s for spans in self.stages)
+
+    @property
+    def unflushed_s(self) -> float:
+        """Seconds of a step whose stages go on into the next one."""
+        return max(spans[-1].end_s - spans[0].start_s for spans in self.stages)
+
+    @property
+    def idle_s(self) -> tuple[float, ...]:
+        """Seconds that each stage does not work until the flush."""
+        end = self.flushed_s
+        return tuple(end - sum(span.end_s - span.start_s for span in spans) for spans in self.stages)
+
+
+def simulate(order: PipelineOrder, times: ChunkTimes) -> Simulated:
+    """Run every operation as early as its order and its inputs allow.
+
+    Raises:
+        ValueError: the order waits for itself.
+    """
+    waits_for = _inputs(order)
+    end: dict[Op, float] = {}
+    spans: list[list[Span]] = [[] for _ in order.stages]
+    clock = [0.0] * len(order.stages)
+    open_stages = set(range(len(order.stages)))
+    while open_stages:
+        moved = False
+        for stage in sorted(open_stages):
+            ops, done = order.stages[stage], spans[stage]
+            while len(done) < len(ops):
+                together = ops[len(done) : len(done) + (2 if ops[len(done)] in order.paired else 1)]
+                sources = [(waits_for(op), op) for op in together]
+                if any(source is not None and source not in end for source, _ in sources):
+                    break
+                ready = [end[source] + _message_s(order, source, op, times) for source, op in sources if source]
+                clock[stage] = max(clock[stage], *ready) if ready else clock[stage]
+                for op in together:
+                    start = clock[stage]
+                    clock[stage] = start + times.of(op, contains_weights=order.contains_weights(op))
+                    done.append(Span(op=op, start_s=start, end_s=clock[stage]))
+                end.update(dict.fromkeys(together, clock[stage]))
+                moved = True
+            if len(done) == len(ops):
+                open_stages.discard(stage)
+        if not moved:
+            stuck = {stage: order.stages[stage][len(spans[stage])] for stage in sorted(open_stages)}
+            raise ValueError(f"the schedule waits for itself: stages are stuck at {stuck}")
+    return Simulated(stages=tuple(tuple(row) for row in spans), peak_in_flight=peak_in_flight(order))
+
+
+def _inputs(order: PipelineOrder) -> Callable[[Op], Op | None]:
+    before: dict[int, int | None] = {}
+    after: dict[int, int | None] = {}
+    for path in order.paths:
+        for earlier, chunk, later in zip((None, *path), path, (*path[1:], None), strict=False):
+            before[chunk], after[chunk] = earlier, later
+
+    def waits_for(op: Op) -> Op | None:
+        """The operation whose result ``op`` needs, None at the start of a path."""
+        if op.kind == WEIGHT:
+            return Op(BACKWARD, op.chunk, op.microbatch)
+        if op.kind == FORWARD:
+            earlier = before[op.chunk]
+            return None if earlier is None else Op(FORWARD, earlier, op.microbatch)
+        later = after[op.chunk]
+        return Op(FORWARD, op.chunk, op.microbatch) if later is None else Op(BACKWARD, later, op.microbatch)
+
+    return waits_for
+
+
+def _message_s(order: PipelineOrder, source: Op, target: Op, times: ChunkTimes) -> float:
+    same = order.stage_of_chunk[source.chunk] == order.stage_of_chunk[target.chunk]
+    return 0.0 if same else times.message_s
+
+
+def peak_in_flight(order: PipelineOrder) -> tuple[float, ...]:
+    """Most activations that each stage holds at once, in whole-stage micro-batches."""
+    peaks = []
+    for ops in order.stages:
+        held = most = 0
+        for op in ops:
+            frees = op.kind == WEIGHT or (op.kind == BACKWARD and order.contains_weights(op))
+            held += (op.kind == FORWARD) - frees
+            most = max(most, held + frees)
+        peaks.append(most * order.chunk_share)
+    return tuple(peaks)

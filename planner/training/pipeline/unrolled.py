@@ -1,0 +1,195 @@
+"""Pipelines without a closed form: their order run through, operation by operation, for many candidates at once.
+
+m·max t + β·(Σ t − max t) is exact for stages that are alike and too long otherwise, because a slow stage hides the
+bubbles of the others; and the bubble of V-Min or of waves grows with m where F, B and W differ. Here the order
+(:mod:`.orders`) is run over columns of candidates (longest path, as in :mod:`.simulation`). Of many micro-batches only
+k are run:
+
+    T(m) = T(k) + (m − k)·d,    k = min(m, ROUNDS·p)
+
+Written orders repeat with every micro-batch and their slowest stage never waits, d = max t. Searched orders may make it
+wait: k is at least :data:`SEARCHED_MICROBATCHES`, and d is what a micro-batch took in the middle of the run, on its way
+out of the pipeline.
+
+Without the flush (zero-bubble schedules: stages follow each other into the next step) a step takes as long as the stage
+with the longest time from its first to its last operation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from meshplan.planner.training.estimator.candidates import FloatArray, IntArray
+from meshplan.planner.training.pipeline.list_scheduling import Nominal
+from meshplan.planner.training.pipeline.lookup import UNFLUSHED, pipeline_order
+from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder
+
+# From here on a micro-batch more adds max t: exact where one stage is clearly the slowest; where another is nearly as
+# slow, that one may rule for longer, and the time is up to 1 % too long (tests hold both, over random stage times).
+ROUNDS = 3
+# DualPipeV's stages settle later: with three rounds, 1 in 40 random cases is 1.1 % too long.
+DUALPIPE_V_ROUNDS = 4
+# Micro-batches of a searched order that are run, more where ROUNDS · p are: fewer miss how fast it settles.
+SEARCHED_MICROBATCHES = 128
+SEARCHED = frozenset({"v-half", "v-min", "hanayo", "dualpipe"})
+# More stages take a second and more of NumPy for a batch of candidates; they keep the upper bound.
+MOST_STAGES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkColumns:
+    """Seconds of one micro-batch on each model chunk, [chunks, n].
+
+    Args:
+        forward_s: F.
+        input_gradient_s: the part of the backward that earlier chunks wait for.
+        weight_gradient_s: the rest of it.
+    """
+
+    forward_s: FloatArray
+    input_gradient_s: FloatArray
+    weight_gradient_s: FloatArray
+
+
+class _Step(NamedTuple):
+    """One operation, or two that run as one.
+
+    Args:
+        stage: where.
+        passes: rows of :func:`_seconds` that it takes, one after the other.
+        waits_for: numbers of the results of other stages that it needs.
+        results: numbers of its own results that other stages wait for, each once.
+        leaves: the micro-batch has left the pipeline after it.
+    """
+
+    stage: int
+    passes: tuple[int, ...]
+    waits_for: tuple[int, ...]
+    results: tuple[int, ...]
+    leaves: bool
+
+
+def run_through_s(schedule: str, p: int, v: int, times: ChunkColumns, m: IntArray, nominal: Nominal) -> FloatArray:
+    """Seconds of a step, [n].
+
+    Args:
+        schedule: see :func:`~meshplan.planner.training.pipeline.lookup.pipeline_order`.
+        p: stages.
+        v: chunks a stage.
+        times: of each chunk.
+        m: micro-batches, [n].
+        nominal: parts of a micro-batch by which a searched order is chosen.
+    """
+    rounds = DUALPIPE_V_ROUNDS if schedule == "dualpipe-v" else ROUNDS
+    few = np.minimum(m, max(rounds * p, SEARCHED_MICROBATCHES if schedule in SEARCHED else 0))
+    seconds = np.zeros(times.forward_s.shape[1:])
+    slowest = np.zeros_like(seconds)
+    for count in np.unique(few).tolist():
+        rows = few == count
+        order = pipeline_order(schedule, p, v, int(count), nominal=nominal)
+        parts = ChunkColumns(
+            forward_s=times.forward_s[:, rows],
+            input_gradient_s=times.input_gradient_s[:, rows],
+            weight_gradient_s=times.weight_gradient_s[:, rows],
+        )
+        seconds[rows], settled = _run(order, _steps(schedule, p, v, int(count), nominal), parts, schedule)
+        slowest[rows] = _slowest_s(order, parts)
+        if schedule in SEARCHED:
+            slowest[rows] = np.maximum(slowest[rows], settled)
+    return seconds + (m - few) * slowest
+
+
+def _slowest_s(order: PipelineOrder, times: ChunkColumns) -> FloatArray:
+    """Work of the busiest stage for one micro-batch, [n]; every path takes its share of the micro-batches."""
+    chunks = times.forward_s + times.input_gradient_s + times.weight_gradient_s
+    stages = np.zeros((len(order.stages), *chunks.shape[1:]))
+    for chunk, stage in enumerate(order.stage_of_chunk):
+        stages[stage] += chunks[chunk]
+    return stages.max(axis=0) / len(order.paths)
+
+
+def _run(
+    order: PipelineOrder, steps: tuple[_Step, ...], times: ChunkColumns, schedule: str
+) -> tuple[FloatArray, FloatArray]:
+    """Seconds of the whole run, and what a micro-batch took in the middle of it, [n] each."""
+    p, m = len(order.stages), len(order.path_of_microbatch)
+    seconds = _seconds(times)
+    clock = [np.zeros(times.forward_s.shape[1:])] * p
+    end: dict[int, FloatArray] = {}
+    left: list[FloatArray] = []
+    for stage, passes, waits_for, results, leaves in steps:
+        now = clock[stage]
+        for source in waits_for:
+            now = np.maximum(now, end.pop(source))
+        for row in passes:
+            now = now + seconds[row]
+        clock[stage] = now
+        for result in results:
+            end[result] = now
+        if leaves:
+            left.append(now)
+    gone, (first, last) = np.sort(left, axis=0), (m // 2, m - 1 - m // 4)
+    settled = (gone[last] - gone[first]) / max(last - first, 1)
+    if schedule not in UNFLUSHED:
+        return np.max(clock, axis=0), settled
+    begin = np.cumsum(times.forward_s[:p], axis=0) - times.forward_s[:p]
+    return (np.stack(clock) - begin).max(axis=0), settled
+
+
+def _seconds(times: ChunkColumns) -> list[FloatArray]:
+    """F, B, W and the whole backward of each chunk, chunk by chunk, [n] each."""
+    whole = times.input_gradient_s + times.weight_gradient_s
+    kinds = np.stack([times.forward_s, times.input_gradient_s, times.weight_gradient_s, whole], axis=1)
+    return list(kinds.reshape(-1, *kinds.shape[2:]))
+
+
+def _row(order: PipelineOrder, op: Op) -> int:
+    """Row of :func:`_seconds` that an operation takes."""
+    kind = 0 if op.kind == FORWARD else 2 if op.kind == WEIGHT else 3 if order.contains_weights(op) else 1
+    return 4 * op.chunk + kind
+
+
+@cache
+def _steps(schedule: str, p: int, v: int, m: int, nominal: Nominal) -> tuple[_Step, ...]:
+    """The order as one list in which every input comes first."""
+    order = pipeline_order(schedule, p, v, m, nominal=nominal)
+    before = {there: here for path in order.paths for here, there in itertools.pairwise(path)}
+    after = {here: there for there, here in before.items()}
+    number_of: dict[Op, int] = {}
+    listed: list[_Step] = []
+    place = [0] * p
+    while any(place[stage] < len(ops) for stage, ops in enumerate(order.stages)):
+        known = len(listed)
+        for stage, ops in enumerate(order.stages):
+            while place[stage] < len(ops):
+                together = ops[place[stage] : place[stage] + (2 if ops[place[stage]] in order.paired else 1)]
+                sources = [source for op in together if (source := _source(op, before, after)) is not None]
+                if any(source not in number_of for source in sources):
+                    break
+                for op in together:
+                    number_of[op] = len(number_of)
+                far = [source for source in sources if order.stage_of_chunk[source.chunk] != stage]
+                step = _Step(
+                    stage=stage,
+                    passes=tuple(_row(order, op) for op in together),
+                    waits_for=tuple(number_of[source] for source in far),
+                    results=tuple(number_of[op] for op in together),
+                    leaves=any(op.kind == BACKWARD and op.chunk not in before for op in together),
+                )
+                listed.append(step)
+                place[stage] += len(together)
+        if len(listed) == known:
+            raise ValueError(f"{schedule}: the order of {p} stages and {m} micro-batches waits for itself")
+    awaited = {source for step in listed for source in step.waits_for}
+    return tuple(step._replace(results=tuple(awaited.intersection(step.results))) for step in listed)
+
+
+def _source(op: Op, before: dict[int, int], after: dict[int, int]) -> Op | None:
+    """What an operation waits for besides its own chunk's earlier passes."""
+    neighbour = before.get(op.chunk) if op.kind == FORWARD else after.get(op.chunk) if op.kind == BACKWARD else None
+    return None if neighbour is None else op._replace(chunk=neighbour)

@@ -1,0 +1,325 @@
+"""From a solved training problem to the plan that is stored, shown and launched."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from importlib.metadata import version
+from typing import Any
+
+import numpy as np
+
+from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.plan import Interval, Plan
+from meshplan.planner.training.alternatives import Alternative
+from meshplan.planner.training.estimator.compute import gemm_curve, peak_flops_per_s
+from meshplan.planner.training.estimator.priced import Priced, StageBytes
+from meshplan.planner.training.pipeline.closed_forms import SCHEDULES
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.resolve import Resolved
+from meshplan.planner.training.search.mapping_report import mapping_document, rank_table
+from meshplan.planner.training.search.rank_placement import Placement
+from meshplan.planner.training.search.report import ScoredConfig, SearchReport
+from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
+
+SECONDS_PER_HOUR = 3600.0
+# Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
+# is at stake, a few per cent to a fifth of a step, may be missed altogether.
+UNMEASURED_SCHEDULE_ERROR = 0.15
+# Values of one illegal choice that are listed by name; the others are counted.
+LISTED_EXAMPLES = 6
+
+
+def config_document(config: TrainingConfig) -> dict[str, Any]:
+    """The choices as plain JSON."""
+    return {**config.choices, "layers_per_chunk": list(config.layers_per_chunk), "world_size": config.world_size}
+
+
+def config_from_document(document: Mapping[str, Any]) -> TrainingConfig:
+    """Read back what :func:`config_document` wrote."""
+    values = {key: value for key, value in document.items() if key != "world_size"}
+    return TrainingConfig(**{**values, "layers_per_chunk": tuple(values["layers_per_chunk"])})
+
+
+def time_interval(
+    problem: TrainingProblem, value: float, *, schedule: str = "none", unmeasured_share: float = 0.0
+) -> Interval:
+    """A time or a rate with the calibration's held-out 90th percentile of error as a factor either way.
+
+    A pipeline schedule without measured runs adds :data:`UNMEASURED_SCHEDULE_ERROR`, a part of the step that nobody
+    measured (``unmeasured_share`` of it) adds itself: it may take twice as long.
+    """
+    spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
+    if not SCHEDULES[schedule].validated:
+        spread += UNMEASURED_SCHEDULE_ERROR
+    spread += unmeasured_share
+    return Interval(value=value, low=value / spread, high=value * spread)
+
+
+def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
+    """Every metric that a plan promises, with its interval."""
+    problem, config = resolved.problem, priced.config
+    devices = config.world_size
+    tokens_per_s = problem.workload.tokens_per_step / priced.step_s
+    model_rate = priced.model_flops / priced.step_s / devices
+    peak = peak_flops_per_s(problem.machine.device, problem.workload.precision)
+    times: dict[str, float] = {
+        "iteration_s": priced.step_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_device": tokens_per_s / devices,
+        "samples_per_s": problem.workload.global_batch_size / priced.step_s,
+        "model_flops_per_s_per_device": model_rate,
+        "mfu": model_rate / peak,
+        "hfu": model_rate * (1.0 + priced.recompute_flops_share) / peak,
+    }
+    steps, price = problem.num_steps, problem.machine.usd_per_hour_per_device
+    if steps is not None:
+        times["run_time_s"] = priced.step_s * steps
+        if price is not None:
+            times["usd_per_run"] = priced.step_s * steps * price * devices / SECONDS_PER_HOUR
+    if problem.machine.device.tdp_w is not None:
+        times["energy_j_per_step"] = priced.step_s * devices * problem.machine.device.tdp_w
+    unmeasured = unmeasured_share(problem, priced)
+    metrics = {
+        name: time_interval(problem, value, schedule=config.pipeline_schedule, unmeasured_share=unmeasured)
+        for name, value in times.items()
+    }
+    metrics["peak_memory_bytes"] = Interval(
+        value=priced.typical_bytes, low=priced.typical_bytes * 0.9, high=priced.safe_bytes
+    )
+    if price is not None:
+        metrics["usd_per_hour"] = Interval(value=price * devices, low=price * devices, high=price * devices)
+    return metrics
+
+
+def memory_table(problem: TrainingProblem, priced: Priced) -> dict[str, Any]:
+    """Bytes per rank: the worst stage and every distinct one, by component, typical and safe."""
+    return {
+        "device_memory_bytes": problem.machine.device.memory_bytes,
+        "limit_bytes": problem.limits.memory_bytes,
+        "worst": _stage_row(priced.worst_stage),
+        "stages": [_stage_row(stage) for stage in priced.stages],
+    }
+
+
+def _stage_row(stage: StageBytes) -> dict[str, Any]:
+    return {
+        "first_stage": stage.first_stage,
+        "num_stages": stage.num_stages,
+        "num_layers": stage.num_layers,
+        **{f"{name}_bytes": value for name, value in stage.components.items()},
+        "typical_bytes": stage.typical_bytes,
+        "safe_bytes": stage.safe_bytes,
+        **({"host_bytes": stage.host_bytes} if stage.host_bytes else {}),
+        **({"nvme_bytes": stage.nvme_bytes} if stage.nvme_bytes else {}),
+    }
+
+
+def evidence_of(problem: TrainingProblem, term: str, *, optimizer_offload: bool = False) -> EvidenceLevel:
+    """How well the rate behind a part of the step is known."""
+    if term == "activation offload" or (term == "optimizer step" and optimizer_offload):
+        return EvidenceLevel.ASSUMED
+    products = {"matrix products", "experts", "recompute", "embedding, LM head and loss"}
+    if term in products:
+        fitted = gemm_curve(problem.machine.device, problem.workload.precision).is_fitted
+        return EvidenceLevel.FITTED if fitted else EvidenceLevel.DATASHEET
+    if "communication" in term or "messages" in term:
+        return problem.machine.link_level
+    return EvidenceLevel.FITTED if problem.calibration.num_runs else EvidenceLevel.ASSUMED
+
+
+def breakdown(problem: TrainingProblem, priced: Priced) -> tuple[dict[str, Any], ...]:
+    """Where the step's time goes, largest first; parts that are zero are left out."""
+    rows = sorted(priced.breakdown_s.items(), key=lambda item: (-item[1], item[0]))
+    return tuple(
+        {
+            "name": name,
+            "seconds": seconds,
+            "share": seconds / priced.step_s,
+            "evidence": evidence_of(problem, name, optimizer_offload=priced.config.optimizer_offload).value,
+        }
+        for name, seconds in rows
+        if seconds > 0.0
+    )
+
+
+def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
+    """What the numbers rest on, and the share of the time at each level of evidence."""
+    problem = resolved.problem
+    shares: dict[str, float] = {}
+    for row in breakdown(problem, priced):
+        shares[row["evidence"]] = shares.get(row["evidence"], 0.0) + row["share"]
+    calibration = problem.calibration
+    return {
+        "share_of_time_by_evidence": shares,
+        "calibration": {
+            "framework": calibration.framework,
+            "architecture": calibration.architecture,
+            "num_runs": calibration.num_runs,
+            "time_error_p90": calibration.error_p90(is_moe=problem.shape.moe is not None),
+            "source": calibration.source,
+            "date": calibration.date,
+        },
+        **_not_validated(problem, priced),
+        "sources": dict(resolved.sources),
+        "model": plain(problem.shape),
+    }
+
+
+def _not_validated(problem: TrainingProblem, priced: Priced) -> dict[str, list[str]]:
+    """What the plan uses that no measured run has confirmed; empty where there is nothing."""
+    said = [entry.what for entry in unconfirmed(problem, priced)]
+    return {"not_validated": said} if said else {}
+
+
+def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
+    """The best candidates, the chosen one first; equals that differ in a label only stand once."""
+    rows: list[dict[str, Any]] = []
+    seen: set[tuple[float, int]] = set()
+    for scored in best:
+        key = (round(scored.step_s, 12), round(scored.safe_bytes))
+        if key in seen:
+            continue
+        seen.add(key)
+        rows.append(
+            {
+                "name": "chosen" if not rows else f"rank {len(rows) + 1}",
+                "config": config_document(scored.config),
+                "iteration_s": scored.step_s,
+                "safe_bytes": scored.safe_bytes,
+                "chosen": not rows,
+            }
+        )
+    return rows[:top]
+
+
+def alternative_rows(chosen: Priced, found: Iterable[Alternative]) -> list[dict[str, Any]]:
+    """The well-known other choices as plain JSON."""
+    return [
+        {
+            "name": other.name,
+            "choices": dict(other.choices),
+            "config": None if other.priced is None else config_document(other.priced.config),
+            "iteration_s": None if other.priced is None else other.priced.step_s,
+            "safe_bytes": None if other.priced is None else other.priced.safe_bytes,
+            "slower_by": None if other.priced is None else other.priced.step_s / chosen.step_s - 1.0,
+            "reason": other.reason,
+        }
+        for other in found
+    ]
+
+
+def rejected_rows(report: SearchReport) -> list[dict[str, Any]]:
+    """Reason → how many, with an example or the nearest miss."""
+    rows: list[dict[str, Any]] = []
+    for name, count in report.over_limit.items():
+        excess, config = report.nearest_miss[name]
+        rows.append(
+            {
+                "reason": f"over the limit: {name}",
+                "count": count,
+                "nearest_miss": excess,
+                "example": config_document(config),
+            }
+        )
+    for message, count in report.refused.most_common():
+        rows.append({"reason": message, "count": count, "example": None})
+    for message, values in report.illegal.items():
+        if values:
+            rows.append({"reason": message, "count": len(values), "example": ", ".join(values[:LISTED_EXAMPLES])})
+    rows.append({"reason": "cannot beat the best found (bound)", "count": report.ruled_out, "example": None})
+    return rows
+
+
+def catalog_content(resolved: Resolved) -> dict[str, Any]:
+    """Every catalog entry that an answer rests on, as plain JSON; its digest is the plan's ``catalog_digest``."""
+    problem = resolved.problem
+    return {
+        "cluster": plain(resolved.cluster),
+        "network": network_content(problem.machine),
+        "model": plain(problem.shape),
+        "price": plain(resolved.price),
+        "calibration": problem.calibration.to_document(),
+        "rules": {"name": problem.rules.name, "version": problem.rules.version},
+    }
+
+
+def network_content(machine: Machine) -> list[Any]:
+    """The usual link and, where links differ, a digest of all of them."""
+    usual: list[Any] = [machine.scale_out_bytes_per_s, machine.scale_out_latency_s]
+    network = machine.network
+    if network is None:
+        return usual
+    parts = [network.bytes_per_s, network.latency_s, np.array(network.usable)]
+    for trunk in network.trunks:
+        parts += [trunk.senders, trunk.receivers, np.array(trunk.bytes_per_s)]
+    return [*usual, hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()]
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums, tuples and mappings as what JSON knows."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
+    """Read back the model that a plan carries in its provenance (what :func:`plain` made of it)."""
+    values = dict(document)
+    latent, experts = values["latent"], values["moe"]
+    return ModelShape(
+        **{
+            **values,
+            "attention": AttentionKind(values["attention"]),
+            "latent": None if latent is None else LatentAttention(**latent),
+            "moe": None
+            if experts is None
+            else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
+            "sliding_windows": tuple(values["sliding_windows"]),
+        }
+    )
+
+
+def make_training_plan(
+    resolved: Resolved,
+    priced: Priced,
+    *,
+    solution: Mapping[str, Any],
+    alternatives: tuple[Mapping[str, Any], ...],
+    rejected: tuple[Mapping[str, Any], ...],
+    kind: str,
+    spec: Mapping[str, Any],
+    spec_digest: str,
+    catalog_digest: str,
+    placement: Placement | None = None,
+) -> Plan:
+    """Put the parts of a training plan together; ``resolved`` prices under the placement, where there is one."""
+    order = None if placement is None else placement.order
+    return Plan(
+        kind=kind,
+        spec=spec,
+        spec_digest=spec_digest,
+        catalog_digest=catalog_digest,
+        config=config_document(priced.config),
+        predicted=predicted(resolved, priced),
+        solution=solution,
+        rank_table=rank_table(resolved.problem.machine, priced.config, order),
+        mapping=None
+        if placement is None
+        else mapping_document(resolved.problem, priced.config, placement, resolved.hosts),
+        memory=memory_table(resolved.problem, priced),
+        breakdown=breakdown(resolved.problem, priced),
+        provenance={"meshplan": version("meshplan"), **provenance(resolved, priced)},
+        alternatives=alternatives,
+        rejected=rejected,
+    )

@@ -1,0 +1,1 @@
+"""The question: spec, choices, frameworks and their rules."""

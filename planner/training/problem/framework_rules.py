@@ -1,0 +1,104 @@
+"""What a training framework's own rules allow, beyond what the mathematics of parallelism asks.
+
+Each rule is a named predicate over a model and the columns of a training configuration (the fields of
+:class:`~meshplan.planner.training.problem.problem.TrainingConfig`). The predicates use only ``% == <= & |``, so
+``config`` may be one configuration or a struct of NumPy arrays with the same field names: the enumeration filters whole
+batches with the very rules that the emitters check one plan against.
+A rule is listed only where the framework was seen to refuse, or where its source raises at run time although its
+parser accepts (``stage``). tests/conformance/megatron holds them against the framework itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshplan.catalogs.models.shapes import ModelShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LegalityRule:
+    """One condition that a framework puts on a training configuration.
+
+    Args:
+        name: short, stable; rejected candidates are counted under it.
+        holds: (model, configuration or columns) → whether it is met, element-wise.
+        message: what is asked for, in our vocabulary.
+        stage: where the framework notices: ``parser``, ``process groups`` or ``run time``.
+        source: file of the framework and version.
+        about: choices that alone can break it: while they are at their defaults it need not be asked.
+    """
+
+    name: str
+    holds: Callable[[ModelShape, Any], Any]
+    message: str
+    stage: str
+    source: str
+    about: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameworkRules:
+    """A training framework as the planner sees it.
+
+    Args:
+        name: as in ``constraints.target`` of a spec.
+        version: the release that the rules were checked against.
+        rules: every rule that can refuse a configuration.
+        rank_orders: parallel dimensions from the fastest-varying to the slowest, the default first.
+        uneven_layers: stages may hold different numbers of layers.
+        pipeline_schedules: what it can run, as named in
+            :data:`meshplan.planner.training.pipeline.closed_forms.SCHEDULES`.
+        shards_over_context_parallel: sharded states are split over data × context parallel devices, not data alone.
+        vocab_multiple_per_tensor_parallel: the vocabulary is padded to this multiple × tensor_parallel.
+        notes: traps that no rule expresses.
+        recompute_modes: what ``activation_recompute`` may be.
+        precisions: of matrix products.
+        sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no word for it.
+        quantised_weights: frozen weights may lie in four bits.
+    """
+
+    name: str
+    version: str
+    rules: tuple[LegalityRule, ...]
+    rank_orders: tuple[tuple[str, ...], ...]
+    uneven_layers: bool
+    pipeline_schedules: tuple[str, ...]
+    shards_over_context_parallel: bool
+    vocab_multiple_per_tensor_parallel: int
+    notes: tuple[str, ...] = ()
+    recompute_modes: tuple[str, ...] = ("none", "selective", "full")
+    precisions: tuple[str, ...] = ("bf16", "fp16", "fp8")
+    sequence_parallel: bool = True
+    quantised_weights: bool = False
+
+    def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
+        """The rules that ONE configuration breaks; empty when the framework takes it."""
+        return tuple(rule for rule in self.rules if not rule.holds(shape, config))
+
+    def padded_vocab_size(self, vocab_size: int, tensor_parallel: int) -> int:
+        """Rows of the embedding and of the LM head as the framework allocates them."""
+        multiple = self.vocab_multiple_per_tensor_parallel * tensor_parallel
+        return -(-vocab_size // multiple) * multiple
+
+
+def rank_coordinates(order: Sequence[str], sizes: Sequence[int], rank: int) -> dict[str, int]:
+    """Position of ``rank`` in each dimension of ``order`` (fastest-varying first).
+
+    >>> rank_coordinates(("tensor", "data"), (4, 2), 6)
+    {'tensor': 2, 'data': 1}
+    """
+    coordinates = {}
+    for dimension, size in zip(order, sizes, strict=True):
+        rank, coordinates[dimension] = divmod(rank, size)
+    return coordinates
+
+
+def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
+    """The framework where tokens travel beside the compute of another micro-batch: layers are not computed again.
+
+    Source: megatron-core 0.19.2, core/transformer/transformer_config.py.
+    """
+    left = tuple(mode for mode in rules.recompute_modes if mode in ("none", "selective"))
+    return replace(rules, recompute_modes=left)

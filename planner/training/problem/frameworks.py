@@ -1,0 +1,14 @@
+"""The frameworks that ``constraints.target`` of a spec may name."""
+
+from __future__ import annotations
+
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
+
+FRAMEWORKS = {rules.name: rules for rules in (MEGATRON, TORCHTITAN, DEEPSPEED, ACCELERATE, ANY_FRAMEWORK)}
+
+
+def framework_rules(name: str) -> FrameworkRules | None:
+    """Rules of the framework ``name``; None where none are known, so that nothing is invented."""
+    return FRAMEWORKS.get(name)

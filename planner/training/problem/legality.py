@@ -1,0 +1,289 @@
+"""Predicates over the choices of a training configuration, and the rules that several frameworks share.
+
+A predicate takes a model and one configuration, or columns of many (:mod:`.frameworks`); a function whose name ends in
+``rule`` makes the rule of one framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.planner.training.problem.framework_rules import LegalityRule
+from meshplan.planner.training.problem.switches import ALL_TO_ALL
+
+ZERO_3 = 3
+
+
+def kv_heads(shape: ModelShape, config: Any) -> Any:
+    """Key/value heads are dealt or copied whole over the tensor-parallel devices."""
+    if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
+        return config.tensor_parallel >= 1
+    heads = shape.num_key_value_heads
+    return (heads % config.tensor_parallel == 0) | (config.tensor_parallel % heads == 0)
+
+
+def mlp_width(shape: ModelShape, config: Any) -> Any:
+    """Dense and shared MLPs are split evenly over the tensor-parallel devices."""
+    has_dense = shape.moe is None or not all(shape.moe.moe_layers)
+    width = shape.intermediate_size if has_dense else 0
+    shared = 0 if shape.moe is None else shape.moe.shared_intermediate_size
+    return (width % config.tensor_parallel == 0) & (shared % config.tensor_parallel == 0)
+
+
+def expert_width(shape: ModelShape, config: Any) -> Any:
+    """Each expert is split evenly over its tensor-parallel devices."""
+    width = 0 if shape.moe is None else shape.moe.expert_intermediate_size
+    return width % config.expert_tensor_parallel == 0
+
+
+def experts(shape: ModelShape, config: Any) -> Any:
+    """Experts are dealt evenly; a dense model has none to deal."""
+    if shape.moe is None:
+        return (config.expert_parallel == 1) & (config.expert_tensor_parallel >= 1)
+    return shape.moe.num_experts % config.expert_parallel == 0
+
+
+def expert_groups(shape: ModelShape, config: Any) -> Any:
+    """Expert groups divide the devices of one pipeline stage."""
+    if shape.moe is None:
+        return config.tensor_parallel >= 1
+    stage = config.tensor_parallel * config.context_parallel * config.data_parallel
+    return stage % (config.expert_parallel * config.expert_tensor_parallel) == 0
+
+
+def expert_bias(shape: ModelShape, config: Any) -> Any:
+    """Experts with biases are whole."""
+    biased = shape.moe is not None and shape.moe.expert_bias
+    return (config.expert_tensor_parallel == 1) | (not biased)
+
+
+def shard_groups(shape: ModelShape, config: Any) -> Any:
+    """The groups, data_parallel / data_parallel_shard of them, also divide the replicas of the experts."""
+    whole = config.data_parallel % config.data_parallel_shard == 0
+    if shape.moe is not None:
+        stage = config.tensor_parallel * config.context_parallel * config.data_parallel
+        replicas = stage // (config.expert_parallel * config.expert_tensor_parallel)
+        # replicas % groups == 0, without dividing by the number of groups (which may be 0 in an illegal column)
+        whole = whole & (replicas * config.data_parallel_shard % config.data_parallel == 0)
+    return whole | (config.zero_stage == 0)
+
+
+def sequence(shape: ModelShape, config: Any) -> Any:
+    """Each part of a sequence is split evenly over the tensor-parallel devices."""
+    per_device = config.sequence_length // config.context_parallel
+    split_evenly = per_device % config.tensor_parallel == 0
+    return split_evenly | np.logical_not(config.sequence_parallel)
+
+
+def moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
+    """Experts beside tensor parallelism need split sequences."""
+    return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
+
+
+STYLE = ("context_parallel_style", "context_parallel_heads")
+
+
+def head_exchange(config: Any) -> Any:
+    """Ranks of a context-parallel group that exchange heads for tokens; 1 in a ring."""
+    whole = config.context_parallel_style == "all-to-all"
+    if isinstance(whole, bool):  # one style for all rows
+        return config.context_parallel if whole else config.context_parallel_heads
+    return np.where(whole, config.context_parallel, config.context_parallel_heads)
+
+
+def query_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    """Query heads are dealt evenly over tensor parallelism and the exchange."""
+    return shape.num_attention_heads % (config.tensor_parallel * head_exchange(config)) == 0
+
+
+def kv_heads_exchange(shape: ModelShape, config: Any) -> Any:
+    """Key/value heads divide, or are copied whole; those of latent attention are as many as the queries'."""
+    if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
+        return config.tensor_parallel >= 1
+    heads, ranks = shape.num_key_value_heads, config.tensor_parallel * head_exchange(config)
+    return (heads % ranks == 0) | (ranks % heads == 0) | (head_exchange(config) == 1)
+
+
+def two_dimensions(_: ModelShape, config: Any) -> Any:
+    """Heads are exchanged by a proper part of the group in the two-dimensional style, and by no part otherwise."""
+    both, heads = config.context_parallel_style == "all-to-all+ring", config.context_parallel_heads
+    inside = (config.context_parallel % heads == 0) & (heads > 1) & (heads < config.context_parallel)
+    return (inside & both) | ((heads == 1) & np.logical_not(both))
+
+
+def context_style_rule(framework: str, known: Sequence[str], source: str) -> LegalityRule:
+    """The framework has words for these ways of context parallelism only."""
+    return LegalityRule(
+        name=f"{framework}_context_parallel_styles",
+        holds=lambda _, config: (config.context_parallel == 1) | np.isin(config.context_parallel_style, known),
+        message=f"context_parallel_style must be {' or '.join(known)}",
+        stage="parser",
+        source=source,
+        about=STYLE,
+    )
+
+
+def whole_kv_heads(shape: ModelShape, config: Any) -> Any:
+    """Transformer Engine copies no key/value heads for the exchange; below tensor_parallel heads Megatron has one."""
+    heads = np.maximum(shape.num_key_value_heads // config.tensor_parallel, 1)
+    return (heads % head_exchange(config) == 0) | (shape.attention is AttentionKind.MULTI_HEAD_LATENT)
+
+
+def latent_exchange(shape: ModelShape, config: Any) -> Any:
+    """Latent attention exchanges neither heads nor gathers its sequence."""
+    is_latent = shape.attention is AttentionKind.MULTI_HEAD_LATENT
+    style = config.context_parallel_style
+    return (config.context_parallel == 1) | (not is_latent) | ((style != "all-to-all") & (style != "all-gather"))
+
+
+def windows(shape: ModelShape, config: Any) -> Any:
+    """Sliding windows see whole sequences."""
+    style = config.context_parallel_style
+    whole = (style == "all-to-all") | (style == "all-gather") | (config.context_parallel == 1)
+    return whole | all(window is None for window in shape.sliding_windows)
+
+
+def needs_full_sharding(_: ModelShape, config: Any) -> Any:
+    """Hierarchies of shards need zero_stage 3."""
+    asked = (config.zero_hpz_partition_size > 1) | (config.outer_zero_stage > 0) | (config.gathered_num_layers > 0)
+    return np.logical_not(asked) | (config.zero_stage == ZERO_3)
+
+
+def second_copies(shape: ModelShape, config: Any) -> Any:
+    """The neighbours that hold a second copy divide the ranks that share the first one, and are fewer."""
+    size, ranks = config.zero_hpz_partition_size, config.data_parallel_shard * config.context_parallel
+    fits = (ranks % size == 0) & (size < ranks)
+    if shape.moe is not None:
+        block, spread = size * config.tensor_parallel, config.expert_parallel * config.expert_tensor_parallel
+        fits = fits & ((block % spread == 0) | (spread % block == 0))
+    return fits | (size == 1)
+
+
+def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for a way to shard states: it stays at its default."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{name}",
+        holds=lambda _, config: getattr(config, name) == usual,
+        message=f"{name} must be {usual}: {reason}",
+        stage="parser",
+        source=source,
+        about=(name,),
+    )
+
+
+def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
+    """Optimizer states off the device need one of ``zero_stages``."""
+    return LegalityRule(
+        name=f"{framework}_optimizer_offload",
+        holds=lambda _, config: np.logical_not(config.optimizer_offload) | np.isin(config.zero_stage, zero_stages),
+        message=f"optimizer_offload needs zero_stage {' or '.join(map(str, zero_stages))}",
+        stage="parser",
+        source=source,
+    )
+
+
+def joint_offload_rule(framework: str, source: str) -> LegalityRule:
+    """One switch moves parameters, gradients and optimizer states together."""
+    return LegalityRule(
+        name=f"{framework}_offloads_all_states",
+        holds=lambda _, config: np.equal(config.optimizer_offload, config.parameter_offload),
+        message=f"{framework} offloads parameters and optimizer states together or neither",
+        stage="parser",
+        source=source,
+    )
+
+
+def no_offload_rule(framework: str, choice: str, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for an offload: ``parameter_offload`` or ``activation_offload``."""
+    return LegalityRule(
+        name=f"{framework}_has_no_{choice}",
+        holds=lambda _, config: np.logical_not(getattr(config, choice)),
+        message=f"{choice}: {reason}",
+        stage="parser",
+        source=source,
+    )
+
+
+def host_only_rule(framework: str, source: str) -> LegalityRule:
+    """The framework offloads to host memory alone."""
+    return LegalityRule(
+        name=f"{framework}_has_no_nvme",
+        holds=lambda _, config: np.not_equal(config.offload_to, "nvme"),
+        message=f"{framework} offloads to host memory, not to NVMe (constraints.offload_to: host)",
+        stage="parser",
+        source=source,
+    )
+
+
+def whole_weights_rule(framework: str, source: str) -> LegalityRule:
+    """The framework has no frozen weights in four bits."""
+    return LegalityRule(
+        name=f"{framework}_has_no_quantised_weights",
+        holds=lambda _, config: np.logical_not(config.quantised_weights),
+        message=f"quantised_weights: {framework} has no weights in four bits (workload.phase: lora)",
+        stage="parser",
+        source=source,
+    )
+
+
+def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
+    """The framework has no word for experts of a fixed capacity."""
+    return LegalityRule(
+        name=f"{framework}_has_no_expert_capacity",
+        holds=lambda _, config: np.asarray(config.expert_capacity_factor) == 0,
+        message=f"expert_capacity_factor: {reason} (workload.drops_tokens: false)",
+        stage="parser",
+        source=source,
+    )
+
+
+def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
+    """The framework has no word for who carries tokens to experts, nor for when."""
+    return (
+        LegalityRule(
+            name=f"{framework}_has_one_expert_dispatcher",
+            holds=lambda _, config: np.asarray(config.expert_dispatcher) == ALL_TO_ALL,
+            message=f"expert_dispatcher: {framework} plans are made for {ALL_TO_ALL} alone",
+            stage="parser",
+            source=source,
+        ),
+        LegalityRule(
+            name=f"{framework}_has_no_expert_overlap",
+            holds=lambda _, config: np.logical_not(config.expert_parallel_overlap),
+            message=f"expert_parallel_overlap: {framework} has no word for it",
+            stage="parser",
+            source=source,
+        ),
+    )
+
+
+def several_expert_ranks(_: ModelShape, config: Any) -> Any:
+    """Fused dispatch needs somebody to send to."""
+    ranks = config.expert_parallel * config.expert_tensor_parallel
+    return (ranks > 1) | (np.asarray(config.expert_dispatcher) == ALL_TO_ALL)
+
+
+def room_to_overlap(_: ModelShape, config: Any) -> Any:
+    """Overlap needs expert ranks and, with several stages, several chunks."""
+    chunks = (config.pipeline_parallel == 1) | (config.virtual_pipeline_stages > 1)
+    return np.logical_not(config.expert_parallel_overlap) | (chunks & (config.expert_parallel > 1))
+
+
+def capacity_travels(_: ModelShape, config: Any) -> Any:
+    """DeepEP pads no experts."""
+    return (np.asarray(config.expert_capacity_factor) == 0) | (np.asarray(config.expert_dispatcher) != "deepep")
+
+
+def no_vocabulary_parallel(framework: str) -> LegalityRule:
+    """No framework that is planned for splits the vocabulary over pipeline stages."""
+    return LegalityRule(
+        name=f"{framework}_has_no_vocabulary_parallel",
+        holds=lambda _, config: np.logical_not(config.vocabulary_parallel),
+        message=f"vocabulary_parallel: {framework} does not have it ('constraints.target: any' prices it)",
+        stage="parser",
+        source="github.com/sail-sg/VocabularyParallelism is a fork of Megatron-LM (read, not run)",
+    )

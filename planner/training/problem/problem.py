@@ -1,0 +1,300 @@
+"""The question of a training plan as data: the workload, and the choices that a plan makes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from enum import Enum
+from typing import Any
+
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.switches import (
+    ALL_TO_ALL,
+    AS_IT_COMES,
+    FUSED_DISPATCHERS,
+    ExpertTransport,
+    TrainingPractice,
+)
+
+# How context parallelism exchanges a sequence's parts, by increasing code in candidates: keys and values round a ring,
+# with causal work dealt evenly (the framework's way) or not; gathered on every rank; heads for tokens in an all-to-all
+# (DeepSpeed Ulysses, arXiv:2309.14509); all-to-alls of some ranks inside a ring of the others (USP, arXiv:2405.07719).
+CONTEXT_PARALLEL_STYLES = ("ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring")
+# Choices that the search leaves at their defaults unless it is asked to vary them: no measured run has them.
+SEARCHABLE = ("context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers")
+
+
+class Phase(Enum):
+    """What is trained."""
+
+    PRETRAINING = "pretraining"
+    FINE_TUNING = "sft"  # every weight
+    LORA = "lora"  # low-rank adapters on frozen weights (arXiv:2106.09685)
+    QLORA = "qlora"  # the same on weights frozen in four bits (arXiv:2305.14314)
+
+    @property
+    def has_adapters(self) -> bool:
+        """Only low-rank adapters are trained."""
+        return self in {Phase.LORA, Phase.QLORA}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingWorkload:
+    """What one optimizer step must do.
+
+    Args:
+        sequence_length: tokens in one sequence.
+        global_batch_size: sequences in one step.
+        precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
+        phase: see :class:`Phase`.
+        lora_rank: rank of the adapters, 0 where none are trained.
+        drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
+            the host waits in every layer to learn how many tokens arrived.
+        expert_capacity_factor: with ``drops_tokens``, rows that every expert gets, padded, over the mean.
+        expert_imbalance: without, token copies of the busiest expert-parallel rank over the mean; 1 balanced.
+        is_eager: memory-bound operators run one by one (PyTorch without ``torch.compile``), each through memory;
+            otherwise they are fused.
+        scales_rows: fp8 tensors have one scale for each row or column (torchao's ``rowwise``); otherwise one for the
+            tensor, or what the framework's constants were fitted on.
+        overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed ("async TP", Transformer
+            Engine's user buffers); None where nobody says: as the framework does unasked.
+        practice: see :class:`TrainingPractice`.
+    """
+
+    sequence_length: int
+    global_batch_size: int
+    precision: str
+    phase: Phase = Phase.PRETRAINING
+    lora_rank: int = 0
+    drops_tokens: bool = False
+    expert_capacity_factor: float = 1.0
+    expert_imbalance: float = 1.0
+    is_eager: bool = False
+    scales_rows: bool = False
+    overlaps_tensor_parallel: bool | None = None
+    practice: TrainingPractice = AS_IT_COMES
+
+    @property
+    def capacity_factor(self) -> float:
+        """``expert_capacity_factor`` of a plan: 0 without token dropping."""
+        return self.expert_capacity_factor if self.drops_tokens else 0.0
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens in one optimizer step."""
+        return self.sequence_length * self.global_batch_size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingConfig:
+    """Every choice of one training plan.
+
+    Devices = tensor × pipeline × context × data. Expert layers regroup the same devices of one pipeline stage as
+    expert_tensor × expert × expert-data ("parallel folding", arXiv:2504.14960).
+
+    Args:
+        tensor_parallel: devices that split each matrix product.
+        pipeline_parallel: stages.
+        virtual_pipeline_stages: model chunks on each stage, 1 without interleaving.
+        context_parallel: devices that split each sequence.
+        data_parallel: replicas of the model (replicate × shard).
+        data_parallel_shard: of those, how many share one copy of the sharded states; equals data_parallel × 1
+            unless states are sharded in smaller groups (HSDP). 1 when zero_stage is 0.
+        expert_parallel: devices over which the experts of a layer are spread.
+        expert_tensor_parallel: devices that split each expert's matrix products.
+        sequence_parallel: norms and dropout are split over the tensor-parallel devices.
+        zero_stage: 0 nothing, 1 optimizer states, 2 + gradients, 3 + parameters are sharded.
+        activation_recompute: ``none``, ``selective`` (attention core only), ``block`` (the first layers of each chunk)
+            or ``full`` (all layers).
+        pipeline_schedule: ``none`` (one stage) or another key of
+            :data:`meshplan.planner.training.pipeline.closed_forms.SCHEDULES`.
+        layers_per_chunk: transformer layers of each model chunk, in the order in which a token visits them; the
+            chunk c lies on stage c mod pipeline_parallel (there and back in V-shaped schedules). Sums to the
+            model's layers.
+        micro_batch_size: sequences of one forward pass on one replica.
+        num_microbatches: forward passes of one replica in one step.
+        global_batch_size: sequences in one optimizer step.
+        sequence_length: tokens in one sequence.
+        precision: of matrix products, one of :data:`meshplan.planner.training.problem.precisions.PRECISIONS`.
+        recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
+        optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
+        parameter_offload: parameters lie there too, and are fetched before each use; with the optimizer states
+            also the gradients.
+        activation_offload: the kept inputs of recomputed layers lie in host memory.
+        offload_to: where offloaded states lie: ``host`` memory or ``nvme``.
+        expert_capacity_factor: rows that every expert gets over the mean, other tokens are dropped; 0 dropless.
+        expert_dispatcher: who carries tokens to experts: ``alltoall`` (NCCL), ``deepep`` or ``hybridep``.
+        expert_parallel_overlap: tokens of one micro-batch travel while another one computes.
+        quantised_weights: the frozen weights of the blocks lie in four bits (QLoRA).
+        context_parallel_style: one of :data:`CONTEXT_PARALLEL_STYLES`; ``ring`` where no sequence is split.
+        context_parallel_heads: of ``all-to-all+ring``: the ranks that exchange heads, neighbours inside the ring of
+            context_parallel / context_parallel_heads; 1 otherwise.
+        zero_hpz_partition_size: under zero_stage 3, neighbours among the ranks that share one copy which hold a second,
+            16-bit copy of the parameters between them, so that the backward pass gathers from them (hpZ of ZeRO++,
+            arXiv:2306.10209, §3.2; DeepSpeed's name); 1 without.
+        outer_zero_stage: 1 shards the optimizer states over the groups of data_parallel_shard too, whose copies of
+            parameters and gradients are then brought together once a step (Megatron-FSDP's
+            ``--outer-dp-sharding-strategy optim``); 0 keeps a copy in each group.
+        gathered_num_layers: under zero_stage 3, layers of each chunk, from its first, whose parameters stay gathered
+            from the forward to the backward pass (FSDP2's ``reshard_after_forward=False`` on these layers).
+        vocabulary_parallel: embedding and LM head are split over all pipeline stages (arXiv:2411.05288).
+    """
+
+    tensor_parallel: int
+    pipeline_parallel: int
+    virtual_pipeline_stages: int
+    context_parallel: int
+    data_parallel: int
+    data_parallel_shard: int
+    expert_parallel: int
+    expert_tensor_parallel: int
+    sequence_parallel: bool
+    zero_stage: int
+    activation_recompute: str
+    pipeline_schedule: str
+    layers_per_chunk: tuple[int, ...]
+    micro_batch_size: int
+    num_microbatches: int
+    global_batch_size: int
+    sequence_length: int
+    precision: str
+    recompute_num_layers: int = 0
+    optimizer_offload: bool = False
+    parameter_offload: bool = False
+    activation_offload: bool = False
+    offload_to: str = "host"
+    expert_capacity_factor: float = 0.0
+    expert_dispatcher: str = ALL_TO_ALL
+    expert_parallel_overlap: bool = False
+    quantised_weights: bool = False
+    context_parallel_style: str = "ring"
+    context_parallel_heads: int = 1
+    zero_hpz_partition_size: int = 1
+    outer_zero_stage: int = 0
+    gathered_num_layers: int = 0
+    vocabulary_parallel: bool = False
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """Every choice under its name; what is at a default is left out, so that a new choice changes no old plan."""
+        named = {item.name: (getattr(self, item.name), item.default) for item in fields(self)}
+        return {name: value for name, (value, default) in named.items() if value != default}
+
+    @property
+    def offloaded(self) -> tuple[str, ...]:
+        """What lies off the devices, by the names of :data:`OFFLOADS`."""
+        return tuple(name for name, choice in OFFLOADS.items() if getattr(self, choice))
+
+    @property
+    def world_size(self) -> int:
+        """Devices in use."""
+        return self.tensor_parallel * self.pipeline_parallel * self.context_parallel * self.data_parallel
+
+    @property
+    def expert_data_parallel(self) -> int:
+        """Replicas of each expert: what is left of a stage's devices."""
+        stage_devices = self.world_size // self.pipeline_parallel
+        return stage_devices // (self.expert_parallel * self.expert_tensor_parallel)
+
+
+class TrainingObjective(Enum):
+    """What a training plan is best at. Every objective is minimised internally."""
+
+    THROUGHPUT = "throughput"  # tokens/s of the job
+    USD_PER_RUN = "usd_per_run"  # money for all training tokens
+    NUM_DEVICES = "num_devices"  # fewest devices that meet the constraints, then fastest
+    ENERGY = "energy"  # joules of a step at the board power limit
+
+
+# What may be offloaded → the choice of a plan that says so.
+OFFLOADS = {
+    "optimizer": "optimizer_offload",
+    "parameters": "parameter_offload",
+    "activations": "activation_offload",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingLimits:
+    """What a plan must stay within; None = no limit.
+
+    Args:
+        memory_bytes: device memory that the safe bound of every rank must fit in.
+        max_devices: most devices in use.
+        min_devices: fewest devices in use.
+        host_memory_bytes: of one host; the states of its ranks must fit in it, because a distributed checkpoint
+            stages them there.
+        max_usd_per_hour: of the devices in use.
+        max_usd_per_run: for all training tokens.
+        max_step_s: longest optimizer step.
+        offload: what may leave the devices where nothing else fits: names of :data:`OFFLOADS`.
+        offload_to: where offloaded states go, ``host`` or ``nvme``.
+        unvalidated_schedules: the search may take V-Half, V-Min and DualPipeV, where the framework runs them.
+    """
+
+    memory_bytes: float
+    max_devices: int
+    host_memory_bytes: float | None = None
+    max_usd_per_hour: float | None = None
+    max_usd_per_run: float | None = None
+    max_step_s: float | None = None
+    min_devices: int = 1
+    offload: tuple[str, ...] = ()
+    offload_to: str = "host"
+    unvalidated_schedules: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProblem:
+    """A training question with everything looked up.
+
+    Args:
+        shape: the model.
+        machine: the cluster.
+        workload: what one step must do.
+        calibration: the estimator's constants.
+        rules: the target framework's own legality rules.
+        limits: see :class:`TrainingLimits`.
+        objective: see :class:`TrainingObjective`.
+        num_training_tokens: of the whole run; None when the spec does not say.
+        fixed: choice → value that the user pinned (fields of :class:`TrainingConfig`).
+        search_over: of :data:`SEARCHABLE`, what the search varies too.
+    """
+
+    shape: ModelShape
+    machine: Machine
+    workload: TrainingWorkload
+    calibration: Calibration
+    rules: FrameworkRules
+    limits: TrainingLimits
+    objective: TrainingObjective
+    num_training_tokens: float | None = None
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    search_over: frozenset[str] = frozenset()
+
+    def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
+        """The same question with other pins, and the workload's practice as they say."""
+        problem = replace(self, fixed=dict(fixed))
+        asked = problem.expert_transport
+        practice = replace(
+            self.workload.practice,
+            fused_dispatch=asked["expert_dispatcher"] in FUSED_DISPATCHERS,
+            overlaps_experts=asked["expert_parallel_overlap"],
+        )
+        return replace(problem, workload=replace(self.workload, practice=practice))
+
+    @property
+    def expert_transport(self) -> ExpertTransport:
+        """How tokens reach their experts, as pinned."""
+        return {
+            "expert_dispatcher": str(self.fixed.get("expert_dispatcher", ALL_TO_ALL)),
+            "expert_parallel_overlap": bool(self.fixed.get("expert_parallel_overlap", False)),
+        }
+
+    @property
+    def num_steps(self) -> float | None:
+        """Optimizer steps of the whole run."""
+        return None if self.num_training_tokens is None else self.num_training_tokens / self.workload.tokens_per_step

@@ -1,0 +1,377 @@
+"""The training question as users write it: pydantic models, every error at once with its path.
+
+The text form is for people (units in text, names of catalog entries); :mod:`meshplan.planner.service` looks everything
+up and makes a :class:`~meshplan.planner.training.problem.problem.TrainingProblem` of it. The JSON Schema of these
+models is what ``meshplan catalog schema`` prints for editors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar, get_args
+
+from pydantic import Field, ValidationError, model_validator
+
+from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
+from meshplan.planner.core.spec_fields import MAX_DEVICES, Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
+from meshplan.planner.training.problem.problem import Phase, TrainingObjective
+
+MAX_SEQUENCE_LENGTH = 16_777_216
+MAX_GLOBAL_BATCH = 1_000_000
+MAX_TRAINING_TOKENS = 1e18
+MAX_EXPERT_LOAD = 1024.0
+MAX_CHUNKS = 1024
+
+
+class NodesSpec(SpecModel):
+    """Some nodes of a type that the catalog knows."""
+
+    type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="how many")]
+
+
+class DevicesSpec(SpecModel):
+    """Devices described in place, where the catalog has no such node type."""
+
+    type: str = Field(description="device of the catalog, such as h100-sxm-80gb", min_length=1)
+    per_node: Annotated[int, Field(strict=True, ge=1, le=1024, description="devices in one host")]
+    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="hosts")]
+
+
+class ClusterSpec(SpecModel):
+    """What there is to plan on: catalog nodes, or devices and links in place."""
+
+    nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None
+    devices: DevicesSpec | None = None
+    links: LinksSpec | None = None
+    profile: str | None = Field(
+        default=None, min_length=1, description="measured links of this cluster: the NAME of meshplan profile links"
+    )
+    exclude: ExcludeSpec | None = Field(default=None, description="nodes and devices that must not be used")
+    spare_nodes: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES)] = Field(
+        default=0, description="nodes to leave free; the rank mapping says which"
+    )
+    host_memory: Bytes | None = Field(default=None, description="of one host, such as '2 TiB'")
+    usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ClusterSpec:
+        if (self.nodes is None) == (self.devices is None):
+            raise ValueError("give either 'nodes' (catalog node types) or 'devices' with 'links', not both")
+        links = self.links
+        if self.devices is not None:
+            if links is None or links.intra_node is None:
+                raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
+            if self.devices.nodes > 1 and links.inter_node is None:
+                raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
+        elif links is not None and (links.intra_node is not None or links.inter_node is not None):
+            raise ValueError(
+                "a plain link (intra_node, inter_node) goes with 'devices'; catalog node types bring their own links "
+                "(islands, degraded links and topologies may be described for both)"
+            )
+        if self.profile is not None and links is not None and links.describes_unevenness:
+            raise ValueError("give either 'profile' (measured links) or islands, degraded links and a topology")
+        return self
+
+
+class WorkloadSpec(SpecModel):
+    """What one optimizer step must do, and how many steps there are."""
+
+    sequence_length: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCE_LENGTH, description="tokens")]
+    global_batch_size: Annotated[int, Field(strict=True, ge=1, le=MAX_GLOBAL_BATCH)] | None = Field(
+        default=None, description="sequences in one step"
+    )
+    global_batch_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="tokens in one step; a multiple of sequence_length"
+    )
+    precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
+    optimizer: Literal["adam"] = "adam"
+    phase: Phase = Phase.PRETRAINING
+    lora_rank: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None
+    expert_imbalance: Annotated[float, Field(ge=1, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] = Field(
+        default=1.0, description="token copies of the busiest expert-parallel rank over the mean; 1 balanced (dropless)"
+    )
+    drops_tokens: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="experts take a fixed number of rows and drop the tokens beyond; default dropless"
+    )
+    expert_capacity_factor: Annotated[float, Field(gt=0, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] | None = Field(
+        default=None, description="rows of each expert over the mean where tokens are dropped, 1 unless said"
+    )
+    num_training_tokens: Annotated[float, Field(ge=1, le=MAX_TRAINING_TOKENS, allow_inf_nan=False)] | None = Field(
+        default=None, description="of the whole run, such as 15e12"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> WorkloadSpec:
+        if (self.global_batch_size is None) == (self.global_batch_tokens is None):
+            raise ValueError("give either global_batch_size (sequences) or global_batch_tokens")
+        if self.global_batch_tokens is not None and self.global_batch_tokens % self.sequence_length:
+            low = self.global_batch_tokens // self.sequence_length * self.sequence_length
+            raise ValueError(
+                f"global_batch_tokens {self.global_batch_tokens} is not a multiple of sequence_length "
+                f"{self.sequence_length}; nearest: {max(low, self.sequence_length)} or {low + self.sequence_length}"
+            )
+        if self.num_sequences > MAX_GLOBAL_BATCH:
+            raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
+        if self.phase.has_adapters != (self.lora_rank is not None):
+            raise ValueError("phase 'lora' (or 'qlora') and lora_rank go together")
+        if self.drops_tokens is False and self.expert_capacity_factor is not None:
+            raise ValueError(f"expert_capacity_factor {self.expert_capacity_factor:g} drops tokens: drops_tokens: true")
+        if self.has_capacity and self.expert_imbalance > 1:
+            raise ValueError(
+                "expert_imbalance says nothing where tokens are dropped: every expert gets expert_capacity_factor "
+                "times the mean"
+            )
+        return self
+
+    @property
+    def has_capacity(self) -> bool:
+        """Tokens beyond an expert's capacity are dropped."""
+        return bool(self.drops_tokens) or self.expert_capacity_factor is not None
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in one step."""
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        return (self.global_batch_tokens or 0) // self.sequence_length
+
+
+class PriceSpec(SpecModel):
+    """Which of a node type's prices counts; the newest that fits, on-demand first."""
+
+    provider: str | None = None
+    region: str | None = None
+    terms: str | None = None
+
+
+class ConstraintsSpec(SpecModel):
+    """What a plan must stay within."""
+
+    memory_headroom_fraction: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0, description="share of device memory to leave free beyond the safe bound"
+    )
+    memory_headroom: Bytes | None = Field(default=None, description="device memory to leave free, such as '4 GiB'")
+    host_memory: Bytes | None = Field(default=None, description="usable memory of one host, such as '1 TiB'")
+    offload: Annotated[list[Literal["optimizer", "parameters", "activations"]], Field(max_length=3)] = Field(
+        default=[], description="what may leave the devices, where nothing else fits (not validated)"
+    )
+    offload_to: Literal["host", "nvme"] = Field(
+        default="host", description="where offloaded optimizer states and parameters go; activations go to the host"
+    )
+    nvme_bandwidth: BytesPerS | None = Field(
+        default=None, description="of one host's NVMe devices together, such as '12 GB/s'"
+    )
+    search_over: list[
+        Literal["context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"]
+    ] = Field(
+        default=[], description="choices that the search varies too (not validated): else they stay at their defaults"
+    )
+    unvalidated_schedules: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="the search may take pipeline schedules that no measured run has confirmed"
+    )
+    max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
+    min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+        default=None, description="use at least so many, such as all that are rented"
+    )
+    max_usd_per_hour: Dollars | None = None
+    max_usd_per_run: Dollars | None = None
+    max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")
+    max_run_time: Seconds | None = Field(default=None, description="longest run, such as '14 d'")
+    target: str = Field(default="megatron", description="framework whose rules the plan obeys")
+    price: PriceSpec = PriceSpec()
+
+
+class FixedSpec(SpecModel):
+    """Choices that the user pins; the search decides the others."""
+
+    tensor_parallel: Count | None = None
+    pipeline_parallel: Count | None = None
+    virtual_pipeline_stages: Count | None = None
+    context_parallel: Count | None = None
+    data_parallel: Count | None = None
+    data_parallel_shard: Count | None = None
+    expert_parallel: Count | None = None
+    expert_tensor_parallel: Count | None = None
+    micro_batch_size: Count | None = None
+    zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
+    sequence_parallel: Annotated[bool, Field(strict=True)] | None = None
+    activation_recompute: Literal["none", "selective", "block", "full"] | None = None
+    recompute_num_layers: Count | None = Field(
+        default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
+    )
+    optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
+    parameter_offload: Annotated[bool, Field(strict=True)] | None = None
+    activation_offload: Annotated[bool, Field(strict=True)] | None = None
+    context_parallel_style: Literal["ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring"] | None = Field(
+        default=None, description="how the ranks of a split sequence exchange; counts where context_parallel > 1"
+    )
+    context_parallel_heads: Annotated[int, Field(strict=True, ge=2)] | None = Field(
+        default=None, description="of all-to-all+ring: neighbours that exchange heads inside the ring"
+    )
+    zero_hpz_partition_size: Count | None = Field(
+        default=None, description="zero_stage 3: neighbours that hold a second copy of the parameters; 1: none"
+    )
+    outer_zero_stage: Annotated[int, Field(strict=True, ge=0, le=1)] | None = Field(
+        default=None, description="zero_stage 3 in groups of data_parallel_shard: 1 shards the optimizer over them too"
+    )
+    gathered_num_layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+        default=None, description="zero_stage 3: layers of each model chunk that stay gathered between the passes"
+    )
+    expert_dispatcher: Literal["alltoall", "deepep", "hybridep"] | None = Field(
+        default=None, description="who carries tokens to experts; alltoall (NCCL) unless said"
+    )
+    expert_parallel_overlap: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="tokens of one micro-batch travel while another computes; false unless said"
+    )
+    pipeline_schedule: (
+        Literal[
+            "none",
+            "gpipe",
+            "1f1b",
+            "interleaved",
+            "zb-h1",
+            "zb-1p",
+            "zb-2p",
+            "zb-v",
+            "v-half",
+            "v-min",
+            "dualpipe-v",
+            "hanayo",
+        ]
+        | None
+    ) = None
+    vocabulary_parallel: Annotated[bool, Field(strict=True)] | None = Field(
+        default=None, description="embedding and LM head split over all pipeline stages (not validated)"
+    )
+    layers_per_chunk: Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)] | None = Field(
+        default=None, description="layers of each model chunk in the order of a token, such as [9, 10, 10, 7]"
+    )
+
+    @model_validator(mode="after")
+    def _block_has_layers(self) -> FixedSpec:
+        if self.recompute_num_layers is not None and self.activation_recompute != "block":
+            raise ValueError("recompute_num_layers goes with activation_recompute: block")
+        return self
+
+    @model_validator(mode="after")
+    def _heads_have_a_style(self) -> FixedSpec:
+        if self.context_parallel_heads is not None and self.context_parallel_style != "all-to-all+ring":
+            raise ValueError("context_parallel_heads goes with context_parallel_style: all-to-all+ring")
+        return self
+
+    def pinned(self) -> dict[str, int | str | bool | tuple[int, ...]]:
+        """Only what is pinned."""
+        values = self.model_dump(exclude_none=True)
+        return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+class TrainingSpec(SpecModel):
+    """A training question."""
+
+    kind: Literal["training"]
+    model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
+    cluster: ClusterSpec
+    workload: WorkloadSpec
+    objective: TrainingObjective = TrainingObjective.THROUGHPUT
+    constraints: ConstraintsSpec = ConstraintsSpec()
+    fixed: FixedSpec = FixedSpec()
+    mapping: Literal["best", "identity"] | list[Annotated[int, Field(strict=True, ge=0)]] = Field(
+        default="best",
+        description="which rank on which node where links differ: the best found, rank order, or the nodes in order",
+    )
+
+    @model_validator(mode="after")
+    def _nvme_for_states(self) -> TrainingSpec:
+        constraints, fixed = self.constraints, self.fixed
+        states = {"optimizer", "parameters"} & set(constraints.offload)
+        if constraints.offload_to == "nvme" and not (states or fixed.optimizer_offload or fixed.parameter_offload):
+            raise ValueError("constraints.offload_to nvme is for states: add optimizer or parameters to offload")
+        if constraints.nvme_bandwidth is not None and constraints.offload_to != "nvme":
+            raise ValueError("constraints.nvme_bandwidth goes with constraints.offload_to: nvme")
+        return self
+
+    @model_validator(mode="after")
+    def _tokens_where_needed(self) -> TrainingSpec:
+        needs = {
+            "objective usd_per_run": self.objective is TrainingObjective.USD_PER_RUN,
+            "constraints.max_usd_per_run": self.constraints.max_usd_per_run is not None,
+            "constraints.max_run_time": self.constraints.max_run_time is not None,
+        }
+        wanting = [name for name, asked in needs.items() if asked]
+        if wanting and self.workload.num_training_tokens is None:
+            raise ValueError(f"{', '.join(wanting)} needs workload.num_training_tokens")
+        return self
+
+
+def spec_schema(model: type[SpecModel] = TrainingSpec) -> dict[str, Any]:
+    """JSON Schema of a spec (draft 2020-12), quantities as text with their units.
+
+    Args:
+        model: the kind of spec.
+    """
+    schema = model.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"meshplan {schema['properties']['kind']['const']} spec",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }
+
+
+def read_training_spec(document: Mapping[str, Any]) -> TrainingSpec:
+    """Validate a document; every problem at once.
+
+    Raises:
+        SpecError: with the path and the fix of each problem.
+    """
+    return read_spec(TrainingSpec, document)
+
+
+SpecT = TypeVar("SpecT", bound=SpecModel)
+
+
+def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
+    """Validate a document of one kind; every problem at once.
+
+    Raises:
+        SpecError: with the path and the fix of each problem.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise SpecError([_problem(model, dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
+    """One pydantic error in our words; an unknown key gets the closest known one."""
+    parts = [part for part in error["loc"] if not str(part).startswith(("list[", "function-", "constrained-"))]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden" and parts:
+        known = _known_keys(model, parts[:-1])
+        return Problem(path=path, message=f"unknown key{did_you_mean(closest_names(str(parts[-1]), known))}")
+    if error["type"] == "missing":
+        return Problem(path=path, message="is required")
+    given = error.get("input")
+    if isinstance(given, str | int | float | bool) and repr(given) not in message:
+        message = f"{message} (given: {given!r})"
+    return Problem(path=path, message=message)
+
+
+def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:
+    """Keys that a spec of the kind ``model`` may have at ``path``; list positions are stepped over."""
+    at: Any = model
+    for part in path:
+        if isinstance(part, int) or part not in at.model_fields:
+            continue
+        inner = _sections(at.model_fields[part].annotation)
+        at = inner[0] if inner else at
+    return [field.alias or name for name, field in at.model_fields.items()]
+
+
+def _sections(annotation: Any) -> list[type[SpecModel]]:
+    """The spec models inside a field's type, such as ``Annotated[list[NodesSpec], …] | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, SpecModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _sections(part)]

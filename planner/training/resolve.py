@@ -1,0 +1,366 @@
+"""From the spec's words to a problem with everything looked up, every misfit reported at once.
+
+Names become catalog objects, units are already numbers, prices are chosen, the framework's rules and the calibration
+are attached. What is impossible in itself (a degree that does not divide the heads, a precision that the device lacks)
+is a :class:`~meshplan.catalogs.errors.SpecError`; what merely does not fit is left to the solver, which answers with
+the nearest miss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, closest_names, did_you_mean
+from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
+from meshplan.catalogs.models.config import read_config
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine, machine_of
+from meshplan.planner.cluster.measured_links import (
+    host_names,
+    measured_network,
+    profile_problems,
+    slowest_link,
+    with_network,
+)
+from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.topologies import described_network, usable_nodes
+from meshplan.planner.training.checks import (
+    Problems,
+    check_choices,
+    check_framework,
+    check_layers,
+    check_mapping,
+    check_offload,
+)
+from meshplan.planner.training.problem.framework_rules import without_layer_recompute
+from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingProblem, TrainingWorkload
+from meshplan.planner.training.problem.spec import ClusterSpec, PriceSpec, TrainingSpec
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.measurements.types import ClusterProfile
+
+ANY = "any"
+IN_PLACE = "as described in the spec"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved:
+    """A problem and what it was made of.
+
+    Args:
+        problem: for the solver.
+        cluster: the hardware, hosts in order.
+        price: what the money rests on; None where no price is known.
+        sources: what → citation, for the plan's provenance.
+        mapping: ``best``, ``identity``, or the nodes in the order of the ranks.
+        hosts: names of the hosts by number, where a profile gives them.
+    """
+
+    problem: TrainingProblem
+    cluster: Cluster
+    price: Price | None
+    sources: Mapping[str, str]
+    mapping: str | tuple[int, ...] = "best"
+    hosts: tuple[str, ...] = ()
+
+
+def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None) -> Resolved:
+    """Look everything up.
+
+    Args:
+        spec: the question.
+        catalog: where the names are looked up.
+        base: folder against which a model path is resolved.
+        shape: the model where it is known already.
+
+    Raises:
+        SpecError: unknown names and impossible choices, all of them.
+    """
+    problems = Problems()
+    shape = shape or look_up_shape(spec.model, catalog, base, problems)
+    cluster = _cluster(spec.cluster, catalog, problems)
+    rules = FRAMEWORKS.get(spec.constraints.target)
+    if rules is None:
+        hint = did_you_mean(closest_names(spec.constraints.target, FRAMEWORKS))
+        problems.say("constraints.target", f"no rules are known for {spec.constraints.target!r}{hint}")
+    if rules is not None and spec.fixed.expert_parallel_overlap:
+        rules = without_layer_recompute(rules)
+    problems.check()
+    if shape is None or cluster is None or rules is None:
+        raise AssertionError("a missing part is a problem, and problems were checked")
+    price = _price(spec, cluster)
+    per_device = None if price is None else price.usd_per_hour / cluster.groups[0].node.num_devices
+    machine = machine_of(cluster, usd_per_hour_per_device=per_device)
+    machine = replace(machine, nvme_bytes_per_s=spec.constraints.nvme_bandwidth)
+    profile = _profile(spec.cluster, machine, catalog, problems)
+    network = _network(spec.cluster, machine, profile, problems)
+    if network is not None:
+        machine = with_network(machine, network, spare_nodes=spec.cluster.spare_nodes, measured=profile is not None)
+    check_mapping(spec, network, problems)
+    workload = TrainingWorkload(
+        sequence_length=spec.workload.sequence_length,
+        global_batch_size=spec.workload.num_sequences,
+        precision=spec.workload.precision,
+        phase=spec.workload.phase,
+        lora_rank=spec.workload.lora_rank or 0,
+        drops_tokens=spec.workload.has_capacity,
+        expert_capacity_factor=spec.workload.expert_capacity_factor or 1.0,
+        expert_imbalance=spec.workload.expert_imbalance,
+    )
+    check_choices(spec, shape, machine, problems)
+    check_framework(spec, rules, problems)
+    check_layers(spec, shape, rules, problems)
+    check_offload(spec, machine, problems)
+    limits = _limits(spec, machine, workload, price, problems)
+    problems.check()
+    problem = TrainingProblem(
+        shape=shape,
+        machine=machine,
+        workload=workload,
+        rules=rules,
+        limits=limits,
+        objective=spec.objective,
+        calibration=calibration_for(catalog, rules.name, machine.device.architecture),
+        num_training_tokens=spec.workload.num_training_tokens,
+        search_over=frozenset(spec.constraints.search_over),
+    ).with_fixed(spec.fixed.pinned())
+    sources = _sources(problem, cluster, price)
+    if profile is not None:
+        sources[f"profile {profile.name}"] = f"{slowest_link(profile)} ({profile.measured_at})"
+    return Resolved(
+        problem=problem,
+        cluster=cluster,
+        price=price,
+        sources=sources,
+        mapping=spec.mapping if isinstance(spec.mapping, str) else tuple(spec.mapping),
+        hosts=() if profile is None else host_names(profile),
+    )
+
+
+def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Problems) -> ClusterProfile | None:
+    """The measured links that the spec names, where they fit the cluster."""
+    if spec.profile is None:
+        return None
+    from meshplan.catalogs.measurements.rows import Measurements
+
+    try:
+        profile = Measurements(catalog.engine).cluster(spec.profile)
+    except UnknownEntryError as error:
+        problems.say("cluster.profile", f"{error} (meshplan profile links --name {spec.profile})")
+        return None
+    found = profile_problems(machine, profile)
+    problems.extend(found)
+    return None if found else profile
+
+
+def _network(spec: ClusterSpec, machine: Machine, profile: ClusterProfile | None, problems: Problems) -> Network | None:
+    """The links between nodes where they were measured or differ, or where not all nodes may be used."""
+    if profile is None:
+        return described_network(spec, machine, problems)
+    if machine.num_devices == machine.domain_size:
+        return None
+    usable = usable_nodes(spec, machine, machine.num_devices // machine.domain_size, problems)
+    return measured_network(machine, profile, usable)
+
+
+def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
+    """The constants for a framework on a hardware generation, under the framework's own layout.
+
+    Fitted for both, else for a relative of the framework on the generation, else the global set, else the literature's.
+    """
+    recipe = recipe_named(framework)
+    for name, generation in (
+        (recipe.calibrated_as, architecture),
+        *((relative, architecture) for relative in recipe.relatives),
+        (ANY, ANY),
+    ):
+        document = catalog.calibration(name, generation)
+        if document is not None:
+            return replace(Calibration.from_document(document), recipe=recipe.recipe)
+    return Calibration(framework=ANY, architecture=ANY, recipe=recipe.recipe, source="literature")
+
+
+def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
+    """The shape of a catalog model or of a ``config.json``; None with the problem said."""
+    looks_like_path = model.endswith(".json") or "/" in model or (base / model).is_dir()
+    try:
+        if looks_like_path:
+            return read_config(base / model)
+        return catalog.model_shape(model)
+    except UnknownEntryError as error:
+        problems.say("model", f"{error} (see: meshplan catalog list models; or give the path of a config.json)")
+    except CatalogError as error:
+        problems.say("model", str(error))
+    return None
+
+
+def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:
+    """Names in a spec that the catalog does not have, looked for in a document that is malformed elsewhere.
+
+    Args:
+        document: the spec as plain data, of any shape.
+        catalog: where the names are looked up.
+    """
+    cluster = document.get("cluster")
+    cluster = cluster if isinstance(cluster, Mapping) else {}
+    nodes = cluster.get("nodes")
+    places: list[tuple[str, Any, Callable[[str], object]]] = [
+        (f"cluster.nodes[{index}].type", node.get("type"), catalog.node_type)
+        for index, node in enumerate(nodes if isinstance(nodes, list) else [])
+        if isinstance(node, Mapping)
+    ]
+    devices = cluster.get("devices")
+    if isinstance(devices, Mapping):
+        places.append(("cluster.devices.type", devices.get("type"), catalog.device))
+    model = document.get("model")
+    if isinstance(model, str) and "/" not in model and not model.endswith(".json"):
+        places.append(("model", model, catalog.model))
+    problems = Problems()
+    for path, name, look_up in places:
+        if isinstance(name, str) and name:
+            try:
+                look_up(name)
+            except UnknownEntryError as error:
+                problems.say(path, str(error))
+    return problems
+
+
+def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster | None:
+    groups = []
+    if spec.nodes is not None:
+        for index, item in enumerate(spec.nodes):
+            try:
+                groups.append(NodeGroup(node=catalog.node_type(item.type), count=item.count))
+            except UnknownEntryError as error:
+                problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
+    elif spec.devices is not None:
+        node = node_in_place(spec, catalog, problems)
+        groups = [] if node is None else [NodeGroup(node=node, count=spec.devices.nodes)]
+    types = {group.node.slug for group in groups}
+    if len(types) > 1:
+        problems.say("cluster.nodes", f"one training job runs on one node type, not on {', '.join(sorted(types))}")
+    if spec.host_memory is not None:
+        groups = [replace(g, node=replace(g.node, host_memory_bytes=int(spec.host_memory))) for g in groups]
+    if not groups or len(types) > 1:
+        return None
+    return Cluster(name=" + ".join(f"{group.count} × {group.node.slug}" for group in groups), groups=tuple(groups))
+
+
+def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> NodeType | None:
+    """The node type that a spec describes by devices and links; None where it does not, or the device is unknown."""
+    if spec.devices is None or spec.links is None or spec.links.intra_node is None:
+        return None
+    try:
+        device = catalog.device(spec.devices.type)
+    except UnknownEntryError as error:
+        problems.say("cluster.devices.type", f"{error} (see: meshplan catalog list devices)")
+        return None
+    inside, outside = spec.links.intra_node, spec.links.inter_node
+    per_node = spec.devices.per_node
+    return NodeType(
+        slug=f"{per_node}x-{device.slug}",
+        name=f"{per_node} × {device.name}, {IN_PLACE}",
+        device=device,
+        num_hosts=1,
+        devices_per_host=per_node,
+        nics_per_host=per_node,
+        host_memory_bytes=None,
+        scale_up_link=Link(
+            slug="intra-node",
+            name=IN_PLACE,
+            technology=IN_PLACE,
+            bandwidth_bytes_per_s=inside.bandwidth,
+            latency_s=inside.latency,
+        ),
+        scale_out_link=None
+        if outside is None
+        else Link(
+            slug="inter-node",
+            name=IN_PLACE,
+            technology=IN_PLACE,
+            bandwidth_bytes_per_s=outside.bandwidth,
+            latency_s=outside.latency,
+        ),
+    )
+
+
+def choose_price(prices: tuple[Price, ...], wanted: PriceSpec) -> Price | None:
+    """The newest price that fits, on-demand before other terms, then the cheapest."""
+    fitting = [
+        price
+        for price in prices
+        if wanted.provider in (None, price.provider)
+        and wanted.region in (None, price.region, ANY)
+        and wanted.terms in (None, price.terms)
+    ]
+    if not fitting:
+        return None
+    preferred = [price for price in fitting if price.terms == "on-demand"] or fitting
+    newest = max(price.date for price in preferred)
+    return min((price for price in preferred if price.date == newest), key=lambda price: price.usd_per_hour)
+
+
+def _price(spec: TrainingSpec, cluster: Cluster) -> Price | None:
+    own = spec.cluster.usd_per_hour_per_node
+    if own is not None:
+        return Price(usd_per_hour=own, provider="yours", region=ANY, terms="as given", date="", source="the spec")
+    return choose_price(cluster.groups[0].node.prices, spec.constraints.price)
+
+
+def _limits(
+    spec: TrainingSpec, machine: Machine, workload: TrainingWorkload, price: Price | None, problems: Problems
+) -> TrainingLimits:
+    wanted = spec.constraints
+    most = min(machine.num_devices, wanted.max_devices or machine.num_devices)
+    if wanted.min_devices is not None and wanted.min_devices > most:
+        problems.say("constraints.min_devices", f"{wanted.min_devices} wanted, at most {most} may be used")
+    usable = machine.device.usable_memory_bytes * (1.0 - wanted.memory_headroom_fraction)
+    usable -= wanted.memory_headroom or 0.0
+    if usable <= 0:
+        problems.say("constraints.memory_headroom", "leaves no device memory at all")
+    if price is None and (wanted.max_usd_per_hour or wanted.max_usd_per_run or spec.objective.value == "usd_per_run"):
+        problems.say(
+            "cluster",
+            "no price is known for this node type with these price filters; give cluster.usd_per_hour_per_node",
+        )
+    if spec.objective.value == "energy" and machine.device.tdp_w is None:
+        problems.say("objective", f"the catalog has no power limit for {machine.device.name}")
+    steps = [wanted.max_step_time] if wanted.max_step_time else []
+    if wanted.max_run_time and spec.workload.num_training_tokens:
+        steps.append(wanted.max_run_time / (spec.workload.num_training_tokens / workload.tokens_per_step))
+    return TrainingLimits(
+        memory_bytes=usable,
+        max_devices=most,
+        min_devices=wanted.min_devices or 1,
+        host_memory_bytes=wanted.host_memory,
+        max_usd_per_hour=wanted.max_usd_per_hour,
+        max_usd_per_run=wanted.max_usd_per_run,
+        max_step_s=min(steps) if steps else None,
+        offload=tuple(name for name in OFFLOADS if name in wanted.offload),
+        offload_to=wanted.offload_to,
+        unvalidated_schedules=wanted.unvalidated_schedules,
+    )
+
+
+def _sources(problem: TrainingProblem, cluster: Cluster, price: Price | None) -> dict[str, Any]:
+    node, device = cluster.groups[0].node, problem.machine.device
+    sources = {
+        f"model {problem.shape.slug}": problem.shape.source,
+        f"rules {problem.rules.name}": f"version {problem.rules.version}",
+        "calibration": problem.calibration.source,
+    }
+    for what, item in ((f"device {device.slug}", device), (f"link {node.scale_up_link.slug}", node.scale_up_link)):
+        sources[what] = "; ".join(sorted({evidence.source for evidence in item.evidence.values()})) or IN_PLACE
+    if node.scale_out_link is not None:
+        link = node.scale_out_link
+        sources[f"link {link.slug}"] = "; ".join(sorted({e.source for e in link.evidence.values()})) or IN_PLACE
+    if price is not None:
+        sources["price"] = f"{price.provider} {price.region} {price.terms} {price.date}: {price.source}"
+    return sources

@@ -1,0 +1,1 @@
+"""Enumeration with bounds over degrees, layers and rank placement."""

@@ -1,0 +1,412 @@
+"""The best parallel degrees: every legal candidate, priced or ruled out by a bound.
+
+*Notation.* A candidate c uses n_c devices and takes T(c) seconds a step under the estimator; M(c) is the safe bound of
+its worst rank.
+
+*Objective.* min f(T, n): T for throughput; n·T for money and energy; n, then T, for fewest devices.
+
+*Constraints.* M(c) ≤ device memory; n_c ≤ max_devices; the rules of the model and of the framework; limits on money,
+host memory and step time.
+
+*Bound.* No step can be shorter than its matrix products and attention at the full rate of all its devices,
+T(c) ≥ W/n_c with W from :func:`work_device_s`. Candidates are visited by devices, most first; those with f(W/n_c, n_c)
+no better than the K-th best incumbent are not priced. Nor are those that a sharper bound rules out one by one: full
+recompute repeats the forward pass, and p stages with m micro-batches leave T(c) ≥ W/n_c·(1 + β'(p − 1)/m) with β' from
+:func:`~meshplan.planner.training.pipeline.closed_forms.least_bubble`. What is left is priced completely, so the
+incumbent is optimal under the estimator and the gap is 0; a search that is cut short reports the best bound of what it
+did not visit.
+
+*Recompute of a block.* A candidate that exceeds the memory without recompute has others beside it that recompute the
+first r layers of each chunk, 1 ≤ r < the layers of a chunk. Time does not fall with r and memory does not grow, so the
+least r that fits is the best of them, and the only one that is priced
+(:meth:`~meshplan.planner.training.estimator.memory.MemoryModel.least_recomputed`). The bound of the candidate without
+recompute holds for them too.
+
+*Choices that are asked for* (``search_over``) put every candidate there once with each value
+(:mod:`~meshplan.planner.training.search.variants`); none of them does less work, so that the bounds hold.
+
+*Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory, where the
+limits allow it: only candidates that exceed the device memory are tried with it, every allowed set of them, under the
+limit of the host's memory.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
+from meshplan.planner.training.estimator.candidates import Candidates, FloatArray, PipelineSplit, Recompute
+from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
+from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
+from meshplan.planner.training.estimator.step import estimate_training
+from meshplan.planner.training.pipeline.closed_forms import least_bubble
+from meshplan.planner.training.problem.problem import OFFLOADS, TrainingObjective, TrainingProblem
+from meshplan.planner.training.search import layer_mix
+from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
+from meshplan.planner.training.search.templates import (
+    Templates,
+    legal_candidates,
+    make_templates,
+    pipeline_splits,
+    template_candidates,
+)
+from meshplan.planner.training.search.variants import variants
+from meshplan.planner.training.search.work_bound import work_device_s
+
+# Candidates kept besides the best: what the table of alternatives is made of.
+KEEP = 24
+# Rows priced at once: small enough for the processor's cache and the memory limit, large enough to amortise NumPy.
+CHUNK_ROWS = 16_384
+# Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
+TIE_RELATIVE = 1e-9
+SOLVER_NAME = "enumeration with bounds"
+
+
+class DegreeSearch:
+    """One search; keeps its incumbents and what it turned down.
+
+    Args:
+        problem: the question.
+        keep: incumbents to keep.
+    """
+
+    def __init__(self, problem: TrainingProblem, *, keep: int = KEEP) -> None:
+        self.problem = problem
+        self.keep = keep
+        self.report = SearchReport()
+        self.best: list[ScoredConfig] = []
+        asked = (problem.shape, problem.machine, problem.workload, problem.calibration)
+        self._work_s = work_device_s(*asked)
+        self._work_again_s = work_device_s(*asked, recompute_full=True)
+
+    # --- objective and limits -------------------------------------------------------------------------------------
+
+    def objective(self, step_s: FloatArray, devices: FloatArray) -> FloatArray:
+        """f(T, n), smaller is better."""
+        kind = self.problem.objective
+        if kind is TrainingObjective.THROUGHPUT:
+            return step_s
+        if kind is TrainingObjective.NUM_DEVICES:
+            # Devices are whole: a fraction below one orders equals by time, T/(1 + T).
+            return devices + step_s / (1.0 + step_s)
+        per_device_s = self._unit_rate()
+        return step_s * devices * per_device_s
+
+    def _unit_rate(self) -> float:
+        """Dollars or joules of one device-second, times the steps of the run where they are known."""
+        machine, steps = self.problem.machine, self.problem.num_steps or 1.0
+        if self.problem.objective is TrainingObjective.ENERGY:
+            return machine.device.tdp_w or 1.0
+        return (machine.usd_per_hour_per_device or 1.0) / 3600.0 * steps
+
+    def bound(self, devices: FloatArray) -> FloatArray:
+        """F can be no better than this with that many devices."""
+        return self.objective(self._work_s / devices, devices)
+
+    @property
+    def threshold(self) -> float:
+        """Objective that a candidate must beat to be kept."""
+        return self.best[-1].objective if len(self.best) >= self.keep else math.inf
+
+    def _device_range(self) -> tuple[float, float]:
+        """Fewest and most devices with which a candidate can still be kept."""
+        limits, machine = self.problem.limits, self.problem.machine
+        most = float(limits.max_devices)
+        if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
+            # Prices are no binary numbers: 3 nodes at 3 × the price of a node must not come out as 2.999….
+            most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
+        least = float(limits.min_devices)
+        if limits.max_step_s is not None:
+            least = max(least, self._work_s / limits.max_step_s)
+        if math.isfinite(self.threshold):
+            if self.problem.objective is TrainingObjective.THROUGHPUT:
+                least = max(least, self._work_s / self.threshold)
+            elif self.problem.objective is TrainingObjective.NUM_DEVICES:
+                most = min(most, self.threshold)
+        return least, most
+
+    # --- search -----------------------------------------------------------------------------------------------------
+
+    def run(
+        self, *, time_limit_s: float | None = None, on_progress: OnProgress | None = None
+    ) -> Solution[ScoredConfig]:
+        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap.
+
+        Raises:
+            SolverError: the time limit passed before any plan was found; nothing is proven then.
+        """
+        wall, cpu = time.perf_counter(), time.process_time()
+        templates = make_templates(self.problem)
+        self.report.illegal = templates.illegal
+        splits = pipeline_splits(self.problem)
+        open_splits: list[PipelineSplit] = list(splits)
+        try:
+            while open_splits:
+                self._visit(open_splits[0], templates)
+                open_splits.pop(0)
+                if on_progress is not None:
+                    on_progress(self._progress(len(splits) - len(open_splits), len(splits)))
+                if time_limit_s is not None and time.perf_counter() - wall > time_limit_s:
+                    break
+        except KeyboardInterrupt:
+            if not self.best:
+                raise
+        if open_splits and not self.best:
+            raise SolverError(
+                f"no plan found within the time limit of {time_limit_s} s, after {len(splits) - len(open_splits)} of "
+                f"{len(splits)} pipeline splits: allow more time"
+            )
+        return self._solution(open_splits, templates, wall, cpu)
+
+    def _progress(self, done: int, total: int) -> Progress:
+        incumbent = self.best[0].objective if self.best else None
+        bound = float(self.bound(np.asarray(float(self.problem.limits.max_devices))))
+        return Progress(incumbent=incumbent, bound=bound, note=f"pipeline splits {done}/{total}")
+
+    def _visit(self, split: PipelineSplit, templates: Templates) -> None:
+        p = split.pipeline_parallel
+        fits = templates.between(1, self.problem.limits.max_devices / p)
+        stop = fits.stop
+        while stop > fits.start:
+            least, most = self._device_range()
+            window = templates.between(least / p, most / p)
+            upper = min(stop, window.stop)
+            lower = max(window.start, upper - CHUNK_ROWS, fits.start)
+            skipped = (stop - upper) + (0 if lower > window.start else max(window.start - fits.start, 0))
+            if upper <= window.start:
+                self._rule_out(stop - fits.start)
+                return
+            self._rule_out(skipped)
+            self._price(split, templates, slice(lower, upper))
+            stop = lower if lower > window.start else fits.start
+
+    def _rule_out(self, count: int) -> None:
+        self.report.considered += count
+        self.report.ruled_out += count
+
+    def _price(self, split: PipelineSplit, templates: Templates, rows: slice) -> None:
+        everything = template_candidates(self.problem, templates, rows, split)
+        hopeful = everything.take(self._may_be_kept(everything))
+        self._rule_out(len(everything) - len(hopeful))
+        for variant in variants(self.problem, hopeful):
+            if variant is hopeful:
+                self._price_legal(hopeful)
+                continue
+            still = variant.take(self._may_be_kept(variant))
+            self._rule_out(len(variant) - len(still))
+            self._price_legal(still)
+
+    def _price_legal(self, asked: Candidates) -> None:
+        """Price the candidates that the rules allow, and what recompute of a block and the host's memory add."""
+        batch = legal_candidates(self.problem, asked, self.report.refused)
+        if not len(batch):
+            return
+        stages = self._memory(batch).stages()
+        if int(self.problem.fixed.get(layer_mix.NAME, 0)) == 0:
+            self._price_with_blocks(batch, stages)
+        if layer_mix.is_asked(self.problem):
+            for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
+                legal = legal_candidates(self.problem, mixed, self.report.refused)
+                self._price_with_blocks(legal, self._memory(legal).stages())
+        safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        for offloaded in self._offloads():
+            beyond = batch.take(safe > self.problem.limits.memory_bytes)
+            moved: dict[str, Any] = dict.fromkeys(offloaded, np.ones(len(beyond), dtype=bool))
+            away = replace(beyond, **moved)
+            away = legal_candidates(self.problem, away, self.report.refused)
+            if len(away):
+                self._price_with_blocks(away, self._memory(away).stages())
+
+    def _offloads(self) -> list[tuple[str, ...]]:
+        """Every set of choices that the limits allow and nobody pinned, fewest first."""
+        limits, fixed = self.problem.limits, self.problem.fixed
+        free = [choice for name, choice in OFFLOADS.items() if name in limits.offload and choice not in fixed]
+        return [chosen for count in range(1, len(free) + 1) for chosen in combinations(free, count)]
+
+    def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
+        """A batch, and what recompute of a block makes of it."""
+        memory = self._memory(batch)
+        if self._blocks_only or self._blocks_too:
+            self._price_within(*self._with_blocks(memory, stages))
+        if not self._blocks_only:
+            self._price_within(batch, stages)
+
+    def _memory(self, batch: Candidates) -> MemoryModel:
+        problem = self.problem
+        return MemoryModel(
+            shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
+        )
+
+    @property
+    def _blocks_only(self) -> bool:
+        """Recompute of a block was asked for."""
+        return self.problem.fixed.get("activation_recompute") == "block"
+
+    @property
+    def _blocks_too(self) -> bool:
+        """Recompute is free, and the framework can recompute a block."""
+        pinned = "activation_recompute" in self.problem.fixed
+        return not pinned and "block" in self.problem.rules.recompute_modes
+
+    def _with_blocks(
+        self, memory: MemoryModel, stages: Sequence[StageMemory]
+    ) -> tuple[Candidates, tuple[StageMemory, ...]]:
+        """The candidates without recompute that a block of recomputed layers brings within memory, and their memory."""
+        batch = memory.candidates
+        longest = max(batch.split.layers_per_chunk)
+        asked = self.problem.fixed.get("recompute_num_layers")
+        if asked is None:
+            least = memory.least_recomputed([stage.safe_bytes for stage in stages], self.problem.limits.memory_bytes)
+            if self._blocks_only:  # what would fit without takes one layer; what does not fit at all is a near miss
+                least = np.clip(least, 1, longest)
+        else:
+            least = np.full(len(batch), min(int(asked), longest))
+        fits = (batch.recompute == Recompute.NONE) & (least >= 1) & (least <= longest - (not self._blocks_only))
+        blocks = batch.take(fits)
+        blocks = replace(
+            blocks,
+            recompute=np.full(len(blocks), int(Recompute.BLOCK)),
+            recompute_num_layers=least[fits],
+        )
+        return blocks, self._memory(blocks).stages()
+
+    def _price_within(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
+        """Hold a batch with its memory against the limits; price and keep what is left."""
+        self.report.considered += len(batch)
+        self.report.priced += len(batch)
+        if not len(batch):
+            return
+        problem = self.problem
+        safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
+        keep = self._within("device memory", safe, problem.limits.memory_bytes, batch)
+        limit = self._host_limit(batch)
+        if limit is not None:
+            states = np.maximum.reduce(
+                [stage.components["weights"] + stage.components["optimizer"] + stage.host_bytes for stage in stages]
+            )
+            host = states * np.minimum(problem.machine.devices_per_host, batch.world_size)
+            keep &= self._within("host memory", host, limit, batch)
+        batch, safe = batch.take(keep), safe[keep]
+        if not len(batch):
+            return
+        step_s = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration).step_s
+        keep = np.ones(len(batch), dtype=bool)
+        if problem.limits.max_step_s is not None:
+            keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)
+        if problem.limits.max_usd_per_run is not None:
+            rate = (problem.machine.usd_per_hour_per_device or 0.0) / 3600.0 * (problem.num_steps or 0.0)
+            keep &= self._within(
+                "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
+            )
+        self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+
+    def _host_limit(self, batch: Candidates) -> float | None:
+        """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
+        asked, there = self.problem.limits.host_memory_bytes, self.problem.machine.host_memory_bytes
+        if asked is not None or there is None or not (batch.offloads_states | batch.activation_offload).any():
+            return asked
+        return USABLE_HOST_SHARE * there
+
+    def _may_be_kept(self, batch: Candidates) -> FloatArray:
+        """Candidates that the sharper bound of the module docstring does not rule out, [n] booleans."""
+        p, m = batch.split.pipeline_parallel, batch.num_microbatches
+        left = least_bubble(
+            batch.split.schedule, pipeline_parallel=p, virtual_pipeline_stages=batch.split.virtual_pipeline_stages
+        )
+        work = np.where(batch.recompute == Recompute.FULL, self._work_again_s, self._work_s)
+        devices = batch.world_size
+        least = self.objective(work / devices * (1.0 + left * (p - 1) / m), devices)
+        return least <= self.threshold * (1.0 + TIE_RELATIVE)
+
+    def _may_replace(self, batch: Candidates, least_s: FloatArray) -> FloatArray:
+        """Candidates that a step of ``least_s`` seconds would bring among the best, [n] booleans."""
+        return self.objective(least_s, batch.world_size) <= self.threshold * (1.0 + TIE_RELATIVE)
+
+    def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
+        """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""
+        fits = values <= limit
+        misses = int(np.count_nonzero(~fits))
+        if misses:
+            self.report.over_limit[name] += misses
+            excess = np.where(fits, np.inf, values - limit)
+            row = int(np.argmin(excess))
+            nearest = self.report.nearest_miss.get(name)
+            if nearest is None or excess[row] < nearest[0]:
+                self.report.nearest_miss[name] = (float(excess[row]), config_of(batch, row, self.problem))
+        return fits
+
+    def _keep_best(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
+        objective = self.objective(step_s, batch.world_size)
+        limit = self.threshold * (1.0 + TIE_RELATIVE)
+        rows = np.flatnonzero(objective <= limit)
+        rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]
+        for row in rows:
+            self.best.append(
+                ScoredConfig(
+                    config=config_of(batch, int(row), self.problem),
+                    objective=float(objective[row]),
+                    step_s=float(step_s[row]),
+                    safe_bytes=float(safe[row]),
+                )
+            )
+        self.best.sort(key=lambda scored: order_of(scored, self.problem.objective))
+        del self.best[self.keep :]
+
+    def _solution(
+        self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float
+    ) -> Solution[ScoredConfig]:
+        wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
+        if not self.best:
+            return Solution(
+                status=Status.INFEASIBLE,
+                assignment=None,
+                objective=None,
+                bound=None,
+                gap=None,
+                wall_s=wall_s,
+                cpu_s=cpu_s,
+                solver=SOLVER_NAME,
+            )
+        best = self.best[0]
+        bound = min([best.objective, *(self._best_bound(split, templates) for split in left)])
+        return Solution(
+            status=status_of(best.objective, bound),
+            assignment=best,
+            objective=best.objective,
+            bound=bound,
+            gap=relative_gap(best.objective, bound),
+            wall_s=wall_s,
+            cpu_s=cpu_s,
+            solver=SOLVER_NAME,
+        )
+
+    def _best_bound(self, split: PipelineSplit, templates: Templates) -> float:
+        """No candidate of an unvisited split can be better than this."""
+        rows = templates.between(1, self.problem.limits.max_devices / split.pipeline_parallel)
+        if rows.stop <= rows.start:
+            return math.inf
+        return float(np.min(self.bound(templates.stage_devices[rows] * split.pipeline_parallel)))
+
+
+def search_degrees(
+    problem: TrainingProblem,
+    *,
+    keep: int = KEEP,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> tuple[Solution[ScoredConfig], DegreeSearch]:
+    """Find the best configuration; see the module docstring.
+
+    Returns:
+        The solution, and the search with its incumbents (``best``) and its ``report``.
+    """
+    search = DegreeSearch(problem, keep=keep)
+    return search.run(time_limit_s=time_limit_s, on_progress=on_progress), search

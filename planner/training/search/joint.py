@@ -1,0 +1,288 @@
+"""Degrees and rank mapping together, where the links between nodes differ.
+
+*Notation.* T(c, π) is the step of configuration c under mapping π; L(c) ≤ T(c, π) for every π prices c with rates that
+no mapping can beat (:class:`~meshplan.planner.cluster.fabric.BestLinks`).
+
+*Objective.* min over c and π of f(T(c, π), n_c), with the objectives and limits of the degree search.
+
+*Method.* The degree search runs under a few fixed mappings (by number, by links) and under L. The best candidates of
+each are mapped, those with the best L first; then degrees are searched under the best mappings found, and mapped in
+their turn, until nothing changes; the best few are mapped once more with all effort.
+
+*Bound.* min of the bounds of the mapped candidates, L of the others that the search under L kept, and the worst L kept
+(all other candidates have a larger one).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.planner.cluster.fabric import BestLinks, Fabric, OneOrder
+from meshplan.planner.cluster.network import Network
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.search.degrees import KEEP, DegreeSearch, search_degrees
+from meshplan.planner.training.search.placement_model import PlacementModel
+from meshplan.planner.training.search.rank_placement import (
+    FULL_STEPS,
+    QUICK_STEPS,
+    RANK_ORDER,
+    UNIFORM,
+    Placement,
+    linked_order,
+    place,
+    usable_order,
+)
+from meshplan.planner.training.search.report import ScoredConfig, order_of
+
+SOLVER_NAME = "enumeration with bounds + rank mapping"
+# Candidates kept by the search under L; what it does not keep is bounded by the worst of them.
+BOUND_KEEP = 256
+# Candidates that get a mapping of their own, and those that get all effort.
+MAPPED, POLISHED = 32, 3
+# Rounds of degrees under the best mappings and mappings of the best degrees.
+MOST_ROUNDS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A configuration with its mapping.
+
+    Args:
+        scored: objective and step under the mapping.
+        placement: the mapping.
+    """
+
+    scored: ScoredConfig
+    placement: Placement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JointResult:
+    """What the search found.
+
+    Args:
+        solution: the best configuration with its proof.
+        search: what was considered and turned down.
+        best: the best candidates, best first.
+        placement: mapping of the best one; None where all links are alike.
+    """
+
+    solution: Solution[ScoredConfig]
+    search: DegreeSearch
+    best: tuple[ScoredConfig, ...]
+    placement: Placement | None
+
+
+def placed_problem(problem: TrainingProblem, order: tuple[int, ...]) -> TrainingProblem:
+    """The problem priced under a mapping: slot i on node ``order[i]``."""
+    return _with_fabric(problem, _one_order(problem, order))
+
+
+def search_plans(
+    problem: TrainingProblem,
+    *,
+    seed: int = 0,
+    keep: int = KEEP,
+    mapped: int = MAPPED,
+    order: tuple[int, ...] | None = None,
+    time_limit_s: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> JointResult:
+    """The best configuration, and where its ranks go.
+
+    Args:
+        problem: the question.
+        seed: of the mapping search.
+        keep: candidates to return.
+        mapped: candidates that get a mapping of their own.
+        order: take this mapping instead of searching for one.
+        time_limit_s: see :func:`~meshplan.planner.training.search.degrees.search_degrees`.
+        on_progress: told incumbent and bound on the way.
+    """
+    network = problem.machine.network
+    if network is None or (network.is_uniform and order is None):
+        solution, search = search_degrees(problem, keep=keep, time_limit_s=time_limit_s, on_progress=on_progress)
+        placement = None if solution.assignment is None else place_config(problem, solution.assignment.config)
+        return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
+    if order is not None:
+        fixed = placed_problem(problem, order)
+        solution, search = search_degrees(fixed, keep=keep, time_limit_s=time_limit_s, on_progress=on_progress)
+        placement = None if solution.assignment is None else given(problem, solution.assignment.config, order)
+        return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
+    return _Joint(problem, network, seed=seed, keep=keep, mapped=mapped).run(time_limit_s, on_progress)
+
+
+def place_config(
+    problem: TrainingProblem, config: TrainingConfig, *, order: tuple[int, ...] | None = None, seed: int = 0
+) -> Placement | None:
+    """One configuration on the problem's network; None where all links are alike and all nodes may be used.
+
+    Args:
+        problem: the question.
+        config: the choices.
+        order: take this mapping instead of searching for one.
+        seed: of the mapping search.
+    """
+    network = problem.machine.network
+    if network is None:
+        return None
+    if order is not None:
+        return given(problem, config, order)
+    if network.is_uniform:
+        step = price(problem, config).step_s
+        return Placement(order=usable_order(network), step_s=step, bound_s=step, method=UNIFORM)
+    return place(problem, config, seed=seed)
+
+
+def given(problem: TrainingProblem, config: TrainingConfig, order: tuple[int, ...]) -> Placement:
+    """A configuration under a mapping that was asked for."""
+    model = PlacementModel(problem, config)
+    step = float(model.steps_s(np.array([order], dtype=np.int64))[0])
+    rank_order = order == usable_order(model.network)
+    return Placement(
+        order=order,
+        step_s=step,
+        bound_s=min(step, model.least_step_s()),
+        method=RANK_ORDER if rank_order else "as given",
+    )
+
+
+def _one_order(problem: TrainingProblem, order: tuple[int, ...]) -> OneOrder:
+    network = problem.machine.network
+    if network is None:
+        raise ValueError("a mapping needs a network")
+    return OneOrder(network=network, order=order, domain_size=problem.machine.domain_size)
+
+
+def _with_fabric(problem: TrainingProblem, fabric: Fabric) -> TrainingProblem:
+    return replace(problem, machine=replace(problem.machine, fabric=fabric))
+
+
+class _Joint:
+    """One search over degrees and mappings."""
+
+    def __init__(self, problem: TrainingProblem, network: Network, *, seed: int, keep: int, mapped: int) -> None:
+        self.problem, self.network = problem, network
+        self.seed, self.keep, self.mapped = seed, keep, mapped
+        best_links = BestLinks(network=network, domain_size=problem.machine.domain_size)
+        self.optimist = _with_fabric(problem, best_links)
+        self.placed: dict[TrainingConfig, Placed] = {}
+        self.searched: set[tuple[int, ...]] = set()
+        self.deadline_s: float | None = None
+        self.search = DegreeSearch(self.optimist, keep=max(keep, BOUND_KEEP))
+
+    def run(self, time_limit_s: float | None, on_progress: OnProgress | None) -> JointResult:
+        wall, cpu = time.perf_counter(), time.process_time()
+        self.deadline_s = None if time_limit_s is None else time.monotonic() + time_limit_s
+        bounding = self.search.run(time_limit_s=time_limit_s, on_progress=on_progress)
+        if bounding.assignment is None:
+            return JointResult(solution=bounding, search=self.search, best=(), placement=None)
+        least = {scored.config: scored.objective for scored in self.search.best}
+        rest = self.search.best[-1].objective if len(self.search.best) >= self.search.keep else float("inf")
+        rest = min(rest, bounding.bound if bounding.bound is not None and bounding.gap else rest)
+        for order in dict.fromkeys((usable_order(self.network), linked_order(self.network))):
+            self._map(self._best_under(order), QUICK_STEPS)
+        for scored in self.search.best:
+            if self._is_late() or len(self.placed) >= self.mapped or self._beats(scored.objective):
+                break
+            self._map([scored.config], QUICK_STEPS)
+        self._tell(on_progress, "mapped")
+        self._alternate()
+        self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
+        ranked = self._ranked()
+        if not ranked:
+            late = replace(bounding, assignment=None, objective=None, gap=None)
+            return JointResult(solution=late, search=self.search, best=(), placement=None)
+        return self._result(ranked, least, rest, wall, cpu)
+
+    def _result(
+        self, ranked: list[Placed], least: dict[TrainingConfig, float], rest: float, wall: float, cpu: float
+    ) -> JointResult:
+        best = ranked[0]
+        bounds = [rest, *(value for config, value in least.items() if config not in self.placed)]
+        bounds += [self._objective(item.placement.bound_s, item.scored.config) for item in self.placed.values()]
+        bound = min(best.scored.objective, *bounds)
+        self.search.best = [item.scored for item in ranked[: self.keep]]
+        solution = Solution(
+            status=status_of(best.scored.objective, bound),
+            assignment=best.scored,
+            objective=best.scored.objective,
+            bound=bound,
+            gap=relative_gap(best.scored.objective, bound),
+            wall_s=time.perf_counter() - wall,
+            cpu_s=time.process_time() - cpu,
+            solver=SOLVER_NAME,
+            seed=self.seed,
+        )
+        return JointResult(
+            solution=solution, search=self.search, best=tuple(self.search.best), placement=best.placement
+        )
+
+    def _best_under(self, order: tuple[int, ...]) -> list[TrainingConfig]:
+        """The best few degrees under one mapping."""
+        if order in self.searched or self._is_late():
+            return []
+        self.searched.add(order)
+        _, search = search_degrees(placed_problem(self.problem, order), keep=self.keep)
+        return [scored.config for scored in search.best[: max(1, self.mapped // 4)]]
+
+    def _alternate(self) -> None:
+        """The best degrees under the best mappings, mapped in their turn, until nothing changes."""
+        for _ in range(MOST_ROUNDS):
+            before = [item.scored.objective for item in self._ranked()[:1]]
+            for item in self._ranked()[:POLISHED]:
+                self._map(self._best_under(item.placement.order), QUICK_STEPS)
+            if [item.scored.objective for item in self._ranked()[:1]] == before:
+                return
+
+    def _map(self, configs: Iterable[TrainingConfig], steps: int) -> None:
+        for config in configs:
+            known = self.placed.get(config)
+            if known is not None and (known.placement.step_s <= known.placement.bound_s or self._is_late()):
+                continue
+            start = None if known is None else known.placement.order
+            found = place(self.problem, config, seed=self.seed, steps=steps, start=start, deadline_s=self.deadline_s)
+            if found.step_s > self._most_step_s(config):
+                continue
+            safe = price(self.optimist, config).safe_bytes if known is None else known.scored.safe_bytes
+            scored = ScoredConfig(
+                config=config,
+                objective=self._objective(found.step_s, config),
+                step_s=found.step_s,
+                safe_bytes=safe,
+            )
+            self.placed[config] = Placed(scored=scored, placement=found)
+
+    def _most_step_s(self, config: TrainingConfig) -> float:
+        """Longest step within the limits on time and money."""
+        limits, machine = self.problem.limits, self.problem.machine
+        most = float("inf") if limits.max_step_s is None else limits.max_step_s
+        if limits.max_usd_per_run is not None and machine.usd_per_hour_per_device and self.problem.num_steps:
+            rate = machine.usd_per_hour_per_device / 3600.0 * self.problem.num_steps * config.world_size
+            most = min(most, limits.max_usd_per_run / rate)
+        return most
+
+    def _objective(self, step_s: float, config: TrainingConfig) -> float:
+        return float(self.search.objective(np.asarray(step_s), np.asarray(float(config.world_size))))
+
+    def _ranked(self) -> list[Placed]:
+        return sorted(self.placed.values(), key=lambda item: order_of(item.scored, self.search.problem.objective))
+
+    def _beats(self, objective: float) -> bool:
+        """Whether the best found is at least as good as anything with that bound."""
+        ranked = self._ranked()
+        return bool(ranked) and ranked[0].scored.objective <= objective
+
+    def _is_late(self) -> bool:
+        return self.deadline_s is not None and bool(self.placed) and time.monotonic() > self.deadline_s
+
+    def _tell(self, on_progress: OnProgress | None, note: str) -> None:
+        ranked = self._ranked()
+        if on_progress is not None and ranked:
+            on_progress(Progress(incumbent=ranked[0].scored.objective, bound=None, note=note))

@@ -1,0 +1,281 @@
+"""Which rank on which device, for one configuration on uneven links.
+
+*Notation.* Slots i are filled by consecutive ranks, D each; a mapping π sets slot i on node π(i), one of the usable
+ones. x_g(π) is the slowest link of the groups of kind g, y(π) the messages of the slowest pipeline.
+
+*Objective.* min over π of the step T(x(π), y(π)) of the estimator.
+
+*Constraints.* π is one-to-one; nodes without a slot are spare. Ranks of a node stay consecutive, which is what
+launchers can express; so a mapping moves nodes, not single devices.
+
+*Method.* All mappings where there are at most :data:`MAX_EXHAUSTIVE`; else annealing of several chains on a smooth
+stand-in, from constructed starts (rank order, single-linkage order, each along stages and along pipelines); the best
+of every chain is priced by the estimator.
+
+*Bound.* Every kind of group at the best rate any mapping can give it. With one kind of ring and a pipeline over all
+nodes also the joint bound of :mod:`~meshplan.planner.rank_mapping.bound`, with ring times φ(1/bandwidth) and
+hops (1 + w/P)·h, because the P stages' exchanges sum to Σ h.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.planner.cluster.fabric import RING
+from meshplan.planner.cluster.network import Ints, Network
+from meshplan.planner.rank_mapping.annealing import neighbourly_order
+from meshplan.planner.rank_mapping.bound import lower_bound
+from meshplan.planner.rank_mapping.objective import LinkCosts
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.search.placement_model import Energy, PlacementModel
+
+EXHAUSTIVE, ANNEALING, RANK_ORDER = "all mappings", "annealing", "rank order"
+UNIFORM = "rank order (uniform links)"
+MAX_EXHAUSTIVE = 50_000  # 8! = 40,320
+NUM_CHAINS = 12
+# Steps of a quick look at a candidate, and of the last word on the best ones. Counted, so that a seed gives one answer.
+QUICK_STEPS, FULL_STEPS = 400, 6_000
+START_TEMPERATURE, END_TEMPERATURE = 0.02, 2e-4  # of the first energy
+NUM_RANDOM_MAPPINGS = 200
+RANDOM_SEED = 20_240_528  # of the random mappings that a plan compares with
+CLOCK_CHECK_STEPS = 32
+COIN = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """A mapping of one configuration.
+
+    Args:
+        order: node of each slot, then the spare nodes.
+        step_s: T under it.
+        bound_s: no mapping is faster.
+        method: how it was found.
+    """
+
+    order: tuple[int, ...]
+    step_s: float
+    bound_s: float
+    method: str
+
+
+def usable_order(network: Network) -> tuple[int, ...]:
+    """Rank order: usable nodes by number."""
+    return tuple(network.usable)
+
+
+def linked_order(network: Network) -> tuple[int, ...]:
+    """Usable nodes such that well connected ones stand together."""
+    usable = np.array(network.usable)
+    spacing = 1.0 / network.bytes_per_s[np.ix_(usable, usable)]
+    none = np.zeros_like(spacing)
+    costs = LinkCosts(num_stages=1, num_pipelines=len(usable), hop_s=none, ring_s=spacing)
+    return tuple(usable[neighbourly_order(costs)].tolist()) if len(usable) > 1 else tuple(network.usable)
+
+
+def place(
+    problem: TrainingProblem,
+    config: TrainingConfig,
+    *,
+    seed: int,
+    steps: int = FULL_STEPS,
+    start: tuple[int, ...] | None = None,
+    deadline_s: float | None = None,
+) -> Placement:
+    """The best mapping found for one configuration.
+
+    Args:
+        problem: its machine has a network.
+        config: the choices.
+        seed: of the search.
+        steps: of annealing, in every chain.
+        start: a mapping to start from besides the constructed ones.
+        deadline_s: value of ``time.monotonic()`` after which to stop.
+    """
+    model = PlacementModel(problem, config)
+    usable = np.array(model.network.usable, dtype=np.int64)
+    first = usable[None] if start is None else np.array([usable, start], dtype=np.int64)
+    if not model.moves or len(usable) == 1:
+        step = float(model.steps_s(usable[None])[0])
+        return Placement(order=tuple(usable.tolist()), step_s=step, bound_s=step, method=RANK_ORDER)
+    if math.perm(len(usable), model.num_slots) <= MAX_EXHAUSTIVE:
+        used = np.array(list(itertools.permutations(usable.tolist(), model.num_slots)), dtype=np.int64)
+        values = model.steps_s(used)
+        best = int(np.flatnonzero(values <= values.min() * (1.0 + 1e-12))[0])
+        order = (*used[best].tolist(), *sorted(set(usable.tolist()) - set(used[best].tolist())))
+        return Placement(order=order, step_s=float(values[best]), bound_s=float(values[best]), method=EXHAUSTIVE)
+    starts = np.concatenate([first, starting_orders(model)])
+    found = anneal(model, starts, seed=seed, steps=steps, deadline_s=deadline_s)
+    orders = np.concatenate([starts, found])
+    values = model.steps_s(orders)
+    best = int(np.flatnonzero(values <= values.min() * (1.0 + 1e-12))[0])
+    step = float(values[best])
+    bound = min(step, max(model.least_step_s(), joint_bound_s(model)))
+    method = RANK_ORDER if best == 0 else ANNEALING
+    return Placement(order=tuple(orders[best].tolist()), step_s=step, bound_s=bound, method=method)
+
+
+def starting_orders(model: PlacementModel) -> Ints:
+    """[k, usable] constructed mappings: nodes by number and by links, consecutive ones along stages or pipelines."""
+    slots, stages = model.num_slots, model.config.pipeline_parallel
+    orders = []
+    for nodes in (usable_order(model.network), linked_order(model.network), _by_quality(model.network)):
+        used, spare = list(nodes[:slots]), list(nodes[slots:])
+        orders.append([*used, *spare])
+        for columns in {stages, max(1, slots // stages)} - {1}:
+            if slots % columns == 0:
+                turned = np.array(used).reshape(-1, columns).T.ravel().tolist()
+                orders.append([*turned, *spare])
+    return np.array(orders, dtype=np.int64)
+
+
+def _by_quality(network: Network) -> tuple[int, ...]:
+    """Linked order with the worst connected nodes last, so that they are the spare ones."""
+    usable = np.array(network.usable)
+    rates = network.bytes_per_s[np.ix_(usable, usable)] + np.diag(np.full(len(usable), np.nan))
+    quality = np.nanmedian(np.minimum(rates, rates.T), axis=1)
+    rank = {int(node): value for node, value in zip(usable, quality, strict=True)}
+    return tuple(sorted(linked_order(network), key=lambda node: -rank[node]))
+
+
+def random_mean_s(model: PlacementModel) -> float:
+    """Mean step over random mappings; the same ones for every seed."""
+    rng = np.random.default_rng(RANDOM_SEED)
+    usable = np.array(model.network.usable, dtype=np.int64)
+    return float(model.steps_s(rng.permuted(np.tile(usable, (NUM_RANDOM_MAPPINGS, 1)), axis=1)).mean())
+
+
+def joint_bound_s(model: PlacementModel) -> float:
+    """Rings and pipelines bounded together, where the configuration is one kind of ring and a pipeline; else 0."""
+    stages, slots, asked = model.config.pipeline_parallel, model.num_slots, model.messages
+    usable = np.array(model.network.usable)
+    if asked is None or stages == 1 or len(model.groups) != 1 or slots != len(usable) or slots % stages:
+        return 0.0
+    group = model.groups[0]
+    if group.kind != RING or group.step != 1 or group.nodes * stages != slots:
+        return 0.0
+    inner = np.ix_(usable, usable)
+    spacing, latency = 1.0 / model.network.bytes_per_s[inner], model.network.latency_s[inner]
+    base = float(model.priced(np.zeros((1, 3)))[0])
+    distinct, which = np.unique(np.maximum(spacing, spacing.T), return_inverse=True)
+    rows = np.zeros((len(distinct), 3))
+    rows[:, 0] = distinct
+    ring = model.priced(rows) - base
+    one_way = asked.sent_bytes * spacing + latency
+    hops = (1.0 + asked.waits / stages) * (one_way + one_way.T)
+    ring_s = np.maximum(ring[which.ravel()].reshape(spacing.shape), 0.0)
+    np.fill_diagonal(ring_s, 0.0)
+    np.fill_diagonal(hops, 0.0)
+    return (
+        base + lower_bound(LinkCosts(num_stages=stages, num_pipelines=group.nodes, hop_s=hops, ring_s=ring_s)).total_s
+    )
+
+
+def anneal(model: PlacementModel, starts: Ints, *, seed: int, steps: int, deadline_s: float | None) -> Ints:
+    """[chains, usable] best mapping of every chain.
+
+    A step proposes one move in every chain: exchange two nodes, move one, turn a run round, exchange two stages, or
+    exchange parts of two pipelines.
+    """
+    rng = np.random.default_rng(seed)
+    values = model.steps_s(starts)
+    ranked = starts[np.argsort(values, kind="stable")]
+    num_random = NUM_CHAINS // 4
+    random = rng.permuted(np.tile(ranked[0], (num_random, 1)), axis=1)
+    orders = np.concatenate([ranked[np.arange(NUM_CHAINS - num_random) % len(ranked)], random])
+    energy: Energy = model.tabulate(ranked[0])
+    plain, smooth = energy(orders)
+    best, best_orders = plain.copy(), orders.copy()
+    scale = float(smooth.min() - model.least_step_s())
+    scale = scale if scale > 0.0 else float(smooth.min()) * END_TEMPERATURE
+    moves = _moves(model)
+    for step in range(steps):
+        if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
+            break
+        if step and step % max(1, steps // 10) == 0:
+            worst, good = np.argsort(smooth)[-3:], np.argsort(best)[:3]
+            orders[worst], smooth[worst] = best_orders[good], energy(best_orders[good])[1]
+        move = moves[int(rng.integers(len(moves)))]
+        proposed = np.take_along_axis(orders, move(model, len(orders), orders.shape[1], rng), axis=1)
+        new_plain, new_smooth = energy(proposed)
+        temperature = scale * START_TEMPERATURE * (END_TEMPERATURE / START_TEMPERATURE) ** (step / steps)
+        keep = new_smooth <= smooth + temperature * rng.exponential(size=len(orders))
+        orders[keep], smooth[keep] = proposed[keep], new_smooth[keep]
+        better = keep & (new_plain < best)
+        best[better], best_orders[better] = new_plain[better], orders[better]
+    return best_orders
+
+
+# --- moves: [chains, nodes] positions to read the old mapping from -------------------------------------------------
+
+
+def _positions(chains: int, nodes: int) -> Ints:
+    return np.tile(np.arange(nodes, dtype=np.int64), (chains, 1))
+
+
+def _exchange(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+    """A slot against any other node, spare ones included."""
+    source, rows = _positions(chains, nodes), np.arange(chains)
+    first, second = rng.integers(model.num_slots, size=chains), rng.integers(nodes, size=chains)
+    source[rows, first], source[rows, second] = second, first
+    return source
+
+
+def _two_cuts(slots: int, chains: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+    cuts = np.sort(rng.integers(slots, size=(2, chains)), axis=0)
+    return cuts[0][:, None], cuts[1][:, None]
+
+
+def _turn(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+    """A run of slots, the other way round."""
+    source = _positions(chains, nodes)
+    low, high = _two_cuts(model.num_slots, chains, rng)
+    return np.where((source >= low) & (source <= high), low + high - source, source)
+
+
+def _shift(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+    """One node to another place of a run; the others move up or down."""
+    source = _positions(chains, nodes)
+    low, high = _two_cuts(model.num_slots, chains, rng)
+    inside = (source >= low) & (source <= high)
+    if rng.random() < COIN:
+        return np.where(inside, np.where(source == high, low, source + 1), source)
+    return np.where(inside, np.where(source == low, high, source - 1), source)
+
+
+def _stages(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+    """Two whole stages."""
+    stages, source = model.config.pipeline_parallel, _positions(chains, nodes)
+    size = model.num_slots // stages
+    first, second = rng.integers(stages, size=(2, chains, 1))
+    stage = source // size
+    moved = np.where(stage == first, source + (second - first) * size, source)
+    return np.where(stage == second, source + (first - second) * size, moved)
+
+
+def _pipelines(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+    """Two pipelines, from some stage on."""
+    stages, source = model.config.pipeline_parallel, _positions(chains, nodes)
+    size = model.num_slots // stages
+    first, second = rng.integers(size, size=(2, chains, 1))
+    place = source % size
+    later = (source < model.num_slots) & (source // size >= rng.integers(stages, size=(chains, 1)))
+    moved = np.where(later & (place == first), source + second - first, source)
+    return np.where(later & (place == second), source + first - second, moved)
+
+
+Move = Callable[[PlacementModel, int, int, np.random.Generator], Ints]
+
+
+def _moves(model: PlacementModel) -> list[Move]:
+    moves: list[Move] = [_exchange, _exchange, _turn, _shift]
+    stages, slots = model.config.pipeline_parallel, model.num_slots
+    if stages > 1 and slots % stages == 0:
+        moves += [_stages] + ([_pipelines] if slots > stages else [])
+    return moves

@@ -1,0 +1,387 @@
+"""Every legal candidate, as arrays: all choices but the pipeline split, sorted by the devices they need.
+
+A *template* is a candidate without its pipeline: (tensor, context, data, shard, expert, expert-tensor parallelism,
+micro-batch, ZeRO stage, recompute of whole layers or none: how many layers of a chunk recompute in blocks is left to
+the search). For each pipeline split the templates that fit its share of the devices become
+:class:`~meshplan.planner.training.estimator.candidates.Candidates`. What makes a value legal in itself (heads, batch,
+sequence, experts) is settled here, once; what ties choices together is asked of the framework's own rules.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
+from meshplan.planner.training.estimator.candidates import (
+    BoolArray,
+    Candidates,
+    IntArray,
+    PipelineSplit,
+    Recompute,
+    split_layers,
+)
+from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers, schedules_of
+from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, OFFLOADS, Phase, TrainingProblem
+from meshplan.planner.training.search.layer_partition import balance_arithmetic
+
+COLUMNS = (
+    "tensor_parallel",
+    "context_parallel",
+    "data_parallel",
+    "micro_batch_size",
+    "expert_parallel",
+    "expert_tensor_parallel",
+    "zero_stage",
+    "data_parallel_shard",
+    "recompute",
+    "sequence_parallel",
+)
+ZERO_STAGES = (0, 1, 2, 3)
+TextArray = NDArray[np.str_]
+_MODE_NAMES: TextArray = np.array([mode.name.lower() for mode in Recompute])
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors, ascending.
+
+    >>> divisors(12)
+    [1, 2, 3, 4, 6, 12]
+    """
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+# One name for all rows, or an array of names [n].
+StyleNames = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleColumns:
+    """Candidates under the names that framework rules ask for; arrays [n] or one number for all."""
+
+    tensor_parallel: IntArray
+    pipeline_parallel: int
+    virtual_pipeline_stages: int
+    pipeline_schedule: str
+    vocabulary_parallel: bool
+    context_parallel: IntArray
+    data_parallel: IntArray
+    data_parallel_shard: IntArray
+    expert_parallel: IntArray
+    expert_tensor_parallel: IntArray
+    sequence_parallel: BoolArray
+    optimizer_offload: BoolArray
+    parameter_offload: BoolArray
+    activation_offload: BoolArray
+    offload_to: TextArray
+    activation_recompute: TextArray
+    context_parallel_style: StyleNames
+    context_parallel_heads: IntArray | int
+    zero_hpz_partition_size: IntArray | int
+    outer_zero_stage: IntArray | int
+    gathered_num_layers: IntArray | int
+    zero_stage: IntArray
+    micro_batch_size: IntArray
+    num_microbatches: IntArray
+    global_batch_size: int
+    sequence_length: int
+    expert_capacity_factor: float
+    expert_dispatcher: str
+    expert_parallel_overlap: bool
+    quantised_weights: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """All templates of a problem, ascending by devices of one stage.
+
+    Args:
+        columns: name (of :data:`COLUMNS`) → array [n].
+        stage_devices: tensor × context × data parallelism, ascending [n].
+        illegal: reason → values of a single choice that no candidate may take.
+    """
+
+    columns: Mapping[str, IntArray]
+    stage_devices: IntArray
+    illegal: Mapping[str, tuple[str, ...]]
+
+    def __len__(self) -> int:
+        return len(self.stage_devices)
+
+    def between(self, least: float, most: float) -> slice:
+        """Rows whose stage needs from ``least`` to ``most`` devices."""
+        first = int(np.searchsorted(self.stage_devices, np.ceil(least), side="left"))
+        last = int(np.searchsorted(self.stage_devices, np.floor(most), side="right"))
+        return slice(first, max(first, last))
+
+
+def _kv_fits(shape: ModelShape, t: int) -> bool:
+    heads = shape.num_key_value_heads
+    return shape.attention is AttentionKind.MULTI_HEAD_LATENT or heads % t == 0 or t % heads == 0
+
+
+def _choices(problem: TrainingProblem, name: str, legal: Iterable[int]) -> list[int]:
+    """The legal values of one choice, or the pinned one where it is among them."""
+    values = list(legal)
+    if name in problem.fixed:
+        pinned = int(problem.fixed[name])
+        return [pinned] if pinned in values else []
+    return values
+
+
+def _cross(
+    rows: dict[str, IntArray], name: str, options: Mapping[int, list[int]], key: IntArray
+) -> dict[str, IntArray]:
+    """Extend each row by every option of its key."""
+    counts = np.array([len(options[int(value)]) for value in key], dtype=np.int64)
+    repeat = np.repeat(np.arange(len(key)), counts)
+    values = [np.asarray(options[int(value)], dtype=np.int64) for value in key]
+    extended = {column: array[repeat] for column, array in rows.items()}
+    extended[name] = np.concatenate(values) if values else np.zeros(0, dtype=np.int64)
+    return extended
+
+
+def make_templates(problem: TrainingProblem) -> Templates:
+    """Enumerate the templates of a problem."""
+    shape, workload, most = problem.shape, problem.workload, problem.limits.max_devices
+    tensor_all = [t for t in range(1, most + 1) if shape.num_attention_heads % t == 0]
+    tensor = _choices(problem, "tensor_parallel", [t for t in tensor_all if _kv_fits(shape, t)])
+    context_all = [c for c in divisors(workload.sequence_length) if c <= most]
+    context = _choices(
+        problem, "context_parallel", [c for c in context_all if c == 1 or workload.sequence_length % (2 * c) == 0]
+    )
+    data = _choices(problem, "data_parallel", [d for d in divisors(workload.global_batch_size) if d <= most])
+    grid = np.array(np.meshgrid(tensor, context, data, indexing="ij"), dtype=np.int64).reshape(3, -1)
+    grid = grid[:, grid.prod(axis=0) <= most]
+    rows = {"tensor_parallel": grid[0], "context_parallel": grid[1], "data_parallel": grid[2]}
+    micro = {d: _choices(problem, "micro_batch_size", divisors(workload.global_batch_size // d)) for d in data}
+    rows = _cross(rows, "micro_batch_size", micro, rows["data_parallel"])
+    rows = _with_experts(problem, rows)
+    rows = _with_states(problem, rows)
+    modes = _recompute_modes(problem)
+    rows = _cross(rows, "recompute", {0: modes}, np.zeros(len(rows["data_parallel"]), dtype=np.int64))
+    rows["sequence_parallel"] = (rows["tensor_parallel"] > 1) & bool(
+        problem.fixed.get("sequence_parallel", problem.rules.sequence_parallel)
+    )
+    stage_devices = rows["tensor_parallel"] * rows["context_parallel"] * rows["data_parallel"]
+    order = np.argsort(stage_devices, kind="stable")
+    illegal = {
+        "num_attention_heads is not a multiple of tensor_parallel": tuple(
+            f"tensor_parallel={t}" for t in range(2, min(most, problem.machine.domain_size) + 1) if t not in tensor_all
+        ),
+        "num_key_value_heads and tensor_parallel do not divide": tuple(
+            f"tensor_parallel={t}" for t in tensor_all if not _kv_fits(shape, t)
+        ),
+    }
+    return Templates(
+        columns={name: rows[name][order] for name in COLUMNS}, stage_devices=stage_devices[order], illegal=illegal
+    )
+
+
+def _recompute_modes(problem: TrainingProblem) -> list[int]:
+    """The modes of templates. Recompute of a block starts from templates without recompute."""
+    known = [mode for mode in Recompute if mode.name.lower() in problem.rules.recompute_modes]
+    if problem.fixed.get("activation_recompute") == Recompute.BLOCK.name.lower():
+        return [int(Recompute.NONE)] if Recompute.BLOCK in known else []
+    known = [mode for mode in known if mode is not Recompute.BLOCK]
+    if "activation_recompute" in problem.fixed:
+        pinned = Recompute[str(problem.fixed["activation_recompute"]).upper()]
+        return [int(pinned)] if pinned in known else []
+    recipe = problem.calibration.recipe
+    if recipe.flash_attention and recipe.selective_kept_share == 1.0:
+        # Fused attention keeps no scores: selective recompute is the same as none to the estimator.
+        known = [mode for mode in known if mode is not Recompute.SELECTIVE]
+    return [int(mode) for mode in known]
+
+
+def _with_experts(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:
+    moe = problem.shape.moe
+    experts = _choices(problem, "expert_parallel", divisors(moe.num_experts) if moe else [1])
+    widths = divisors(moe.expert_intermediate_size) if moe else [1]
+    tensor = _choices(problem, "expert_tensor_parallel", [w for w in widths if w <= problem.machine.domain_size])
+    devices = rows["tensor_parallel"] * rows["context_parallel"] * rows["data_parallel"]
+    fitting = {
+        int(count): [
+            e * len(widths) + i for e in experts for i, w in enumerate(widths) if w in tensor and count % (e * w) == 0
+        ]
+        for count in np.unique(devices)
+    }
+    rows = _cross(rows, "_pair", fitting, devices)
+    pair = rows.pop("_pair")
+    rows["expert_parallel"] = pair // len(widths)
+    rows["expert_tensor_parallel"] = np.asarray(widths, dtype=np.int64)[pair % len(widths)]
+    return rows
+
+
+def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:
+    """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states.
+
+    Groups are as large as data parallelism, or fit in a scale-up domain: a size in between uses the same links as the
+    whole and keeps more memory. Where links differ, it may use better ones.
+    """
+    stages = _choices(problem, "zero_stage", ZERO_STAGES)
+    shards = {}
+    uneven = problem.machine.fabric is not None
+    pinned = "data_parallel_shard" in problem.fixed
+    for d in np.unique(rows["data_parallel"]):
+        sizes = [size for size in divisors(int(d)) if uneven or size <= problem.machine.domain_size or size == d]
+        groups = _choices(problem, "data_parallel_shard", divisors(int(d)) if pinned else sizes)
+        pairs = [(0, 1)] if 0 in stages and problem.fixed.get("data_parallel_shard", 1) == 1 else []
+        sharded = [s for s in groups if s > 1 or int(d) == 1]
+        pairs += [(stage, shard) for stage in stages if stage >= 1 for shard in sharded]
+        shards[int(d)] = [stage + len(ZERO_STAGES) * shard for stage, shard in pairs]
+    rows = _cross(rows, "_state", shards, rows["data_parallel"])
+    state = rows.pop("_state")
+    rows["zero_stage"] = state % len(ZERO_STAGES)
+    rows["data_parallel_shard"] = state // len(ZERO_STAGES)
+    return rows
+
+
+def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
+    """Every way to deal the layers to stages, stages ascending, then chunks."""
+    shape, layers = problem.shape, problem.shape.num_hidden_layers
+    most = min(layers, problem.limits.max_devices)
+    given = problem.fixed.get("layers_per_chunk")
+    splits = []
+    for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
+        chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _deals_evenly(layers, p * v))]
+        if given is not None:
+            chunks = [len(given) // p] if len(given) % p == 0 and (p > 1 or len(given) == 1) else []
+        for v in _choices(problem, "virtual_pipeline_stages", chunks):
+            if not problem.rules.uneven_layers and layers % (p * v) != 0:
+                continue
+            splits += [
+                split_layers(
+                    shape,
+                    pipeline_parallel=p,
+                    virtual_pipeline_stages=v,
+                    layers_per_chunk=layers_per_chunk,
+                    schedule=schedule,
+                    vocabulary_parallel=bool(problem.fixed.get("vocabulary_parallel", False)),
+                )
+                for schedule in _schedules(problem, p, v)
+                for layers_per_chunk in _deals(problem, p, v)
+            ]
+    return splits
+
+
+def _schedules(problem: TrainingProblem, p: int, v: int) -> tuple[str, ...]:
+    """The pipeline schedules that are looked at for p stages of v chunks."""
+    asked = problem.fixed.get("pipeline_schedule")
+    return schedules_of(
+        p,
+        v,
+        allowed=problem.rules.pipeline_schedules,
+        pinned=None if asked is None else str(asked),
+        unvalidated=problem.limits.unvalidated_schedules,
+    )
+
+
+def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
+    """Layers of each chunk: as even as they go and, where that differs, as evens out the arithmetic of the stages.
+
+    What the user gave is the only one.
+    """
+    given = problem.fixed.get("layers_per_chunk")
+    if given is not None:
+        return [given] if len(given) == p * v else []
+    usual = deal_layers(problem.shape.num_hidden_layers, p * v)
+    if problem.fixed.get("vocabulary_parallel", False):
+        return [deal_evenly(problem.shape.num_hidden_layers, p * v)]
+    if v > 1 or p == 1 or not problem.rules.uneven_layers:
+        return [usual]
+    balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, usual)
+    return [usual] if balanced is None else [usual, balanced]
+
+
+def _deals_evenly(layers: int, chunks: int) -> bool:
+    """Whether chunks are alike, the embedding and the LM head counted as layers if need be."""
+    return layers % chunks == 0 or (layers + 2) % chunks == 0
+
+
+def template_candidates(
+    problem: TrainingProblem, templates: Templates, rows: slice, split: PipelineSplit
+) -> Candidates:
+    """Templates ``rows`` under ``split``; the framework's rules have not been asked yet."""
+    columns = {name: array[rows] for name, array in templates.columns.items()}
+    batch = problem.workload.global_batch_size
+    microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
+    return Candidates(
+        split=split,
+        num_microbatches=microbatches,
+        recompute_num_layers=np.zeros_like(microbatches),
+        on_nvme=np.full(len(microbatches), problem.limits.offload_to == "nvme"),
+        **{name: np.full(len(microbatches), bool(problem.fixed.get(name, False))) for name in OFFLOADS.values()},
+        context_parallel_style=np.zeros_like(microbatches),
+        context_parallel_heads=np.ones_like(microbatches),
+        zero_hpz_partition_size=np.ones_like(microbatches),
+        outer_zero_stage=np.zeros_like(microbatches),
+        gathered_num_layers=np.zeros_like(microbatches),
+        **columns,
+    )
+
+
+def _style_names(batch: Candidates) -> StyleNames:
+    """Names of the rows' styles; one for all of them where they are alike, which is quicker to compare."""
+    first = int(batch.context_parallel_style[0]) if len(batch) else 0
+    if (batch.context_parallel_style == first).all():
+        return CONTEXT_PARALLEL_STYLES[first]
+    return np.array(CONTEXT_PARALLEL_STYLES)[batch.context_parallel_style]
+
+
+# Defaults of the choices that some rules are about alone.
+_USUAL: Mapping[str, str | int] = {
+    "context_parallel_style": "ring",
+    "context_parallel_heads": 1,
+    "zero_hpz_partition_size": 1,
+    "outer_zero_stage": 0,
+    "gathered_num_layers": 0,
+}
+
+
+def _one_or_all(column: IntArray, usual: int) -> IntArray | int:
+    """The usual value where every row has it: rules are quicker over one number."""
+    return usual if (column == usual).all() else column
+
+
+def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
+    """The candidates that the framework's rules allow; the others are counted in ``refused``."""
+    view = RuleColumns(
+        pipeline_parallel=batch.split.pipeline_parallel,
+        virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
+        pipeline_schedule=batch.split.schedule,
+        vocabulary_parallel=batch.split.vocabulary_parallel,
+        num_microbatches=batch.num_microbatches,
+        offload_to=np.where(batch.on_nvme & batch.offloads_states, "nvme", "host"),
+        activation_recompute=_MODE_NAMES[batch.recompute],
+        **{name: getattr(batch, name) for name in OFFLOADS.values()},
+        context_parallel_style=_style_names(batch),
+        context_parallel_heads=_one_or_all(batch.context_parallel_heads, 1),
+        zero_hpz_partition_size=_one_or_all(batch.zero_hpz_partition_size, 1),
+        outer_zero_stage=_one_or_all(batch.outer_zero_stage, 0),
+        gathered_num_layers=_one_or_all(batch.gathered_num_layers, 0),
+        global_batch_size=problem.workload.global_batch_size,
+        sequence_length=problem.workload.sequence_length,
+        expert_capacity_factor=problem.workload.capacity_factor,
+        quantised_weights=problem.workload.phase is Phase.QLORA,
+        **problem.expert_transport,
+        **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
+    )
+    keep = np.ones(len(batch), dtype=bool)
+    said = {name: getattr(view, name) for name in _USUAL}
+    plain = {name for name, value in said.items() if isinstance(value, str | int) and value == _USUAL[name]}
+    for rule in problem.rules.rules:
+        if rule.about and plain.issuperset(rule.about):
+            continue
+        holds = np.broadcast_to(rule.holds(problem.shape, view), keep.shape)
+        count = int(np.count_nonzero(keep & ~holds))
+        if count:
+            refused[rule.message] += count
+            keep &= holds
+    return batch.take(keep)

@@ -1,0 +1,111 @@
+"""What choices beyond the templates make of a batch of candidates: ways to split sequences and to shard states.
+
+Such a choice stays at its default unless it is pinned or the question asks for it (``search_over``); then every
+candidate to which it can apply stands there once with each value. A pin on how sequences are split counts where they
+are: candidates without context parallelism stay as they are.
+
+All-to-alls inside a ring take neighbours that share a scale-up domain, unless their number is pinned: across the
+network the ring hides its exchange and the all-to-all does not. So do neighbours that hold a second copy of the
+parameters, which saves nothing where they are as far apart as those that share the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from meshplan.planner.training.estimator.candidates import Candidates, ContextStyle
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingProblem
+from meshplan.planner.training.search.templates import divisors
+
+_RING = CONTEXT_PARALLEL_STYLES[ContextStyle.RING]
+# A plain ring takes no less time than a balanced one, so that it is never searched for.
+_SEARCHED_STYLES = (
+    _RING,
+    CONTEXT_PARALLEL_STYLES[ContextStyle.ALL_GATHER],
+    CONTEXT_PARALLEL_STYLES[ContextStyle.ALL_TO_ALL],
+    CONTEXT_PARALLEL_STYLES[ContextStyle.ALL_TO_ALL_AND_RING],
+)
+
+
+def variants(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """The batch as it is, then with every other value of the choices that are asked for; rules are not asked yet."""
+    for styled in _by_style(problem, batch):
+        for copied in _by_second_copy(problem, styled):
+            yield from _by_outer_sharding(problem, copied)
+
+
+def _by_style(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    styles = _styles(problem)
+    if styles == (_RING,):
+        yield batch
+        return
+    split = batch.context_parallel > 1
+    yield batch if _RING in styles else batch.take(~split)
+    parted = batch.take(split)
+    for style in styles:
+        if style == _RING or not len(parted):
+            continue
+        code = CONTEXT_PARALLEL_STYLES.index(style)
+        named = replace(parted, context_parallel_style=np.full(len(parted), code))
+        if code == ContextStyle.ALL_TO_ALL_AND_RING:
+            yield from _two_dimensional(problem, named)
+        else:
+            yield named
+
+
+def _by_second_copy(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """Fully sharded candidates with a second copy of their parameters among neighbours (hpZ), too."""
+    name = "zero_hpz_partition_size"
+    pinned = int(problem.fixed.get(name, 1))
+    if pinned == 1:
+        yield batch
+        if name in problem.fixed or name not in problem.search_over:
+            return
+    full = batch.take(batch.zero_stage == ZERO_PARAMETERS)
+    ranks = full.data_parallel_shard * full.context_parallel
+    possible = sorted({size for number in np.unique(ranks) for size in divisors(int(number)) if 1 < size < number})
+    for size in possible if pinned == 1 else [pinned]:
+        rows = (ranks % size == 0) & (size < ranks)
+        if pinned == 1:
+            rows &= size * full.tensor_parallel <= problem.machine.domain_size
+        if rows.any():
+            inside = full.take(rows)
+            yield replace(inside, zero_hpz_partition_size=np.full(len(inside), size))
+
+
+def _by_outer_sharding(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """Candidates sharded in groups with their optimizer states sharded over the groups, too."""
+    name = "outer_zero_stage"
+    pinned = int(problem.fixed.get(name, 0))
+    if not pinned:
+        yield batch
+        if name in problem.fixed or name not in problem.search_over:
+            return
+    rows = (batch.zero_stage == ZERO_PARAMETERS) & (batch.data_parallel_shard < batch.data_parallel)
+    if rows.any():
+        groups = batch.take(rows)
+        yield replace(groups, outer_zero_stage=np.ones_like(groups.zero_stage))
+
+
+def _styles(problem: TrainingProblem) -> tuple[str, ...]:
+    if "context_parallel_style" in problem.fixed:
+        return (str(problem.fixed["context_parallel_style"]),)
+    return _SEARCHED_STYLES if "context_parallel_style" in problem.search_over else (_RING,)
+
+
+def _two_dimensional(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
+    """The batch with every number of ranks that exchange heads inside the ring."""
+    c, t = batch.context_parallel, batch.tensor_parallel
+    pinned = problem.fixed.get("context_parallel_heads")
+    possible = sorted({u for group in np.unique(c) for u in divisors(int(group)) if 1 < u < group})
+    for heads in possible if pinned is None else [int(pinned)]:
+        rows = (c % heads == 0) & (heads < c)
+        if pinned is None:
+            rows &= heads * t <= problem.machine.domain_size
+        if rows.any():
+            inside = batch.take(rows)
+            yield replace(inside, context_parallel_heads=np.full(len(inside), heads))

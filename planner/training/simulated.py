@@ -1,0 +1,67 @@
+"""The referee's verdict on one configuration: its schedule run operation by operation instead of by a closed form.
+
+For the finalists of a search. Costs p·m·v operations in Python: a second for some hundred thousand.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshplan.planner.training.estimator.candidates import StageClass, first_layers, layer_kinds
+from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.estimator.step import TrainingModel
+from meshplan.planner.training.pipeline.lookup import UNFLUSHED, nominal_times, pipeline_order, weight_gradient_share
+from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.simulation import ChunkTimes, Simulated, simulate
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+
+
+def _model(problem: TrainingProblem, config: TrainingConfig) -> TrainingModel:
+    return TrainingModel(
+        shape=problem.shape,
+        machine=problem.machine,
+        workload=problem.workload,
+        candidates=candidates_of(problem, config),
+        calibration=problem.calibration,
+    )
+
+
+def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simulated:
+    """The configuration's schedule in time, from the estimator's own chunk times; messages between stages apart."""
+    model = _model(problem, config)
+    p, v = config.pipeline_parallel, config.virtual_pipeline_stages
+    kinds, kind_of = layer_kinds(problem.shape)
+    seconds, shares, layer = [], [], 0
+    share_of_chunk = 1.0 / len(config.layers_per_chunk) if config.vocabulary_parallel else 0.0
+    for chunk, count in enumerate(config.layers_per_chunk):
+        inside = kind_of[layer : layer + count]
+        layer += count
+        part = StageClass(
+            layers=tuple(inside.count(index) for index in range(len(kinds))),
+            has_embedding=chunk == 0 and not config.vocabulary_parallel,
+            has_head=chunk == len(config.layers_per_chunk) - 1 and not config.vocabulary_parallel,
+            first_index=stage_of_chunk(config.pipeline_schedule, p, v)[chunk],
+            count=1,
+            first_layers=first_layers([inside], len(kinds)),
+            vocabulary_share=share_of_chunk,
+        )
+        whole, share = model.chunk_s(part)
+        seconds.append(float(whole[0]))
+        shares.append(float(share[0]))
+    forward = tuple(share * whole for share, whole in zip(shares, seconds, strict=True))
+    schedule = config.pipeline_schedule
+    weights = tuple(
+        weight_gradient_share(schedule, share) * whole for share, whole in zip(shares, seconds, strict=True)
+    )
+    inputs = tuple(whole - f - w for whole, f, w in zip(seconds, forward, weights, strict=True))
+    nominal = nominal_times(schedule, float(np.mean(shares)))
+    order = pipeline_order(schedule, p, v, config.num_microbatches, nominal=nominal)
+    return simulate(order, ChunkTimes(forward_s=forward, input_gradient_s=inputs, weight_gradient_s=weights))
+
+
+def refereed_step_s(problem: TrainingProblem, config: TrainingConfig) -> float:
+    """Seconds of a step with the pipeline's time from the simulation and everything else from the estimator."""
+    estimate = _model(problem, config).estimate()
+    run = simulated_pipeline(problem, config)
+    pipeline = run.unflushed_s if config.pipeline_schedule in UNFLUSHED else run.flushed_s
+    return float(estimate.step_s[0] - estimate.pipeline_s[0]) + pipeline

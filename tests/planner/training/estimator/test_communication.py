@@ -1,0 +1,139 @@
+"""Collectives: ring formulas by hand, hierarchical groups, limits, monotony."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core_cases import machine_with
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from meshplan.catalogs.constants.training import Calibration, TimeConstants
+from meshplan.planner.training.estimator.communication import CommunicationModel
+
+EXACT = Calibration(
+    framework="any", architecture="any", time=TimeConstants(scale_up_efficiency=1.0, network_efficiency=1.0)
+)
+UP, NETWORK = 450e9, 50e9
+SIZES, STRIDES, BYTES = st.integers(1, 4096), st.integers(1, 512), st.floats(1e3, 1e12)
+
+
+def links(**fields: Any) -> CommunicationModel:
+    latencies = {"scale_up_latency_s": 0.0, "scale_out_latency_s": 0.0}
+    return CommunicationModel(machine=machine_with(4096, **{**latencies, **fields}), calibration=EXACT)
+
+
+def ints(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values)
+
+
+def test_a_ring_inside_one_domain() -> None:
+    assert links().gather_s(np.array([8e9]), ints(8), ints(1)) == pytest.approx(7 / 8 * 8e9 / UP)
+    assert links().all_reduce_s(np.array([8e9]), ints(8), ints(1)) == pytest.approx(2 * 7 / 8 * 8e9 / UP)
+
+
+def test_a_group_of_one_is_free() -> None:
+    model = links(scale_up_latency_s=1.0, scale_out_latency_s=1.0)
+    for seconds in (
+        model.gather_s(np.array([1e12]), ints(1), ints(64)),
+        model.all_reduce_s(np.array([1e12]), ints(1), ints(1)),
+        model.all_to_all_s(np.array([1e12]), ints(1), ints(1)),
+    ):
+        assert seconds == 0.0
+
+
+def test_members_of_a_domain_drive_their_nics_together() -> None:
+    """16 ranks at stride 1 are two hosts of 8: the ring crosses with 8 NICs; at stride 8 each host has one member."""
+    together = links().gather_s(np.array([16e9]), ints(16), ints(1))
+    assert together == pytest.approx(15 / 16 * 16e9 / (8 * NETWORK))
+    alone = links().gather_s(np.array([16e9]), ints(16), ints(8))
+    assert alone == pytest.approx(15 / 16 * 16e9 / NETWORK)
+    pairs = links().gather_s(np.array([16e9]), ints(16), ints(4))
+    assert pairs == pytest.approx(15 / 16 * 16e9 / (2 * NETWORK))
+
+
+def test_the_scale_up_link_caps_the_nics() -> None:
+    fat = links(scale_out_bytes_per_s=400e9)
+    assert fat.gather_s(np.array([16e9]), ints(16), ints(1)) == pytest.approx(15 / 16 * 16e9 / UP)
+
+
+def test_latency_is_a_tree_of_hops() -> None:
+    model = links(scale_up_latency_s=1e-6, scale_out_latency_s=1e-5)
+    assert model.latency_s(ints(8, 5, 2), ints(1, 1, 1)) == pytest.approx([3e-6, 3e-6, 1e-6])
+    assert model.latency_s(ints(16), ints(1)) == pytest.approx([4e-5])
+
+
+def test_all_to_all_inside_a_domain_and_across() -> None:
+    near = links().all_to_all_s(np.array([8e9]), ints(8), ints(1))
+    assert near == pytest.approx(7 / 8 * 8e9 / UP)
+    far = links().all_to_all_s(np.array([8e9]), ints(64), ints(1))
+    assert far == pytest.approx(56 / 64 * 8e9 / NETWORK)
+
+
+def test_deduplication_sends_one_copy_a_domain() -> None:
+    """With a token's k copies on D domains, D·(1 − (1 − 1/D)^k) of the k cross; k → ∞ leaves one copy a domain."""
+    plain = links().all_to_all_s(np.array([8e9]), ints(64), ints(1))
+    few = links().all_to_all_s(np.array([8e9]), ints(64), ints(1), copies_per_token=8.0)
+    assert few / plain == pytest.approx(8 * (1 - (7 / 8) ** 8) / 8)
+    one = links().all_to_all_s(np.array([8e9]), ints(64), ints(1), copies_per_token=1.0)
+    assert one == pytest.approx(plain)
+    many = links(scale_up_bytes_per_s=1e30).all_to_all_s(np.array([8e9]), ints(64), ints(1), copies_per_token=1e6)
+    assert many / plain == pytest.approx(8 / 1e6)
+
+
+def test_a_neighbour_is_near_or_far() -> None:
+    model = links(scale_up_latency_s=1e-6, scale_out_latency_s=1e-5)
+    assert model.neighbour_s(np.array([1e9, 1e9]), ints(4, 8)) == pytest.approx([1e9 / UP + 1e-6, 1e9 / NETWORK + 1e-5])
+
+
+def test_a_machine_without_a_network_is_finite_and_hopeless() -> None:
+    model = links(scale_out_bytes_per_s=0.0)
+    assert np.isfinite(model.all_reduce_s(np.array([1e9]), ints(16), ints(1)))
+    assert model.all_reduce_s(np.array([1e9]), ints(16), ints(1)) > 1e6
+
+
+@given(
+    size=SIZES, stride=STRIDES, total=BYTES, up=st.floats(1.0, 10.0), out=st.floats(1.0, 10.0), copies=st.floats(1, 16)
+)
+def test_more_bandwidth_is_never_slower(
+    size: int, stride: int, total: float, up: float, out: float, copies: float
+) -> None:
+    slow = links(scale_up_latency_s=2e-6, scale_out_latency_s=5e-6)
+    machine = replace(slow.machine, scale_up_bytes_per_s=up * UP, scale_out_bytes_per_s=out * NETWORK)
+    fast = replace(slow, machine=machine)
+    payload = np.array([total])
+    for model_s in ("gather_s", "all_reduce_s", "all_to_all_s"):
+        assert getattr(fast, model_s)(payload, ints(size), ints(stride)) <= getattr(slow, model_s)(
+            payload, ints(size), ints(stride)
+        )
+    assert fast.all_to_all_s(payload, ints(size), ints(stride), copies_per_token=copies) <= slow.all_to_all_s(
+        payload, ints(size), ints(stride), copies_per_token=copies
+    )
+    assert fast.neighbour_s(payload, ints(stride)) <= slow.neighbour_s(payload, ints(stride))
+
+
+@given(size=SIZES, stride=STRIDES, total=BYTES, factor=st.floats(1.0, 100.0))
+def test_more_bytes_are_never_faster(size: int, stride: int, total: float, factor: float) -> None:
+    model = links(scale_up_latency_s=2e-6, scale_out_latency_s=5e-6)
+    for name in ("gather_s", "all_reduce_s", "all_to_all_s"):
+        few, many = (getattr(model, name)(np.array([b]), ints(size), ints(stride)) for b in (total, factor * total))
+        assert 0.0 <= few <= many < np.inf
+
+
+@given(size=SIZES, stride=STRIDES, total=BYTES)
+def test_no_collective_beats_the_fastest_link(size: int, stride: int, total: float) -> None:
+    assume(size > 1)
+    model = links()
+    least = (size - 1) / size * total / UP
+    assert model.gather_s(np.array([total]), ints(size), ints(stride)) >= least * (1 - 1e-12)
+    assert model.all_reduce_s(np.array([total]), ints(size), ints(stride)) >= 2 * least * (1 - 1e-12)
+
+
+@given(size=SIZES, stride=STRIDES, copies=st.floats(1.0, 64.0))
+def test_deduplication_never_sends_more(size: int, stride: int, copies: float) -> None:
+    payload = np.array([1e9])
+    plain = links().all_to_all_s(payload, ints(size), ints(stride))
+    assert links().all_to_all_s(payload, ints(size), ints(stride), copies_per_token=copies) <= plain * (1 + 1e-12)

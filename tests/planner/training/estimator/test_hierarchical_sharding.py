@@ -1,0 +1,234 @@
+"""States sharded at more than one level: where each level ends in a simpler one, what it costs by hand, rules."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core_cases import DENSE, LATENT, MOE, configured, machine_with, problem_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.training.estimator.memory import MemoryModel
+from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
+
+FEW = settings(max_examples=60, deadline=None)
+TRANSFERS = "data-parallel communication"
+
+
+def question(shape: ModelShape = DENSE, *, devices: int = 32, overlap: float = 0.0, **machine: Any) -> TrainingProblem:
+    problem = problem_of(
+        shape, num_devices=devices, global_batch_size=devices, machine=machine_with(devices, **machine)
+    )
+    # Transfers show in full, so that they can be compared.
+    return replace(problem, calibration=problem.calibration.with_time(fully_sharded_overlap=overlap))
+
+
+def sharded(problem: TrainingProblem, **choices: Any) -> TrainingConfig:
+    return configured(problem, **{"zero_stage": 3, "data_parallel": 32, **choices})
+
+
+def priced(problem: TrainingProblem, **choices: Any) -> Priced:
+    return price(problem, sharded(problem, **choices))
+
+
+# --- a second copy (hpZ) ---
+
+
+def test_a_second_copy_by_hand() -> None:
+    """Gathers of the backward pass stay in the node; 2 bytes of every parameter over eight ranks more."""
+    machine = {"scale_up_latency_s": 0.0, "scale_out_latency_s": 0.0}
+    problem = question(**machine)
+    time = problem.calibration.time
+    plain, second = priced(problem), priced(problem, zero_hpz_partition_size=8)
+    bytes_16 = 2.0 * DENSE.num_parameters
+    far = (31 / 32) * bytes_16 / min(8 * 50e9 * time.network_efficiency, 450e9 * time.scale_up_efficiency)
+    near = (7 / 8) * bytes_16 / (450e9 * time.scale_up_efficiency)
+    assert plain.breakdown_s[TRANSFERS] - second.breakdown_s[TRANSFERS] == pytest.approx(
+        far - near, rel=1e-4
+    )  # the last norm is not counted
+    moved = second.worst_stage.components["weights"] - plain.worst_stage.components["weights"]
+    assert moved == pytest.approx(bytes_16 / 8, rel=1e-4)
+
+
+@FEW
+@given(
+    shape=st.sampled_from((DENSE, MOE, LATENT)),
+    tensor=st.sampled_from((1, 2, 4)),
+    size=st.sampled_from((2, 4, 8)),
+    slower=st.floats(1.0, 50.0),
+    overlap=st.floats(0.0, 1.0),
+)
+def test_a_second_copy_in_the_node_is_never_slower_and_lies_between(
+    shape: ModelShape, tensor: int, size: int, slower: float, overlap: float
+) -> None:
+    """Between full sharding over everybody and over these neighbours alone, in memory and in what is gathered."""
+    problem = question(shape, devices=128, overlap=overlap, scale_out_bytes_per_s=50e9 / slower)
+    size = max(size // tensor, 1) if size > 1 else size
+    choices = {"tensor_parallel": tensor}
+    whole, second = (priced(problem, zero_hpz_partition_size=hpz, **choices) for hpz in (1, size))
+    assert second.step_s <= whole.step_s * (1 + 1e-12)
+    assert whole.safe_bytes <= second.safe_bytes
+    if size > 1:
+        groups = priced(problem, data_parallel_shard=size, **choices)
+        assert second.safe_bytes <= groups.safe_bytes * (1 + 1e-12)
+
+
+@FEW
+@given(shape=st.sampled_from((DENSE, MOE)), data=st.sampled_from((2, 4, 8, 32)), micro=st.sampled_from((1, 2)))
+def test_a_second_copy_among_everybody_is_the_first(shape: ModelShape, data: int, micro: int) -> None:
+    problem = question(shape, devices=64)
+    choices = {"data_parallel": data, "data_parallel_shard": data, "micro_batch_size": micro}
+    plain = price(problem, sharded(problem, **choices))
+    again = price(problem, sharded(problem, zero_hpz_partition_size=data, **choices))
+    assert again.step_s == pytest.approx(plain.step_s, rel=1e-12)
+    assert again.safe_bytes == pytest.approx(plain.safe_bytes, rel=1e-12)
+
+
+def test_experts_spread_over_the_neighbours_have_one_copy_there() -> None:
+    """Eight experts-parallel ranks on eight neighbours: each keeps its experts whole and gathers none of them again."""
+    problem = question(MOE)
+    candidates = candidates_of(problem, sharded(problem, expert_parallel=8, zero_hpz_partition_size=8))
+    memory = MemoryModel(shape=MOE, workload=problem.workload, candidates=candidates, calibration=problem.calibration)
+    assert [ranks.tolist() for ranks in memory.states.second_copy_ranks()] == [[8], [1]]
+
+
+# --- optimizer states over groups ---
+
+
+@FEW
+@given(shape=st.sampled_from((DENSE, MOE)), shard=st.sampled_from((2, 4, 8, 16)))
+def test_optimizer_states_over_groups_are_a_third_level(shape: ModelShape, shard: int) -> None:
+    """The device holds the optimizer's part of full sharding over everybody, and weights of the groups."""
+    problem = question(shape)
+    groups = priced(problem, data_parallel_shard=shard)
+    whole = priced(problem)
+    outer = priced(problem, data_parallel_shard=shard, outer_zero_stage=1)
+    levels = outer.worst_stage.components
+    assert levels["optimizer"] == pytest.approx(whole.worst_stage.components["optimizer"])
+    assert levels["weights"] == groups.worst_stage.components["weights"]
+    assert levels["gradients"] == groups.worst_stage.components["gradients"]
+    assert whole.safe_bytes <= outer.safe_bytes <= groups.safe_bytes
+
+
+def test_groups_scatter_and_gather_instead_of_reducing() -> None:
+    """4-byte gradients scattered and 2-byte parameters gathered: three quarters of an all-reduce of gradients."""
+    problem = question(scale_up_latency_s=0.0, scale_out_latency_s=0.0)
+    recipe = replace(problem.calibration.recipe, overlaps_data_parallel=False)
+    problem = replace(problem, calibration=replace(problem.calibration, recipe=recipe))
+    inside = priced(problem, data_parallel=8).breakdown_s[TRANSFERS] / 4  # four times the micro-batches of 32 ranks
+    groups, outer = (
+        priced(problem, data_parallel_shard=8, outer_zero_stage=stage).breakdown_s[TRANSFERS] - inside
+        for stage in (0, 1)
+    )
+    growth = problem.calibration.time.data_parallel_s_per_rank * 7 * (1 - 1 / 4)
+    assert (outer - growth) / (groups - growth) == pytest.approx(0.75)
+
+
+# --- layers that stay gathered ---
+
+
+@FEW
+@given(
+    shape=st.sampled_from((DENSE, MOE, LATENT)),
+    stages=st.sampled_from((1, 2)),
+    expert=st.sampled_from((1, 4)),
+    overlap=st.floats(0.0, 1.0),
+)
+def test_more_gathered_layers_take_less_time_and_more_memory(
+    shape: ModelShape, stages: int, expert: int, overlap: float
+) -> None:
+    problem = question(shape, devices=64, overlap=overlap)
+    choices = {"pipeline_parallel": stages, "expert_parallel": expert if shape.moe else 1}
+    longest = shape.num_hidden_layers // stages
+    row = [priced(problem, gathered_num_layers=layers, **choices) for layers in range(longest + 1)]
+    for fewer, more in itertools.pairwise(row):
+        assert more.step_s <= fewer.step_s * (1 + 1e-12)
+        assert more.safe_bytes > fewer.safe_bytes
+
+
+def test_a_gathered_model_gathers_once() -> None:
+    """All layers gathered: only the embedding and the head are gathered a second time."""
+    problem = question(scale_up_latency_s=0.0, scale_out_latency_s=0.0)
+    plain, kept = priced(problem), priced(problem, gathered_num_layers=DENSE.num_hidden_layers)
+    ends = 2 * DENSE.vocab_size * DENSE.hidden_size
+    layers = (DENSE.num_parameters - ends - DENSE.hidden_size) / DENSE.num_parameters
+    gathers = plain.breakdown_s[TRANSFERS] / 4  # two gathers of 2 bytes, one scatter of 4: a quarter is one gather
+    saved = plain.breakdown_s[TRANSFERS] - kept.breakdown_s[TRANSFERS]
+    growth = problem.calibration.time.data_parallel_s_per_rank * 31
+    assert saved == pytest.approx((gathers - growth / 4) * layers, rel=1e-3)
+    weights = kept.worst_stage.components["weights"] - plain.worst_stage.components["weights"]
+    assert weights == pytest.approx(2.0 * DENSE.num_parameters * layers, rel=1e-3)
+
+
+def test_what_stays_gathered_is_part_of_the_model() -> None:
+    for shape in (DENSE, MOE):
+        problem = question(shape)
+        candidates = candidates_of(problem, sharded(problem, gathered_num_layers=shape.num_hidden_layers))
+        memory = MemoryModel(
+            shape=shape, workload=problem.workload, candidates=candidates, calibration=problem.calibration
+        )
+        stage = candidates.split.classes[0]
+        dense, experts = memory.states.resharded_parameters(stage)
+        ends = 2 * shape.vocab_size * shape.hidden_size
+        assert ends <= dense[0] <= ends + 2 * shape.hidden_size
+        assert np.allclose(experts, 0.0)
+
+
+# --- rules ---
+
+ASKED: list[dict[str, Any]] = [
+    {"zero_hpz_partition_size": 8},
+    {"data_parallel_shard": 8, "outer_zero_stage": 1},
+    {"gathered_num_layers": 2},
+]
+
+
+@pytest.mark.parametrize("choices", ASKED, ids=str)
+def test_only_full_sharding_has_levels(choices: dict[str, Any]) -> None:
+    problem = question()
+    assert not ANY_FRAMEWORK.broken(DENSE, sharded(problem, **choices))
+    for stage in (1, 2):
+        broken = ANY_FRAMEWORK.broken(DENSE, sharded(problem, zero_stage=stage, **choices))
+        assert [rule.name for rule in broken] == ["hierarchies_need_full_sharding"]
+
+
+def test_each_framework_has_its_own_level() -> None:
+    problem = question()
+    taken = {
+        rules.name: [
+            next(iter(choices.keys() - {"data_parallel_shard"}))
+            for choices in ASKED
+            if not any(
+                rule.name.partition("_has_no_")[2] in choices
+                for rule in rules.broken(DENSE, sharded(problem, **choices))
+            )
+        ]
+        for rules in (MEGATRON, DEEPSPEED, TORCHTITAN, ACCELERATE)
+    }
+    assert taken == {
+        "megatron": ["outer_zero_stage"],
+        "deepspeed": ["zero_hpz_partition_size"],
+        "torchtitan": [],
+        "accelerate": [],
+    }
+
+
+@pytest.mark.parametrize(
+    ("choices", "rule"),
+    [
+        ({"zero_hpz_partition_size": 32}, "second_copies_divide_the_first"),
+        ({"zero_hpz_partition_size": 3}, "second_copies_divide_the_first"),
+        ({"outer_zero_stage": 1}, "outer_sharding_needs_groups"),
+    ],
+)
+def test_impossible_levels_are_refused(choices: dict[str, Any], rule: str) -> None:
+    broken = ANY_FRAMEWORK.broken(DENSE, sharded(question(), **choices))
+    assert [one.name for one in broken] == [rule]

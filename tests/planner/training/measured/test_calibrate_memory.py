@@ -1,0 +1,128 @@
+"""Fitting memory: planted constants come back, and no run exceeds the safe bound that it was fitted to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from core_cases import DENSE, MOE, configured, problem_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Calibration, MemoryConstants
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.calibrate_memory import UNMEASURED_SAFE_FACTOR, calibrate_memory
+from meshplan.planner.training.measured.observations import ObservedRun
+
+FRAMEWORK = "torchtitan"
+PLANTED = {
+    "fixed_bytes": 3.0e9,
+    "activation_factor": 1.15,
+    "logits_bytes_per_entry": 10.0,
+    "extra_bytes_per_parameter": 2.0,
+}
+WIDE = replace(DENSE, num_hidden_layers=24, hidden_size=4096, intermediate_size=11008, num_attention_heads=32)
+CHOICES: tuple[dict[str, Any], ...] = (
+    {"data_parallel": 8, "zero_stage": 1},
+    {"data_parallel": 8, "zero_stage": 3, "micro_batch_size": 2},
+    {"data_parallel": 4, "tensor_parallel": 2, "micro_batch_size": 4},
+    {"tensor_parallel": 8, "micro_batch_size": 8},
+    {"pipeline_parallel": 4, "data_parallel": 2},
+    {"pipeline_parallel": 8, "activation_recompute": "full", "micro_batch_size": 2},
+    {"data_parallel": 8, "activation_recompute": "full", "micro_batch_size": 8},
+    {"context_parallel": 4, "data_parallel": 2},
+)
+
+
+def calibrated(constants: MemoryConstants) -> Calibration:
+    return Calibration(framework=FRAMEWORK, architecture="any", memory=constants, recipe=recipe_named(FRAMEWORK).recipe)
+
+
+def measured(planted: dict[str, float], *, noise: float = 0.0, groups: int = 4, seed: int = 0) -> list[ObservedRun]:
+    """Runs whose peaks the estimator itself gives under the planted constants."""
+    random, runs = np.random.default_rng(seed), []
+    for number, (shape, choices) in enumerate((shape, choices) for shape in (WIDE, MOE) for choices in CHOICES):
+        constants = calibrated(MemoryConstants(**planted))
+        if shape is MOE and choices.get("pipeline_parallel") == 8:
+            continue
+        problem = problem_of(shape, num_devices=8, global_batch_size=64, sequence_length=4096, calibration=constants)
+        config = configured(problem, **choices)
+        peak = price(problem, config).typical_bytes * float(np.exp(noise * random.standard_normal()))
+        runs.append(
+            ObservedRun(
+                id=f"run-{number}",
+                group=f"group-{number % groups}",
+                problem=problem,
+                config=config,
+                framework=FRAMEWORK,
+                measured={"peak_memory_bytes": peak},
+                derived={},
+                filled=(),
+                expects_oom=False,
+            )
+        )
+    return runs
+
+
+def exceeding(runs: Sequence[ObservedRun], constants: MemoryConstants) -> list[str]:
+    return [
+        run.id
+        for run in runs
+        if price(replace(run.problem, calibration=calibrated(constants)), run.config).safe_bytes
+        < run.measured["peak_memory_bytes"]
+    ]
+
+
+def test_planted_constants_come_back() -> None:
+    fit = calibrate_memory(measured(PLANTED))[FRAMEWORK]
+    for name, planted in PLANTED.items():
+        assert getattr(fit.constants, name) == pytest.approx(planted, rel=0.05), name
+    assert max(map(abs, fit.typical_error.values())) < 0.02
+    assert fit.constants.safe_factor < 1.06
+
+
+def test_a_constant_at_zero_leaves_the_others_unbiased() -> None:
+    planted = {**PLANTED, "extra_bytes_per_parameter": 0.0}
+    fit = calibrate_memory(measured(planted, noise=0.02, seed=3))[FRAMEWORK]
+    assert fit.constants.extra_bytes_per_parameter >= 0.0
+    for name in ("fixed_bytes", "activation_factor"):
+        assert getattr(fit.constants, name) == pytest.approx(planted[name], rel=0.15), name
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), noise=st.floats(0.0, 0.25), groups=st.integers(1, 8))
+def test_the_safe_bound_is_never_exceeded_by_its_own_runs(seed: int, noise: float, groups: int) -> None:
+    runs = measured(PLANTED, noise=noise, groups=groups, seed=seed)
+    fit = calibrate_memory(runs)[FRAMEWORK]
+    assert exceeding(runs, fit.constants) == []
+    assert all(error >= 0.0 for error in fit.safe_error.values())
+
+
+def test_a_run_without_a_peak_only_says_that_it_fitted() -> None:
+    """Within the device's memory it moves nothing; beyond it, it pulls the constants down."""
+    (run, *_) = measured(PLANTED)
+    worked = replace(run, measured={"iteration_s": 1.0})
+    fit = calibrate_memory([worked])[FRAMEWORK]
+    assert fit.typical_error == {}
+    assert fit.constants.safe_factor == UNMEASURED_SAFE_FACTOR
+    assert fit.constants.activation_factor == 1.0
+    tight = replace(worked.problem.limits, memory_bytes=8e9)
+    squeezed = calibrate_memory([replace(worked, problem=replace(worked.problem, limits=tight))])[FRAMEWORK]
+    assert squeezed.constants.fixed_bytes < fit.constants.fixed_bytes
+    assert calibrate_memory([]) == {}
+
+
+def test_a_run_that_leaves_a_decisive_choice_open_says_nothing() -> None:
+    (run, *_) = measured(PLANTED)
+    assert calibrate_memory([replace(run, measured={"iteration_s": 1.0}, filled=("activation_recompute",))]) == {}
+
+
+def test_one_run_moves_the_constants_a_little() -> None:
+    (run, *_) = measured(PLANTED)
+    fit = calibrate_memory([run])[FRAMEWORK]
+    assert exceeding([run], fit.constants) == []
+    assert fit.constants.activation_factor == pytest.approx(1.0, abs=0.3)

@@ -1,0 +1,38 @@
+"""How layers fall into pipeline chunks where nobody says."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers
+
+
+@given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2))
+def test_every_layer_is_dealt_once(layers: int, chunks: int, nextn: int) -> None:
+    if chunks > layers + 2:
+        return
+    for dealt in (deal_layers(layers, chunks, num_nextn_predict_layers=nextn), deal_evenly(layers, chunks)):
+        assert len(dealt) == chunks
+        assert sum(dealt) == layers
+        assert min(dealt) >= 0
+
+
+@pytest.mark.parametrize(
+    ("layers", "chunks", "dealt"),
+    [
+        (32, 3, (10, 11, 11)),
+        (32, 5, (6, 6, 6, 7, 7)),
+        (60, 16, (3,) * 4 + (4,) * 12),
+    ],
+)
+def test_an_even_deal_leaves_the_rest_to_the_last_chunks(layers: int, chunks: int, dealt: tuple[int, ...]) -> None:
+    """As InternEvo's partition_uniform."""
+    assert deal_evenly(layers, chunks) == dealt
+
+
+def test_prediction_layers_make_room_on_the_last_chunk() -> None:
+    """DeepSeek-V3's 61 layers on 16 chunks: the last one has a layer, the prediction layer and two losses."""
+    assert deal_layers(61, 16, num_nextn_predict_layers=1) == (4,) * 15 + (1,)
+    assert deal_layers(61, 32, num_nextn_predict_layers=1)[-1] == 0

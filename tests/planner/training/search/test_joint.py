@@ -1,0 +1,94 @@
+"""Degrees and mapping together: no worse than a complete search, other degrees over a slow line, an honest bound."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from core_cases import DENSE, machine_with, problem_of
+
+from meshplan.planner.cluster.network import Network, Trunk
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.joint import placed_problem, search_plans
+from meshplan.planner.training.search.rank_placement import UNIFORM
+
+
+def network_of(rates: np.ndarray, *, latency: float = 5e-6, trunks: tuple[Trunk, ...] = ()) -> Network:
+    rates = rates.astype(float)
+    np.fill_diagonal(rates, np.inf)
+    latencies = np.full(rates.shape, latency)
+    np.fill_diagonal(latencies, 0.0)
+    nodes = len(rates)
+    names = tuple(f"n{i}" for i in range(nodes))
+    return Network(
+        names=names, bytes_per_s=rates, latency_s=latencies, usable=tuple(range(nodes)), trunks=trunks, source="test"
+    )
+
+
+def problem_on(network: Network, **fields: object) -> TrainingProblem:
+    devices = 2 * network.num_nodes
+    machine = replace(machine_with(devices, domain_size=2, devices_per_host=2), network=network)
+    shape = replace(DENSE, num_hidden_layers=8)
+    return problem_of(shape, num_devices=devices, global_batch_size=16, machine=machine, **fields)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nothing_beats_the_answer(seed: int) -> None:
+    """Every candidate under every mapping of four nodes, by the degree search itself."""
+    rates = np.random.default_rng(seed).choice([50e9, 10e9, 1e9, 0.2e9], (4, 4))
+    problem = problem_on(network_of(rates), fixed={"micro_batch_size": 1, "activation_recompute": "none"})
+    found = search_plans(problem)
+    assert found.solution.objective is not None
+    assert found.solution.bound is not None
+    complete = [
+        search_degrees(placed_problem(problem, order), keep=1)[0].objective
+        for order in itertools.permutations(range(4))
+    ]
+    best = min(value for value in complete if value is not None)
+    assert found.solution.bound <= best * (1.0 + 1e-9)
+    assert found.solution.objective == pytest.approx(best, rel=1e-9)
+    assert found.placement is not None
+    assert found.placement.step_s == found.solution.objective
+
+
+def test_a_slow_line_between_two_sites_changes_the_degrees() -> None:
+    even = problem_on(network_of(np.full((4, 4), 50e9)))
+    first = np.array([True, False, True, False])
+    rates = np.where(first[:, None] == first, 50e9, 0.05e9)
+    trunks = tuple(Trunk(name="line", senders=side, receivers=~side, bytes_per_s=0.05e9) for side in (first, ~first))
+    sites = problem_on(network_of(rates, trunks=trunks))
+    plain, uneven = search_plans(even), search_plans(sites)
+    assert plain.placement is not None
+    assert plain.placement.method == UNIFORM
+    assert plain.placement.order == (0, 1, 2, 3)
+    assert plain.solution.assignment is not None
+    assert uneven.solution.assignment is not None
+    assert uneven.solution.assignment.config != plain.solution.assignment.config
+    # The degrees of the even network, even with their best mapping, are worse here.
+    config = plain.solution.assignment.config
+    orders = itertools.permutations(range(4))
+    kept = {key: getattr(config, key) for key in ("tensor_parallel", "pipeline_parallel", "data_parallel")}
+    pinned = replace(sites, fixed=kept)
+    there = [search_degrees(placed_problem(pinned, order), keep=1)[0].objective for order in orders]
+    assert uneven.solution.objective is not None
+    assert uneven.solution.objective <= min(value for value in there if value is not None)
+
+
+def test_a_time_limit_keeps_an_answer_and_its_gap() -> None:
+    problem = problem_on(network_of(np.random.default_rng(5).uniform(1e9, 50e9, (12, 12))))
+    found = search_plans(problem, time_limit_s=0.2)
+    assert found.solution.objective is not None
+    assert found.solution.bound is not None
+    assert found.solution.bound <= found.solution.objective
+
+
+def test_the_limit_on_a_step_holds_under_the_mapping() -> None:
+    network = network_of(np.random.default_rng(5).uniform(1e9, 50e9, (4, 4)))
+    best = search_plans(problem_on(network)).solution.objective
+    assert best is not None
+    problem = problem_on(network, limits={"max_step_s": best * 1.01})
+    assert search_plans(problem).solution.objective == pytest.approx(best)
+    assert search_plans(problem_on(network, limits={"max_step_s": best * 0.5})).solution.assignment is None

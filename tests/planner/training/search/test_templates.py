@@ -1,0 +1,142 @@
+"""The enumeration of candidates: against plain loops over every degree, and against the frameworks' own rules."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
+from degree_brute_force import every_legal_config
+
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.pytorch import TORCHTITAN
+from meshplan.planner.training.search.report import config_of
+from meshplan.planner.training.search.templates import (
+    legal_candidates,
+    make_templates,
+    pipeline_splits,
+    template_candidates,
+)
+
+
+def enumerated(problem: TrainingProblem) -> list[TrainingConfig]:
+    """Everything that the search would price without its bound."""
+    templates, found = make_templates(problem), []
+    for split in pipeline_splits(problem):
+        rows = templates.between(1, problem.limits.max_devices / split.pipeline_parallel)
+        batch = legal_candidates(problem, template_candidates(problem, templates, rows, split), Counter())
+        found += [config_of(batch, row, problem) for row in range(len(batch))]
+    return found
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("dense", {"shape": DENSE, "num_devices": 12, "global_batch_size": 12}),
+    ("experts", {"shape": MOE, "num_devices": 8, "global_batch_size": 8}),
+    ("latent", {"shape": LATENT, "num_devices": 4, "global_batch_size": 6}),
+    ("windows", {"shape": WINDOWED, "num_devices": 4, "global_batch_size": 4}),
+    ("odd layers", {"shape": replace(DENSE, num_hidden_layers=7), "num_devices": 6, "global_batch_size": 4}),
+    (
+        "schedules that no run confirms",
+        {
+            "shape": replace(DENSE, num_hidden_layers=4),
+            "num_devices": 4,
+            "global_batch_size": 8,
+            "limits": {"unvalidated_schedules": True},
+        },
+    ),
+    ("odd sequence", {"shape": DENSE, "num_devices": 6, "global_batch_size": 6, "sequence_length": 99}),
+    ("pinned", {"shape": MOE, "num_devices": 8, "global_batch_size": 8, "fixed": {"expert_parallel": 4}}),
+    (
+        "unsplit norms",
+        {"shape": DENSE, "num_devices": 4, "global_batch_size": 4, "fixed": {"sequence_parallel": False}},
+    ),
+    ("HSDP", {"shape": DENSE, "num_devices": 8, "global_batch_size": 8, "fixed": {"data_parallel_shard": 4}}),
+]
+
+
+@pytest.mark.parametrize("rules", [ANY_FRAMEWORK, MEGATRON], ids=lambda rules: rules.name)
+@pytest.mark.parametrize("question", [case for _, case in CASES], ids=[name for name, _ in CASES])
+def test_enumerates_exactly_the_legal_configurations(question: dict[str, Any], rules: FrameworkRules) -> None:
+    problem = problem_of(**question, rules=rules)
+    found = enumerated(problem)
+    assert len(found) == len(set(found)), "a candidate is enumerated twice"
+    assert set(found) == set(every_legal_config(problem))
+
+
+@pytest.mark.parametrize("question", [case for _, case in CASES], ids=[name for name, _ in CASES])
+def test_every_candidate_keeps_the_rules_and_uses_its_devices(question: dict[str, Any]) -> None:
+    problem = problem_of(**question, rules=MEGATRON)
+    for config in enumerated(problem):
+        assert not problem.rules.broken(problem.shape, config)
+        assert config.world_size <= problem.limits.max_devices
+        assert len(config.layers_per_chunk) == config.pipeline_parallel * config.virtual_pipeline_stages
+        assert sum(config.layers_per_chunk) == problem.shape.num_hidden_layers
+        assert all(
+            getattr(config, name) == value for name, value in problem.fixed.items() if name != "sequence_parallel"
+        )
+
+
+def test_a_pin_that_nothing_satisfies_leaves_nothing() -> None:
+    for name, value in (("tensor_parallel", 3), ("data_parallel", 5), ("pipeline_parallel", 7), ("expert_parallel", 3)):
+        assert enumerated(problem_of(MOE, fixed={name: value})) == []
+
+
+def test_illegal_values_are_listed() -> None:
+    templates = make_templates(problem_of(DENSE, num_devices=8))
+    (heads, keys) = templates.illegal.values()
+    assert heads == ("tensor_parallel=3", "tensor_parallel=5", "tensor_parallel=6", "tensor_parallel=7")
+    assert keys == ()
+
+
+def test_templates_ascend_by_devices() -> None:
+    templates = make_templates(problem_of(MOE, num_devices=16))
+    devices = templates.stage_devices.tolist()
+    assert devices == sorted(devices)
+    window = templates.between(3, 7.5)
+    assert set(devices[window]) == {4, 6} or set(devices[window]) == {4}
+    assert all(count <= 2.999 or count > 7.5 for i, count in enumerate(devices) if not window.start <= i < window.stop)
+
+
+# --- what the user pins ----------------------------------------------------------------------------------------------
+
+
+def test_layers_dealt_by_the_user_are_the_only_split() -> None:
+    fixed = {"layers_per_chunk": (1, 2, 1)}
+    problem = problem_of(replace(DENSE, num_hidden_layers=4), num_devices=6, global_batch_size=6, fixed=fixed)
+    splits = pipeline_splits(problem)
+    assert {split.layers_per_chunk for split in splits} == {(1, 2, 1)}
+    assert {split.pipeline_parallel for split in splits} == {3}
+
+
+def test_layers_of_chunks_fit_every_number_of_stages_that_divides_them() -> None:
+    fixed = {"layers_per_chunk": (2, 1, 1, 2)}
+    splits = pipeline_splits(problem_of(replace(DENSE, num_hidden_layers=6), num_devices=4, fixed=fixed))
+    assert {(split.pipeline_parallel, split.virtual_pipeline_stages) for split in splits} == {(2, 2), (4, 1)}
+
+
+@pytest.mark.parametrize("schedule", ["v-half", "v-min", "dualpipe-v", "hanayo"])
+def test_what_no_run_confirms_is_planned_only_where_it_is_asked_for(schedule: str) -> None:
+    question = {"shape": replace(DENSE, num_hidden_layers=8), "num_devices": 4, "global_batch_size": 16}
+    assert schedule not in {split.schedule for split in pipeline_splits(problem_of(**question))}
+    asked = problem_of(**question, fixed={"pipeline_schedule": schedule})
+    assert {split.schedule for split in pipeline_splits(asked)} == {schedule}
+    assert all(config.num_microbatches >= 2 * config.pipeline_parallel for config in enumerated(asked)) or (
+        schedule != "dualpipe-v"
+    )
+
+
+def test_the_search_may_be_allowed_what_no_run_confirms() -> None:
+    question = {"shape": replace(DENSE, num_hidden_layers=8), "num_devices": 4, "global_batch_size": 16}
+    allowed = {"limits": {"unvalidated_schedules": True}}
+    usual = {split.schedule for split in pipeline_splits(problem_of(**question))}
+    assert {split.schedule for split in pipeline_splits(problem_of(**question, **allowed))} == usual | {
+        "v-half",
+        "v-min",
+        "dualpipe-v",
+    }
+    on_titan = problem_of(**question, **allowed, rules=TORCHTITAN)
+    assert {split.schedule for split in pipeline_splits(on_titan)} == {"none", "1f1b", "interleaved", "dualpipe-v"}

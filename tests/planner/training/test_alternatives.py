@@ -1,0 +1,89 @@
+"""Why not something else: each other choice at its best, never better than the chosen plan, with a true reason."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_cases import DENSE, MOE, configured, problem_of
+
+from meshplan.planner.training.alternatives import alternatives, instead, well_known, why_slower
+from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
+from meshplan.planner.training.search.degrees import search_degrees
+
+
+def chosen_of(problem: TrainingProblem) -> Priced:
+    solution, _ = search_degrees(problem)
+    assert solution.assignment is not None
+    return price(problem, solution.assignment.config)
+
+
+@pytest.mark.parametrize("shape", [DENSE, MOE], ids=lambda shape: shape.slug)
+def test_every_alternative_has_its_choice_and_is_no_better(shape: Any) -> None:
+    problem = problem_of(shape, num_devices=16)
+    chosen = chosen_of(problem)
+    found = alternatives(problem, chosen)
+    assert found
+    for other in found:
+        assert any(getattr(chosen.config, key) != value for key, value in other.choices.items())
+        assert other.reason
+        if other.priced is not None:
+            assert all(getattr(other.priced.config, key) == value for key, value in other.choices.items())
+            assert other.priced.step_s >= chosen.step_s
+            assert other.priced.safe_bytes <= problem.limits.memory_bytes
+
+
+def test_an_alternative_is_the_best_plan_that_has_the_choice() -> None:
+    problem = problem_of(DENSE, num_devices=16)
+    other = instead(problem, chosen_of(problem), {"pipeline_parallel": 2, "tensor_parallel": 2})
+    best, _ = search_degrees(replace(problem, fixed={"pipeline_parallel": 2, "tensor_parallel": 2}))
+    assert other.priced is not None
+    assert best.assignment is not None
+    assert other.priced.step_s == pytest.approx(best.assignment.step_s)
+    assert other.name == "pipeline_parallel=2, tensor_parallel=2"
+
+
+def test_what_the_user_pinned_is_not_questioned() -> None:
+    problem = problem_of(DENSE, num_devices=8, fixed={"tensor_parallel": 2})
+    names = {other.name for other in alternatives(problem, chosen_of(problem))}
+    assert not any("tensor" in name or "FSDP" in name for name in names)
+
+
+def test_experts_are_asked_about_in_mixtures_only() -> None:
+    assert not any("expert" in name for name in well_known(problem_of(DENSE)))
+    assert sum("expert" in name for name in well_known(problem_of(MOE))) == 2
+
+
+def test_an_alternative_that_does_not_fit_says_by_how_much() -> None:
+    problem = problem_of(replace(DENSE, num_hidden_layers=24), num_devices=8, limits={"memory_bytes": 12e9})
+    other = instead(problem, None, {"zero_stage": 0, "data_parallel": 8})
+    assert other.priced is None
+    assert other.reason.startswith("does not fit: ")
+    assert "limit 11.2 GiB" in other.reason
+
+
+def test_an_illegal_alternative_says_so() -> None:
+    assert "not legal" in instead(problem_of(DENSE), None, {"tensor_parallel": 3}).reason
+    other = instead(problem_of(DENSE, num_devices=8), None, {"data_parallel": 16})
+    assert (other.priced, other.reason) == (None, "not legal for this model, batch and cluster")
+
+
+def test_a_reason_names_what_changed_most() -> None:
+    problem = problem_of(DENSE, num_devices=8, sequence_length=8192)
+    plain = price(problem, configured(problem, data_parallel=8))
+    recomputed = price(problem, configured(problem, data_parallel=8, activation_recompute="full"))
+    reason = why_slower(plain, recomputed)
+    assert reason.startswith(f"{recomputed.step_s / plain.step_s - 1:+.1%} step time: recompute +")
+    fewer = price(problem, configured(problem, data_parallel=4))
+    assert "on 4 fewer devices" in why_slower(plain, fewer)
+
+
+def test_by_another_objective_the_chosen_plan_may_be_slower() -> None:
+    problem = problem_of(DENSE, num_devices=8, objective=TrainingObjective.NUM_DEVICES)
+    chosen = chosen_of(problem)
+    assert chosen.config.world_size == 1
+    for other in alternatives(problem, chosen):
+        if other.priced is not None:
+            assert other.priced.config.world_size >= 1

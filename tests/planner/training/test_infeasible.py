@@ -1,0 +1,137 @@
+"""No plan exists: what is said to bind must bind, and what is said to help must help, and no more than needed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_cases import DENSE, MOE, problem_of
+
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.infeasible import explain_infeasible
+from meshplan.planner.training.plan import config_from_document
+from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.problem import TrainingLimits, TrainingObjective, TrainingProblem
+from meshplan.planner.training.search.degrees import search_degrees
+
+
+def explained(problem: TrainingProblem) -> dict[str, Any]:
+    solution, search = search_degrees(problem)
+    assert solution.assignment is None
+    return explain_infeasible(problem, search.report)
+
+
+def fits(problem: TrainingProblem, **limits: Any) -> bool:
+    solution, _ = search_degrees(replace(problem, limits=replace(problem.limits, **limits)), keep=1)
+    return solution.assignment is not None
+
+
+def on_devices(problem: TrainingProblem, devices: int) -> bool:
+    larger = replace(problem, machine=replace(problem.machine, num_devices=devices))
+    return fits(larger, max_devices=devices)
+
+
+def change(answer: dict[str, Any], constraint: str) -> str:
+    (found,) = (item["change"] for item in answer["least_change"] if item["constraint"] == constraint)
+    return str(found)
+
+
+DEEP = replace(DENSE, num_hidden_layers=40)
+
+
+@pytest.mark.parametrize("memory_bytes", [7e9, 8e9, 11e9])
+def test_memory_binds_and_more_nodes_lift_it(memory_bytes: float) -> None:
+    problem = problem_of(DEEP, num_devices=2, global_batch_size=48, limits={"memory_bytes": memory_bytes})
+    problem = replace(problem, machine=replace(problem.machine, domain_size=2, devices_per_host=2))
+    answer = explained(problem)
+    assert answer["binding_constraint"].startswith("device memory")
+    needed = int(change(answer, "max_devices").split()[0])
+    assert on_devices(problem, needed)
+    assert not on_devices(problem, needed - 2), "one node less would do"
+
+
+def test_the_nearest_miss_misses_by_what_it_says() -> None:
+    problem = problem_of(DEEP, num_devices=2, limits={"memory_bytes": 7e9})
+    miss = explained(problem)["nearest_miss"]
+    config = config_from_document(miss["config"])
+    assert miss["limit"] == "device memory"
+    assert miss["excess"] == pytest.approx(price(problem, config).safe_bytes - 7e9)
+    assert not fits(problem, memory_bytes=7e9 + 0.999 * miss["excess"])
+    assert fits(problem, memory_bytes=7e9 + 1.001 * miss["excess"])
+
+
+def amount(text: str) -> float:
+    return float(re.sub(r"[^0-9.]", "", text.split(maxsplit=1)[0]))
+
+
+@pytest.mark.parametrize("objective", TrainingObjective, ids=lambda objective: objective.value)
+def test_the_least_change_of_an_hourly_budget_is_the_least(objective: TrainingObjective) -> None:
+    """A throughput plan would use all 8 devices; what the budget must allow is the fewest that fit."""
+    problem = problem_of(DENSE, num_devices=8, objective=objective, limits={"max_usd_per_hour": 1.0})
+    needed = amount(change(explained(problem), "max_usd_per_hour"))
+    assert needed == 2.5
+    assert fits(problem, max_usd_per_hour=needed)
+    assert not fits(problem, max_usd_per_hour=needed - 0.01)
+
+
+@pytest.mark.parametrize("objective", TrainingObjective, ids=lambda objective: objective.value)
+def test_the_least_change_of_a_budget_is_the_least(objective: TrainingObjective) -> None:
+    problem = problem_of(DENSE, num_devices=8, objective=objective, limits={"max_usd_per_run": 1.0})
+    answer = explained(problem)
+    needed = amount(change(answer, "max_usd_per_run"))
+    assert answer["binding_constraint"] == "max_usd_per_run"
+    assert fits(problem, max_usd_per_run=needed)
+    assert not fits(problem, max_usd_per_run=0.99 * needed)
+
+
+@pytest.mark.parametrize("objective", TrainingObjective, ids=lambda objective: objective.value)
+def test_the_least_change_of_a_step_time_is_the_least(objective: TrainingObjective) -> None:
+    problem = problem_of(DENSE, num_devices=8, objective=objective, limits={"max_step_s": 1e-3})
+    best, _ = search_degrees(
+        replace(problem, limits=replace(problem.limits, max_step_s=None), objective=TrainingObjective.THROUGHPUT)
+    )
+    assert best.assignment is not None
+    text = change(explained(problem), "max_step_time")
+    assert text.split()[1] == "ms"
+    assert amount(text) / 1e3 == pytest.approx(best.assignment.step_s, rel=0.01)
+    assert fits(problem, max_step_s=amount(text) / 1e3), "the text rounds below what is needed"
+
+
+def test_host_memory_binds() -> None:
+    problem = problem_of(DENSE, num_devices=8, limits={"host_memory_bytes": 1e9})
+    answer = explained(problem)
+    assert answer["binding_constraint"] == "host_memory"
+    assert answer["nearest_miss"]["limit"] == "host memory"
+    assert fits(problem, host_memory_bytes=1e9 + 1.001 * answer["nearest_miss"]["excess"])
+
+
+def test_two_limits_that_bind_together_blame_the_last() -> None:
+    """Lifting either alone does not help, so neither is a least change."""
+    problem = problem_of(DENSE, num_devices=8, limits={"max_step_s": 1e-3, "max_usd_per_hour": 1.0})
+    answer = explained(problem)
+    assert answer["least_change"] == []
+    assert answer["binding_constraint"]
+
+
+def test_rules_bind_where_no_limit_does() -> None:
+    problem = problem_of(MOE, num_devices=8, rules=MEGATRON, fixed={"tensor_parallel": 2, "sequence_parallel": False})
+    answer = explained(problem)
+    assert answer["binding_constraint"].startswith("legality: a mixture of experts")
+    assert answer["nearest_miss"] is None
+    assert answer["least_change"] == []
+
+
+def test_pins_that_need_more_devices() -> None:
+    problem = problem_of(DENSE, num_devices=4, global_batch_size=16, fixed={"data_parallel": 16})
+    problem = replace(problem, machine=replace(problem.machine, domain_size=2, devices_per_host=2))
+    answer = explained(problem)
+    assert answer["binding_constraint"] == "no legal combination of degrees within 4 devices"
+    assert change(answer, "max_devices") == "16 devices of this type instead of 4"
+
+
+def test_a_hopeless_question_ends() -> None:
+    problem = problem_of(DENSE, num_devices=2, limits={"memory_bytes": 1e9})
+    assert explained(problem)["least_change"] == []
+    assert isinstance(problem.limits, TrainingLimits)

@@ -1,0 +1,161 @@
+"""Looking a spec up: names, links, prices, limits and constants; what is wrong, all at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.hardware import Price
+from meshplan.planner.training.problem.spec import PriceSpec, read_training_spec
+from meshplan.planner.training.resolve import Resolved, calibration_for, choose_price, resolve_training
+
+SPEC: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 2}]},
+    "workload": {"sequence_length": 8192, "global_batch_size": 64, "num_training_tokens": 1e9},
+}
+
+
+def resolved(catalog: Catalog, **changes: Any) -> Resolved:
+    return resolve_training(read_training_spec({**SPEC, **changes}), catalog, Path())
+
+
+def problems(catalog: Catalog, **changes: Any) -> dict[str, str]:
+    with pytest.raises(SpecError) as caught:
+        resolved(catalog, **changes)
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+def test_names_become_numbers(catalog: Catalog) -> None:
+    found = resolved(catalog)
+    machine = found.problem.machine
+    assert (machine.num_devices, machine.domain_size, machine.devices_per_host) == (16, 8, 8)
+    assert machine.device.slug == "h100-sxm-80gb"
+    assert machine.scale_out_bytes_per_s == pytest.approx(50e9)
+    assert found.problem.limits.max_devices == 16
+    assert found.problem.limits.memory_bytes <= machine.device.usable_memory_bytes
+    assert found.problem.num_steps == pytest.approx(1e9 / (8192 * 64))
+    assert found.problem.shape.num_hidden_layers == 32
+    assert set(found.sources) >= {"model llama-3.1-8b", "device h100-sxm-80gb", "calibration"}
+
+
+def test_hardware_in_place_equals_the_catalogued_node(catalog: Catalog) -> None:
+    node = catalog.node_type("dgx-h100")
+    assert node.scale_out_link is not None
+    up, out = node.scale_up_link, node.scale_out_link
+    own = resolved(
+        catalog,
+        cluster={
+            "devices": {"type": "h100-sxm-80gb", "per_node": 8, "nodes": 2},
+            "links": {
+                "intra_node": {"bandwidth": f"{up.bandwidth_bytes_per_s} B/s", "latency": f"{up.latency_s} s"},
+                "inter_node": {"bandwidth": f"{out.bandwidth_bytes_per_s} B/s", "latency": f"{out.latency_s} s"},
+            },
+        },
+    ).problem.machine
+    named = resolved(catalog).problem.machine
+    for field in ("num_devices", "domain_size", "scale_up_bytes_per_s", "scale_out_bytes_per_s", "scale_out_latency_s"):
+        assert getattr(own, field) == pytest.approx(getattr(named, field)), field
+
+
+def test_every_unknown_name_at_once(catalog: Catalog) -> None:
+    found = problems(
+        catalog,
+        model="lama-3.1-8b",
+        cluster={"nodes": [{"type": "dgx-h1000", "count": 1}]},
+        constraints={"target": "megatronn"},
+    )
+    assert "llama-3.1-8b" in found["model"]
+    assert "dgx-h100" in found["cluster.nodes[0].type"]
+    assert "megatron" in found["constraints.target"]
+
+
+def test_one_node_type_a_job(catalog: Catalog) -> None:
+    nodes = [{"type": "dgx-h100", "count": 1}, {"type": "dgx-a100-80gb", "count": 1}]
+    assert "one node type" in problems(catalog, cluster={"nodes": nodes})["cluster.nodes"]
+
+
+def test_choices_that_no_search_could_make_legal(catalog: Catalog) -> None:
+    fixed = {"tensor_parallel": 3, "pipeline_parallel": 33, "expert_parallel": 2, "data_parallel": 7}
+    found = problems(catalog, fixed=fixed)
+    assert set(found) >= {f"fixed.{name}" for name in fixed}
+
+
+def test_schedules_and_vocabularies_that_the_framework_does_not_run(catalog: Catalog) -> None:
+    found = problems(catalog, fixed={"pipeline_schedule": "v-half", "vocabulary_parallel": True})
+    assert "megatron runs none, 1f1b, interleaved, not v-half" in found["fixed.pipeline_schedule"]
+    assert "constraints.target: any" in found["fixed.pipeline_schedule"]
+    assert "megatron does not have it" in found["fixed.vocabulary_parallel"]
+
+
+def test_layers_that_do_not_add_up(catalog: Catalog) -> None:
+    found = problems(catalog, fixed={"layers_per_chunk": [9, 9, 9, 4]})
+    assert "9 + 9 + 9 + 4 = 31 layers" in found["fixed.layers_per_chunk"]
+    found = problems(catalog, fixed={"layers_per_chunk": [9, 9, 9, 5]}, constraints={"target": "torchtitan"})
+    assert "equal length" in found["fixed.layers_per_chunk"]
+    found = problems(catalog, fixed={"layers_per_chunk": [16, 8, 8], "virtual_pipeline_stages": 2})
+    assert "3 chunks are not a multiple of virtual_pipeline_stages 2" in found["fixed.layers_per_chunk"]
+
+
+def test_a_precision_that_the_device_lacks(catalog: Catalog) -> None:
+    found = problems(
+        catalog,
+        cluster={"nodes": [{"type": "dgx-a100-80gb", "count": 1}]},
+        workload={**SPEC["workload"], "precision": "fp8"},
+    )
+    assert "fp8" in found["workload.precision"]
+
+
+def priced(**fields: Any) -> Price:
+    defaults = {
+        "usd_per_hour": 10.0,
+        "provider": "a",
+        "region": "any",
+        "terms": "on-demand",
+        "date": "2026-01-01",
+        "source": "",
+    }
+    return Price(**{**defaults, **fields})
+
+
+def test_the_price_is_the_newest_on_demand_then_the_cheapest() -> None:
+    old, new = priced(usd_per_hour=5.0, date="2025-01-01"), priced(usd_per_hour=20.0)
+    cheap, spot = priced(usd_per_hour=12.0, provider="b"), priced(usd_per_hour=1.0, terms="spot")
+    everything = (old, new, cheap, spot)
+    assert choose_price(everything, PriceSpec()) == cheap
+    assert choose_price(everything, PriceSpec(provider="a")) == new
+    assert choose_price(everything, PriceSpec(terms="spot")) == spot
+    assert choose_price(everything, PriceSpec(provider="c")) is None
+    assert choose_price((), PriceSpec()) is None
+    local = priced(region="eu-1", usd_per_hour=30.0)
+    assert choose_price((local,), PriceSpec(region="eu-1")) == local
+    assert choose_price((local,), PriceSpec(region="us-1")) is None
+
+
+def test_constants_come_from_the_framework_its_relatives_or_all(catalog: Catalog) -> None:
+    own = calibration_for(catalog, "megatron", "hopper")
+    assert (own.framework, own.architecture) == ("megatron", "hopper")
+    unseen = calibration_for(catalog, "megatron", "no such generation")
+    assert (unseen.framework, unseen.architecture) == ("any", "any")
+    stranger = calibration_for(catalog, "no such framework", "hopper")
+    assert stranger.framework == "any"
+    assert own.recipe == unseen.recipe
+
+
+def test_limits_are_the_tighter_of_two(catalog: Catalog) -> None:
+    limits = resolved(
+        catalog, constraints={"max_step_time": "100 s", "max_run_time": "1 h", "max_devices": 8}
+    ).problem.limits
+    steps = 1e9 / (8192 * 64)
+    assert limits.max_step_s == pytest.approx(min(100.0, 3600.0 / steps))
+    assert limits.max_devices == 8
+
+
+def test_more_devices_wanted_than_there_are_is_named(catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=r"constraints\.min_devices: 17 wanted, at most 16 may be used"):
+        resolved(catalog, constraints={"min_devices": 17})
