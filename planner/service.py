@@ -323,17 +323,17 @@ def emit_plan(
         EmitError: unknown target, nothing to launch, or a framework that the target does not take.
     """
     if plan.kind == "serving":
-        from meshplan.planner.serving.launch import serving_files
+        from meshplan.planner.launch.serving import serving_files
 
         emitted = serving_files(plan, target, catalog, image=image, model_path=model_path)
         return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
     if plan.kind == "gpu-allocation":
-        from meshplan.planner.allocation.launch import allocation_files
+        from meshplan.planner.launch.gpu_allocation import allocation_files
 
         emitted = allocation_files(plan, target, catalog, image=image, model_path=model_path)
         return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
     from meshplan.planner.emit.artifact import TrainingRequest
-    from meshplan.planner.emit.registry import emit, is_orchestrator
+    from meshplan.planner.launch.registry import emit, is_orchestrator
     from meshplan.planner.training.plan import shape_from_document
 
     if framework is None and is_orchestrator(target):
@@ -358,7 +358,7 @@ def emit_plan(
 def support_matrix() -> tuple[Mapping[str, Any], ...]:
     """Which choices each emit target takes, found by emitting probes of two models that ship with meshplan."""
     from meshplan.catalogs.database.seeds import seed_model_shape
-    from meshplan.planner.emit.support import support_rows
+    from meshplan.planner.launch.support import support_rows
 
     # TorchTitan trains registered models only: the probes are two of them.
     return support_rows(seed_model_shape("llama-3.1-8b"), seed_model_shape("qwen3-30b-a3b"))

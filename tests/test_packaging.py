@@ -28,6 +28,12 @@ def test_every_folder_with_code_is_a_listed_package() -> None:
     assert PROJECT["tool"]["setuptools"]["packages"] == sorted(f"meshplan.{f.replace('/', '.')}" for f in folders)
 
 
+def test_every_package_says_what_it_is() -> None:
+    folders = {Path(file).parent for file in source_files() if file.endswith(".py")}
+    silent = [str(folder) for folder in folders if not (ROOT / folder / "__init__.py").read_text().startswith('"""')]
+    assert silent == []
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Names inside a wheel built from a copy of the tree, so that nothing is left beside the sources."""

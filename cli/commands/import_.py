@@ -16,7 +16,7 @@ from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.imports.today import Today
+    from meshplan.planner.imports.spec import Today
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _COMMENT_WIDTH = 118
@@ -113,7 +113,7 @@ def import_(
     """
     from meshplan.cli.render import show_document, show_text
     from meshplan.planner.imports.command import import_command
-    from meshplan.planner.imports.today import Answers
+    from meshplan.planner.imports.spec import Answers
 
     catalog = open_catalog(db)
     found = import_command(

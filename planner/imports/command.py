@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.documents import MAX_YAML_BYTES, parse_document
-from meshplan.planner.emit.terms import Words, flattened
-from meshplan.planner.emit.torchtitan import SUBCOMMAND
+from meshplan.planner.emit.training.terms import Words, flattened
+from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
-from meshplan.planner.imports.today import Answers, Today, today
+from meshplan.planner.imports.spec import Answers, Today, today
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from meshplan.catalogs.errors import Problem
-from meshplan.planner.emit.terms import Words, count
-from meshplan.planner.emit.torchtitan import SUBCOMMAND
+from meshplan.planner.emit.training.terms import Words, count
+from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.reading import Launch
 
 # Options of the launchers by what they say, the nearest to the program first: srun starts torchrun, not the reverse.

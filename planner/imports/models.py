@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from meshplan.catalogs.errors import closest_names
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.megatron_model import inexpressible_shape, model_flags
-from meshplan.planner.emit.terms import Words
+from meshplan.planner.emit.training.megatron.model import inexpressible_shape, model_flags
+from meshplan.planner.emit.training.terms import Words
 
 # Sizes that tell one model from another; a model that says one of them is only meant where the command says it too.
 SIZES = (

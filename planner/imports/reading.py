@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshplan.catalogs.errors import Problem
-from meshplan.planner.emit.terms import Read, Words
+from meshplan.planner.emit.training.terms import Read, Words
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

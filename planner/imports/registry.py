@@ -35,7 +35,7 @@ class Source:
         return reader(given)
 
 
-_PACKAGE = "meshplan.planner.imports"
+_PACKAGE = "meshplan.planner.imports.sources"
 # A file is asked for before the flags of a script: a Trainer script has flags of every kind.
 SOURCES = (
     Source(name="deepspeed", module=f"{_PACKAGE}.deepspeed", summary="DeepSpeed's JSON, with its launcher's command"),

@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, request_for
 from read_back_cases import FILES, read_back
 
-from meshplan.planner.emit.registry import TARGETS, emit
+from meshplan.planner.launch.registry import TARGETS, emit
 
 REPEATS = 50
 LARGE = config_for(LLAMA_70B, tensor_parallel=8, pipeline_parallel=8, data_parallel=160)

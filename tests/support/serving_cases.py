@@ -9,7 +9,7 @@ from emit_cases import H100
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Interval, Plan
-from meshplan.planner.emit.serving_request import HostType, ServingRequest
+from meshplan.planner.emit.serving.request import HostType, ServingRequest
 from meshplan.planner.serving.problem.config import serving_config_document
 from meshplan.planner.serving.problem.engines import EngineRules
 from meshplan.planner.serving.problem.quantization import Quantization

@@ -17,9 +17,9 @@ from emit_cases import LLAMA_70B, QWEN3_4B, config_for, request_for
 from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit import accelerate as emitter
 from meshplan.planner.emit.artifact import EmittedPlan
-from meshplan.planner.emit.registry import emit
+from meshplan.planner.emit.training import accelerate as emitter
+from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import ACCELERATE
 

@@ -23,8 +23,8 @@ from emit_cases import GPT2_XL, LLAMA_70B, QWEN3_4B, config_for, request_for
 from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit import deepspeed as emitter
-from meshplan.planner.emit.registry import emit
+from meshplan.planner.emit.training import deepspeed as emitter
+from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import DEEPSPEED
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshplan.planner.emit.serving_job import PoolProgram, Slot
+from meshplan.planner.emit.serving.job import PoolProgram, Slot
 
 VALUES = {"port": "8100", "head": "10.0.0.1", "own": "10.0.0.1", "files": "/files", "mpi_hosts": "a:8,b:8"} | {
     f"{name}_port": str(20000 + offset) for offset, name in enumerate(("internal", "rpc", "side", "bootstrap"))

@@ -16,9 +16,10 @@ from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
 from serving_cases import aggregated, layout, random_config, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit import ray_serve, sglang, vllm
-from meshplan.planner.emit.serving_job import Slot
-from meshplan.planner.emit.serving_script import launch_of, router_of
+from meshplan.planner.emit.orchestrators import ray_serve
+from meshplan.planner.emit.serving import sglang, vllm
+from meshplan.planner.emit.serving.job import Slot
+from meshplan.planner.emit.serving.script import launch_of, router_of
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.requests import Role
 
@@ -81,7 +82,7 @@ def test_wrong_words_are_refused(engine: str) -> None:
 
 
 def test_ray_s_arguments_are_fields_of_vllm(vllm, checkpoints) -> None:
-    from meshplan.planner.emit import vllm as emitter
+    from meshplan.planner.emit.serving import vllm as emitter
 
     known = {field.name for field in fields(vllm.arguments)}
     request = serving_request(

@@ -13,9 +13,9 @@ from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL, QWEN3_4B
 from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit import vllm as emitter
-from meshplan.planner.emit.serving_job import PoolProgram
-from meshplan.planner.emit.serving_request import ServingRequest
+from meshplan.planner.emit.serving import vllm as emitter
+from meshplan.planner.emit.serving.job import PoolProgram
+from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.serving.problem.engines import VLLM
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Speculation

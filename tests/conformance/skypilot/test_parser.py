@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from emit_cases import LLAMA_70B, config_for, request_for
 
-from meshplan.planner.emit import skypilot as emitter
-from meshplan.planner.emit.registry import emit
+from meshplan.planner.emit.orchestrators import skypilot as emitter
+from meshplan.planner.launch.registry import emit
 
 pytestmark = pytest.mark.launchers
 

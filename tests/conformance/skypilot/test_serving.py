@@ -12,8 +12,8 @@ from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
 from serving_cases import random_config, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit import skypilot_serve as emitter
-from meshplan.planner.emit.registry import emit_serving
+from meshplan.planner.emit.orchestrators import skypilot_serve as emitter
+from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.engines import ENGINES
 
 pytestmark = pytest.mark.launchers

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from emit_cases import LLAMA_70B, config_for, plan_for, request_for
 
-from meshplan.planner.emit.registry import emit
 from meshplan.planner.emit.writer import write_artifacts
+from meshplan.planner.launch.registry import emit
 
 pytestmark = pytest.mark.launchers
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_back
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.megatron_terms import TERMS, pipeline_layout, read_layout
-from meshplan.planner.emit.registry import emit
+from meshplan.planner.emit.training.megatron.terms import TERMS, pipeline_layout, read_layout
+from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from serving_cases import random_config, serving_request
 
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit import sglang, vllm
+from meshplan.planner.emit.serving import sglang, vllm
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.serving.problem.engines import ENGINES
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.emit.megatron_terms import TERMS
-from meshplan.planner.emit.terms import say_all
+from meshplan.planner.emit.training.megatron.terms import TERMS
+from meshplan.planner.emit.training.terms import say_all
 from meshplan.planner.service import make_plan
 from meshplan.planner.training.estimator.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.estimator.priced import Priced, price

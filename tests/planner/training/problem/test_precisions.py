@@ -10,8 +10,8 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.imports.megatron import read
 from meshplan.planner.imports.reading import Given
+from meshplan.planner.imports.sources.megatron import read
 from meshplan.planner.service import make_plan
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import candidates_of, price

@@ -1,0 +1,1 @@
+"""Kubernetes, Slurm, Ray and SkyPilot around a framework's or an engine's job."""

@@ -1,0 +1,88 @@
+"""A serving plan as a DynamoGraphDeployment (nvidia.com/v1beta1), for vLLM and SGLang.
+
+Dynamo's operator joins the hosts of a worker and its frontend is the router: of the engine's words only those that the
+plan decides are handed on.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit.artifact import EmittedPlan
+from meshplan.planner.emit.orchestrators import serving_kubernetes as kube
+from meshplan.planner.emit.serving.job import PoolProgram, ServingJob, Word
+from meshplan.planner.launch.registry import Feature
+from meshplan.planner.serving.problem.requests import Role, Router
+
+TARGET = "dynamo"
+FILE = "dynamographdeployment.yaml"
+_MODULES = {"vllm": ("dynamo.vllm", "--model"), "sglang": ("dynamo.sglang", "--model-path")}
+_TYPES = {Role.MIXED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+_MODES = {Router.ROUND_ROBIN: "round-robin", Router.LEAST_LOADED: "least-loaded", Router.PREFIX_AWARE: "kv"}
+
+
+def wrap(job: ServingJob) -> EmittedPlan:
+    """``dynamographdeployment.yaml``: the frontend and one component a pool.
+
+    Raises:
+        CannotExpressError: TensorRT-LLM, whose words Dynamo has changed, or named hosts or devices.
+    """
+    kube.refuse_places(job, TARGET)
+    if job.target not in _MODULES:
+        raise CannotExpressError(TARGET, f"the engine {job.target}", "a plan for vllm or sglang, or target lws")
+    mode = _MODES[job.request.config.router]
+    command = ["python3", "-m", "dynamo.frontend", "--http-port", str(job.request.port), "--router-mode", mode]
+    frontend = {
+        "name": "Frontend",
+        "type": "frontend",
+        "replicas": 1,
+        "podTemplate": {"spec": {"containers": [{"name": "main", "image": kube.image(job), "command": command}]}},
+    }
+    graph = {
+        "apiVersion": "nvidia.com/v1beta1",
+        "kind": "DynamoGraphDeployment",
+        "metadata": kube.metadata(job, kube.object_name(job)),
+        "spec": {
+            "backendFramework": job.target,
+            "components": [frontend, *(_component(job, program) for program in job.programs)],
+        },
+    }
+    return kube.emitted(job, target=TARGET, file=FILE, objects=[graph])
+
+
+def _component(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
+    module, model = _MODULES[job.target]
+    words: list[Word] = ["python3", "-m", module, model, job.request.model]
+    words += [word for flag in program.flags for word in flag]
+    role = program.pool.role
+    if job.target == "vllm" and role is not Role.MIXED:
+        words += ["--disaggregation-mode", role.value]
+    values = kube.slots(head="", node_rank="")
+    if job.target == "sglang" and role is Role.PREFILL:
+        words += ["--disaggregation-bootstrap-port", values["bootstrap_port"]]
+    node = kube.container(job, program, words, values, ready=False)
+    component: dict[str, Any] = {
+        "name": role.value,
+        "type": _TYPES[role],
+        "replicas": program.pool.num_workers,
+        "podTemplate": {"spec": {"containers": [node], "volumes": kube.volumes(job)}},
+    }
+    if program.num_nodes > 1:
+        component["multinode"] = {"nodeCount": program.num_nodes}
+    return component
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    pods = "pods: types of kubeflow-trainer-api; the graph's own fields: golden only"
+    return (
+        Feature(name="workers", expressed_by="components, replicas", verified_by=pods),
+        Feature(name="hosts", expressed_by="multinode.nodeCount, device limits", verified_by=pods),
+        Feature(name="router", expressed_by="dynamo.frontend --router-mode", verified_by="golden only"),
+        Feature(
+            name="configuration",
+            expressed_by="the engine's flags after dynamo.vllm or dynamo.sglang",
+            verified_by="the flags by the engine's parser; Dynamo's own were not run",
+        ),
+    )

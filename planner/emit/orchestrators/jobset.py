@@ -1,0 +1,85 @@
+"""A job as a Kubernetes JobSet (jobset.x-k8s.io/v1alpha2).
+
+Without host names: one replicated Job with a pod for each host. With host names: one replicated Job for each host,
+pinned to its node by the label ``kubernetes.io/hostname``, so that the rank table holds for the machines themselves.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshplan.planner.emit.artifact import EmittedPlan
+from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.launch.registry import Feature
+
+TARGET = "jobset"
+FILE = PurePosixPath("jobset.yaml")
+_GROUP = "node"
+
+
+def wrap(job: Job) -> EmittedPlan:
+    """``jobset.yaml``: ConfigMap and JobSet.
+
+    Raises:
+        CannotExpressError: ranks of a host are not consecutive, or the files are too large.
+        EmitError: no rank table, or a host without a name.
+    """
+    launch = torchrun.launch_of(job)
+    file = kubernetes.documents(launch, FILE, [kubernetes.config_map(launch, TARGET), _jobset(launch)])
+    pinned = bool(job.request.hosts)
+    notes = (*kubernetes.notes(launch), *(() if pinned else (kubernetes.SCHEDULER_NOTE,)))
+    overview = readme.overview(launch, start=f"Start with `kubectl apply -f {FILE}`.", notes=notes)
+    return EmittedPlan(
+        target=TARGET, artifacts=(overview, file), parser_verified=kubernetes.SCHEMA, notes=(*job.notes, *notes)
+    )
+
+
+def _jobset(launch: torchrun.Launch) -> dict[str, Any]:
+    name = kubernetes.object_name(launch)
+    hosts = launch.placements
+    if launch.job.request.hosts:
+        master = f"{name}-{_GROUP}-000-0-0.{name}"
+        groups = [
+            _replicated_job(
+                f"{_GROUP}-{host.node_rank:03d}",
+                kubernetes.job_spec(
+                    launch,
+                    num_pods=1,
+                    node_rank=str(host.node_rank),
+                    master=master,
+                    pod={"nodeSelector": {"kubernetes.io/hostname": host.hostname}},
+                ),
+            )
+            for host in hosts
+        ]
+    else:
+        spec = kubernetes.job_spec(
+            launch, num_pods=len(hosts), node_rank="$JOB_COMPLETION_INDEX", master=f"{name}-{_GROUP}-0-0.{name}", pod={}
+        )
+        groups = [_replicated_job(_GROUP, spec)]
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2",
+        "kind": "JobSet",
+        "metadata": kubernetes.metadata(launch),
+        "spec": {
+            # Names of pods must resolve before they are ready: the ranks wait for each other while they start.
+            "network": {"enableDNSHostnames": True, "subdomain": name, "publishNotReadyAddresses": True},
+            "failurePolicy": {"maxRestarts": 0},
+            "replicatedJobs": groups,
+        },
+    }
+
+
+def _replicated_job(name: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "replicas": 1, "template": {"spec": spec}}
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    return kubernetes.features(
+        "node rank = completion index; named hosts: one replicated Job each; scattered ranks are refused",
+        "completions, parallelism, device limits; nodeSelector kubernetes.io/hostname",
+    )

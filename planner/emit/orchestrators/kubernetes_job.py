@@ -1,0 +1,71 @@
+"""A job as a plain Kubernetes Job with a headless Service, for clusters without JobSet."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshplan.planner.emit.artifact import EmittedPlan
+from meshplan.planner.emit.hosts import refuse_named_hosts
+from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.launch.registry import Feature
+
+TARGET = "job"
+FILE = PurePosixPath("job.yaml")
+
+
+def wrap(job: Job) -> EmittedPlan:
+    """``job.yaml``: ConfigMap, Service and Job.
+
+    Raises:
+        CannotExpressError: ranks of a host are not consecutive, the hosts are named, or the files are too large.
+        EmitError: no rank table.
+    """
+    refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
+    launch = torchrun.launch_of(job)
+    objects = [kubernetes.config_map(launch, TARGET), _service(launch), _job(launch)]
+    notes = (*kubernetes.notes(launch), kubernetes.SCHEDULER_NOTE)
+    overview = readme.overview(launch, start=f"Start with `kubectl apply -f {FILE}`.", notes=notes)
+    return EmittedPlan(
+        target=TARGET,
+        artifacts=(overview, kubernetes.documents(launch, FILE, objects)),
+        parser_verified=kubernetes.SCHEMA,
+        notes=(*job.notes, *notes),
+    )
+
+
+def _service(launch: torchrun.Launch) -> dict[str, Any]:
+    """Gives the pods names; the ranks wait for each other while they start, so names come before readiness."""
+    name = kubernetes.object_name(launch)
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": kubernetes.metadata(launch),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": {"batch.kubernetes.io/job-name": name},
+        },
+    }
+
+
+def _job(launch: torchrun.Launch) -> dict[str, Any]:
+    name = kubernetes.object_name(launch)
+    spec = kubernetes.job_spec(
+        launch,
+        num_pods=len(launch.placements),
+        node_rank="$JOB_COMPLETION_INDEX",
+        master=f"{name}-0.{name}",
+        pod={"subdomain": name},
+    )
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": kubernetes.metadata(launch), "spec": spec}
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    return kubernetes.features(
+        "node rank = completion index; scattered ranks and named hosts are refused",
+        "completions, parallelism, device limits",
+    )

@@ -1,0 +1,212 @@
+"""What the Kubernetes targets of serving plans share: containers of an engine's nodes, its router, its files.
+
+One pod is one node of a worker, so ports are the same in each. Words of the user are data of a YAML writer; what
+Kubernetes would expand (``$(…)``) is escaped in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit.artifact import EmittedPlan, stamp
+from meshplan.planner.emit.hosts import refuse_named_hosts
+from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.serving.job import PoolProgram, RouterProgram, ServingJob, Slot, Word
+from meshplan.planner.serving.problem.requests import Role
+
+PORT = 8100
+_FILES = "files"
+_PORTS = {
+    "internal_port": "20000",
+    "rpc_port": "20001",
+    "side_port": "20010",
+    "bootstrap_port": "20390",
+}
+PLACE_NOTE = "Which machine and which of its devices a worker gets is the scheduler's choice."
+UNCHECKED = (
+    "not machine-checked beyond its pods (types of kubeflow-trainer-api 2.3.0) and the engine's words (its own parser)"
+)
+
+
+def refuse_places(job: ServingJob, target: str) -> None:
+    """Stop where the plan names hosts or devices.
+
+    Raises:
+        CannotExpressError: it does.
+    """
+    refuse_named_hosts(job.request.hosts, None, target=target)
+    if job.request.plan.rank_table is not None:
+        raise CannotExpressError(
+            target, "a rank table that names devices", f"target {job.target}, or a plan without one"
+        )
+
+
+def object_name(job: ServingJob) -> str:
+    """Name of every object."""
+    return f"meshplan-{job.request.plan.plan_id}"
+
+
+def pool_name(job: ServingJob, program: PoolProgram) -> str:
+    """Name of a pool's objects."""
+    return f"{object_name(job)}-{program.name}"
+
+
+def metadata(job: ServingJob, name: str) -> dict[str, Any]:
+    """Name and the plan's digest."""
+    return {"name": name, "annotations": {"meshplan/plan-digest": job.request.plan.digest}}
+
+
+def slots(*, head: str, node_rank: str, port: int = PORT) -> dict[str, str]:
+    """What fills the slots of a node's words."""
+    return {
+        **_PORTS,
+        "port": str(port),
+        "head": head,
+        "own": "$(POD_IP)",
+        "node_rank": node_rank,
+        "files": kubernetes.MOUNT,
+    }
+
+
+def text(word: Word, values: Mapping[str, str]) -> str:
+    """A word as Kubernetes takes it: slots filled, everything else literal."""
+    return word.filled(values) if isinstance(word, Slot) else word.replace("$(", "$$(")
+
+
+def container(
+    job: ServingJob, program: PoolProgram, words: Sequence[Word], values: Mapping[str, str], *, ready: bool
+) -> dict[str, Any]:
+    """One node of a worker.
+
+    Args:
+        job: what is served.
+        program: the pool.
+        words: the command.
+        values: of :func:`slots`.
+        ready: it answers requests: a probe waits for it.
+    """
+    request = job.request
+    device = request.host_type(program.pool.node_type).device
+    share = program.pool.layout.num_devices // program.num_nodes
+    made: dict[str, Any] = {
+        "name": "main",
+        "image": image(job),
+        "command": [text(word, values) for word in words],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *({"name": name, "value": text(word, values)} for name, word in program.environment.items()),
+        ],
+        "resources": kubernetes.device_limits(device, share),
+        "volumeMounts": kubernetes.volume_mounts() if job.files else kubernetes.volume_mounts()[1:],
+    }
+    if ready:
+        port = int(values["port"])
+        made["ports"] = [{"containerPort": port, "protocol": "TCP"}]
+        # Loading may take an hour; until then the pod takes no requests.
+        made["readinessProbe"] = {
+            "httpGet": {"path": job.health_path, "port": port},
+            "periodSeconds": 10,
+            "failureThreshold": 360,
+        }
+    return made
+
+
+def volumes(job: ServingJob) -> list[dict[str, Any]]:
+    """The job's files, where it has some, and shared memory for NCCL."""
+    shared = {"name": "shared-memory", "emptyDir": {"medium": "Memory"}}
+    return [{"name": _FILES, "configMap": {"name": object_name(job)}}, shared] if job.files else [shared]
+
+
+def config_maps(job: ServingJob) -> list[dict[str, Any]]:
+    """The job's files; none where it has none."""
+    if not job.files:
+        return []
+    data = {str(artifact.path): artifact.content for artifact in job.files}
+    return [{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, object_name(job)), "data": data}]
+
+
+def router_objects(job: ServingJob, addresses: Mapping[Role, Sequence[str]]) -> list[dict[str, Any]]:
+    """Deployment of the router and the Service that clients talk to; only the Service where there is no router.
+
+    Args:
+        job: what is served.
+        addresses: ``host:port`` of the workers by role.
+    """
+    name = f"{object_name(job)}-router"
+    port = job.request.port
+    if job.router is None:
+        return []
+    router: RouterProgram = job.router(addresses)
+    labels = {"app": name}
+    values = {"router_file": f"{kubernetes.MOUNT}/{router.file[0]}" if router.file else "", **_bootstrap(addresses)}
+    made: dict[str, Any] = {
+        "name": "main",
+        "image": image(job),
+        "command": [text(word, values) for word in router.words],
+        "ports": [{"containerPort": port, "protocol": "TCP"}],
+    }
+    pod: dict[str, Any] = {"containers": [made]}
+    objects: list[dict[str, Any]] = []
+    if router.file is not None:
+        data = {router.file[0]: router.file[1].filled(values)}
+        objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, name), "data": data})
+        made["volumeMounts"] = [{"name": _FILES, "mountPath": kubernetes.MOUNT}]
+        pod["volumes"] = [{"name": _FILES, "configMap": {"name": name}}]
+    deployment = {
+        "replicas": 1,
+        "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": pod},
+    }
+    return [
+        *objects,
+        {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata(job, name), "spec": deployment},
+        service(job, labels, port),
+    ]
+
+
+def service(job: ServingJob, selector: Mapping[str, str], target_port: int) -> dict[str, Any]:
+    """What clients talk to."""
+    ports = [{"port": job.request.port, "targetPort": target_port, "protocol": "TCP"}]
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata(job, object_name(job)),
+        "spec": {"selector": dict(selector), "ports": ports},
+    }
+
+
+def _bootstrap(addresses: Mapping[Role, Sequence[str]]) -> dict[str, str]:
+    return {
+        f"bootstrap_port_{number}": _PORTS["bootstrap_port"] for number in range(len(addresses.get(Role.PREFILL, ())))
+    }
+
+
+def image(job: ServingJob) -> str:
+    """The image that was asked for, or a name that shows what has to stand there."""
+    return job.request.image or f"registry.invalid/{job.target}:replace-me"
+
+
+def notes(job: ServingJob) -> tuple[str, ...]:
+    """What is left to the user."""
+    return (PLACE_NOTE,) if job.request.image else (PLACE_NOTE, kubernetes.IMAGE_NOTE)
+
+
+def emitted(
+    job: ServingJob, *, target: str, file: str, objects: Sequence[dict[str, Any]], more: Sequence[str] = ()
+) -> EmittedPlan:
+    """README and one YAML file."""
+    from pathlib import PurePosixPath
+
+    from meshplan.planner.emit.serving.readme import serving_overview
+
+    listed = (*notes(job), *more)
+    overview = serving_overview(job, num_hosts=0, start=f"Start with `kubectl apply -f {file}`.", notes=listed)
+    head = (*stamp(job.request.plan, job.verified), f"schema: {UNCHECKED}")
+    return EmittedPlan(
+        target=target,
+        artifacts=(overview, kubernetes.yaml_file(PurePosixPath(file), head, objects)),
+        parser_verified=job.verified,
+        notes=(*job.notes, *listed),
+    )

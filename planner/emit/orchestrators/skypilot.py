@@ -1,0 +1,119 @@
+"""A job as a SkyPilot task: ``sky launch task.yaml`` in the output folder, which becomes the working directory."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.hardware import Device
+from meshplan.planner.emit.artifact import Artifact, EmittedPlan, ParserVerified, commented, stamp
+from meshplan.planner.emit.hosts import refuse_named_hosts
+from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.launch.registry import Feature
+
+TARGET = "skypilot"
+FILE = PurePosixPath("task.yaml")
+VERIFIED = ParserVerified(
+    framework="skypilot", version="0.14.1", mode="Task.from_yaml; accelerators that no cloud has would pass"
+)
+# SkyPilot's names (docs.skypilot.co, "sky show-gpus"), by the catalog's.
+_ACCELERATORS = {
+    "a100-sxm-40gb": "A100",
+    "a100-sxm-80gb": "A100-80GB",
+    "a10g": "A10G",
+    "b200-sxm-180gb": "B200",
+    "h100-sxm-80gb": "H100",
+    "h200-sxm-141gb": "H200",
+    "l40s": "L40S",
+    "mi300x": "MI300X",
+    "t4": "T4",
+    "v100-sxm2-16gb": "V100",
+    "v100-sxm2-32gb": "V100-32GB",
+}
+_RUN = """\
+export MASTER_ADDR="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"
+exec bash ./{launch_script} "$SKYPILOT_NODE_RANK"
+"""
+
+
+def wrap(job: Job) -> EmittedPlan:
+    """``task.yaml`` beside the framework's scripts.
+
+    Raises:
+        CannotExpressError: ranks of a host are not consecutive, hosts are named, or SkyPilot has no such accelerator.
+        EmitError: no rank table.
+    """
+    refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
+    launch = torchrun.launch_of(job)
+    head = commented((*stamp(job.request.plan, job.verified), f"schema: {VERIFIED}"))
+    task = Artifact(path=FILE, content=head + kubernetes.yaml_text(_task(launch)))
+    notes = (
+        "Which machine becomes which host is the cloud's choice.",
+        "SkyPilot takes the cheapest cloud that has the accelerators; it knows nothing of the plan's network.",
+    )
+    start = f"Start with `sky launch {FILE}` in this folder: all of it is copied to every host."
+    overview = readme.overview(launch, start=start, notes=notes)
+    return EmittedPlan(
+        target=TARGET,
+        artifacts=(overview, task, *kubernetes.mounted_files(launch)),
+        parser_verified=VERIFIED,
+        notes=(*job.notes, *notes),
+    )
+
+
+def _task(launch: torchrun.Launch) -> dict[str, Any]:
+    request = launch.job.request
+    resources: dict[str, Any] = {"accelerators": {_accelerator(launch): kubernetes.devices_per_pod(launch)}}
+    if request.image:
+        resources["image_id"] = f"docker:{request.image}"
+    variables = {entry["name"]: entry["value"] for entry in kubernetes.environment(launch, "")}
+    del variables["MASTER_ADDR"]  # read from the list of nodes when the task runs
+    return {
+        "name": kubernetes.object_name(launch),
+        "num_nodes": len(launch.placements),
+        "resources": resources,
+        "workdir": ".",
+        "envs": variables,
+        "run": _RUN.format(launch_script=torchrun.LAUNCH_SCRIPT),
+    }
+
+
+def _accelerator(launch: torchrun.Launch) -> str:
+    return accelerator_name(launch.job.request.device, TARGET)
+
+
+def accelerator_name(device: Device | None, target: str) -> str:
+    """SkyPilot's name of a device.
+
+    Raises:
+        CannotExpressError: it has none.
+    """
+    name = None if device is None else _ACCELERATORS.get(device.slug)
+    if name is None:
+        asked = "an unknown device" if device is None else device.name
+        raise CannotExpressError(target, asked, f"a plan on one of {', '.join(_ACCELERATORS)}")
+    return name
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    return (
+        Feature(
+            name="rank_table",
+            expressed_by="node rank = SKYPILOT_NODE_RANK; scattered ranks and named hosts are refused",
+            verified_by="read in SkyPilot's documentation",
+        ),
+        Feature(
+            name="hosts",
+            expressed_by="num_nodes, resources.accelerators",
+            verified_by="SkyPilot's parser (Task.from_yaml)",
+        ),
+        Feature(
+            name="configuration",
+            expressed_by="the files of --framework, unchanged, as workdir",
+            verified_by="as the framework's",
+        ),
+    )

@@ -1,0 +1,226 @@
+"""A job under Slurm: ``sbatch job.sbatch``. Any rank table can be honoured.
+
+Where each host's ranks are consecutive, srun starts one torchrun on each host. Otherwise srun starts one task a rank:
+``--distribution=arbitrary`` puts task r on line r of ``SLURM_HOSTFILE``, and each task is told its devices.
+Host i of the rank table is node i of the allocation, in the order of ``scontrol show hostnames``; named hosts are asked
+for by name (``--nodelist``) and keep their names in the lookup, whatever order Slurm lists them in.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import PurePosixPath
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
+from meshplan.planner.emit.hosts import HostPlacement, check_places, host_placements, is_contiguous
+from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.launch.registry import Feature
+
+TARGET = "slurm"
+SBATCH_FILE = PurePosixPath("job.sbatch")
+RANK_TASK_FILE = PurePosixPath("rank_task.sh")
+RANKS_FILE = PurePosixPath("ranks.txt")
+_STAND_IN = "run with stand-ins for srun and scontrol; #SBATCH words from Slurm's manual, no parser"
+_NOTES = (
+    "Time limit, partition and account are not decided by the plan: hand them to sbatch. The folder must be on a file "
+    "system that every node sees.",
+)
+
+
+def wrap(job: Job) -> EmittedPlan:
+    """``job.sbatch`` around the framework's scripts.
+
+    Raises:
+        CannotExpressError: the framework's own starter cannot place single ranks, and the plan needs that.
+        EmitError: no rank table, or a host without a name.
+    """
+    check_places(job.rank_table)
+    if is_contiguous(job.rank_table):
+        launch = torchrun.launch_of(job)
+        scripts = [artifact for artifact in torchrun.scripts(launch) if not torchrun.is_host_script(artifact)]
+    else:
+        launch, scripts = _one_task_a_rank(job)
+    sbatch = Artifact(path=SBATCH_FILE, content=_sbatch(launch), executable=True)
+    start = f"Start with `sbatch {SBATCH_FILE}` in this folder; what follows the file is handed to the program."
+    overview = readme.overview(launch, start=start, notes=_NOTES)
+    return EmittedPlan(
+        target=TARGET,
+        artifacts=(overview, sbatch, *job.files, *scripts),
+        parser_verified=job.verified,
+        notes=(*job.notes, *_NOTES),
+    )
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    return (
+        Feature(
+            name="rank_table",
+            expressed_by="one torchrun a host; scattered ranks: srun --distribution=arbitrary with SLURM_HOSTFILE",
+            verified_by=_STAND_IN,
+        ),
+        Feature(name="hosts", expressed_by="--nodes, --nodelist, --gpus-per-node, --exclusive", verified_by=_STAND_IN),
+        Feature(
+            name="configuration", expressed_by="the files of --framework, unchanged", verified_by="as the framework's"
+        ),
+    )
+
+
+def _one_task_a_rank(job: Job) -> tuple[torchrun.Launch, list[Artifact]]:
+    if job.starter:
+        raise CannotExpressError(
+            job.target,
+            "a rank table that returns to a host: its own starter counts ranks host by host",
+            "the same plan with the ranks of each host consecutive (plan with the mapping 'identity')",
+        )
+    # Sorting by host keeps, within a host, the order of the ranks: local rank i is the host's i-th rank.
+    order = sorted(range(len(job.rank_table)), key=lambda rank: (job.rank_table[rank][0], rank))
+    placements = host_placements([job.rank_table[rank] for rank in order], job.request.hosts, target=TARGET)
+    launch = torchrun.Launch(job=job, placements=placements)
+    tasks = Artifact(path=RANK_TASK_FILE, content=_rank_task(job), executable=True)
+    rows = Artifact(path=RANKS_FILE, content=_ranks_text(job, placements))
+    return launch, [tasks, rows, torchrun.rank_table(launch)]
+
+
+def _ranks_text(job: Job, placements: tuple[HostPlacement, ...]) -> str:
+    devices = {placement.host: placement.devices for placement in placements}
+    seen: dict[int, int] = {}
+    lines = []
+    for rank, (host, _) in enumerate(job.rank_table):
+        local_rank = seen.get(host, 0)
+        seen[host] = local_rank + 1
+        lines.append(f"{rank} {host} {local_rank} {','.join(map(str, devices[host]))}\n")
+    head = commented((*stamp(job.request.plan, job.verified), "rank host local_rank devices of the host's ranks"))
+    return head + "".join(lines)
+
+
+def _rank_task(job: Job) -> str:
+    return (
+        "#!/usr/bin/env bash\n"
+        + commented(stamp(job.request.plan, job.verified))
+        + _RANK_TASK.format(
+            ranks_file=RANKS_FILE,
+            world_size=job.request.config.world_size,
+            environment=torchrun.environment_text(job.environment),
+        )
+        + job.program
+        + _RANK_CHECKS.format(gpu_checks=torchrun.gpu_checks(job.request.device))
+    )
+
+
+def _sbatch(launch: torchrun.Launch) -> str:
+    request = launch.job.request
+    by_host = sorted(launch.placements, key=lambda placement: placement.host)
+    most_devices = request.devices_per_host or 1 + max(max(placement.devices) for placement in by_host)
+    options = [
+        f"--job-name=meshplan-{request.plan.plan_id}",
+        f"--nodes={len(by_host)}",
+        f"--gpus-per-node={most_devices}",
+        "--exclusive",
+        "--mem=0",
+    ]
+    if request.hosts:
+        options.append("--nodelist=" + ",".join(placement.hostname for placement in by_host))
+    contiguous = is_contiguous(launch.job.rank_table)
+    names = " ".join(shlex.quote(placement.hostname) for placement in by_host) if request.hosts else ""
+    return (
+        "#!/usr/bin/env bash\n"
+        + commented(options, sign="#SBATCH")
+        + commented(stamp(request.plan, launch.job.verified))
+        + _SBATCH.format(
+            num_hosts=len(by_host),
+            nodes=f"nodes=({names})"
+            if names
+            else 'mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")',
+            hosts=" ".join(str(placement.host) for placement in by_host),
+            master_host=launch.job.rank_table[0][0],
+            master_port=request.master_port,
+        )
+        + (_ONE_AGENT_A_HOST if contiguous else _ONE_TASK_A_RANK).format(
+            node_hosts=" ".join(str(placement.host) for placement in launch.placements),
+            world_size=request.config.world_size,
+            launch_script=torchrun.LAUNCH_SCRIPT,
+            rank_task_file=RANK_TASK_FILE,
+            ranks_file=RANKS_FILE,
+        )
+    )
+
+
+_SBATCH = r"""# usage: sbatch job.sbatch [more flags of the program]
+set -euo pipefail
+fail() {{
+  printf 'job.sbatch: %s\n' "$1" >&2
+  exit 1
+}}
+# sbatch runs a copy of this file: the others lie where it was submitted.
+here=${{MESHPLAN_DIR:-${{SLURM_SUBMIT_DIR:-$PWD}}}}
+[[ -f $here/rank_table.json ]] || fail "no rank_table.json in $here; submit from this folder or set MESHPLAN_DIR"
+
+{nodes}
+[[ ${{#nodes[@]}} == {num_hosts} ]] || fail "the plan needs {num_hosts} nodes, the allocation has ${{#nodes[@]}}"
+hosts=({hosts})  # host numbers of the rank table
+declare -A node_of_host
+for index in "${{!hosts[@]}}"; do
+  node_of_host[${{hosts[index]}}]=${{nodes[index]}}
+done
+export MASTER_ADDR=${{MASTER_ADDR:-${{node_of_host[{master_host}]}}}}
+export MASTER_PORT=${{MASTER_PORT:-{master_port}}}
+SLURM_HOSTFILE=$(mktemp "$here/.hostfile.XXXXXX")
+export SLURM_HOSTFILE
+trap 'rm -f -- "$SLURM_HOSTFILE"' EXIT
+"""
+
+# Both forms list a host for each task, so that the order of the nodes is ours and not that of Slurm.
+_ONE_AGENT_A_HOST = r"""
+# One agent a host: task n runs on the host with node rank n.
+for host in {node_hosts}; do
+  printf '%s\n' "${{node_of_host[$host]}}"
+done > "$SLURM_HOSTFILE"
+srun --distribution=arbitrary --ntasks="${{#nodes[@]}}" --cpu-bind=none --gpu-bind=none --kill-on-bad-exit=1 \
+  bash -c 'exec "$0/{launch_script}" "$SLURM_PROCID" "$@"' "$here" "$@"
+"""
+
+_ONE_TASK_A_RANK = r"""
+# One task a rank: the ranks of a host are not consecutive, and torchrun could not be told.
+while read -r rank host _; do
+  [[ $rank =~ ^[0-9]+$ ]] || continue
+  printf '%s\n' "${{node_of_host[$host]}}"
+done < "$here/{ranks_file}" > "$SLURM_HOSTFILE"
+srun --distribution=arbitrary --ntasks={world_size} --cpu-bind=none --gpu-bind=none --kill-on-bad-exit=1 \
+  "$here/{rank_task_file}" "$@"
+"""
+
+_RANK_TASK = r"""# Runs in every task of srun: task r is rank r.
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
+fail() {{
+  printf 'rank_task.sh: %s\n' "$1" >&2
+  exit 1
+}}
+: "${{SLURM_PROCID:?start this with srun, see job.sbatch}}" "${{MASTER_ADDR:?}}" "${{MASTER_PORT:?}}"
+devices=""
+while read -r row_rank _ row_local_rank row_devices; do
+  if [[ $row_rank == "$SLURM_PROCID" ]]; then
+    local_rank=$row_local_rank
+    devices=$row_devices
+  fi
+done < "$here/{ranks_file}"
+[[ -n $devices ]] || fail "no rank $SLURM_PROCID in {ranks_file}"
+IFS=, read -r -a host_devices <<< "$devices"
+device_list=("${{host_devices[local_rank]}}")
+hostname=$(hostname)
+export CUDA_VISIBLE_DEVICES=$devices  # local rank i runs on the i-th of these
+export RANK=$SLURM_PROCID LOCAL_RANK=$local_rank LOCAL_WORLD_SIZE=${{#host_devices[@]}} WORLD_SIZE={world_size}
+{environment}
+"""
+
+_RANK_CHECKS = r"""
+check_gpus() {{
+{gpu_checks}
+  return 0
+}}
+[[ ${{MESHPLAN_SKIP_CHECKS:-0}} == 1 ]] || check_gpus
+exec "${{PYTHON:-python}}" "${{program[@]}}" "$@"
+"""

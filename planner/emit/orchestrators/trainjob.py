@@ -1,0 +1,81 @@
+"""A job as a Kubeflow TrainJob (trainer.kubeflow.org/v1alpha1) on the runtime ``torch-distributed``.
+
+The runtime sets ``PET_NODE_RANK`` and ``PET_MASTER_ADDR``, torchrun's variables, from the pod's index. The launch
+script says the same things by flags, which win, and adds what no variable carries: each host's own devices in order.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshplan.planner.emit.artifact import EmittedPlan
+from meshplan.planner.emit.hosts import refuse_named_hosts
+from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.launch.registry import Feature
+
+TARGET = "trainjob"
+FILE = PurePosixPath("trainjob.yaml")
+RUNTIME = "torch-distributed"
+_NODE = "node"  # replicated Job and container of that runtime
+
+
+def wrap(job: Job) -> EmittedPlan:
+    """``trainjob.yaml``: ConfigMap and TrainJob.
+
+    Raises:
+        CannotExpressError: ranks of a host are not consecutive, the hosts are named, or the files are too large.
+        EmitError: no rank table.
+    """
+    refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
+    launch = torchrun.launch_of(job)
+    file = kubernetes.documents(launch, FILE, [kubernetes.config_map(launch, TARGET), _train_job(launch)])
+    notes = (
+        *kubernetes.notes(launch),
+        kubernetes.SCHEDULER_NOTE,
+        f"The runtime {RUNTIME} must be installed in the cluster (it comes with Kubeflow Trainer).",
+    )
+    overview = readme.overview(launch, start=f"Start with `kubectl apply -f {FILE}`.", notes=notes)
+    return EmittedPlan(
+        target=TARGET, artifacts=(overview, file), parser_verified=kubernetes.SCHEMA, notes=(*job.notes, *notes)
+    )
+
+
+def _train_job(launch: torchrun.Launch) -> dict[str, Any]:
+    sizes = {len(host.devices) for host in launch.placements}
+    start = (
+        f'export MASTER_ADDR="$PET_MASTER_ADDR"\nexec {kubernetes.MOUNT}/{torchrun.LAUNCH_SCRIPT} "$PET_NODE_RANK"\n'
+    )
+    trainer: dict[str, Any] = {
+        "image": kubernetes.image(launch),
+        "command": ["bash", "-c"],
+        "args": [start],
+        # The runtime knows the first host's name; everything else is as in the other Kubernetes targets.
+        "env": [entry for entry in kubernetes.environment(launch, "") if entry["name"] != "MASTER_ADDR"],
+        "numNodes": len(launch.placements),
+        "resourcesPerNode": kubernetes.resources(launch),
+    }
+    if len(sizes) == 1:
+        trainer["numProcPerNode"] = sizes.pop()
+    pod = {
+        "volumes": kubernetes.volumes(launch),
+        "containers": [{"name": _NODE, "volumeMounts": kubernetes.volume_mounts()}],
+    }
+    job_patch = {"name": _NODE, "template": {"spec": {"template": {"spec": pod}}}}
+    patch = {"manager": "meshplan", "trainingRuntimeSpec": {"template": {"spec": {"replicatedJobs": [job_patch]}}}}
+    return {
+        "apiVersion": "trainer.kubeflow.org/v1alpha1",
+        "kind": "TrainJob",
+        "metadata": kubernetes.metadata(launch),
+        "spec": {"runtimeRef": {"name": RUNTIME}, "trainer": trainer, "runtimePatches": [patch]},
+    }
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    return kubernetes.features(
+        "node rank = PET_NODE_RANK of the runtime; scattered ranks and named hosts are refused",
+        "numNodes, numProcPerNode (equal hosts), resourcesPerNode",
+    )

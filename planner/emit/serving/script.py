@@ -1,0 +1,348 @@
+"""Scripts that start a serving plan without an orchestrator: ``launch.sh HOST`` on every host, ``router.sh`` on one.
+
+``workers.txt`` says which share of which worker runs where; a flag file a pool says how. Values of the user never
+become shell text: they are read from files line by line, or quoted.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from meshplan.planner.emit.artifact import Artifact, commented, stamp
+from meshplan.planner.emit.serving.hosts import Worker, place
+from meshplan.planner.emit.serving.job import PoolProgram, RouterProgram, ServingJob, Slot, Word
+from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.training import torchrun
+from meshplan.planner.serving.problem.requests import Role
+
+LAUNCH_SCRIPT = PurePosixPath("launch.sh")
+ROUTER_SCRIPT = PurePosixPath("router.sh")
+WORKERS_FILE = PurePosixPath("workers.txt")
+HOST_SCRIPT = "launch_host_{:03d}.sh"
+# Ports: a block for each worker of a host, far from each other so that data-parallel ranks may count on from there.
+WORKER_PORT = 8100
+_INTERNAL_PORT = 20000
+_PORT_BLOCK = 400
+_SIDE_OFFSET, _RPC_OFFSET, _BOOTSTRAP_OFFSET = 10, 1, 390
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLaunch:
+    """One serving job on its hosts.
+
+    Args:
+        job: what runs.
+        workers: where; in the order of the pools.
+    """
+
+    job: ServingJob
+    workers: tuple[Worker, ...]
+
+    @property
+    def num_hosts(self) -> int:
+        """Hosts in use."""
+        return 1 + max(node.host for worker in self.workers for node in worker.nodes)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices in use."""
+        return sum(len(node.devices) for worker in self.workers for node in worker.nodes)
+
+    def program(self, worker: Worker) -> PoolProgram:
+        """How a worker is started."""
+        return self.job.programs[worker.pool]
+
+    def ordinal(self, worker: Worker) -> int:
+        """How many workers before it share one of its hosts: workers of a host need ports of their own."""
+        hosts = {node.host for node in worker.nodes}
+        return sum(
+            any(node.host in hosts for node in other.nodes) for other in self.workers if other.index < worker.index
+        )
+
+    def port(self, worker: Worker) -> int:
+        """Port of a worker's server; the clients' port where there is no router."""
+        return WORKER_PORT + self.ordinal(worker) if self.job.router is not None else self.job.request.port
+
+
+def launch_of(job: ServingJob) -> ServingLaunch:
+    """``job`` on its hosts.
+
+    Raises:
+        CannotExpressError: workers are not dealt evenly to hosts.
+        EmitError: the rank table does not fit, or a host has no name.
+    """
+    return ServingLaunch(job=job, workers=place(job.request, target=job.target))
+
+
+def scripts(launch: ServingLaunch) -> tuple[Artifact, ...]:
+    """Flag files, ``workers.txt``, ``launch.sh``, ``router.sh`` (where there is one), one script a host."""
+    files = [*launch.job.files, *(argument_file(launch.job, program) for program in launch.job.programs)]
+    files.append(Artifact(path=WORKERS_FILE, content=_workers_text(launch)))
+    files.append(Artifact(path=LAUNCH_SCRIPT, content=_launch_text(launch), executable=True))
+    router = router_of(launch)
+    if router is not None:
+        files.append(Artifact(path=ROUTER_SCRIPT, content=_router_text(launch, router), executable=True))
+    if launch.num_hosts <= torchrun.MAX_HOST_SCRIPTS:
+        files += [_host_script(launch, host) for host in range(launch.num_hosts)]
+    return tuple(files)
+
+
+def argument_file(job: ServingJob, program: PoolProgram) -> Artifact:
+    """The flags that the plan decides: one a line, the first space ends the flag."""
+    head = (*stamp(job.request.plan, job.verified), "One flag a line; what follows its first space is the value.")
+    text = commented(head) + "".join(" ".join(flag) + "\n" for flag in program.flags)
+    return Artifact(path=program.arguments_file, content=text)
+
+
+def read_arguments(text: str) -> list[str]:
+    """The words of an argument file, as ``launch.sh`` reads them."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return [word for line in lines for word in line.split(" ", maxsplit=1)]
+
+
+def router_of(launch: ServingLaunch) -> RouterProgram | None:
+    """The router over the addresses that the hosts turn out to have."""
+    if launch.job.router is None:
+        return None
+    addresses: dict[Role, list[Word]] = {}
+    for worker in launch.workers:
+        role = launch.program(worker).pool.role
+        address = Slot(text=f"{{address_{worker.nodes[0].host}}}:{launch.port(worker)}")
+        addresses.setdefault(role, []).append(address)
+    return launch.job.router(addresses)
+
+
+def bootstrap_ports(launch: ServingLaunch) -> list[int]:
+    """Bootstrap port of each prefill worker."""
+    workers = (worker for worker in launch.workers if launch.program(worker).pool.role is Role.PREFILL)
+    return [_internal_port(launch, worker) + _BOOTSTRAP_OFFSET for worker in workers]
+
+
+def _internal_port(launch: ServingLaunch, worker: Worker) -> int:
+    return _INTERNAL_PORT + _PORT_BLOCK * launch.ordinal(worker)
+
+
+def _workers_text(launch: ServingLaunch) -> str:
+    names = launch.job.request.hosts
+    head = (
+        *stamp(launch.job.request.plan, launch.job.verified),
+        *(f"host {number}: {name}" for number, name in enumerate(names)),
+        f"{launch.num_devices} devices",
+        "worker role host node_rank head_host port internal_port devices",
+    )
+    rows = (
+        f"{worker.index} {launch.program(worker).name} {node.host} {rank} {worker.nodes[0].host} "
+        f"{launch.port(worker)} {_internal_port(launch, worker)} {','.join(map(str, node.devices))}\n"
+        for worker in launch.workers
+        for rank, node in enumerate(worker.nodes)
+    )
+    return commented(head) + "".join(rows)
+
+
+def _host_script(launch: ServingLaunch, host: int) -> Artifact:
+    content = (
+        "#!/usr/bin/env bash\n"
+        + commented(stamp(launch.job.request.plan, launch.job.verified))
+        + f'set -euo pipefail\nexec "$(dirname -- "${{BASH_SOURCE[0]}}")/{LAUNCH_SCRIPT}" {host} "$@"\n'
+    )
+    return Artifact(path=PurePosixPath(HOST_SCRIPT.format(host)), content=content, executable=True)
+
+
+_VARIABLES = {
+    "port": "$port",
+    "head": "$head",
+    "own": "$own",
+    "node_rank": "$node_rank",
+    "mpi_hosts": "$mpi_hosts",
+    "files": "$here",
+    "router_file": "$router_file",
+    "internal_port": "$internal_port",
+    "rpc_port": f"$((internal_port + {_RPC_OFFSET}))",
+    "side_port": f"$((internal_port + {_SIDE_OFFSET}))",
+    "bootstrap_port": f"$((internal_port + {_BOOTSTRAP_OFFSET}))",
+}
+_PLAIN = re.compile(r"[\w@%+=:,./-]+")
+
+
+def _shell(word: Word, values: Mapping[str, str]) -> str:
+    """A word as shell text: quoted, or with the variables that fill its slots."""
+    if isinstance(word, Slot):
+        return f'"{word.filled(values)}"'
+    return word if _PLAIN.fullmatch(word) else shlex.quote(word)
+
+
+def _router_values(launch: ServingLaunch) -> dict[str, str]:
+    addresses = {f"address_{host}": f"${{addresses[{host}]}}" for host in range(launch.num_hosts)}
+    ports = {f"bootstrap_port_{number}": str(port) for number, port in enumerate(bootstrap_ports(launch))}
+    return {**_VARIABLES, **addresses, **ports}
+
+
+def _addresses_text(launch: ServingLaunch) -> str:
+    """Bash that fills the array ``addresses``."""
+    request = launch.job.request
+    if request.hosts:
+        return f"addresses=({' '.join(map(shlex.quote, request.hosts))})"
+    if launch.num_hosts == 1:
+        return 'read -r -a addresses <<< "${MESHPLAN_HOSTS:-127.0.0.1}"'
+    return (
+        f': "${{MESHPLAN_HOSTS:?set MESHPLAN_HOSTS to the addresses of the {launch.num_hosts} hosts, in order}}"\n'
+        'read -r -a addresses <<< "$MESHPLAN_HOSTS"'
+    )
+
+
+def _launch_text(launch: ServingLaunch) -> str:
+    functions = "".join(_start_function(program) for program in launch.job.programs)
+    return (
+        "#!/usr/bin/env bash\n"
+        + commented(stamp(launch.job.request.plan, launch.job.verified))
+        + _PROLOGUE.format(workers_file=WORKERS_FILE, addresses=_addresses_text(launch), num_hosts=launch.num_hosts)
+        + functions
+        + _CHECKS.format(gpu_checks=_gpu_checks(launch.job.request), program=_first_program(launch))
+        + _START.format(health_path=launch.job.health_path)
+    )
+
+
+def _first_program(launch: ServingLaunch) -> str:
+    return _shell(launch.job.programs[0].before[0], _VARIABLES)
+
+
+def _gpu_checks(request: ServingRequest) -> str:
+    """Bash that compares the GPUs of a worker with what its pool was planned for, by role."""
+    branches = []
+    for pool in request.config.pools:
+        checks = torchrun.gpu_checks(request.host_type(pool.node_type).device)
+        branches.append(f"  if [[ $1 == {pool.role.value} ]]; then\n  :\n{checks}\n  fi")
+    return "\n".join(branches)
+
+
+def _start_function(program: PoolProgram) -> str:
+    """Bash that fills ``command`` for one node of a worker, and exports what it needs."""
+    exports = "".join(f"  export {name}={_shell(word, _VARIABLES)}\n" for name, word in program.environment.items())
+    before = " ".join(_shell(word, _VARIABLES) for word in program.before)
+    head = " ".join(_shell(word, _VARIABLES) for word in program.head)
+    if program.num_nodes == 1:
+        rest = f"  command+=({head})\n"
+    elif program.follower:
+        follower = " ".join(_shell(word, _VARIABLES) for word in program.follower)
+        rest = f"  if (( node_rank == 0 )); then\n    command+=({head})\n  else\n    command+=({follower})\n  fi\n"
+    else:
+        # The head starts the processes of the other hosts.
+        rest = f"  if (( node_rank > 0 )); then command=(); return; fi\n  command+=({head})\n"
+    return (
+        f"{program.name}_command() {{\n{exports}"
+        f"  read_flags {program.arguments_file}\n"
+        f'  command=({before} "${{flags[@]}}")\n{rest}}}\n'
+    )
+
+
+def _router_text(launch: ServingLaunch, router: RouterProgram) -> str:
+    values = _router_values(launch)
+    lines = [
+        "#!/usr/bin/env bash\n" + commented(stamp(launch.job.request.plan, router.verified)),
+        "# Start this on one host once the workers are up; clients talk to it.\nset -euo pipefail\n",
+        _addresses_text(launch) + "\n",
+        f'(( ${{#addresses[@]}} >= {launch.num_hosts} )) || {{ echo "router.sh: {launch.num_hosts} addresses are '
+        'needed" >&2; exit 1; }\n',
+    ]
+    if router.file is not None:
+        name, text = router.file
+        lines.append(
+            "folder=$(mktemp -d)\n"
+            f'router_file="$folder/{name}"\n'
+            f'cat > "$router_file" << MESHPLAN_END\n{text.filled(values)}MESHPLAN_END\n'
+        )
+    words: Sequence[str] = [_shell(word, values) for word in router.words]
+    lines.append(f'exec {" ".join(words)} "$@"\n')
+    return "".join(lines)
+
+
+_PROLOGUE = r"""# usage: launch.sh HOST [more flags of every server]; HOST is a host number of {workers_file}
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
+fail() {{
+  printf 'launch.sh: %s\n' "$1" >&2
+  exit 1
+}}
+
+[[ ${{1:-}} =~ ^[0-9]+$ ]] || fail "usage: launch.sh HOST [more flags]; host numbers are in {workers_file}"
+host=$1
+shift
+(( host < {num_hosts} )) || fail "the plan has {num_hosts} host(s), numbered from 0"
+{addresses}
+(( ${{#addresses[@]}} >= {num_hosts} )) || fail "{num_hosts} host addresses are needed, there are ${{#addresses[@]}}"
+own=${{addresses[host]}}
+hostname=$own
+
+read_flags() {{
+  flags=()
+  local line
+  while IFS= read -r line; do
+    [[ -n $line && $line != "#"* ]] || continue
+    flags+=("${{line%% *}}")
+    [[ $line != *" "* ]] || flags+=("${{line#* }}")
+  done < "$here/$1"
+}}
+
+# --- the command of each role -------------------------------------------------------------------------------------
+"""
+
+_CHECKS = r"""
+# --- checks before the start (MESHPLAN_SKIP_CHECKS=1 skips them) --------------------------------------------------
+check_gpus() {{
+{gpu_checks}
+  return 0
+}}
+if [[ ${{MESHPLAN_SKIP_CHECKS:-0}} != 1 ]]; then
+  command -v {program} > /dev/null || fail "{program} is not on the PATH"
+fi
+"""
+
+_START = r"""
+# --- start --------------------------------------------------------------------------------------------------------
+logs=${{MESHPLAN_LOGS:-$here/logs}}
+mkdir -p "$logs"
+pids=()
+waits=()
+stop() {{
+  (( ${{#pids[@]}} == 0 )) || kill "${{pids[@]}}" 2> /dev/null || true
+}}
+trap stop EXIT
+trap 'exit 143' TERM INT
+while read -r worker role row_host node_rank head_host port internal_port devices <&3; do
+  [[ $worker != "#"* && $row_host == "$host" ]] || continue
+  head=${{addresses[head_host]}}
+  mpi_hosts=$(awk -v worker="$worker" -v list="${{addresses[*]}}" \
+    'BEGIN {{ split(list, address, " ") }}
+     $1 == worker {{ n = split($8, _, ","); printf "%s%s:%d", separator, address[$3 + 1], n; separator = "," }}' \
+    "$here/workers.txt")
+  IFS=, read -r -a device_list <<< "$devices"
+  [[ ${{MESHPLAN_SKIP_CHECKS:-0}} == 1 ]] || check_gpus "$role"
+  export CUDA_VISIBLE_DEVICES=$devices
+  "${{role}}_command"
+  (( ${{#command[@]}} > 0 )) || continue
+  log="$logs/worker_${{worker}}_node_${{node_rank}}.log"
+  "${{command[@]}}" "$@" > "$log" 2>&1 3<&- &
+  pids+=($!)
+  (( node_rank > 0 )) || waits+=("$! $port $log")
+done 3< "$here/workers.txt"
+
+# --- wait until the servers answer --------------------------------------------------------------------------------
+deadline=$(( SECONDS + ${{MESHPLAN_READY_TIMEOUT_S:-3600}} ))
+for wait_for in ${{waits[@]+"${{waits[@]}}"}}; do
+  read -r pid port log <<< "$wait_for"
+  until curl --silent --fail --max-time 5 --output /dev/null "http://127.0.0.1:$port{health_path}"; do
+    kill -0 "$pid" 2> /dev/null || fail "the server of port $port ended; its log: $log"
+    (( SECONDS < deadline )) || fail "the server of port $port does not answer; its log: $log"
+    sleep 2
+  done
+  echo "port $port answers"
+done
+echo "all workers of host $host are ready"
+(( ${{#pids[@]}} > 0 )) || exit 0
+wait -n "${{pids[@]}}" || true  # servers do not end by themselves
+fail "a worker ended; logs are in $logs"
+"""

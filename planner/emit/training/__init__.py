@@ -1,0 +1,1 @@
+"""Arguments and scripts of the training frameworks."""

@@ -1,0 +1,240 @@
+"""A training plan as an Accelerate configuration: FSDP2 with replicas, shards, tensor and context parallelism.
+
+``accelerate launch`` starts the user's script on each host; it divides the processes equally, so hosts with unequal
+numbers of ranks are refused. Its parser takes typing errors inside ``fsdp_config``: the suite in
+tests/conformance/accelerate compares every key with the parser's own option strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+import yaml
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
+from meshplan.planner.emit.hosts import host_placements
+from meshplan.planner.emit.training import own_script as script
+from meshplan.planner.emit.training.adapters import adapter_notes
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.emit.training.terms import (
+    Term,
+    Words,
+    count,
+    feature_rows,
+    handed_over,
+    nested,
+    refuse,
+    say_all,
+    stated,
+)
+from meshplan.planner.launch.registry import Feature
+from meshplan.planner.training.problem.pytorch import ACCELERATE
+
+TARGET = "accelerate"
+CONFIG_FILE = PurePosixPath("accelerate_config.yaml")
+VERIFIED = ParserVerified(
+    framework="accelerate",
+    version=ACCELERATE.version,
+    mode="launch_command_parser, _validate_launch_command, prepare_multi_gpu_env, ParallelismConfig; no model",
+)
+_PARSER = "parser and ParallelismConfig"
+_KNOWN_NAMES = {"precision": ("bf16", "fp16"), "activation_recompute": ("none", "full")}
+_ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
+_SIZES = "parallelism_config.parallelism_config_"
+_RESHARD = "fsdp_config.fsdp_reshard_after_forward"
+_RECOMPUTE = "fsdp_config.fsdp_activation_checkpointing"
+_RECOMPUTE_OFFLOAD = "fsdp_config.fsdp_activation_checkpointing_offload"
+_STATES = "fsdp_config.fsdp_offload_params"
+_STRATEGY = "fsdp_config.fsdp_sharding_strategy"  # of FSDP1; in the order of torch's ShardingStrategy
+_STRATEGIES = {
+    "FULL_SHARD": 3,
+    "SHARD_GRAD_OP": 2,
+    "NO_SHARD": 0,
+    "HYBRID_SHARD": 3,
+    "HYBRID_SHARD_ZERO2": 2,
+}
+_NOTES = (
+    "The script gets what the YAML has no word for from MESHPLAN_CONFIG: micro_batch_size, num_microbatches, "
+    "sequence_length.",
+)
+
+_STARTER = r"""exec "${{ACCELERATE:-accelerate}}" launch \
+  --config_file "$here/{config_file}" \
+  --num_machines "$num_hosts" \
+  --num_processes "$world_size" \
+  --machine_rank "$node_rank" \
+  --main_process_ip "$MASTER_ADDR" \
+  --main_process_port "$MASTER_PORT" \
+  "${{program[@]}}" "$@"
+"""
+
+
+def _read_sharding(words: Words) -> Mapping[str, Any]:
+    """FSDP2 says it by a switch, FSDP1 by a strategy (by name, or by its number from 1 on)."""
+    strategy = words.get(_STRATEGY)
+    if strategy is not None:
+        names = {**_STRATEGIES, **{str(number): stage for number, stage in enumerate(_STRATEGIES.values(), start=1)}}
+        if str(strategy) not in names:
+            raise ValueError(f"{_STRATEGY} is one of {', '.join(_STRATEGIES)}, not {strategy!r}")
+        return {"zero_stage": names[str(strategy)]}
+    reshards = words.get(_RESHARD)
+    if reshards is None:
+        return {}
+    if not isinstance(reshards, bool):
+        raise ValueError(f"{_RESHARD} is true or false, not {reshards!r}")
+    return {"zero_stage": _ZERO_SHARDED_PARAMETERS if reshards else _ZERO_SHARDED_GRADIENTS}
+
+
+def _size(name: str, field: str) -> Term:
+    key = f"{_SIZES}{name}"
+    return Term(
+        name=field,
+        words=lambda config, _: {key: getattr(config, field)},
+        read=lambda words: stated(**{field: count(words, key)}),
+        keys=(key,),
+        said_by=key.partition(".")[2],
+        verified_by=_PARSER,
+    )
+
+
+def _read_recompute(words: Words) -> Mapping[str, Any]:
+    full = words.get(_RECOMPUTE)
+    if full not in {None, True, False}:
+        raise ValueError(f"{_RECOMPUTE} is true or false, not {full!r}")
+    return {} if full is None else {"activation_recompute": "full" if full else "none"}
+
+
+def _read_precision(words: Words) -> Mapping[str, Any]:
+    name = words.get("mixed_precision")
+    if name not in {None, "no", *_KNOWN_NAMES["precision"], "fp8"}:
+        raise ValueError(f"mixed_precision is no, bf16, fp16 or fp8, not {name!r}")
+    return {} if name is None else {"precision": "fp32" if name == "no" else name}
+
+
+TERMS = (
+    _size("tp_size", "tensor_parallel"),
+    _size("cp_size", "context_parallel"),
+    _size("dp_shard_size", "data_parallel_shard"),
+    Term(
+        name="data_parallel",
+        words=lambda config, _: {f"{_SIZES}dp_replicate_size": config.data_parallel // config.data_parallel_shard},
+        read=lambda words: stated(data_parallel_replicate=count(words, f"{_SIZES}dp_replicate_size")),
+        keys=(f"{_SIZES}dp_replicate_size",),
+        said_by="parallelism_config_dp_replicate_size × parallelism_config_dp_shard_size",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="zero_stage",
+        words=lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS},
+        read=_read_sharding,
+        keys=(_RESHARD, _STRATEGY),
+        said_by="fsdp_version 2, fsdp_reshard_after_forward (3: true, 2: false)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="activation_recompute",
+        words=lambda config, _: {_RECOMPUTE: config.activation_recompute == "full"},
+        read=_read_recompute,
+        keys=(_RECOMPUTE,),
+        said_by="fsdp_activation_checkpointing (full: true, none: false)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="activation_offload",
+        words=lambda config, _: {_RECOMPUTE_OFFLOAD: True} if config.activation_offload else {},
+        read=lambda words: {"activation_offload": True} if words.get(_RECOMPUTE_OFFLOAD) is True else {},
+        keys=(_RECOMPUTE_OFFLOAD,),
+        said_by="fsdp_activation_checkpointing_offload (with activation_recompute full)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="parameter_offload",
+        words=lambda config, _: {_STATES: True} if config.parameter_offload else {},
+        read=lambda words: {"parameter_offload": True, "optimizer_offload": True} if words.get(_STATES) is True else {},
+        keys=(_STATES,),
+        said_by="fsdp_offload_params: parameters, gradients and optimizer states together (zero_stage 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="optimizer_offload",
+        words=lambda *_: {},  # said by the row above
+        read=lambda _: {},
+        keys=(),
+        said_by="fsdp_offload_params, with the parameters",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="precision",
+        words=lambda config, _: {"mixed_precision": config.precision},
+        read=_read_precision,
+        keys=("mixed_precision",),
+        said_by="mixed_precision: bf16, fp16",
+        verified_by=_PARSER,
+    ),
+    handed_over("micro_batch_size"),
+    handed_over("global_batch_size"),
+    handed_over("sequence_length"),
+)
+
+
+def configuration(request: TrainingRequest) -> dict[str, Any]:
+    """The YAML as a mapping.
+
+    Raises:
+        CannotExpressError: Accelerate has no word for a choice.
+    """
+    refuse(ACCELERATE, request.shape, request.config, _KNOWN_NAMES)
+    return nested(
+        {
+            "compute_environment": "LOCAL_MACHINE",
+            "distributed_type": "FSDP",
+            "use_cpu": False,
+            "rdzv_backend": "static",
+            "same_network": True,
+            "num_processes": request.config.world_size,
+            "fsdp_config.fsdp_version": 2,
+            "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+            **say_all(TERMS, request.config, request.shape),
+        }
+    )
+
+
+def job(request: TrainingRequest) -> Job:
+    """The user's script with Accelerate's YAML and the plan's choices beside it."""
+    words = configuration(request)
+    head = commented(stamp(request.plan, VERIFIED))
+    made = Job(
+        target=TARGET,
+        request=request,
+        verified=VERIFIED,
+        rank_order=ACCELERATE.rank_orders[0],
+        environment={},
+        program=script.program(request),
+        files=(
+            Artifact(path=CONFIG_FILE, content=head + yaml.safe_dump(words, sort_keys=False)),
+            script.config_file(request, VERIFIED),
+        ),
+        settings=(script.script_setting(request.script),),
+        notes=(*_NOTES, *adapter_notes(request.plan)),
+        starter=_STARTER.format(config_file=CONFIG_FILE),
+    )
+    placements = host_placements(made.rank_table, request.hosts, target=TARGET)
+    sizes = {len(placement.devices) for placement in placements}
+    if len(sizes) > 1:
+        raise CannotExpressError(
+            TARGET, f"hosts with unequal numbers of processes ({sorted(sizes)})", "a plan that uses all hosts alike"
+        )
+    return made
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    placed = Feature(
+        name="rank_table",
+        expressed_by="accelerate launch --machine_rank and CUDA_VISIBLE_DEVICES; equal numbers of ranks a host only",
+        verified_by="accelerate's parser; other tables are refused",
+    )
+    return (*feature_rows(TERMS), placed)

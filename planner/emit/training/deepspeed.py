@@ -1,0 +1,279 @@
+"""A training plan as DeepSpeed's JSON. The training script is the user's: ``deepspeed.initialize(config=…)``.
+
+DeepSpeed's parser takes any unknown top-level key without a word, so the keys are compared with its own list in
+tests/conformance/deepspeed. What the JSON has no word for (recomputation, sequence length) is handed to the script.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest
+from meshplan.planner.emit.training import own_script as script
+from meshplan.planner.emit.training.adapters import adapter_notes
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.emit.training.terms import (
+    Term,
+    Words,
+    count,
+    feature_rows,
+    handed_over,
+    nested,
+    refuse,
+    say_all,
+    stated,
+)
+from meshplan.planner.emit.training.torchrun import RANK_TABLE
+from meshplan.planner.launch.registry import Feature
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.pytorch import DEEPSPEED
+
+TARGET = "deepspeed"
+CONFIG_FILE = PurePosixPath("deepspeed_config.json")
+VERIFIED = ParserVerified(
+    framework="deepspeed",
+    version=DEEPSPEED.version,
+    mode="DeepSpeedConfig with the plan's number of ranks; no engine is built",
+)
+_PARSER = "parser (DeepSpeedConfig)"
+_KNOWN_NAMES = {"precision": ("bf16", "fp16"), "activation_recompute": ("none", "full")}
+_PRECISION_KEYS = {"bf16": ("bf16.enabled", "bfloat16.enabled"), "fp16": ("fp16.enabled",)}
+_ZERO_STAGES = (0, 1, 2, 3)
+_AUTO = "auto"
+_OFFLOAD = "zero_optimization.offload_optimizer"
+_PARAMETERS = "zero_optimization.offload_param"
+_CHECKPOINTING = "activation_checkpointing.cpu_checkpointing"
+# Our tier → DeepSpeed's device, and back.
+_DEVICES = {"host": "cpu", "nvme": "nvme"}
+NVME_PATH = "/local_nvme"
+_NVME_NOTE = f"States lie on NVMe: put the path of a local file system in the place of {NVME_PATH} in the JSON."
+_CHECKPOINTING_NOTE = (
+    "Kept activations go to host memory through DeepSpeed's own checkpointing: the script must call "
+    "deepspeed.checkpointing.configure with this JSON and run every layer through deepspeed.checkpointing.checkpoint."
+)
+_SECOND_COPY = "zero_optimization.zero_hpz_partition_size"
+_OFFLOAD_NOTE = (
+    "With the optimizer states in host memory the script must hand over DeepSpeedCPUAdam as its optimizer; DeepSpeed "
+    "refuses one that runs on the device."
+)
+_NOTES = (
+    f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and hands it to deepspeed.initialize. It gets "
+    "what the JSON has no word for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
+)
+_TENSOR_NOTE = (
+    "With tensor parallelism DeepSpeed counts every rank as a batch: its log shows train_batch_size × tensor_parallel."
+)
+
+
+def _batch(config: TrainingConfig, _: ModelShape) -> Words:
+    """The batch triple. Under tensor parallelism its product would count every rank, so the total is left out."""
+    words = {
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_accumulation_steps": config.num_microbatches,
+    }
+    return words if config.tensor_parallel > 1 else {"train_batch_size": config.global_batch_size, **words}
+
+
+def _decided(words: Words, key: str) -> int | None:
+    """``"auto"`` leaves the value to the Hugging Face Trainer: nothing is stated."""
+    return None if words.get(key) == _AUTO else count(words, key)
+
+
+def _read_batch(words: Words) -> Mapping[str, Any]:
+    return stated(
+        micro_batch_size=_decided(words, "train_micro_batch_size_per_gpu"),
+        num_microbatches=_decided(words, "gradient_accumulation_steps"),
+    )
+
+
+def _zero(config: TrainingConfig, _: ModelShape) -> Words:
+    if config.zero_stage == 0:
+        return {"zero_optimization.stage": 0}
+    return {
+        "zero_optimization.stage": config.zero_stage,
+        "zero_optimization.overlap_comm": True,
+        "zero_optimization.contiguous_gradients": True,
+    }
+
+
+def _read_zero(words: Words) -> Mapping[str, Any]:
+    stage = words.get("zero_optimization.stage")
+    if stage is not None and (isinstance(stage, bool) or stage not in _ZERO_STAGES):
+        raise ValueError(f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}")
+    return stated(zero_stage=stage)
+
+
+def _offload(section: str, config: TrainingConfig) -> dict[str, Any]:
+    """Where states go; on NVMe the optimizer reads and writes them beside its work."""
+    words: dict[str, Any] = {f"{section}.device": _DEVICES[config.offload_to], f"{section}.pin_memory": True}
+    if config.offload_to == "nvme":
+        words[f"{section}.nvme_path"] = NVME_PATH
+        if section == _OFFLOAD:
+            words |= {f"{section}.pipeline_read": True, f"{section}.pipeline_write": True}
+    return words
+
+
+def _read_offload(section: str, choice: str, words: Words) -> Mapping[str, Any]:
+    device = words.get(f"{section}.device")
+    if device not in {None, "none", *_DEVICES.values()}:
+        raise ValueError(f"{section}.device is none, cpu or nvme, not {device!r}")
+    if device in {None, "none"}:
+        return {}
+    return {choice: True, **({"offload_to": "nvme"} if device == "nvme" else {})}
+
+
+def _read_checkpointing(words: Words) -> Mapping[str, Any]:
+    return {"activation_offload": True} if words.get(_CHECKPOINTING) is True else {}
+
+
+def _read_tensor(words: Words) -> Mapping[str, Any]:
+    """0 (the default) switches AutoTP off."""
+    key = "tensor_parallel.autotp_size"
+    return {} if words.get(key) in {None, 0} else stated(tensor_parallel=count(words, key))
+
+
+def _read_precision(words: Words) -> Mapping[str, Any]:
+    on = [name for name, keys in _PRECISION_KEYS.items() if any(words.get(key) is True for key in keys)]
+    if len(on) > 1:
+        raise ValueError("both bf16 and fp16 are enabled; DeepSpeed takes one")
+    return {"precision": on[0]} if on else {}
+
+
+TERMS = (
+    Term(
+        name="micro_batch_size",
+        words=_batch,
+        read=_read_batch,
+        keys=("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+        said_by="train_micro_batch_size_per_gpu",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="global_batch_size",
+        words=lambda *_: {},  # said by the row above
+        read=lambda words: stated(global_batch_size=_decided(words, "train_batch_size")),
+        keys=("train_batch_size",),
+        said_by="train_batch_size, gradient_accumulation_steps",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="zero_stage",
+        words=_zero,
+        read=_read_zero,
+        keys=(
+            "zero_optimization.stage",
+            "zero_optimization.overlap_comm",
+            "zero_optimization.contiguous_gradients",
+        ),
+        said_by="zero_optimization.stage",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="zero_hpz_partition_size",
+        words=lambda config, _: (
+            {_SECOND_COPY: config.zero_hpz_partition_size} if config.zero_hpz_partition_size > 1 else {}
+        ),
+        read=lambda words: stated(zero_hpz_partition_size=count(words, _SECOND_COPY)),
+        keys=(_SECOND_COPY,),
+        said_by=f"{_SECOND_COPY} (zero_stage 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="optimizer_offload",
+        words=lambda config, _: _offload(_OFFLOAD, config) if config.optimizer_offload else {},
+        read=lambda words: _read_offload(_OFFLOAD, "optimizer_offload", words),
+        keys=tuple(
+            f"{_OFFLOAD}.{key}" for key in ("device", "pin_memory", "nvme_path", "pipeline_read", "pipeline_write")
+        ),
+        said_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3), nvme (3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="parameter_offload",
+        words=lambda config, _: _offload(_PARAMETERS, config) if config.parameter_offload else {},
+        read=lambda words: _read_offload(_PARAMETERS, "parameter_offload", words),
+        keys=tuple(f"{_PARAMETERS}.{key}" for key in ("device", "pin_memory", "nvme_path")),
+        said_by="zero_optimization.offload_param.device: cpu, nvme (zero_stage 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="offload_to",
+        words=lambda *_: {},  # said by the rows above
+        read=lambda _: {},
+        keys=(),
+        said_by="the device of offload_optimizer and offload_param: cpu, nvme",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="activation_offload",
+        words=lambda config, _: {_CHECKPOINTING: True} if config.activation_offload else {},
+        read=_read_checkpointing,
+        keys=(_CHECKPOINTING,),
+        said_by=f"{_CHECKPOINTING} (with activation_recompute full)",
+        verified_by=f"{_PARSER}; that the script uses DeepSpeed's checkpointing is not checked",
+    ),
+    Term(
+        name="tensor_parallel",
+        words=lambda config, _: (
+            {"tensor_parallel.autotp_size": config.tensor_parallel} if config.tensor_parallel > 1 else {}
+        ),
+        read=_read_tensor,
+        keys=("tensor_parallel.autotp_size",),
+        said_by="tensor_parallel.autotp_size (zero_stage up to 2, without sequence_parallel)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="precision",
+        words=lambda config, _: {f"{config.precision}.enabled": True},
+        read=_read_precision,
+        keys=tuple(key for keys in _PRECISION_KEYS.values() for key in keys),
+        said_by="bf16.enabled, fp16.enabled",
+        verified_by=_PARSER,
+    ),
+    handed_over("activation_recompute"),
+    handed_over("sequence_length"),
+)
+
+
+def configuration(request: TrainingRequest) -> dict[str, Any]:
+    """The JSON as a mapping.
+
+    Raises:
+        CannotExpressError: DeepSpeed's JSON has no word for a choice.
+    """
+    refuse(DEEPSPEED, request.shape, request.config, _KNOWN_NAMES)
+    return nested(say_all(TERMS, request.config, request.shape))
+
+
+def job(request: TrainingRequest) -> Job:
+    """The user's script with DeepSpeed's JSON and the plan's choices beside it."""
+    text = json.dumps(configuration(request), indent=2) + "\n"
+    tensor_note = (_TENSOR_NOTE,) if request.config.tensor_parallel > 1 else ()
+    return Job(
+        target=TARGET,
+        request=request,
+        verified=VERIFIED,
+        rank_order=DEEPSPEED.rank_orders[0],
+        environment={},
+        program=script.program(request) + f"export DEEPSPEED_CONFIG=$here/{CONFIG_FILE}\n",
+        # JSON has no comments and DeepSpeed owns every key, so the stamp is in the file beside it.
+        files=(Artifact(path=CONFIG_FILE, content=text), script.config_file(request, VERIFIED)),
+        settings=(script.script_setting(request.script),),
+        notes=(
+            *_NOTES,
+            *tensor_note,
+            *adapter_notes(request.plan),
+            *([_OFFLOAD_NOTE] if request.config.optimizer_offload else []),
+            *([_NVME_NOTE] if request.config.offload_to == "nvme" else []),
+            *([_CHECKPOINTING_NOTE] if request.config.activation_offload else []),
+        ),
+    )
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    return (*feature_rows(TERMS), RANK_TABLE)

@@ -1,0 +1,1 @@
+"""Megatron-LM: arguments, model flags, scripts."""

@@ -1,0 +1,188 @@
+"""A training plan as Megatron-LM arguments, by the rows of :mod:`.megatron_terms`.
+
+The argument file has one flag a line (``--flag value``), no quotes and no escapes; the launch script reads it line by
+line without evaluating anything. What a plan does not decide (learning rate, data, tokenizer, checkpoints) is left to
+environment variables of the launch script.
+
+Checked against megatron-core 0.19.2: tests/conformance/megatron runs its parser, its configuration and its process
+groups over the emitted flags.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.emit.artifact import (
+    Artifact,
+    ParserVerified,
+    TrainingRequest,
+    commented,
+    stamp,
+)
+from meshplan.planner.emit.training.adapters import without_adapters
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.emit.training.megatron import script as megatron_script
+from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
+from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
+from meshplan.planner.emit.training.terms import feature_rows, say_all
+from meshplan.planner.emit.training.torchrun import RANK_TABLE
+from meshplan.planner.launch.registry import Feature
+from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig
+
+TARGET = "megatron"
+ARGUMENTS_FILE = PurePosixPath("megatron_args.txt")
+VERIFIED = ParserVerified(
+    framework="megatron-core",
+    version=MEGATRON.version,
+    mode="parse_args, validate_args, core_transformer_config_from_args; initialize_model_parallel on fake processes",
+)
+# Nothing that a shell, or a reader that splits at spaces, could take for more than one word.
+_SAFE_WORD = re.compile(r"[A-Za-z0-9_.,:=*|+()\[\]/-]+")
+# Choices by name: what Megatron-LM has a word for.
+_KNOWN_NAMES = {
+    "precision": MEGATRON.precisions,
+    "activation_recompute": ("none", "selective", "block", "full"),
+    "pipeline_schedule": ("none", "1f1b", "interleaved"),
+}
+# Changes of one choice, from the smallest to the largest, in search of a configuration that is accepted.
+_SMALL_CHANGES: tuple[tuple[str, tuple[int, ...]], ...] = (
+    ("sequence_parallel", (True, False)),
+    ("zero_stage", (1,)),
+    ("virtual_pipeline_stages", (1,)),
+    ("expert_tensor_parallel", (1,)),
+    ("context_parallel", (1,)),
+    ("expert_parallel", (64, 32, 16, 8, 4, 2, 1)),
+    ("tensor_parallel", (8, 4, 2, 1)),
+)
+# Causal masks are made inside the kernels; the loader would build sequence_length² of them.
+FIXED_WORDS = {"--no-create-attention-mask-in-dataloader": ""}
+_PRE_BLACKWELL = frozenset({"volta", "turing", "ampere", "ada", "hopper"})
+
+
+def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
+    """Every flag that the plan and the model decide, one tuple a flag.
+
+    Raises:
+        CannotExpressError: Megatron-LM has no words for the model, or refuses the configuration.
+    """
+    config, shape = request.config, request.shape
+    _refuse(config, shape)
+    return say(config, shape)
+
+
+def say(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
+    """The flags of :func:`arguments`, whether or not Megatron-LM takes them (its tests ask it)."""
+    said = {**say_all(TERMS, config, shape), **FIXED_WORDS}
+    flags = [*model_flags(shape), *((flag, *value.split()) for flag, value in said.items())]
+    for flag in flags:
+        for word in flag:
+            if not _SAFE_WORD.fullmatch(word):
+                raise EmitError(
+                    f"flag {flag[0]} has the unsafe value {word!r}; only letters, digits and _.,:=*|+()[]/-"
+                )
+    return tuple(flags)
+
+
+def _refuse(config: TrainingConfig, shape: ModelShape) -> None:
+    missing = inexpressible_shape(shape)
+    if missing is not None:
+        raise CannotExpressError(TARGET, f"{missing.what} of {shape.name}", missing.nearest)
+    chunks = config.pipeline_parallel * config.virtual_pipeline_stages
+    if len(config.layers_per_chunk) != chunks or sum(config.layers_per_chunk) != shape.num_hidden_layers:
+        raise EmitError(
+            f"layers_per_chunk has {len(config.layers_per_chunk)} chunks and {sum(config.layers_per_chunk)} layers; "
+            f"the plan has {chunks} chunks and the model {shape.num_hidden_layers} layers"
+        )
+    positions = shape.num_position_embeddings
+    if positions and config.sequence_length > positions:
+        raise CannotExpressError(
+            TARGET,
+            f"sequences of {config.sequence_length} tokens with {positions} learned positions",
+            f"sequence_length {positions}",
+        )
+    for field, known in _KNOWN_NAMES.items():
+        name = getattr(config, field)
+        if name not in known:
+            raise CannotExpressError(TARGET, f"{field} {name!r}", "one of " + ", ".join(known))
+    broken = MEGATRON.broken(shape, config)
+    if broken:
+        raise CannotExpressError(
+            TARGET,
+            "this configuration: " + "; ".join(f"{rule.message} ({rule.source})" for rule in broken),
+            _nearest(config, shape),
+        )
+
+
+def _nearest(config: TrainingConfig, shape: ModelShape) -> str:
+    """The first small change after which every rule is met, in words."""
+    for field, values in _SMALL_CHANGES:
+        for value in values:
+            change: dict[str, Any] = {field: value}
+            smaller = field == "sequence_parallel" or value < getattr(config, field)
+            if smaller and not MEGATRON.broken(shape, replace(config, **change)):
+                return f"the same plan with {field} = {value}"
+    return "what meshplan plan finds with constraints.target: megatron"
+
+
+def environment(request: TrainingRequest) -> dict[str, str | None]:
+    """Variables that the ranks need: name → value, or None where it must not be set.
+
+    Megatron asks for one hardware queue where tensor or context parallel traffic has to start before the kernels
+    that hide it (before Blackwell), and for more than one under its fully sharded data parallelism.
+    """
+    config = request.config
+    if config.zero_stage >= ZERO_SHARDED_GRADIENTS:
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": None}
+    ordered = config.tensor_parallel > 1 or config.context_parallel > 1
+    if ordered and (request.device is None or request.device.architecture in _PRE_BLACKWELL):
+        return {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+    return {}
+
+
+def job(request: TrainingRequest) -> Job:
+    """Megatron-LM with its argument file."""
+    flags = arguments(request)
+    argument_file = Artifact(path=ARGUMENTS_FILE, content=_argument_text(request, flags))
+    return Job(
+        target=TARGET,
+        request=request,
+        verified=VERIFIED,
+        rank_order=MEGATRON.rank_orders[0],
+        environment=environment(request),
+        program=megatron_script.program(ARGUMENTS_FILE, request.shape.vocab_size),
+        files=(argument_file,),
+        settings=megatron_script.SETTINGS,
+        notes=(
+            *model_notes(request.shape),
+            *_config_notes(request.config),
+            *without_adapters(request.plan, "pretrain_gpt.py"),
+        ),
+    )
+
+
+def _argument_text(request: TrainingRequest, flags: tuple[Flag, ...]) -> str:
+    head = commented((*stamp(request.plan, VERIFIED), "One flag a line; read by launch.sh."))
+    return head + "".join(" ".join(flag) + "\n" for flag in flags)
+
+
+def _config_notes(config: TrainingConfig) -> tuple[str, ...]:
+    notes = []
+    if config.zero_stage == ZERO_SHARDED_GRADIENTS:
+        notes.append(MEGATRON.notes[0])
+    if config.zero_stage >= ZERO_SHARDED_GRADIENTS and max(config.tensor_parallel, config.context_parallel) > 1:
+        notes.append(
+            "Fully sharded data parallelism wants CUDA_DEVICE_MAX_CONNECTIONS unset, tensor and context parallelism "
+            "before Blackwell want it 1: Megatron-LM warns, and part of the overlap is lost."
+        )
+    return tuple(notes)
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix, one for each term."""
+    return (*feature_rows(TERMS), RANK_TABLE)

@@ -1,0 +1,88 @@
+"""The part of the launch script that starts Megatron-LM: its arguments, and what a plan does not decide.
+
+Learning rate, data, tokenizer and checkpoints come from environment variables (:data:`SETTINGS`). Their defaults
+train on made-up data, so that the files run as they are and a first step can be timed.
+"""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+
+from meshplan.planner.emit.training.job import Setting
+from meshplan.planner.training.problem.megatron import MEGATRON
+
+SETTINGS = (
+    Setting(
+        name="MEGATRON_LM",
+        default="",
+        meaning=f"REQUIRED: checkout of Megatron-LM, core_v{MEGATRON.version}",
+        required=True,
+    ),
+    Setting(name="TRAIN_ITERS", default="100", meaning="optimizer steps", flag="--train-iters"),
+    Setting(name="LR", default="1.0e-4", meaning="learning rate", flag="--lr"),
+    Setting(name="MIN_LR", default="1.0e-5", meaning="learning rate at the end", flag="--min-lr"),
+    Setting(name="LR_DECAY_STYLE", default="cosine", meaning="shape of the decay", flag="--lr-decay-style"),
+    Setting(name="LR_WARMUP_ITERS", default="0", meaning="steps of warm-up", flag="--lr-warmup-iters"),
+    Setting(name="WEIGHT_DECAY", default="0.1", meaning="weight decay", flag="--weight-decay"),
+    Setting(name="CLIP_GRAD", default="1.0", meaning="largest norm of the gradient", flag="--clip-grad"),
+    Setting(name="SEED", default="1234", meaning="random seed", flag="--seed"),
+    Setting(name="LOG_INTERVAL", default="1", meaning="steps between log lines", flag="--log-interval"),
+    Setting(name="EVAL_ITERS", default="0", meaning="validation steps", flag="--eval-iters"),
+    Setting(name="DATA_PATH", default="", meaning="data prefixes, split at spaces; unset: made-up data (--mock-data)"),
+    Setting(name="DATA_SPLIT", default="99,1,0", meaning="train, validation, test; only with DATA_PATH"),
+    Setting(name="TOKENIZER_TYPE", default="NullTokenizer", meaning="Megatron tokenizer type"),
+    Setting(name="TOKENIZER_MODEL", default="", meaning="its model; needed with any other TOKENIZER_TYPE"),
+    Setting(name="SAVE_DIR", default="", meaning="where to save checkpoints; unset: nowhere"),
+    Setting(name="SAVE_INTERVAL", default="1000", meaning="steps between checkpoints; only with SAVE_DIR"),
+    Setting(name="LOAD_DIR", default="", meaning="checkpoint to start from; unset: random weights"),
+)
+
+_PROGRAM = r"""
+# --- Megatron-LM --------------------------------------------------------------------------------------------------
+: "${{MEGATRON_LM:?set MEGATRON_LM to a checkout of Megatron-LM (core_v{version})}}"
+[[ -f $MEGATRON_LM/pretrain_gpt.py ]] || fail "MEGATRON_LM=$MEGATRON_LM has no pretrain_gpt.py"
+program=("$MEGATRON_LM/pretrain_gpt.py")
+while read -r -a words; do
+  [[ ${{words[0]:-}} == --* ]] || continue
+  program+=("${{words[@]}}")
+done < "$here/{arguments_file}"
+
+# Not decided by the plan: environment variables, see README.md.
+program+=(
+{settings}
+)
+if [[ -n ${{DATA_PATH:-}} ]]; then
+  read -r -a data_paths <<< "$DATA_PATH"
+  program+=(--data-path "${{data_paths[@]}}" --split "${{DATA_SPLIT:-99,1,0}}")
+else
+  program+=(--mock-data)
+fi
+tokenizer_type=${{TOKENIZER_TYPE:-NullTokenizer}}
+program+=(--tokenizer-type "$tokenizer_type")
+if [[ $tokenizer_type == NullTokenizer ]]; then
+  program+=(--vocab-size {vocab_size})
+else
+  program+=(--tokenizer-model "${{TOKENIZER_MODEL:?set TOKENIZER_MODEL for TOKENIZER_TYPE=$tokenizer_type}}")
+fi
+if [[ -n ${{SAVE_DIR:-}} ]]; then
+  program+=(--save "$SAVE_DIR" --save-interval "${{SAVE_INTERVAL:-1000}}")
+fi
+if [[ -n ${{LOAD_DIR:-}} ]]; then
+  program+=(--load "$LOAD_DIR")
+fi
+"""
+
+
+def program(arguments_file: PurePosixPath, vocab_size: int) -> str:
+    """Bash that fills the array ``program``: the script and every argument, each its own word.
+
+    Args:
+        arguments_file: the flags that the plan decides, beside the script.
+        vocab_size: tokens of the model, for the tokenizer that makes no text.
+    """
+    settings = "\n".join(
+        f'  {setting.flag} "${{{setting.name}:-{setting.default}}}"' for setting in SETTINGS if setting.flag
+    )
+    return _PROGRAM.format(
+        version=MEGATRON.version, arguments_file=arguments_file, settings=settings, vocab_size=vocab_size
+    )

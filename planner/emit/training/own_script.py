@@ -1,0 +1,103 @@
+"""A training plan for a script of the user's own: torchrun keeps the rank table, the choices are handed over.
+
+torchrun knows processes and hosts, no degrees of parallelism. The choices of the plan go into ``training_config.json``
+and its path into the environment of every rank; that the script obeys them is the script's own business, and the
+support matrix says so.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import fields
+from pathlib import PurePosixPath
+
+from meshplan.catalogs.errors import EmitError
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, stamp_fields
+from meshplan.planner.emit.training.adapters import adapter_notes, adapters_of
+from meshplan.planner.emit.training.job import Job, Setting, plan_fields
+from meshplan.planner.emit.training.torchrun import RANK_TABLE, RANK_TABLE_FILE
+from meshplan.planner.launch.registry import Feature
+from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.problem import TrainingConfig
+
+TARGET = "torchrun"
+CONFIG_FILE = PurePosixPath("training_config.json")
+VERIFIED = ParserVerified(
+    framework="torch",
+    version="2.13.0",
+    mode="torchrun's parser and real agents on CPU processes; what the script does with the choices is not checked",
+)
+_HANDED_OVER = "handed over only: nothing checks that the script obeys"
+
+_PROGRAM = r"""
+# --- your training script -----------------------------------------------------------------------------------------
+export MESHPLAN_CONFIG=$here/{config_file} MESHPLAN_RANK_TABLE=$here/{rank_table_file}
+{check}
+program=("$script")
+"""
+
+
+def config_file(request: TrainingRequest, verified: ParserVerified) -> Artifact:
+    """``training_config.json``: every choice of the plan, for scripts that read it themselves."""
+    document = {**stamp_fields(request.plan, verified), "config": plan_fields(request)}
+    adapters = adapters_of(request.plan)
+    if adapters:
+        document["adapters"] = adapters
+    return Artifact(path=CONFIG_FILE, content=json.dumps(document, indent=2) + "\n")
+
+
+def program(request: TrainingRequest) -> str:
+    """Bash that fills ``program`` with the user's script, and says where the choices are."""
+    check = script_check(request.script)
+    return _PROGRAM.format(config_file=CONFIG_FILE, rank_table_file=RANK_TABLE_FILE, check=check)
+
+
+def job(request: TrainingRequest) -> Job:
+    """The user's script with the choices of the plan beside it."""
+    return Job(
+        target=TARGET,
+        request=request,
+        verified=VERIFIED,
+        rank_order=ANY_FRAMEWORK.rank_orders[0],
+        environment={},
+        program=program(request),
+        files=(config_file(request, VERIFIED),),
+        settings=(script_setting(request.script),),
+        notes=(
+            *adapter_notes(request.plan),
+            f"torchrun knows no degrees: the script must build its process groups from {CONFIG_FILE} (its path is in "
+            "MESHPLAN_CONFIG), with the rank order of rank_table.json (MESHPLAN_RANK_TABLE).",
+        ),
+    )
+
+
+def script_setting(script: str) -> Setting:
+    """The README's row for the script."""
+    return Setting(name="SCRIPT", default=_one_line(script), meaning="training script, the same path on each host")
+
+
+def script_check(script: str) -> str:
+    """Bash that sets ``$script`` and stops where it is no file."""
+    return (
+        f"script={shlex.quote(_one_line(script))}\n"
+        "script=${SCRIPT:-$script}\n"
+        '[[ -f $script ]] || fail "no training script $script (in $PWD); set SCRIPT to its path"\n'
+        "# A path that begins with a dash would be taken for a flag.\n"
+        "[[ $script == /* ]] || script=$PWD/$script"
+    )
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix: every choice is handed over, the placement is honoured."""
+    handed = (
+        Feature(name=field.name, expressed_by=f"{CONFIG_FILE} (MESHPLAN_CONFIG)", verified_by=_HANDED_OVER)
+        for field in fields(TrainingConfig)
+    )
+    return (*handed, RANK_TABLE)
+
+
+def _one_line(script: str) -> str:
+    if not script.isprintable() or set("`|") & set(script):
+        raise EmitError(f"--script {script!r} has signs that no path needs; rename the script")
+    return script

@@ -1,0 +1,81 @@
+"""The README.md of an output folder: what to run, what was planned, what was assumed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import PurePosixPath
+
+from meshplan.planner.emit.artifact import Artifact, stamp
+from meshplan.planner.emit.training.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, MAX_HOST_SCRIPTS, RANK_TABLE_FILE, Launch
+
+README_FILE = PurePosixPath("README.md")
+_NOT_PLAIN = re.compile(r"[^\w .,:()+/-]")
+
+
+def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> Artifact:
+    """README.md for one launch.
+
+    Args:
+        launch: the job.
+        start: how to start it; empty for one script a host.
+        notes: those of an orchestrator, besides those of the job.
+    """
+    job = launch.job
+    request = job.request
+    config = request.config
+    rows = "\n".join(f"| {name} | {value} |" for name, value in config.choices.items())
+    variables = "\n".join(
+        f"| `{row.name}` | {f'`{row.default}`' if row.default else '–'} | {row.meaning} |" for row in job.settings
+    )
+    listed_notes = "\n".join(f"- {note}" for note in (*job.notes, *notes)) or "- none"
+    lines = "\n".join(f"    {line}" for line in stamp(request.plan, job.verified))
+    content = f"""# {plain(request.shape.name)} on {config.world_size} devices
+
+{lines}
+
+{start or _how_to_start(launch)}
+
+Flags after the node rank are handed on and override those of the plan.
+
+## What was planned
+
+| choice | value |
+|---|---|
+{rows}
+
+`{RANK_TABLE_FILE}` has the host and the device of each rank.
+
+## Variables
+
+A plan does not decide these. The defaults train on made-up data.
+
+| variable | default | meaning |
+|---|---|---|
+{variables}
+| `MASTER_ADDR`, `MASTER_PORT` | first host, `{request.master_port}` | rendezvous |
+| `TORCHRUN` | `torchrun` | another torchrun |
+| `MESHPLAN_SKIP_CHECKS` | `0` | 1: start without checking GPUs and the way to the first host |
+
+## Notes
+
+{listed_notes}
+"""
+    return Artifact(path=README_FILE, content=content)
+
+
+def _how_to_start(launch: Launch) -> str:
+    num_hosts = len(launch.placements)
+    common = f"`./{LAUNCH_SCRIPT} NODE_RANK`, with the node rank that `{HOSTS_FILE}` gives it"
+    if num_hosts > MAX_HOST_SCRIPTS:
+        return f"Start on each of the {num_hosts} hosts, all at about the same time: {common}."
+    last = num_hosts - 1
+    names = "`launch_host_000.sh`" if last == 0 else f"`launch_host_000.sh` … `launch_host_{last:03d}.sh`"
+    return (
+        f"Start on each of the {num_hosts} host(s), all at about the same time, its own script of {names}, or {common}."
+    )
+
+
+def plain(text: str) -> str:
+    """``text`` on one line, without signs that Markdown or a shell would take for more."""
+    return _NOT_PLAIN.sub("", " ".join(text.split())) or "unnamed"

@@ -1,0 +1,245 @@
+"""Launch scripts for any program that torchrun starts: one common script, one small script a host, a rank table.
+
+The rendezvous is static with an explicit node rank: with the c10d rendezvous torchrun drops ``--node-rank`` without a
+word, and a planned placement would be lost. Every host looks up its devices in ``hosts.txt``.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from meshplan.catalogs.hardware import Device
+from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
+from meshplan.planner.emit.hosts import HostPlacement, host_placements
+from meshplan.planner.emit.training.job import Job
+from meshplan.planner.launch.registry import Feature
+
+# One script a host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
+MAX_HOST_SCRIPTS = 64
+LAUNCH_SCRIPT = PurePosixPath("launch.sh")
+HOST_SCRIPT = "launch_host_{}.sh"
+HOSTS_FILE = PurePosixPath("hosts.txt")
+RANK_TABLE_FILE = PurePosixPath("rank_table.json")
+NO_HOSTNAME = "-"
+
+RANK_TABLE = Feature(
+    name="rank_table",
+    expressed_by="torchrun --node-rank, --nproc-per-node and CUDA_VISIBLE_DEVICES on each host",
+    verified_by="torchrun's own parser and agents; other tables are refused",
+)
+
+# Drivers report a little less than the catalog's usable memory when another version keeps more for itself.
+_MEMORY_TOLERANCE = 0.97
+_MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """One job on its hosts.
+
+    Args:
+        job: what runs.
+        placements: hosts by node rank.
+    """
+
+    job: Job
+    placements: tuple[HostPlacement, ...]
+
+
+def launch_of(job: Job) -> Launch:
+    """``job`` on the hosts of its rank table.
+
+    Raises:
+        CannotExpressError: torchrun cannot be told this rank table.
+        EmitError: no rank table, or a host without a name.
+    """
+    return Launch(job=job, placements=host_placements(job.rank_table, job.request.hosts, target=job.target))
+
+
+def scripts(launch: Launch) -> tuple[Artifact, ...]:
+    """``launch.sh``, ``hosts.txt``, one ``launch_host_NNN.sh`` a host (up to :data:`MAX_HOST_SCRIPTS`), rank table."""
+    files = [
+        Artifact(path=LAUNCH_SCRIPT, content=_launch_script(launch), executable=True),
+        Artifact(path=HOSTS_FILE, content=_hosts_text(launch)),
+        rank_table(launch),
+    ]
+    if len(launch.placements) <= MAX_HOST_SCRIPTS:
+        files += [_host_script(launch, placement) for placement in launch.placements]
+    return tuple(files)
+
+
+def rank_table(launch: Launch) -> Artifact:
+    """``rank_table.json``: (host, device) of each rank."""
+    return Artifact(path=RANK_TABLE_FILE, content=_rank_table_text(launch))
+
+
+def is_host_script(artifact: Artifact) -> bool:
+    """Whether it is the script of one host, which no orchestrator needs."""
+    return artifact.path.match(HOST_SCRIPT.format("*"))
+
+
+def _hosts_text(launch: Launch) -> str:
+    head = commented(
+        (*stamp(launch.job.request.plan, launch.job.verified), "node_rank hostname devices (one process each)")
+    )
+    rows = (
+        f"{placement.node_rank} {placement.hostname or NO_HOSTNAME} {','.join(map(str, placement.devices))}\n"
+        for placement in launch.placements
+    )
+    return head + "".join(rows)
+
+
+def _rank_table_text(launch: Launch) -> str:
+    """(host, device) of each rank, and in which order the parallel dimensions count the ranks."""
+    table = launch.job.request.plan.rank_table or ()
+    rows = ",\n    ".join(json.dumps(list(place)) for place in table)
+    fields = {
+        **stamp_fields(launch.job.request.plan, launch.job.verified),
+        "world_size": len(table),
+        "rank_order": list(launch.job.rank_order),
+        "hosts": [placement.hostname or None for placement in launch.placements],
+    }
+    head = json.dumps(fields, indent=2, ensure_ascii=True)
+    return head.removesuffix("\n}") + f',\n  "rank_table": [\n    {rows}\n  ]\n}}\n'
+
+
+def _host_script(launch: Launch, placement: HostPlacement) -> Artifact:
+    name = f" ({placement.hostname})" if placement.hostname else ""
+    content = (
+        "#!/usr/bin/env bash\n"
+        + commented(stamp(launch.job.request.plan, launch.job.verified))
+        + f"# Run this on host {placement.host}{name}: ranks {placement.first_rank} to "
+        f"{placement.first_rank + len(placement.devices) - 1}.\n"
+        "set -euo pipefail\n"
+        f'exec "$(dirname -- "${{BASH_SOURCE[0]}}")/{LAUNCH_SCRIPT}" {placement.node_rank} "$@"\n'
+    )
+    return Artifact(
+        path=PurePosixPath(HOST_SCRIPT.format(f"{placement.node_rank:03d}")), content=content, executable=True
+    )
+
+
+def _launch_script(launch: Launch) -> str:
+    master = launch.placements[0].hostname
+    address = (
+        f"export MASTER_ADDR=${{MASTER_ADDR:-{shlex.quote(master)}}}"
+        if master
+        else ': "${MASTER_ADDR:?set MASTER_ADDR to the name of the first host}"\nexport MASTER_ADDR'
+    )
+    return (
+        "#!/usr/bin/env bash\n"
+        + commented(stamp(launch.job.request.plan, launch.job.verified))
+        + _PROLOGUE.format(
+            hosts_file=HOSTS_FILE,
+            master_address=address,
+            master_port=launch.job.request.master_port,
+            environment=environment_text(launch.job.environment),
+        )
+        + launch.job.program
+        + _CHECKS.format(
+            gpu_checks=gpu_checks(launch.job.request.device),
+            starter_check=_TORCHRUN_CHECK if not launch.job.starter else ":  # the starter looks for itself",
+        )
+        + _COUNTS.format(num_hosts=len(launch.placements), world_size=launch.job.request.config.world_size)
+        + (launch.job.starter or _START)
+    )
+
+
+def environment_text(environment: Mapping[str, str | None]) -> str:
+    """Bash that sets and unsets the variables of every rank."""
+    lines = [
+        f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+        for name, value in environment.items()
+    ]
+    return "\n".join(lines) if lines else "# no variable needs a value"
+
+
+def gpu_checks(device: Device | None) -> str:
+    """Bash that compares the host's GPUs with the planned device; a comment where that cannot be done."""
+    if device is None or device.vendor != "nvidia":
+        return "  # The plan names no NVIDIA device: nothing to compare."
+    model = device.slug.split("-", maxsplit=1)[0].upper()
+    least_mib = int(device.usable_memory_bytes * _MEMORY_TOLERANCE / _MIB)
+    return _NVIDIA_CHECKS.format(model=shlex.quote(model), least_mib=least_mib)
+
+
+_PROLOGUE = r"""# usage: launch.sh NODE_RANK [more flags of the program]
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
+fail() {{
+  printf 'launch.sh: %s\n' "$1" >&2
+  exit 1
+}}
+
+[[ ${{1:-}} =~ ^[0-9]+$ ]] || fail "usage: launch.sh NODE_RANK [more flags]; node ranks are in {hosts_file}"
+node_rank=$1
+shift
+devices=""
+while read -r row_rank row_host row_devices; do
+  if [[ $row_rank == "$node_rank" ]]; then
+    hostname=$row_host
+    devices=$row_devices
+  fi
+done < "$here/{hosts_file}"
+[[ -n $devices ]] || fail "no node rank $node_rank in {hosts_file}"
+IFS=, read -r -a device_list <<< "$devices"
+
+# --- where, and with which variables ------------------------------------------------------------------------------
+{master_address}
+export MASTER_PORT=${{MASTER_PORT:-{master_port}}}
+export CUDA_VISIBLE_DEVICES=$devices  # local rank i runs on the i-th of these
+{environment}
+"""
+
+_CHECKS = r"""
+# --- checks before the start (MESHPLAN_SKIP_CHECKS=1 skips them) --------------------------------------------------
+check_gpus() {{
+{gpu_checks}
+  return 0
+}}
+check_master() {{
+  [[ $node_rank != 0 ]] || return 0
+  local answer
+  # The port opens when node rank 0 starts: a refused connection still proves that the host answers.
+  answer=$(timeout 10 bash -c 'exec 3<> "/dev/tcp/$1/$2"' _ "$MASTER_ADDR" "$MASTER_PORT" 2>&1) && return 0
+  [[ $answer == *refused* ]] || fail "cannot reach MASTER_ADDR=$MASTER_ADDR port $MASTER_PORT: ${{answer:-no answer}}"
+}}
+if [[ ${{MESHPLAN_SKIP_CHECKS:-0}} != 1 ]]; then
+  {starter_check}
+  check_gpus
+  check_master
+fi
+"""
+
+_TORCHRUN_CHECK = (
+    'command -v "${TORCHRUN:-torchrun}" > /dev/null || fail "torchrun is not on the PATH (or set TORCHRUN)"'
+)
+
+_NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
+  local listing device line name memory_mib
+  listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
+  for device in "${{device_list[@]}}"; do
+    line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
+    IFS=, read -r _ name memory_mib <<< "${{line//, /,}}"
+    [[ $name == *{model}* ]] || fail "GPU $device is $name, the plan is for "{model}
+    (( memory_mib >= {least_mib} )) || fail "GPU $device has $memory_mib MiB, the plan counts on {least_mib} MiB"
+  done"""
+
+_COUNTS = r"""
+num_hosts={num_hosts}
+world_size={world_size}
+"""
+
+_START = r"""exec "${TORCHRUN:-torchrun}" \
+  --nnodes "$num_hosts" \
+  --node-rank "$node_rank" \
+  --nproc-per-node "${#device_list[@]}" \
+  --rdzv-backend static \
+  --master-addr "$MASTER_ADDR" \
+  --master-port "$MASTER_PORT" \
+  --max-restarts 0 \
+  "${program[@]}" "$@"
+"""

@@ -1,0 +1,347 @@
+"""A training plan as TorchTitan's command line: a registered model, and flags for what the plan decides.
+
+The argument file has one flag a line and, last, the sub-command that chooses activation checkpointing. Checked against
+torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``ParallelDims`` over the emitted words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
+from meshplan.planner.emit.training.adapters import without_adapters
+from meshplan.planner.emit.training.job import Job, Setting
+from meshplan.planner.emit.training.terms import Term, Words, count, count_term, feature_rows, refuse, say_all, stated
+from meshplan.planner.emit.training.torchrun import RANK_TABLE
+from meshplan.planner.launch.registry import Feature
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.pytorch import TORCHTITAN, TORCHTITAN_CONFIGS
+
+TARGET = "torchtitan"
+ARGUMENTS_FILE = PurePosixPath("torchtitan_args.txt")
+VERIFIED = ParserVerified(
+    framework="torchtitan",
+    version=TORCHTITAN.version,
+    mode="ConfigManager.parse_args, ParallelDims, the model's update_from_config; nothing is built",
+)
+_PARSER = "parser and ParallelDims"
+_KNOWN_NAMES = {
+    "precision": ("bf16",),
+    "activation_recompute": ("none", "selective", "full"),
+    "pipeline_schedule": ("none", "1f1b", "interleaved", "dualpipe-v"),
+}
+# As torch.distributed.pipelining.schedules.get_schedule_class knows them.
+_SCHEDULES = {"1f1b": "1F1B", "interleaved": "Interleaved1F1B", "dualpipe-v": "DualPipeV"}
+_PRECISIONS = {"bfloat16": "bf16", "float32": "fp32"}
+_ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
+SUBCOMMAND = "activation-checkpoint:"
+_PARALLELISM = "--parallelism."
+_TRAINING = "--training."
+COMPILE, NO_COMPILE = "--compile.enable", "--compile.no-enable"
+ASYNC, NO_ASYNC = "--compile.enable-async-tensor-parallel", "--compile.no-enable-async-tensor-parallel"
+KERNEL_WORDS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
+# As the estimate of a spec assumes the kernels; some of TorchTitan's configurations say otherwise.
+FIXED_WORDS = {COMPILE: "", NO_ASYNC: ""}
+_BALANCER = f"{_PARALLELISM}context-parallel-load-balancer"
+SETTINGS = (
+    Setting(name="TRAIN_STEPS", default="100", meaning="optimizer steps"),
+    Setting(name="HF_ASSETS_PATH", default="", meaning="tokenizer of the model; unset: the path of its configuration"),
+)
+
+_PROGRAM = r"""
+# --- TorchTitan ---------------------------------------------------------------------------------------------------
+program=(-m torchtitan.train)
+while read -r -a words; do
+  [[ ${{#words[@]}} != 0 && ${{words[0]}} != "#" ]] || continue
+  if [[ ${{words[0]}} != --* ]]; then
+    # The sub-command ends the flags: what the user adds comes before it.
+    program+=(--training.steps "${{TRAIN_STEPS:-100}}")
+    [[ -z ${{HF_ASSETS_PATH:-}} ]] || program+=(--hf-assets-path "$HF_ASSETS_PATH")
+    program+=("$@")
+    set --
+  fi
+  program+=("${{words[@]}}")
+done < "$here/{arguments_file}"
+"""
+
+
+def _data_parallel(config: TrainingConfig, _: ModelShape) -> Words:
+    """Replicas that share one copy of the states, times copies; nothing is sharded at stage 0."""
+    shard = config.data_parallel_shard if config.zero_stage else 1
+    return {
+        f"{_PARALLELISM}data-parallel-replicate-degree": str(config.data_parallel // shard),
+        f"{_PARALLELISM}data-parallel-shard-degree": str(shard),
+    }
+
+
+def _stages(config: TrainingConfig, _: ModelShape) -> Words:
+    if config.pipeline_parallel == 1:
+        return {f"{_PARALLELISM}pipeline-parallel-degree": "1"}
+    return {
+        f"{_PARALLELISM}pipeline-parallel-degree": str(config.pipeline_parallel),
+        f"{_PARALLELISM}pipeline-parallel-schedule": _SCHEDULES[config.pipeline_schedule],
+        f"{_PARALLELISM}pipeline-parallel-microbatch-size": str(config.micro_batch_size),
+        # By default TorchTitan takes a layer from the first and the last stage.
+        f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers": "0",
+        f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers": "0",
+        f"{_PARALLELISM}pipeline-parallel-layers-per-stage": str(config.layers_per_chunk[0]),
+        f"{_TRAINING}disable-cuda-graphs": "",
+    }
+
+
+def _local_batch_size(config: TrainingConfig, _: ModelShape) -> Words:
+    """Under a pipeline one call takes all micro-batches; otherwise gradients are accumulated over calls."""
+    calls = config.num_microbatches if config.pipeline_parallel > 1 else 1
+    return {f"{_TRAINING}local-batch-size": str(config.micro_batch_size * calls)}
+
+
+def _experts(config: TrainingConfig, _: ModelShape) -> Words:
+    if config.expert_parallel == 1:
+        return {}
+    return {f"{_PARALLELISM}expert-parallel-degree": str(config.expert_parallel), f"{_TRAINING}disable-cuda-graphs": ""}
+
+
+def _read_stages(words: Words) -> Mapping[str, Any]:
+    """``layers_per_stage`` becomes chunks a stage where the model is known."""
+    schedule = words.get(f"{_PARALLELISM}pipeline-parallel-schedule")
+    if schedule is not None and schedule not in _SCHEDULES.values():
+        raise ValueError(f"the schedule {schedule!r} has no name here; known: {', '.join(_SCHEDULES.values())}")
+    named = next((ours for ours, theirs in _SCHEDULES.items() if theirs == schedule), None)
+    stages = count(words, f"{_PARALLELISM}pipeline-parallel-degree")
+    is_split = stages is not None and stages > 1
+    return stated(
+        pipeline_parallel=stages,
+        pipeline_schedule=named if is_split else None,
+        micro_batch_size=count(words, f"{_PARALLELISM}pipeline-parallel-microbatch-size") if is_split else None,
+        layers_per_stage=count(words, f"{_PARALLELISM}pipeline-parallel-layers-per-stage") if is_split else None,
+    )
+
+
+def _read_data_parallel(words: Words) -> Mapping[str, Any]:
+    """Shards of -1 (the default) take the ranks that are left: nothing is stated then."""
+    shards = f"{_PARALLELISM}data-parallel-shard-degree"
+    asked = {} if str(words.get(shards, "-1")) == "-1" else words
+    return stated(
+        data_parallel_replicate=count(words, f"{_PARALLELISM}data-parallel-replicate-degree"),
+        data_parallel_shard=count(asked, shards),
+    )
+
+
+def _read_sharding(words: Words) -> Mapping[str, Any]:
+    policy = words.get(f"{_PARALLELISM}fsdp-reshard-after-forward", "default")
+    stages = {"always": _ZERO_SHARDED_PARAMETERS, "never": _ZERO_SHARDED_GRADIENTS, "default": None}
+    if policy not in stages:
+        raise ValueError(f"fsdp-reshard-after-forward is always, never or default, not {policy!r}")
+    return stated(zero_stage=stages[policy])
+
+
+def _read_balancer(words: Words) -> Mapping[str, Any]:
+    """Without a load balancer the ring is plain; the default balances by head and tail."""
+    split = (count(words, f"{_PARALLELISM}context-parallel-degree") or 1) > 1
+    plain = str(words.get(_BALANCER, "headtail")) == "None"
+    return {"context_parallel_style": "ring-plain"} if plain and split else {}
+
+
+def _read_sequence_parallel(words: Words) -> Mapping[str, Any]:
+    if f"{_PARALLELISM}no-enable-sequence-parallel" in words:
+        return {"sequence_parallel": False}
+    return {"sequence_parallel": True} if f"{_PARALLELISM}enable-sequence-parallel" in words else {}
+
+
+def _read_precision(words: Words) -> Mapping[str, Any]:
+    name = words.get(f"{_TRAINING}mixed-precision-param")
+    if name not in {None, *_PRECISIONS}:
+        raise ValueError(f"mixed-precision-param is {' or '.join(_PRECISIONS)}, not {name!r}")
+    return {} if name is None else {"precision": _PRECISIONS[name]}
+
+
+def _read_offload(words: Words) -> Mapping[str, Any]:
+    """A switch of the command line, or a value of a TOML file."""
+    value = str(words.get(f"{_TRAINING}enable-cpu-offload", "false")).lower()
+    return {"parameter_offload": True, "optimizer_offload": True} if value in {"", "true"} else {}
+
+
+def _read_recompute(words: Words) -> Mapping[str, Any]:
+    policies = [key.partition(":")[2] for key in words if key.startswith(SUBCOMMAND)]
+    for policy in policies:
+        if policy not in _KNOWN_NAMES["activation_recompute"]:
+            raise ValueError(f"{SUBCOMMAND}{policy} has no name here; known: none, selective, full")
+    return stated(activation_recompute=policies[-1] if policies else None)
+
+
+def _read_batch(words: Words) -> Mapping[str, Any]:
+    """-1 (the default) means: local batch × replicas."""
+    key = f"{_TRAINING}global-batch-size"
+    return {} if str(words.get(key, "-1")) == "-1" else stated(global_batch_size=count(words, key))
+
+
+TERMS = (
+    count_term(f"{_PARALLELISM}tensor-parallel-degree", "tensor_parallel", verified_by=_PARSER),
+    Term(
+        name="sequence_parallel",
+        words=lambda config, _: (
+            {}
+            if config.sequence_parallel or config.tensor_parallel == 1
+            else {f"{_PARALLELISM}no-enable-sequence-parallel": ""}
+        ),
+        read=_read_sequence_parallel,
+        keys=(f"{_PARALLELISM}no-enable-sequence-parallel", f"{_PARALLELISM}enable-sequence-parallel"),
+        said_by="--parallelism.no-enable-sequence-parallel",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="pipeline_parallel",
+        words=_stages,
+        read=_read_stages,
+        keys=(
+            f"{_PARALLELISM}pipeline-parallel-degree",
+            f"{_PARALLELISM}pipeline-parallel-schedule",
+            f"{_PARALLELISM}pipeline-parallel-microbatch-size",
+            f"{_PARALLELISM}pipeline-parallel-layers-per-stage",
+            f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers",
+            f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers",
+            f"{_TRAINING}disable-cuda-graphs",
+        ),
+        said_by="--parallelism.pipeline-parallel-degree, -schedule, -microbatch-size",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="layers_per_chunk",
+        words=lambda *_: {},  # said by the row above
+        read=lambda _: {},
+        keys=(),
+        said_by="--parallelism.pipeline-parallel-layers-per-stage; equal stages only",
+        verified_by="flag and type only: the split is read in the source, not run",
+    ),
+    count_term(f"{_PARALLELISM}context-parallel-degree", "context_parallel", verified_by=_PARSER),
+    Term(
+        name="context_parallel_style",
+        words=lambda config, _: {_BALANCER: "None"} if config.context_parallel_style == "ring-plain" else {},
+        read=_read_balancer,
+        keys=(_BALANCER,),
+        said_by=f"{_BALANCER} None (ring-plain)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="data_parallel_shard",
+        words=_data_parallel,
+        read=_read_data_parallel,
+        keys=(f"{_PARALLELISM}data-parallel-replicate-degree", f"{_PARALLELISM}data-parallel-shard-degree"),
+        said_by="--parallelism.data-parallel-replicate-degree, --parallelism.data-parallel-shard-degree",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="zero_stage",
+        words=lambda config, _: {
+            f"{_PARALLELISM}fsdp-reshard-after-forward": (
+                "always" if config.zero_stage == _ZERO_SHARDED_PARAMETERS else "never"
+            )
+        },
+        read=_read_sharding,
+        keys=(f"{_PARALLELISM}fsdp-reshard-after-forward",),
+        said_by="--parallelism.fsdp-reshard-after-forward (3: always, 2: never); 0: shard degree 1; 1 is refused",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="parameter_offload",
+        words=lambda config, _: {f"{_TRAINING}enable-cpu-offload": ""} if config.parameter_offload else {},
+        read=_read_offload,
+        keys=(f"{_TRAINING}enable-cpu-offload", f"{_TRAINING}no-enable-cpu-offload"),
+        said_by="--training.enable-cpu-offload: parameters, gradients and optimizer states together (zero_stage 3)",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="optimizer_offload",
+        words=lambda *_: {},  # said by the row above
+        read=lambda _: {},
+        keys=(),
+        said_by="--training.enable-cpu-offload, with the parameters",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="expert_parallel",
+        words=_experts,
+        read=lambda words: stated(expert_parallel=count(words, f"{_PARALLELISM}expert-parallel-degree")),
+        keys=(f"{_PARALLELISM}expert-parallel-degree", f"{_TRAINING}disable-cuda-graphs"),
+        said_by="--parallelism.expert-parallel-degree",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="micro_batch_size",
+        words=_local_batch_size,
+        read=lambda words: stated(
+            local_batch_size=count(words, f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size")
+        ),
+        keys=(f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size"),
+        said_by="--training.local-batch-size",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="global_batch_size",
+        words=lambda config, _: {f"{_TRAINING}global-batch-size": str(config.global_batch_size)},
+        read=_read_batch,
+        keys=(f"{_TRAINING}global-batch-size",),
+        said_by="--training.global-batch-size",
+        verified_by=_PARSER,
+    ),
+    count_term(f"{_TRAINING}seq-len", "sequence_length", verified_by=_PARSER),
+    Term(
+        name="precision",
+        words=lambda *_: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
+        read=_read_precision,
+        keys=(f"{_TRAINING}mixed-precision-param",),
+        said_by="--training.mixed-precision-param; bf16 only",
+        verified_by=_PARSER,
+    ),
+    Term(
+        name="activation_recompute",
+        words=lambda config, _: {f"{SUBCOMMAND}{config.activation_recompute}": ""},
+        read=_read_recompute,
+        keys=tuple(f"{SUBCOMMAND}{policy}" for policy in _KNOWN_NAMES["activation_recompute"]),
+        said_by="sub-command activation-checkpoint:none|selective|full",
+        verified_by=_PARSER,
+    ),
+)
+
+
+def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
+    """Every flag that the plan and the model decide, one tuple a flag; the sub-command last.
+
+    Raises:
+        CannotExpressError: TorchTitan has no words for the model or the configuration.
+    """
+    refuse(TORCHTITAN, request.shape, request.config, _KNOWN_NAMES)
+    module, function = TORCHTITAN_CONFIGS[request.shape.slug]
+    words = {"--module": module, "--config": function, **FIXED_WORDS, **say_all(TERMS, request.config, request.shape)}
+    return tuple((flag, value) if value else (flag,) for flag, value in words.items())
+
+
+def job(request: TrainingRequest) -> Job:
+    """TorchTitan with its argument file."""
+    head = commented((*stamp(request.plan, VERIFIED), "One flag a line, the sub-command last; read by launch.sh."))
+    text = head + "".join(" ".join(flag) + "\n" for flag in arguments(request))
+    notes = TORCHTITAN.notes[:1] if request.config.activation_recompute == "selective" else ()
+    return Job(
+        target=TARGET,
+        request=request,
+        verified=VERIFIED,
+        rank_order=TORCHTITAN.rank_orders[0],
+        environment={},
+        program=_PROGRAM.format(arguments_file=ARGUMENTS_FILE),
+        files=(Artifact(path=ARGUMENTS_FILE, content=text),),
+        settings=SETTINGS,
+        notes=(
+            *notes,
+            *without_adapters(request.plan, "this configuration of TorchTitan"),
+            "The plan is priced with compiled kernels and without asynchronous tensor parallelism; the flags say both.",
+            "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
+        ),
+    )
+
+
+def features() -> tuple[Feature, ...]:
+    """Rows of the support matrix."""
+    return (*feature_rows(TERMS), RANK_TABLE)

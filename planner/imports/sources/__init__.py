@@ -1,0 +1,1 @@
+"""One reader a framework or engine."""

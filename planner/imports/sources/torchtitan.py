@@ -1,0 +1,96 @@
+"""What a TorchTitan command line, or a TOML file of its older releases, says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from meshplan.planner.emit.training.terms import read_all
+from meshplan.planner.emit.training.torchtitan import ASYNC, COMPILE, KERNEL_WORDS, SUBCOMMAND, TERMS
+from meshplan.planner.imports.reading import Given, Reading, as_written
+from meshplan.planner.training.problem.pytorch import TORCHTITAN_CONFIGS
+
+SOURCE = "torchtitan"
+_SECTIONS = ("--parallelism.", "--training.", "--model.", "--activation-checkpoint.", SUBCOMMAND)
+_MODEL_WORDS = ("--module", "--config", "--model.name", "--model.flavor")
+_DEFAULT = "not stated; TorchTitan's default"
+_FULLY_SHARDED, _SHARDED_GRADIENTS = 3, 2
+
+
+def recognises(given: Given) -> bool:
+    """Whether this is TorchTitan's."""
+    program = " ".join(given.launch.program[:1])
+    return "torchtitan" in program or any(word.startswith("--parallelism.") for word in _words(given))
+
+
+def read(given: Given) -> Reading:
+    """Degrees and batch from flags; the older TOML says the same terms under the same names."""
+    reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
+    words = _words(given)
+    reading.take(read_all(TERMS, words))
+    module, config = words.get("--module", ""), words.get("--config", "")
+    if not config and "--model.flavor" in words:
+        module, config = words.get("--model.name", ""), f"{words.get('--model.name')}_{words['--model.flavor']}".lower()
+    slugs = [slug for slug, names in TORCHTITAN_CONFIGS.items() if names == (module or names[0], config)]
+    if slugs:
+        reading.model = slugs[0]
+        reading.assume("model", slugs[0], f"builds the layers of {config}" + _others(slugs[1:]))
+    known = {key for term in TERMS for key in term.keys} | KERNEL_WORDS | set(_MODEL_WORDS)
+    reading.unread += [as_written(word, value) for word, value in words.items() if word not in known]
+    if not _is_on(words, COMPILE):
+        reading.left_out.append(f"no {COMPILE}: operators one by one; a spec is priced with compiled ones")
+    if _is_on(words, ASYNC):
+        reading.left_out.append(f"{ASYNC}: a spec is priced without")
+    _complete(reading)
+    return reading
+
+
+def _is_on(words: dict[str, Any], flag: str) -> bool:
+    """A switch of the command line, or a value of a TOML file."""
+    return str(words.get(flag, "false")).lower() in {"", "true"}
+
+
+def _others(slugs: list[str]) -> str:
+    return f"; so do {', '.join(slugs)}" if slugs else ""
+
+
+def _words(given: Given) -> dict[str, Any]:
+    """Flags with dashes; ``activation_checkpoint.mode`` of a TOML is the sub-command of today."""
+    words: dict[str, Any] = {f"--{key}": value for key, value in given.document.items()} | dict(given.words)
+    dashed = {
+        word.replace("_", "-") if word.startswith("--") else word: str(value).lower() if value is True else value
+        for word, value in words.items()
+    }
+    mode = dashed.pop("--activation-checkpoint.mode", None)
+    return dashed if mode is None else {**dashed, f"{SUBCOMMAND}{mode}": ""}
+
+
+def _complete(reading: Reading) -> None:
+    """TorchTitan's defaults, and the terms that follow from several of its words."""
+    for term in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        reading.assume(term, 1, _DEFAULT)
+    values = reading.values
+    reading.assume("sequence_parallel", values["tensor_parallel"] > 1, _DEFAULT)
+    reading.assume("activation_recompute", "none", "no sub-command activation-checkpoint")
+    reading.assume("precision", "bf16", _DEFAULT)
+    replicas, shards = values.pop("data_parallel_replicate", 1), values.get("data_parallel_shard")
+    if shards is not None:
+        values["data_parallel"] = replicas * shards
+        reading.said_by["data_parallel"] = reading.said_by["data_parallel_shard"]
+    else:
+        values["num_shard_groups"] = replicas
+    staged = values["pipeline_parallel"] > 1
+    sharded = shards != 1 or values["context_parallel"] > 1
+    if not sharded:
+        values["zero_stage"] = 0
+    reading.assume("zero_stage", _SHARDED_GRADIENTS if staged else _FULLY_SHARDED, "fsdp-reshard-after-forward default")
+    local = values.pop("local_batch_size", None)
+    if local is None:
+        return
+    if not staged:
+        reading.assume("micro_batch_size", local, "local-batch-size: one forward pass")
+        return
+    micro = reading.assume("micro_batch_size", 1, _DEFAULT)
+    if local % micro:
+        reading.say("micro_batch_size", f"local-batch-size {local} is no multiple of the micro-batch {micro}")
+    else:
+        values["num_microbatches"] = local // micro

@@ -1,0 +1,1 @@
+"""From a stored plan to its launcher files: looks up what emit needs."""

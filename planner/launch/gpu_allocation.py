@@ -1,0 +1,119 @@
+"""A stored allocation as files: those of :mod:`meshplan.planner.emit.gpu_allocation`, and a folder of launchers for
+each pool.
+
+A pool is launched as a serving plan of its own: the same choices, emitted by the same targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import EmitError, UnknownEntryError
+from meshplan.planner.core.plan import digest
+from meshplan.planner.emit import gpu_allocation as fleet
+from meshplan.planner.emit.artifact import Artifact, EmittedPlan
+from meshplan.planner.emit.serving.request import HostType, ServingRequest
+from meshplan.planner.launch.registry import emit_serving
+from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.training.plan import shape_from_document
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.planner.core.plan import Plan
+
+POOLS = PurePosixPath("pools")
+
+
+def allocation_files(
+    plan: Plan, target: str, catalog: Catalog, *, image: str = "", model_path: str = ""
+) -> EmittedPlan:
+    """Files of an allocation from models and workloads; see :func:`meshplan.planner.service.emit_plan`.
+
+    Args:
+        plan: a plan of the kind ``gpu-allocation`` that was asked with a market.
+        target: of the serving plans: an engine, or an orchestrator around it.
+        catalog: where hosts are looked up.
+        image: container image, for launchers that start containers.
+        model_path: checkpoint, where the plan has one service.
+
+    Raises:
+        EmitError: capacities were given by hand (nothing is known of what would run), or a target refuses a pool.
+    """
+    if plan.answer is None or "services" not in plan.config:
+        raise EmitError(f"plan {plan.plan_id} has no pools to launch: its answer is plans show --format json")
+    services = plan.config["services"]
+    if model_path and len(services) > 1:
+        raise EmitError(f"--model-path is of one model, this plan serves {len(services)}; leave it out")
+    artifacts: list[Artifact] = []
+    folders: dict[str, str] = {}
+    notes: list[str] = []
+    for service in services:
+        for pools in _systems(service):
+            name = fleet.object_name(*(pool["kind"] for pool in pools[:1]))
+            emitted = emit_serving(target, _request(plan, service, pools, catalog, image, model_path))
+            folder = POOLS / name
+            artifacts += [replace(one, path=folder / one.path) for one in emitted.artifacts]
+            notes += [note for note in emitted.notes if note not in notes]
+            folders.update({pool["kind"]: f"{folder}/" for pool in pools})
+    if len(plan.answer["fleets"]) > 1:
+        notes.insert(0, "These are the files of the first scenario's fleet; plan.json has those of the others.")
+    above = [fleet.overview(plan, folders, notes), fleet.router_weights(plan), fleet.picture(plan)]
+    nodes = fleet.node_pools(plan)
+    return EmittedPlan(
+        target=target,
+        artifacts=(*above, *(() if nodes is None else (nodes,)), *fleet.skypilot_resources(plan), *artifacts),
+        parser_verified=None,
+        notes=tuple(notes),
+    )
+
+
+def _systems(service: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
+    """Pools that are launched together: each mixed one alone, prefill and decode as a pair."""
+    mixed = [[pool] for pool in service["pools"] if pool["role"] == Role.MIXED.value]
+    apart = [pool for pool in service["pools"] if pool["role"] != Role.MIXED.value]
+    apart.sort(key=lambda pool: pool["role"] != Role.PREFILL.value)
+    if len(apart) > 2:  # noqa: PLR2004 - one of each role
+        kinds = ", ".join(pool["kind"] for pool in apart)
+        raise EmitError(f"engines pair one prefill with one decode pool, this plan has {kinds}; plan again with fewer")
+    return [*mixed, *([apart] if apart else [])]
+
+
+def _request(
+    plan: Plan,
+    service: Mapping[str, Any],
+    pools: list[Mapping[str, Any]],
+    catalog: Catalog,
+    image: str,
+    model_path: str,
+) -> ServingRequest:
+    config = {**service, "pools": [{k: v for k, v in pool.items() if k not in ("kind", "offer")} for pool in pools]}
+    config["num_devices"] = sum(pool["num_devices"] for pool in pools)
+    for extra in ("name", "model"):
+        del config[extra]
+    spec = {"kind": "serving", "model": service["model"], "allocation": plan.plan_id}
+    part = replace(plan, kind="serving", spec=spec, spec_digest=digest(spec), config=config, answer=None)
+    return ServingRequest(
+        plan=part,
+        shape=shape_from_document(plan.provenance["models"][service["name"]]),
+        host_types={str(pool["node_type"]): _host_type(str(pool["node_type"]), catalog) for pool in pools},
+        model_path=model_path,
+        max_sequence_length=_longest_request(plan, str(service["name"])),
+        image=image,
+    )
+
+
+def _longest_request(plan: Plan, service: str) -> int:
+    """Prompt and answer together, tokens."""
+    buckets = next(one["buckets"] for one in (plan.answer or {})["services"] if one["name"] == service)
+    return max(bucket["input_tokens"][1] + bucket["output_tokens"][1] for bucket in buckets)
+
+
+def _host_type(node_type: str, catalog: Catalog) -> HostType:
+    try:
+        node = catalog.node_type(node_type)
+    except UnknownEntryError as error:
+        raise EmitError(f"the catalog no longer knows the hosts of this plan: {error}") from error
+    return HostType(devices_per_host=node.devices_per_host, device=node.device)

@@ -1,0 +1,304 @@
+"""The emit targets: one line each. A module is imported when its target is asked for."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, cast
+
+from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
+from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified, TrainingRequest
+
+if TYPE_CHECKING:
+    from meshplan.planner.emit.serving.job import ServingJob
+    from meshplan.planner.emit.serving.request import ServingRequest
+    from meshplan.planner.emit.training.job import Job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feature:
+    """One row of the support matrix.
+
+    Args:
+        name: a term of the plan, such as ``tensor_parallel``.
+        expressed_by: flags or files that say it; empty where the target cannot.
+        verified_by: how it is known that the target understands it.
+    """
+
+    name: str
+    expressed_by: str
+    verified_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """One emit target.
+
+    The module of a framework has ``job(request) -> Job``, that of an engine ``job(request) -> ServingJob``, that of an
+    orchestrator ``wrap(job) -> EmittedPlan``; all have ``features() -> tuple[Feature, ...]``.
+
+    Args:
+        name: as in ``emit --target``.
+        module: where it lives.
+        summary: what it writes.
+        wraps: it launches a framework's job, and needs ``--framework``.
+        needs_script: the training script is the user's.
+        serves: it launches serving plans, not training plans.
+    """
+
+    name: str
+    module: str
+    summary: str
+    wraps: bool = False
+    needs_script: bool = False
+    serves: bool = False
+
+
+TARGETS = (
+    Target(
+        name="megatron",
+        module="meshplan.planner.emit.training.megatron.job",
+        summary="Megatron-LM arguments and torchrun scripts",
+    ),
+    Target(
+        name="torchrun",
+        module="meshplan.planner.emit.training.own_script",
+        summary="torchrun scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
+        name="torchtitan",
+        module="meshplan.planner.emit.training.torchtitan",
+        summary="TorchTitan arguments and torchrun scripts",
+    ),
+    Target(
+        name="deepspeed",
+        module="meshplan.planner.emit.training.deepspeed",
+        summary="DeepSpeed JSON and torchrun scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
+        name="accelerate",
+        module="meshplan.planner.emit.training.accelerate",
+        summary="Accelerate FSDP2 YAML and launch scripts for a training script of your own",
+        needs_script=True,
+    ),
+    Target(
+        name="slurm",
+        module="meshplan.planner.emit.orchestrators.slurm",
+        summary="sbatch file around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="jobset",
+        module="meshplan.planner.emit.orchestrators.jobset",
+        summary="Kubernetes JobSet (v1alpha2) around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="job",
+        module="meshplan.planner.emit.orchestrators.kubernetes_job",
+        summary="Kubernetes Job with a headless Service around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="trainjob",
+        module="meshplan.planner.emit.orchestrators.trainjob",
+        summary="Kubeflow TrainJob (v1alpha1) around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="skypilot",
+        module="meshplan.planner.emit.orchestrators.skypilot",
+        summary="SkyPilot task around a framework's job",
+        wraps=True,
+    ),
+    Target(
+        name="vllm",
+        module="meshplan.planner.emit.serving.vllm",
+        summary="vLLM servers and vllm-router, as scripts",
+        serves=True,
+    ),
+    Target(
+        name="sglang",
+        module="meshplan.planner.emit.serving.sglang",
+        summary="SGLang servers and sglang-router, as scripts",
+        serves=True,
+    ),
+    Target(
+        name="trtllm",
+        module="meshplan.planner.emit.serving.trtllm",
+        summary="trtllm-serve servers with their leader, as scripts",
+        serves=True,
+    ),
+    Target(
+        name="lws",
+        module="meshplan.planner.emit.orchestrators.lws",
+        summary="Kubernetes LeaderWorkerSets (v1) around an engine",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="kserve",
+        module="meshplan.planner.emit.orchestrators.kserve",
+        summary="KServe LLMInferenceService (v1alpha2) around vLLM",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="dynamo",
+        module="meshplan.planner.emit.orchestrators.dynamo",
+        summary="DynamoGraphDeployment (v1beta1) around vLLM or SGLang",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="ray",
+        module="meshplan.planner.emit.orchestrators.ray_serve",
+        summary="Ray Serve LLM configuration around vLLM",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
+        name="skypilot-serve",
+        module="meshplan.planner.emit.orchestrators.skypilot_serve",
+        summary="SkyPilot task around an engine's scripts",
+        wraps=True,
+        serves=True,
+    ),
+)
+
+
+def target_names() -> tuple[str, ...]:
+    """Names that ``emit --target`` accepts."""
+    return tuple(target.name for target in TARGETS)
+
+
+def framework_names() -> tuple[str, ...]:
+    """Names that ``emit --framework`` accepts."""
+    return tuple(target.name for target in TARGETS if not target.wraps and not target.serves)
+
+
+def engine_names() -> tuple[str, ...]:
+    """Names of serving engines."""
+    return tuple(target.name for target in TARGETS if not target.wraps and target.serves)
+
+
+def is_orchestrator(name: str) -> bool:
+    """Whether the target launches another target's job.
+
+    Raises:
+        EmitError: unknown target.
+    """
+    return _target(name).wraps
+
+
+def emit(target: str, request: TrainingRequest, *, framework: str | None = None) -> EmittedPlan:
+    """Launcher files of ``target`` for one plan.
+
+    Args:
+        target: a framework, or an orchestrator around one.
+        request: the plan and what it was made for.
+        framework: what an orchestrator launches.
+
+    Raises:
+        EmitError: unknown target, a framework where none belongs or none where one does, or nothing to launch.
+        CannotExpressError: the target has no words for a choice of the plan.
+    """
+    from meshplan.planner.emit.training import readme, torchrun
+
+    found = _target(target)
+    if found.serves:
+        raise EmitError(f"target {target} launches serving plans, this one is of the kind {request.plan.kind!r}")
+    started = _framework(found, framework)
+    if started.needs_script and not request.script:
+        raise EmitError(f"{started.name} runs a training script of yours: meshplan emit … --script train.py")
+    if request.script and not started.needs_script:
+        raise EmitError(f"{started.name} brings its own training script; leave --script out")
+    job = cast("Job", _module(started).job(request))
+    if found.wraps:
+        return cast(EmittedPlan, _module(found).wrap(job))
+    launch = torchrun.launch_of(job)
+    return EmittedPlan(
+        target=target,
+        artifacts=(readme.overview(launch), *job.files, *torchrun.scripts(launch)),
+        parser_verified=job.verified,
+        notes=job.notes,
+    )
+
+
+def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
+    """Launcher files of ``target`` for one serving plan; the plan names its engine.
+
+    Args:
+        target: the plan's engine, or an orchestrator around it.
+        request: the plan and what it was made for.
+
+    Raises:
+        EmitError: unknown target, one for training plans, or nothing to launch.
+        CannotExpressError: the target has no words for a choice of the plan.
+    """
+    from meshplan.planner.emit.serving import readme as serving_readme
+    from meshplan.planner.emit.serving import script as serving_script
+
+    found, engine = _target(target), request.config.engine
+    if not found.serves:
+        known = ", ".join(one.name for one in TARGETS if one.serves)
+        raise EmitError(f"target {target} launches training plans; targets for serving plans: {known}")
+    started = found
+    if found.wraps:
+        if engine not in engine_names():
+            raise EmitError(f"the plan is for the engine {engine!r}; engines with words: {', '.join(engine_names())}")
+        started = _target(engine)
+    job = cast("ServingJob", _module(started).job(request))
+    if found.wraps:
+        return cast(EmittedPlan, _module(found).wrap(job))
+    launch = serving_script.launch_of(job)
+    return EmittedPlan(
+        target=target,
+        artifacts=(
+            serving_readme.serving_overview(job, num_hosts=launch.num_hosts),
+            *serving_script.scripts(launch),
+        ),
+        parser_verified=job.verified,
+        notes=job.notes,
+    )
+
+
+def _framework(target: Target, framework: str | None) -> Target:
+    """The target whose job is launched."""
+    if not target.wraps:
+        if framework not in {None, target.name}:
+            raise EmitError(f"target {target.name} launches itself, not {framework!r}; leave --framework out")
+        return target
+    known = ", ".join(framework_names())
+    if framework is None:
+        raise EmitError(f"target {target.name} launches a framework: add --framework, one of {known}")
+    if framework not in framework_names():
+        hint = did_you_mean(closest_names(framework, framework_names()))
+        raise EmitError(f"unknown framework {framework!r}{hint}; known frameworks: {known}")
+    return _target(framework)
+
+
+def features_of(target: Target) -> tuple[Feature, ...]:
+    """What the target's module says about itself."""
+    return cast("tuple[Feature, ...]", _module(target).features())
+
+
+def verified_of(target: Target) -> ParserVerified | None:
+    """The parser that judged the target's own files; None where the target only wraps those of another."""
+    return cast("ParserVerified | None", getattr(_module(target), "VERIFIED", None))
+
+
+def _module(target: Target) -> Any:
+    return importlib.import_module(target.module)
+
+
+def _target(name: str) -> Target:
+    for target in TARGETS:
+        if target.name == name:
+            return target
+    known = ", ".join(target_names())
+    raise EmitError(
+        f"unknown emit target {name!r}{did_you_mean(closest_names(name, target_names()))}; known targets: {known}"
+    )

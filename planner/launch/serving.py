@@ -1,0 +1,62 @@
+"""A stored serving plan as a request to the emitters: hosts from the catalog, memory from the plan."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from meshplan.catalogs.errors import EmitError, UnknownEntryError
+from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
+from meshplan.planner.launch.registry import emit_serving
+from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.training.plan import shape_from_document
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.planner.core.plan import Plan
+    from meshplan.planner.emit.artifact import EmittedPlan
+
+
+def serving_files(plan: Plan, target: str, catalog: Catalog, *, image: str = "", model_path: str = "") -> EmittedPlan:
+    """Launcher files of a serving plan, in memory; see :func:`meshplan.planner.service.emit_plan`."""
+    if not plan.config:
+        raise EmitError(f"plan {plan.plan_id} found no configuration to launch")
+    cluster = plan.spec["cluster"]
+    length = _longest_request(plan)
+    request = ServingRequest(
+        plan=plan,
+        shape=shape_from_document(plan.provenance["model"]),
+        host_types={
+            str(pool["node_type"]): _host_type(str(pool["node_type"]), cluster, catalog)
+            for pool in plan.config["pools"]
+        },
+        model_path=model_path,
+        draft_model=str((plan.spec.get("speculation") or {}).get("draft_model") or ""),
+        max_sequence_length=length,
+        memory={
+            Role(row["role"]): WorkerMemory(
+                weights_bytes=row["weights_bytes"], activations_bytes=row["workspace_bytes"]
+            )
+            for row in plan.memory["pools"]
+        },
+        image=image,
+    )
+    return emit_serving(target, request)
+
+
+def _host_type(node_type: str, cluster: dict[str, object], catalog: Catalog) -> HostType:
+    """Hosts of a node type of the catalog, or of the devices that the spec describes in place."""
+    devices = cluster.get("devices")
+    try:
+        if isinstance(devices, dict):
+            return HostType(devices_per_host=int(devices["per_node"]), device=catalog.device(str(devices["type"])))
+        node = catalog.node_type(node_type)
+    except UnknownEntryError as error:
+        raise EmitError(f"the catalog no longer knows the hosts of this plan: {error}") from error
+    return HostType(devices_per_host=node.devices_per_host, device=node.device)
+
+
+def _longest_request(plan: Plan) -> int | None:
+    """Prompt and answer together, where the spec gives their lengths."""
+    workload = plan.spec["workload"]
+    lengths = (workload.get("input_length"), workload.get("output_length"))
+    return None if None in lengths else int(sum(lengths))

@@ -1,0 +1,238 @@
+"""Kubernetes targets against the types that Kubeflow generates from the CRDs; unknown fields are found by round trip.
+
+The generated models drop what they do not know, so a document is accepted only when it comes back unchanged.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, plan_for, request_for
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit.artifact import TrainingRequest
+from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.launch.registry import emit
+from meshplan.planner.training.problem.megatron import MEGATRON
+
+FILES = {"jobset": "jobset.yaml", "job": "job.yaml", "trainjob": "trainjob.yaml"}
+REQUEST = replace(request_for(LLAMA_70B, LLAMA_70B_ON_64, hosts=()), image="registry.example/train:1")
+
+
+@pytest.fixture(scope="module")
+def kinds() -> dict[str, Any]:
+    from kubeflow_trainer_api import models
+
+    return {
+        "JobSet": models.JobsetV1alpha2JobSet,
+        "Job": models.IoK8sApiBatchV1Job,
+        "TrainJob": models.TrainerV1alpha1TrainJob,
+    }
+
+
+def documents(target: str, request: TrainingRequest = REQUEST) -> list[dict[str, Any]]:
+    emitted = emit(target, request, framework="megatron")
+    file = next(artifact for artifact in emitted.artifacts if str(artifact.path) == FILES[target])
+    return list(yaml.safe_load_all(file.content))
+
+
+def main(target: str, request: TrainingRequest = REQUEST) -> dict[str, Any]:
+    return documents(target, request)[-1]
+
+
+NUM_RANDOM_PLANS = 500
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_random_legal_plans_are_accepted_with_their_number_of_devices(kinds: dict[str, Any], target: str) -> None:
+    draw = random.Random(11)
+    checked = 0
+    while checked < NUM_RANDOM_PLANS:
+        config = config_for(
+            LLAMA_70B,
+            tensor_parallel=draw.choice((1, 2, 4, 8)),
+            pipeline_parallel=draw.choice((1, 2, 3, 4)),
+            context_parallel=draw.choice((1, 1, 2)),
+            data_parallel=draw.choice((1, 2, 3, 4, 8)),
+            zero_stage=draw.choice((0, 1)),
+            num_microbatches=12,
+        )
+        if MEGATRON.broken(LLAMA_70B, config) or config.world_size > 128 or config.world_size % 8:
+            continue
+        request = replace(request_for(LLAMA_70B, config, hosts=()), image="registry.example/train:1")
+        document = main(target, request)
+        assert refusal(kinds, document) is None
+        assert num_devices(document) == config.world_size
+        checked += 1
+
+
+def refusal(kinds: dict[str, Any], document: dict[str, Any]) -> str | None:
+    """Why ``document`` is none of its kind, or None."""
+    try:
+        read = kinds[document["kind"]].from_dict(document).to_dict()
+    except (ValueError, TypeError, AttributeError) as error:
+        return str(error)
+    return None if read == document else "unknown field"
+
+
+def pods(document: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+    """(number of pods, pod spec) of each group."""
+    if document["kind"] == "JobSet":
+        groups = document["spec"]["replicatedJobs"]
+        specs = [(group["replicas"], group["template"]["spec"]) for group in groups]
+    else:
+        specs = [(1, document["spec"])]
+    return [(replicas * spec["completions"], spec["template"]["spec"]) for replicas, spec in specs]
+
+
+def num_devices(document: dict[str, Any]) -> int:
+    if document["kind"] == "TrainJob":
+        trainer = document["spec"]["trainer"]
+        return trainer["numNodes"] * int(trainer["resourcesPerNode"]["limits"]["nvidia.com/gpu"])
+    limits = [(count, pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"]) for count, pod in pods(document)]
+    return sum(count * int(limit) for count, limit in limits)
+
+
+def test_version_is_the_one_that_the_files_name() -> None:
+    assert importlib.metadata.version("kubeflow-trainer-api") == kubernetes.SCHEMA.version
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_golden(target: str, golden) -> None:
+    for artifact in emit(target, REQUEST, framework="megatron").artifacts:
+        golden(f"emit/{target}/{artifact.path}", artifact.content)
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_accepted(target: str, kinds: dict[str, Any]) -> None:
+    document = main(target)
+    assert refusal(kinds, document) is None
+    assert num_devices(document) == LLAMA_70B_ON_64.world_size
+
+
+def mutations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """``document`` with one unknown field in each mapping, and with one wrong type for each number and list."""
+
+    def walk(node: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+        yield path, node
+        children = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+        for key, child in children:
+            yield from walk(child, (*path, key))
+
+    def changed(path: tuple[Any, ...], change: Callable[[Any], Any]) -> dict[str, Any]:
+        root = {"root": copy.deepcopy(document)}
+        parent: Any = root
+        full = ("root", *path)
+        for key in full[:-1]:
+            parent = parent[key]
+        parent[full[-1]] = change(parent[full[-1]])
+        return root["root"]
+
+    free = {"annotations", "limits", "nodeSelector"}  # any key is allowed in these
+    for path, node in walk(document, ()):
+        if isinstance(node, dict) and not free & set(path):
+            yield f"{path} + unknown field", changed(path, lambda value: {**value, "replicaz": 1})
+        if isinstance(node, int | list) and not isinstance(node, bool):
+            yield f"{path} of another type", changed(path, lambda _: "three")
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_every_mutation_is_refused(target: str, kinds: dict[str, Any]) -> None:
+    cases = list(mutations(main(target)))
+    assert len(cases) > 15
+    accepted = [what for what, document in cases if refusal(kinds, document) is None]
+    assert accepted == []
+
+
+TABLES = st.lists(st.integers(1, 8), min_size=1, max_size=12).flatmap(
+    lambda sizes: st.tuples(st.just(sizes), st.permutations(range(len(sizes))), st.permutations(range(8)))
+)
+
+
+@pytest.mark.parametrize("target", FILES)
+@given(drawn=TABLES)
+@settings(max_examples=25, deadline=None)
+def test_any_hosts_of_consecutive_ranks(target: str, kinds: dict[str, Any], drawn: Any) -> None:
+    sizes, order, devices = drawn
+    table = tuple((host, devices[local]) for host in order for local in range(sizes[host]))
+    config = config_for(LLAMA_70B, data_parallel=len(table))
+    plan = plan_for(LLAMA_70B, config, rank_table=table)
+    request = replace(request_for(LLAMA_70B, config, plan=plan, hosts=()), devices_per_host=8)
+    document = main(target, request)
+    assert refusal(kinds, document) is None
+    assert num_devices(document) == 8 * len(sizes)
+    rows = documents(target, request)[0]["data"]["hosts.txt"].splitlines()
+    told = [row.split() for row in rows if not row.startswith("#")]
+    said = tuple((int(node), int(device)) for node, _, names in told for device in names.split(","))
+    assert said == tuple((order.index(host), device) for host, device in table)
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_files_of_the_pod_are_those_of_the_framework(target: str) -> None:
+    data = documents(target)[0]["data"]
+    alone = {str(file.path): file.content for file in emit("megatron", REQUEST).artifacts}
+    assert data == {name: text for name, text in alone.items() if "launch_host" not in name and name != "README.md"}
+
+
+def test_named_hosts_are_pinned(kinds: dict[str, Any]) -> None:
+    config = config_for(LLAMA_70B, data_parallel=3)
+    plan = plan_for(LLAMA_70B, config, rank_table=((1, 0), (1, 1), (0, 3)))
+    request = request_for(LLAMA_70B, config, plan=plan, hosts=("alpha", "beta"))
+    document = main("jobset", request)
+    assert refusal(kinds, document) is None
+    first, second = (pod for _, pod in pods(document))
+    assert first["nodeSelector"] == {"kubernetes.io/hostname": "beta"}
+    assert first["containers"][0]["command"][-1].endswith('launch.sh "0"')
+    assert second["nodeSelector"] == {"kubernetes.io/hostname": "alpha"}
+    master = {entry["value"] for pod in (first, second) for entry in pod["containers"][0]["env"][:1]}
+    assert master == {f"meshplan-{plan.plan_id}-node-000-0-0.meshplan-{plan.plan_id}"}
+    for target in ("job", "trainjob"):
+        with pytest.raises(CannotExpressError, match="named hosts"):
+            emit(target, request, framework="megatron")
+
+
+@pytest.mark.parametrize("target", FILES)
+def test_scattered_ranks_are_refused(target: str) -> None:
+    config = config_for(LLAMA_70B, data_parallel=3)
+    plan = plan_for(LLAMA_70B, config, rank_table=((0, 0), (1, 1), (0, 3)))
+    with pytest.raises(CannotExpressError, match="returns to a host"):
+        emit(target, request_for(LLAMA_70B, config, plan=plan, hosts=()), framework="megatron")
+
+
+def test_files_too_large_for_a_config_map() -> None:
+    config = config_for(LLAMA_70B, data_parallel=80_000)
+    with pytest.raises(CannotExpressError, match="bytes in one ConfigMap"):
+        emit("jobset", request_for(LLAMA_70B, config, hosts=()), framework="megatron")
+
+
+@given(image=st.text(min_size=1, max_size=60))
+@settings(max_examples=25, deadline=None)
+def test_hostile_image_names_stay_one_value(image: str) -> None:
+    document = main("job", replace(REQUEST, image=image))
+    assert document["spec"]["template"]["spec"]["containers"][0]["image"] == image
+
+
+def test_without_an_image_the_placeholder_is_named() -> None:
+    emitted = emit("jobset", replace(REQUEST, image=""), framework="megatron")
+    assert any("--image" in note for note in emitted.notes)
+    assert "registry.invalid/megatron:replace-me" in emitted.artifacts[1].content
+
+
+def test_skypilot(golden, tmp_path: Path) -> None:
+    for artifact in emit("skypilot", REQUEST, framework="megatron").artifacts:
+        if artifact.path.name in {"task.yaml", "README.md"}:
+            golden(f"emit/skypilot/{artifact.path}", artifact.content)
+    task = yaml.safe_load(emit("skypilot", REQUEST, framework="megatron").artifacts[1].content)
+    assert (task["num_nodes"], task["resources"]["accelerators"]) == (8, {"H100": 8})
+    with pytest.raises(CannotExpressError, match="an unknown device"):
+        emit("skypilot", replace(REQUEST, device=None), framework="megatron")

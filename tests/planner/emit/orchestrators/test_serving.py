@@ -1,0 +1,230 @@
+"""Kubernetes documents of serving plans: devices, words, pods against the types that Kubeflow generates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
+from lws_schema import LEADER_WORKER_SET
+from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_plan, serving_request
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit.orchestrators import ray_serve
+from meshplan.planner.emit.serving import vllm
+from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.launch.registry import emit_serving
+from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import Role, Router
+
+FP8 = Quantization.uniform("fp8_block")
+KUBERNETES = ("lws", "kserve", "dynamo")
+IMAGE = "registry.example/engine:1"
+
+
+def pair(engine: str) -> ServingRequest:
+    prefill = pool(layout(8), Role.PREFILL, num_workers=2, quantization=FP8)
+    decode = pool(layout(1, 1, 16, 16), Role.DECODE, quantization=FP8)
+    return serving_request(DEEPSEEK_V3, disaggregated(engine, prefill, decode), image=IMAGE)
+
+
+def documents(target: str, request: ServingRequest) -> list[dict[str, Any]]:
+    file = next(file for file in emit_serving(target, request).artifacts if str(file.path).endswith(".yaml"))
+    return list(yaml.load_all(file.content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+
+
+def pods(document: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(how many, spec) of every pod that asks for devices or routes."""
+    spec = document.get("spec", {})
+    if document["kind"] == "LeaderWorkerSet":
+        group = spec["leaderWorkerTemplate"]
+        yield spec["replicas"], group["leaderTemplate"]["spec"]
+        yield spec["replicas"] * (group["size"] - 1), group["workerTemplate"]["spec"]
+    elif document["kind"] == "LLMInferenceService":
+        for part in (spec, spec.get("prefill", {})):
+            if part:
+                said = part["parallelism"]
+                nodes = 1
+                if "worker" in part:
+                    nodes = said["data"] // said["dataLocal"] if "data" in said else said["pipeline"]
+                    yield part["replicas"] * (nodes - 1), part["worker"]
+                yield part["replicas"], part["template"]
+    elif document["kind"] == "DynamoGraphDeployment":
+        for component in spec["components"]:
+            nodes = component.get("multinode", {}).get("nodeCount", 1)
+            yield component["replicas"] * nodes, component["podTemplate"]["spec"]
+    elif document["kind"] == "Deployment":
+        yield spec["replicas"], spec["template"]["spec"]
+
+
+def num_devices(found: list[dict[str, Any]]) -> int:
+    total = 0
+    for document in found:
+        for count, pod in pods(document):
+            for container in pod["containers"]:
+                total += count * int(container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu", 0))
+    return total
+
+
+@pytest.mark.parametrize(
+    ("target", "engine"),
+    [
+        *(("lws", engine) for engine in ("vllm", "sglang")),
+        ("kserve", "vllm"),
+        ("dynamo", "vllm"),
+        ("dynamo", "sglang"),
+        ("skypilot-serve", "vllm"),
+    ],
+)
+def test_golden(target: str, engine: str, golden) -> None:
+    for artifact in emit_serving(target, pair(engine)).artifacts:
+        if artifact.path.suffix in {".yaml", ".md"}:
+            golden(f"emit/{target}/{engine}/{artifact.path}", artifact.content)
+
+
+def test_golden_ray(golden) -> None:
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8, 2), num_workers=2, quantization=FP8))
+    for artifact in emit_serving("ray", request).artifacts:
+        golden(f"emit/ray/vllm/{artifact.path}", artifact.content)
+
+
+@pytest.mark.parametrize("target", KUBERNETES)
+def test_pods_are_pods(target: str) -> None:
+    """The types drop unknown fields, so a pod counts as accepted only when it comes back unchanged."""
+    from kubeflow_trainer_api import models
+
+    for document in documents(target, pair("vllm")):
+        for _, pod in pods(document):
+            assert models.IoK8sApiCoreV1PodSpec.from_dict(pod).to_dict() == pod
+        if document["kind"] in {"Service", "ConfigMap"}:
+            kind = getattr(models, f"IoK8sApiCoreV1{document['kind']}", None)
+            if kind is not None:
+                assert kind.from_dict(document).to_dict() == document
+
+
+@pytest.mark.parametrize(("target", "num_plans"), [("lws", 500), ("kserve", 60), ("dynamo", 60)])
+def test_random_plans_ask_for_their_devices(target: str, num_plans: int) -> None:
+    """LeaderWorkerSets are held against the API's own fields as well, their pods against the pod types."""
+    from kubeflow_trainer_api import models
+
+    sets = jsonschema.Draft202012Validator(LEADER_WORKER_SET)
+    draw = random.Random(21)
+    emitted = 0
+    while emitted < num_plans:
+        engine = draw.choice({"kserve": ("vllm",), "dynamo": ("vllm", "sglang")}.get(target, tuple(ENGINES)))
+        shape = draw.choice((LLAMA_70B, MIXTRAL, DEEPSEEK_V3))
+        config = random_config(draw, ENGINES[engine], shape)
+        try:
+            found = documents(target, serving_request(shape, config, quantized_checkpoint=True))
+        except CannotExpressError:
+            continue
+        emitted += 1
+        assert num_devices(found) == config.num_devices
+        for document in (one for one in found if one["kind"] == "LeaderWorkerSet"):
+            sets.validate(document)
+            for _, pod in pods(document):
+                assert models.IoK8sApiCoreV1PodSpec.from_dict(pod).to_dict() == pod
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("spec", "replica"), 2),
+        (("spec", "replicas"), "two"),
+        (("spec", "leaderWorkerTemplate", "size"), 0),
+        (("spec", "leaderWorkerTemplate", "restartPolicy"), "Always"),
+        (("spec", "startupPolicy"), "Never"),
+        (("apiVersion",), "leaderworkerset.x-k8s.io/v1alpha1"),
+    ],
+)
+def test_a_wrong_field_of_a_set_is_refused(path: tuple[str, ...], value: object) -> None:
+    document = next(one for one in documents("lws", pair("vllm")) if one["kind"] == "LeaderWorkerSet")
+    *folders, name = path
+    place = document
+    for folder in folders:
+        place = place[folder]
+    place[name] = value
+    assert not jsonschema.Draft202012Validator(LEADER_WORKER_SET).is_valid(document)
+
+
+def test_words_are_those_of_the_engine() -> None:
+    request = pair("vllm")
+    leader = next(one for one in documents("lws", request) if one["metadata"]["name"].endswith("decode"))
+    words = leader["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]["command"]
+    planned = [word for flag in vllm.arguments(request, request.config.pools[1]) for word in flag]
+    assert words[3 : 3 + len(planned)] == planned
+    assert words[words.index("--master-addr") + 1] == "$(LWS_LEADER_ADDRESS)"
+    router = next(one for one in documents("lws", request) if one["kind"] == "Deployment")
+    said = router["spec"]["template"]["spec"]["containers"][0]["command"]
+    name = f"meshplan-{request.plan.plan_id}-prefill"
+    assert said[said.index("--prefill") + 1] == f"http://{name}-0.{name}:8100"
+
+
+def test_hostile_names_stay_one_value() -> None:
+    evil = 'org/$(POD_IP) "x": {y} `id`'
+    request = replace(pair("vllm"), model_path=evil)
+    for target in KUBERNETES:
+        commands = [
+            container["command"]
+            for document in documents(target, request)
+            for _, pod in pods(document)
+            for container in pod["containers"]
+            if "resources" in container
+        ]
+        # $$( is what Kubernetes turns into $( without expanding it.
+        assert commands
+        assert all('org/$$(POD_IP) "x": {y} `id`' in command for command in commands)
+
+
+def test_trtllm_brings_its_options_and_its_leader() -> None:
+    decode = pool(layout(1, 1, 8, 8), Role.DECODE, quantization=FP8)
+    prefill = pool(layout(8), Role.PREFILL, quantization=FP8)
+    found = documents("lws", serving_request(DEEPSEEK_V3, disaggregated("trtllm", prefill, decode)))
+    maps = {key for one in found if one["kind"] == "ConfigMap" for key in one["data"]}
+    assert maps == {"prefill_options.yaml", "decode_options.yaml", "disaggregated.yaml"}
+
+
+def test_engine_kwargs_of_ray() -> None:
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8, 2)))
+    (program,) = vllm.job(request).programs
+    said = ray_serve.engine_kwargs(program)
+    assert (said["tensor_parallel_size"], said["pipeline_parallel_size"]) == (8, 2)
+    assert said["enable_prefix_caching"] is False
+    assert said["gpu_memory_utilization"] == 0.9
+    assert said["distributed_executor_backend"] == "ray"
+
+
+@pytest.mark.parametrize(
+    ("target", "request_", "match"),
+    [
+        ("kserve", pair("sglang"), "the engine sglang"),
+        ("dynamo", pair("trtllm"), "the engine trtllm"),
+        ("lws", pair("trtllm"), "reaches the others by MPI"),
+        ("ray", pair("vllm"), "data-parallel attention"),
+        ("lws", replace(pair("vllm"), hosts=("a", "b", "c", "d")), "named hosts"),
+        ("kserve", replace(pair("vllm"), model_path="/models/x"), "the folder '/models/x'"),
+        (
+            "kserve",
+            serving_request(LLAMA_70B, aggregated("vllm", layout(8), num_workers=2, router=Router.ROUND_ROBIN)),
+            "takes turns",
+        ),
+        ("kserve", serving_request(LLAMA_70B, aggregated("vllm", layout(16))), "a worker of 2 hosts with 1 stages"),
+    ],
+)
+def test_what_cannot_be_said_is_refused(target: str, request_: ServingRequest, match: str) -> None:
+    with pytest.raises(CannotExpressError, match=match):
+        emit_serving(target, request_)
+
+
+def test_rank_tables_are_refused() -> None:
+    config = aggregated("vllm", layout(2))
+    plan = serving_plan(LLAMA_70B, config, rank_table=((0, 1), (0, 0)))
+    for target in (*KUBERNETES, "ray", "skypilot-serve"):
+        with pytest.raises(CannotExpressError, match="a rank table that names devices"):
+            emit_serving(target, serving_request(LLAMA_70B, config, plan=plan))

@@ -1,0 +1,345 @@
+"""The serving scripts are run for real; stand-ins for engines, curl and nvidia-smi note what they were told."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from emit_cases import B200, DEEPSEEK_V3, H100, LLAMA_70B, MIXTRAL
+from serving_cases import (
+    NODE,
+    aggregated,
+    disaggregated,
+    layout,
+    pool,
+    random_config,
+    serving_plan,
+    serving_request,
+)
+
+from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.planner.emit.serving import script as serving_script
+from meshplan.planner.emit.serving import sglang, trtllm, vllm
+from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
+from meshplan.planner.emit.writer import write_artifacts
+from meshplan.planner.launch.registry import emit, emit_serving, engine_names
+from meshplan.planner.service import support_matrix
+from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Router, Speculation
+
+# Notes its words and its place, then waits to be ended as a server does.
+SERVER = f"""#!{sys.executable}
+import json, os, sys, time
+names = ("CUDA_VISIBLE_DEVICES", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
+note = {{"words": [os.path.basename(sys.argv[0]), *sys.argv[1:]], **{{name: os.environ.get(name) for name in names}}}}
+with open(os.environ["NOTES"], "a") as notes:
+    notes.write(json.dumps(note) + "\\n")
+time.sleep(float(os.environ.get("STAY_S", "0.5")))
+"""
+SMI = '#!/usr/bin/env bash\nfor gpu in 0 1 2 3 4 5 6 7; do echo "$gpu, NVIDIA H100 80GB HBM3, 81559"; done\n'
+PROGRAMS = ("vllm", "python3", "trtllm-serve", "mpirun", "vllm-router", "nginx")
+
+
+def tools(folder: Path) -> dict[str, str]:
+    path = folder / "tools"
+    path.mkdir(exist_ok=True)
+    for name, text in (
+        *((program, SERVER) for program in PROGRAMS),
+        ("nvidia-smi", SMI),
+        ("curl", "#!/usr/bin/env bash\n"),
+    ):
+        (path / name).write_text(text)
+        (path / name).chmod(0o755)
+    return {"PATH": f"{path}:{os.environ['PATH']}", "NOTES": str(folder / "notes")}
+
+
+def start(
+    folder: Path, request: ServingRequest, *words: str, script: str = "launch.sh", **variables: str
+) -> list[dict]:
+    """What each started program was told."""
+    out = folder / "out"
+    write_artifacts(emit_serving(request.config.engine, request).artifacts, out, force=True)
+    environment = {**tools(folder), **variables}
+    Path(environment["NOTES"]).unlink(missing_ok=True)
+    done = subprocess.run(
+        ["bash", str(out / script), *words], env=environment, capture_output=True, text=True, check=False
+    )
+    if "a worker ended" not in done.stderr and done.returncode:
+        raise RuntimeError(done.stderr)
+    notes = Path(environment["NOTES"])
+    return [json.loads(line) for line in notes.read_text().splitlines()] if notes.exists() else []
+
+
+def value(note: dict, flag: str) -> str:
+    return note["words"][note["words"].index(flag) + 1]
+
+
+FP8 = Quantization.uniform("fp8_block")
+PAIR = (pool(layout(8), Role.PREFILL, num_workers=2, quantization=FP8), pool(layout(1, 1, 16, 16), Role.DECODE))
+
+
+@pytest.mark.parametrize("engine", engine_names())
+@pytest.mark.parametrize("name", ["aggregated", "disaggregated"])
+def test_golden(engine: str, name: str, golden) -> None:
+    if name == "aggregated":
+        request = serving_request(LLAMA_70B, aggregated(engine, layout(4), num_workers=3, quantization=bf16()))
+    else:
+        decode = replace(PAIR[1], quantization=FP8)
+        guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
+        config = disaggregated(engine, PAIR[0], decode, speculation=guesses)
+        request = serving_request(DEEPSEEK_V3, config, hosts=("a", "b", "c", "d"), max_sequence_length=8192)
+    for artifact in emit_serving(engine, request).artifacts:
+        golden(f"emit/{engine}/{name}/{artifact.path}", artifact.content)
+
+
+def bf16() -> Quantization:
+    return Quantization.uniform("bf16")
+
+
+def test_workers_of_a_host_share_no_device_and_no_port(tmp_path: Path) -> None:
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(2), num_workers=4))
+    notes = start(tmp_path, request, "0", "--seed", "7")
+    assert sorted(note["CUDA_VISIBLE_DEVICES"] for note in notes) == ["0,1", "2,3", "4,5", "6,7"]
+    assert sorted(value(note, "--port") for note in notes) == ["8100", "8101", "8102", "8103"]
+    for note in notes:
+        assert note["words"][:3] == ["vllm", "serve", "publisher/llama-3.1-70b"]
+        assert note["words"][-2:] == ["--seed", "7"]
+    (router,) = start(tmp_path, request, script="router.sh")
+    urls = router["words"][router["words"].index("--worker-urls") + 1 :]
+    assert urls == [f"http://127.0.0.1:{port}" for port in range(8100, 8104)]
+
+
+def test_a_single_worker_serves_clients_itself(tmp_path: Path) -> None:
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)), port=9000)
+    (note,) = start(tmp_path, request, "0")
+    assert value(note, "--port") == "9000"
+    assert not (tmp_path / "out" / "router.sh").exists()
+
+
+def test_a_worker_over_two_hosts(tmp_path: Path) -> None:
+    for engine, address in (("vllm", "--master-addr"), ("sglang", "--dist-init-addr")):
+        request = serving_request(LLAMA_70B, aggregated(engine, layout(8, 2)), hosts=("first", "second"))
+        (head,) = start(tmp_path, request, "0")
+        (other,) = start(tmp_path, request, "1")
+        assert [value(note, "--node-rank") for note in (head, other)] == ["0", "1"]
+        assert value(head, address) == value(other, address)
+        assert value(other, address).startswith("first")
+        assert ("--headless" in other["words"]) == (engine == "vllm")
+        assert "--headless" not in head["words"]
+
+
+def test_tensorrt_llm_starts_other_hosts_through_mpi(tmp_path: Path) -> None:
+    request = serving_request(LLAMA_70B, aggregated("trtllm", layout(8, 2)), hosts=("first", "second"))
+    (head,) = start(tmp_path, request, "0")
+    assert head["words"][:5] == ["mpirun", "-n", "16", "--host", "first:8,second:8"]
+    assert start(tmp_path, request, "1") == []
+
+
+def test_roles_have_their_own_flags_and_hosts(tmp_path: Path) -> None:
+    config = disaggregated("vllm", *(replace(one, quantization=FP8) for one in PAIR))
+    request = serving_request(DEEPSEEK_V3, config)
+    hosts = {"MESHPLAN_HOSTS": "p0 p1 d0 d1"}
+    (prefill,) = start(tmp_path, request, "1", **hosts)
+    (decode,) = start(tmp_path, request, "3", **hosts)
+    assert json.loads(value(prefill, "--kv-transfer-config"))["kv_role"] == "kv_producer"
+    assert json.loads(value(decode, "--kv-transfer-config"))["kv_role"] == "kv_consumer"
+    assert prefill["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "p1"
+    assert value(decode, "--master-addr") == "d0"
+    (router,) = start(tmp_path, request, script="router.sh", **hosts)
+    assert router["words"][-6:] == [
+        *("--prefill", "http://p0:8100", "--prefill", "http://p1:8100"),
+        *("--decode", "http://d0:8100"),
+    ]
+
+
+def test_hostile_names_stay_words(tmp_path: Path) -> None:
+    evil = "a $(touch /tmp/x)`id`\"'; rm -rf ~ #{port}"
+    for engine in ("vllm", "trtllm", "sglang"):
+        request = serving_request(LLAMA_70B, aggregated(engine, layout(8)), model_path=evil)
+        (note,) = start(tmp_path, request, "0")
+        assert evil in note["words"]
+    guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8), speculation=guesses), draft_model=evil)
+    (note,) = start(tmp_path, request, "0")
+    assert json.loads(value(note, "--speculative-config"))["model"] == evil
+    for bad in ("--config=x", "a\nb"):
+        with pytest.raises(EmitError, match="is no path of a model"):
+            emit_serving("vllm", serving_request(LLAMA_70B, aggregated("vllm", layout(8)), model_path=bad))
+    with pytest.raises(EmitError, match="is no host name"):
+        emit_serving("vllm", serving_request(LLAMA_70B, aggregated("vllm", layout(8)), hosts=("a;id",)))
+
+
+def test_checks_stop_a_wrong_host(tmp_path: Path) -> None:
+    wrong = {NODE: HostType(devices_per_host=8, device=B200)}
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)), host_types=wrong)
+    with pytest.raises(RuntimeError, match="GPU 0 is NVIDIA H100 80GB HBM3, the plan is for B200"):
+        start(tmp_path, request, "0")
+    with pytest.raises(RuntimeError, match="numbered from 0"):
+        start(tmp_path, request, "1")
+    with pytest.raises(RuntimeError, match="usage"):
+        start(tmp_path, request)
+
+
+@pytest.mark.parametrize("engine", engine_names())
+def test_random_plans_ask_for_their_devices(engine: str) -> None:
+    """The defect of peers: attention-data ranks counted twice make 256 devices of a worker of 16."""
+    draw = random.Random(11)
+    read = {"vllm": vllm.degrees, "sglang": sglang.degrees}.get(engine)
+    emitted = 0
+    while emitted < 200:
+        shape = draw.choice((LLAMA_70B, MIXTRAL, DEEPSEEK_V3))
+        config = random_config(draw, ENGINES[engine], shape)
+        request = serving_request(shape, config, quantized_checkpoint=True)
+        try:
+            files = {str(file.path): file.content for file in emit_serving(engine, request).artifacts}
+        except CannotExpressError:
+            continue
+        emitted += 1
+        rows = [line.split() for line in files["workers.txt"].splitlines() if not line.startswith("#")]
+        places = [(row[2], device) for row in rows for device in row[7].split(",")]
+        assert len(places) == len(set(places)) == config.num_devices
+        for one in config.pools:
+            words = serving_script.read_arguments(files[f"{one.role.value}_args.txt"])
+            said = trtllm.degrees(words, trtllm.options(request, one)) if read is None else read(words)
+            assert said == {name: getattr(one.layout, name) for name in said}
+            own = [row for row in rows if row[1] == one.role.value]
+            assert sum(len(row[7].split(",")) for row in own) == one.num_devices
+
+
+def test_rank_tables_are_honoured(tmp_path: Path) -> None:
+    config = aggregated("vllm", layout(2), num_workers=2)
+    plan = serving_plan(LLAMA_70B, config, rank_table=((1, 5), (1, 3), (0, 7), (0, 6)))
+    request = serving_request(LLAMA_70B, config, plan=plan, hosts=("x", "y"))
+    (note,) = start(tmp_path, request, "1")
+    assert note["CUDA_VISIBLE_DEVICES"] == "5,3"
+    uneven = serving_plan(LLAMA_70B, config, rank_table=((0, 0), (1, 0), (0, 1), (0, 2)))
+    assert emit_serving("vllm", serving_request(LLAMA_70B, config, plan=uneven))
+    split = aggregated("vllm", layout(4))
+    plan = serving_plan(LLAMA_70B, split, rank_table=((0, 0), (0, 1), (0, 2), (1, 0)))
+    with pytest.raises(CannotExpressError, match="dealt unevenly"):
+        emit_serving("vllm", serving_request(LLAMA_70B, split, plan=plan))
+    short = serving_plan(LLAMA_70B, config, rank_table=((0, 0),))
+    with pytest.raises(EmitError, match="has 1 ranks, the configuration 4"):
+        emit_serving("vllm", serving_request(LLAMA_70B, config, plan=short))
+
+
+def test_what_cannot_be_said_is_refused() -> None:
+    def refused(shape, config, match: str, **fields) -> None:
+        with pytest.raises(CannotExpressError, match=match):
+            emit_serving(config.engine, serving_request(shape, config, **fields))
+
+    refused(LLAMA_70B, aggregated("vllm", layout(5)), "num_attention_heads must be a multiple")
+    refused(LLAMA_70B, aggregated("vllm", layout(8), limits=EngineLimits(chunked_prefill=False)), "whole prompts")
+    awq = Quantization.uniform("w4a16")
+    refused(LLAMA_70B, aggregated("vllm", layout(8), quantization=awq), "w4a16 from a 16-bit checkpoint")
+    refused(LLAMA_70B, aggregated("trtllm", layout(8), quantization=Quantization.uniform("fp8")), "16-bit checkpoint")
+    refused(DEEPSEEK_V3, aggregated("vllm", layout(8, expert=8)), "published checkpoint, which holds fp8_block")
+    guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
+    for engine in engine_names():
+        refused(LLAMA_70B, aggregated(engine, layout(8), speculation=guesses), "speculation without a draft")
+    prefix = aggregated("trtllm", layout(4), num_workers=2, router=Router.PREFIX_AWARE)
+    refused(LLAMA_70B, prefix, "router that is prefix_aware")
+    refused(MIXTRAL, aggregated("vllm", layout(8, 3)), "a worker of 24 devices on hosts of 5", host_types=hosts_of(5))
+    with pytest.raises(CannotExpressError, match="a plan for sglang"):
+        emit_serving("vllm", serving_request(LLAMA_70B, aggregated("sglang", layout(8))))
+
+
+def hosts_of(devices: int) -> dict[str, HostType]:
+    return {NODE: HostType(devices_per_host=devices, device=H100)}
+
+
+def test_bad_requests_are_named() -> None:
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))
+    with pytest.raises(EmitError, match="launches training plans"):
+        emit_serving("megatron", request)
+    with pytest.raises(EmitError, match="unknown emit target 'vlm'; did you mean 'vllm'"):
+        emit_serving("vlm", request)
+    with pytest.raises(EmitError, match="nothing is known of hosts"):
+        emit_serving("vllm", replace(request, host_types={}))
+    with pytest.raises(EmitError, match="of the kind 'training'"):
+        emit_serving("vllm", replace(request, plan=replace(request.plan, kind="training")))
+    with pytest.raises(EmitError, match="has no configuration to launch"):
+        emit_serving("vllm", replace(request, plan=replace(request.plan, config={})))
+    with pytest.raises(EmitError, match="no checkpoint of Llama"):
+        emit_serving("vllm", replace(request, model_path=""))
+    with pytest.raises(EmitError, match="launches serving plans"):
+        emit("vllm", request)
+    published = replace(request, model_path="", shape=replace(LLAMA_70B, source="https://huggingface.co/org/m/blob/x"))
+    assert published.model == "org/m"
+
+
+def test_memory_is_said_in_each_engine_s_own_share() -> None:
+    memory = {Role.MIXED: WorkerMemory(weights_bytes=20e9, activations_bytes=4e9)}
+    limits = EngineLimits(memory_fraction=0.9)
+
+    def flag(engine: str, name: str) -> float:
+        request = serving_request(LLAMA_70B, aggregated(engine, layout(8), limits=limits), memory=memory)
+        files = {str(file.path): file.content for file in emit_serving(engine, request).artifacts}
+        words = serving_script.read_arguments(files["mixed_args.txt"])
+        return float(words[words.index(name) + 1])
+
+    total = H100.memory_bytes
+    cache = 0.9 * total - 24e9  # the bytes that every engine ends up with
+    assert flag("vllm", "--gpu-memory-utilization") * total - 24e9 == pytest.approx(cache)
+    assert flag("sglang", "--mem-fraction-static") * total - 20e9 == pytest.approx(cache, rel=1e-3)
+    left = total - 24e9
+    assert flag("trtllm", "--kv_cache_free_gpu_memory_fraction") * left == pytest.approx(cache, rel=1e-3)
+
+
+def test_support_matrix_covers_every_field() -> None:
+    rows = support_matrix()
+    for engine in engine_names():
+        said = {row["feature"] for row in rows if row["target"] == engine}
+        limits = set(EngineLimits.__dataclass_fields__) - {"admission"}  # of measured servers only
+        assert said >= limits | {"tensor_parallel", "pipeline_parallel", "expert_parallel", "attention_data_parallel"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "word"), [("vllm", "--disable-custom-all-reduce"), ("trtllm", "allreduce_strategy")]
+)
+def test_an_all_reduce_of_nccl_is_said(engine: str, word: str) -> None:
+    for own in (True, False):
+        config = aggregated(engine, layout(8), limits=EngineLimits(custom_all_reduce=own))
+        emitted = emit_serving(engine, serving_request(LLAMA_70B, config))
+        assert any(word in artifact.content for artifact in emitted.artifacts) is not own
+
+
+TIER = KvTier(store="host", bytes_per_device=100 * 2.0**30, bytes_per_s_per_device=5e10)
+
+
+def test_each_engine_says_where_prefixes_go() -> None:
+    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    said = {}
+    for engine, arguments in (("vllm", vllm.arguments), ("sglang", sglang.arguments), ("trtllm", trtllm.arguments)):
+        chunks = replace(limits, chunked_prefill=engine == "vllm")
+        config = aggregated(engine, layout(4, 2), limits=chunks, kv_tier=TIER)
+        request = serving_request(LLAMA_70B, config)
+        said[engine] = {flag: value for flag, *value in arguments(request, config.pools[0])}
+        plain = aggregated(engine, layout(4, 2), limits=chunks)
+        without = {flag for flag, *_ in arguments(serving_request(LLAMA_70B, plain), plain.pools[0])}
+        assert not [flag for flag in without if "offload" in flag or "hi" in flag.split("-")]
+    # GiB over the eight devices of a worker; whole GB of one rank; bytes of one rank.
+    assert said["vllm"]["--kv-offloading-size"] == ["800"]
+    assert said["vllm"]["--kv-offloading-backend"] == ["native"]
+    assert said["sglang"]["--hicache-size"] == ["107"]
+    assert "--enable-hierarchical-cache" in said["sglang"]
+    assert trtllm.options(request, config.pools[0])["kv_cache_config"]["host_cache_size"] == 100 * 2**30
+
+
+def test_a_tier_that_an_engine_has_no_word_for_is_refused() -> None:
+    limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
+    for wrong, reason in (
+        ({"kv_tier": replace(TIER, store="nvme")}, "nvme has no word"),
+        ({"limits": replace(limits, prefix_caching=False)}, "needs prefix_caching"),
+        ({"kv_tier": replace(TIER, bytes_per_s_per_device=0.0)}, "must be above 0"),
+        ({"role": Role.PREFILL}, "of mixed workers only"),
+    ):
+        tried = pool(layout(4), **{"limits": limits, "kv_tier": TIER, **wrong})
+        assert any(reason in text for text in ENGINES["vllm"].broken_pool(LLAMA_70B, tried))
