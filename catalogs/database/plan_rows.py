@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
-from meshplan.catalogs.database.opening import reading, writing
+from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.tables import plans, recorded_runs
 from meshplan.catalogs.errors import StoreError, closest_names, did_you_mean
 

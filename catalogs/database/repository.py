@@ -15,8 +15,9 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from meshplan.catalogs.database import tables
+from meshplan.catalogs.database.connection import reading, shown, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS
-from meshplan.catalogs.database.opening import open_database, reading, shown, writing
+from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.transfer import SECTION_TABLES, USER, import_document
 from meshplan.catalogs.efficiency import gemm_curves, operator_scales
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError

@@ -26,8 +26,8 @@ import yaml
 from sqlalchemy.engine import Connection, Engine
 
 from meshplan.catalogs.database import tables
+from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.document import FORMAT
-from meshplan.catalogs.database.opening import reading, writing
 from meshplan.catalogs.database.transfer import SEED, Changes, require_sound, write_document
 from meshplan.catalogs.efficiency import curve_facts
 from meshplan.catalogs.errors import CatalogError

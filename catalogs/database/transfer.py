@@ -17,8 +17,8 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from meshplan.catalogs.database import tables
+from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS, Section, problems_of
-from meshplan.catalogs.database.opening import reading, writing
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
 
 SEED = "seed"

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from meshplan.catalogs.database.connection import connect, parse_url, shown, stored_revision
 from meshplan.catalogs.database.migrations import known_revisions, upgrade
-from meshplan.catalogs.database.opening import connect, open_database, parse_url, shown, stored_revision, version_error
+from meshplan.catalogs.database.opening import open_database, version_error
 from meshplan.catalogs.database.seeds import refresh_seeds
 from meshplan.catalogs.database.tables import SCHEMA_REVISION
 

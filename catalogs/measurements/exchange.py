@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from meshplan.catalogs.database.opening import writing
+from meshplan.catalogs.database.connection import writing
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.measurements.rows import (
     Measurements,

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import Connection, Engine
 
 from meshplan.catalogs.database import tables
-from meshplan.catalogs.database.opening import reading, writing
+from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.measurements.types import (
     ClusterProfile,

@@ -263,7 +263,7 @@ def _profiled_device(
     scratch: Path | None,
 ) -> dict[str, Any]:
     from meshplan.catalogs.measurements.drift import drifts
-    from meshplan.profiler.device.backends import open_backend
+    from meshplan.profiler.device.opening import open_backend
     from meshplan.profiler.device.run import DeviceOptions, profile_device
 
     options = DeviceOptions(is_quick=quick, probes=probes, cluster=name, scratch=scratch, progress=_say)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy.engine import Engine
 
-from meshplan.catalogs.database.opening import connect, open_database, parse_url
+from meshplan.catalogs.database.connection import connect, parse_url
+from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.tables import metadata
 

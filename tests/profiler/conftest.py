@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from meshplan.catalogs.database.opening import connect, parse_url
+from meshplan.catalogs.database.connection import connect, parse_url
 from meshplan.catalogs.database.tables import metadata
 from meshplan.catalogs.measurements.rows import Measurements
 

@@ -13,8 +13,9 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Engine
 
+from meshplan.catalogs.database.connection import connect, parse_url, stored_revision
 from meshplan.catalogs.database.migrations import known_revisions, upgrade
-from meshplan.catalogs.database.opening import connect, open_database, parse_url, stored_revision
+from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.database.plan_rows import PlanRows
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.tables import SCHEMA_REVISION, metadata

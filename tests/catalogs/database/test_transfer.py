@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 
+from meshplan.catalogs.database.connection import connect, parse_url, writing
 from meshplan.catalogs.database.document import FORMAT
-from meshplan.catalogs.database.opening import connect, parse_url, writing
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.seeds import refresh_seeds, seed_document, write_seeds
 from meshplan.catalogs.database.tables import metadata

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy.engine import Engine
 
-from meshplan.catalogs.database.opening import connect, open_database, parse_url
+from meshplan.catalogs.database.connection import connect, parse_url
+from meshplan.catalogs.database.opening import open_database
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.measurements.drift import drifts, link_drifts, staleness_warning
 from meshplan.catalogs.measurements.exchange import export_cluster, import_cluster

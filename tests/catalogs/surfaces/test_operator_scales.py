@@ -23,8 +23,8 @@ from meshplan.catalogs.surfaces.operator_scales import (
     predicted_s,
 )
 from meshplan.planner.serving.estimator import operators
-from meshplan.profiler.device.backends import NumpyBackend
 from meshplan.profiler.device.facts import scale_facts
+from meshplan.profiler.device.numpy_backend import NumpyBackend
 from meshplan.profiler.device.probes import Effort, cases
 
 POINTS = (

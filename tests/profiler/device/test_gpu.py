@@ -19,8 +19,8 @@ import pytest
 
 from meshplan.catalogs.errors import ProfileError
 from meshplan.catalogs.measurements.rows import Measurements
-from meshplan.profiler.device.backends import NumpyBackend
 from meshplan.profiler.device.gpu_watch import GpuWatch
+from meshplan.profiler.device.numpy_backend import NumpyBackend
 from meshplan.profiler.device.probes import Effort, cases
 from meshplan.profiler.device.run import DeviceOptions, profile_device
 from meshplan.profiler.device.torch_backend import TorchBackend

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
-from meshplan.catalogs.database.opening import connect, parse_url
+from meshplan.catalogs.database.connection import connect, parse_url
 from meshplan.catalogs.errors import CatalogError, ProfileError
 from meshplan.catalogs.measurements.rows import Measurements
 from meshplan.catalogs.measurements.types import Metric
-from meshplan.profiler.device.backends import Backend, NumpyBackend, open_backend
+from meshplan.profiler.device.backends import Backend
+from meshplan.profiler.device.numpy_backend import NumpyBackend
+from meshplan.profiler.device.opening import open_backend
 from meshplan.profiler.device.probes import PROBES, Effort, cases
 from meshplan.profiler.device.run import DeviceOptions, profile_device
 from meshplan.profiler.protocol import Protocol
