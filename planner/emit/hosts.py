@@ -145,3 +145,7 @@ def refuse_named_hosts(hosts: Sequence[str], mapping: Mapping[str, Any] | None, 
         raise CannotExpressError(
             target, f"ranks pinned to named hosts ({hosts[0]} …)", "the target jobset or slurm, or a plan without names"
         )
+
+
+# One script a host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
+MAX_HOST_SCRIPTS = 64

@@ -8,26 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified, TrainingRequest
+from meshplan.planner.emit.target import Feature
 
 if TYPE_CHECKING:
     from meshplan.planner.emit.serving.job import ServingJob
     from meshplan.planner.emit.serving.request import ServingRequest
     from meshplan.planner.emit.training.job import Job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Feature:
-    """One row of the support matrix.
-
-    Args:
-        name: a term of the plan, such as ``tensor_parallel``.
-        expressed_by: flags or files that say it; empty where the target cannot.
-        verified_by: how it is known that the target understands it.
-    """
-
-    name: str
-    expressed_by: str
-    verified_by: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

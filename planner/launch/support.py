@@ -15,7 +15,8 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
-from meshplan.planner.launch.registry import TARGETS, Feature, Target, emit, features_of, verified_of
+from meshplan.planner.emit.target import Feature
+from meshplan.planner.launch.registry import TARGETS, Target, emit, features_of, verified_of
 from meshplan.planner.training.pipeline.layers import deal_layers
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.precisions import PRECISIONS

@@ -11,9 +11,9 @@ from typing import Any
 
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.job import Job
-from meshplan.planner.launch.registry import Feature
 
 TARGET = "jobset"
 FILE = PurePosixPath("jobset.yaml")

@@ -15,8 +15,8 @@ import yaml
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import torchrun
-from meshplan.planner.launch.registry import Feature
 
 MOUNT = "/meshplan"
 CONFIG_MAP_LIMIT_BYTES = 2**20  # kubernetes.io/docs/concepts/configuration/configmap: 1 MiB

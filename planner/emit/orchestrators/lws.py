@@ -11,7 +11,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.orchestrators import serving_kubernetes as kube
 from meshplan.planner.emit.serving.job import PoolProgram, ServingJob
-from meshplan.planner.launch.registry import Feature
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.requests import Role
 
 TARGET = "lws"

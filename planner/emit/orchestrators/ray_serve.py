@@ -15,7 +15,7 @@ from meshplan.planner.emit.artifact import EmittedPlan, stamp
 from meshplan.planner.emit.orchestrators import kubernetes, serving_kubernetes
 from meshplan.planner.emit.serving.job import EVERY_INTERFACE, PoolProgram, ServingJob
 from meshplan.planner.emit.serving.readme import serving_overview
-from meshplan.planner.launch.registry import Feature
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.requests import Role, Router
 
 TARGET = "ray"

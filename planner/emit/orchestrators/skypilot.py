@@ -10,9 +10,9 @@ from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, ParserVerified, commented, stamp
 from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.job import Job
-from meshplan.planner.launch.registry import Feature
 
 TARGET = "skypilot"
 FILE = PurePosixPath("task.yaml")

@@ -11,7 +11,7 @@ from meshplan.planner.emit.orchestrators import kubernetes, serving_kubernetes, 
 from meshplan.planner.emit.serving import script as serving_script
 from meshplan.planner.emit.serving.job import ServingJob
 from meshplan.planner.emit.serving.readme import serving_overview
-from meshplan.planner.launch.registry import Feature
+from meshplan.planner.emit.target import Feature
 
 TARGET = "skypilot-serve"
 FILE = PurePosixPath("task.yaml")

@@ -13,10 +13,11 @@ from pathlib import PurePosixPath
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
+from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import HostPlacement, check_places, host_placements, is_contiguous
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.job import Job
-from meshplan.planner.launch.registry import Feature
 
 TARGET = "slurm"
 SBATCH_FILE = PurePosixPath("job.sbatch")
@@ -106,7 +107,7 @@ def _rank_task(job: Job) -> str:
             environment=torchrun.environment_text(job.environment),
         )
         + job.program
-        + _RANK_CHECKS.format(gpu_checks=torchrun.gpu_checks(job.request.device))
+        + _RANK_CHECKS.format(gpu_checks=gpu_checks(job.request.device))
     )
 
 

@@ -12,9 +12,9 @@ from typing import Any
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.job import Job
-from meshplan.planner.launch.registry import Feature
 
 TARGET = "trainjob"
 FILE = PurePosixPath("trainjob.yaml")

@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.launch.registry import Feature
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES, EngineRules
 from meshplan.planner.serving.problem.requests import Pool, Role
 

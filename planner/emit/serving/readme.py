@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from meshplan.planner.emit.artifact import Artifact, stamp
 from meshplan.planner.emit.serving.job import ServingJob
-from meshplan.planner.emit.training.readme import README_FILE, plain
+from meshplan.planner.emit.text import README_FILE, plain
 from meshplan.planner.serving.problem.requests import Pool
 
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
+from meshplan.planner.emit.gpu_checks import gpu_checks
+from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.serving.hosts import Worker, place
 from meshplan.planner.emit.serving.job import PoolProgram, RouterProgram, ServingJob, Slot, Word
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.emit.training import torchrun
 from meshplan.planner.serving.problem.requests import Role
 
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
@@ -86,7 +87,7 @@ def scripts(launch: ServingLaunch) -> tuple[Artifact, ...]:
     router = router_of(launch)
     if router is not None:
         files.append(Artifact(path=ROUTER_SCRIPT, content=_router_text(launch, router), executable=True))
-    if launch.num_hosts <= torchrun.MAX_HOST_SCRIPTS:
+    if launch.num_hosts <= MAX_HOST_SCRIPTS:
         files += [_host_script(launch, host) for host in range(launch.num_hosts)]
     return tuple(files)
 
@@ -214,7 +215,7 @@ def _gpu_checks(request: ServingRequest) -> str:
     """Bash that compares the GPUs of a worker with what its pool was planned for, by role."""
     branches = []
     for pool in request.config.pools:
-        checks = torchrun.gpu_checks(request.host_type(pool.node_type).device)
+        checks = gpu_checks(request.host_type(pool.node_type).device)
         branches.append(f"  if [[ $1 == {pool.role.value} ]]; then\n  :\n{checks}\n  fi")
     return "\n".join(branches)
 

@@ -29,7 +29,7 @@ from meshplan.planner.emit.serving.job import (
     url,
 )
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.launch.registry import Feature
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.engines import SGLANG
 from meshplan.planner.serving.problem.requests import Layout, Pool, Role, Router
 

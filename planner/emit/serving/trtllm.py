@@ -32,7 +32,7 @@ from meshplan.planner.emit.serving.job import (
     term_rows,
 )
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.launch.registry import Feature
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.engines import TRTLLM
 from meshplan.planner.serving.problem.requests import Pool, Role, Router
 

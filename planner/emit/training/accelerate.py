@@ -16,6 +16,7 @@ import yaml
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
 from meshplan.planner.emit.hosts import host_placements
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
@@ -30,7 +31,6 @@ from meshplan.planner.emit.training.terms import (
     say_all,
     stated,
 )
-from meshplan.planner.launch.registry import Feature
 from meshplan.planner.training.problem.pytorch import ACCELERATE
 
 TARGET = "accelerate"

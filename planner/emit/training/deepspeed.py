@@ -13,6 +13,7 @@ from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
@@ -28,7 +29,6 @@ from meshplan.planner.emit.training.terms import (
     stated,
 )
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
-from meshplan.planner.launch.registry import Feature
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import DEEPSPEED
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import PurePosixPath
 
 from meshplan.planner.emit.artifact import Artifact, stamp
-from meshplan.planner.emit.training.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, MAX_HOST_SCRIPTS, RANK_TABLE_FILE, Launch
-
-README_FILE = PurePosixPath("README.md")
-_NOT_PLAIN = re.compile(r"[^\w .,:()+/-]")
+from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
+from meshplan.planner.emit.text import README_FILE, plain
+from meshplan.planner.emit.training.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, RANK_TABLE_FILE, Launch
 
 
 def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> Artifact:
@@ -74,8 +71,3 @@ def _how_to_start(launch: Launch) -> str:
     return (
         f"Start on each of the {num_hosts} host(s), all at about the same time, its own script of {names}, or {common}."
     )
-
-
-def plain(text: str) -> str:
-    """``text`` on one line, without signs that Markdown or a shell would take for more."""
-    return _NOT_PLAIN.sub("", " ".join(text.split())) or "unnamed"

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, Problem
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.launch.registry import Feature
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.problem import TrainingConfig
 

@@ -12,14 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from meshplan.catalogs.hardware import Device
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
-from meshplan.planner.emit.hosts import HostPlacement, host_placements
+from meshplan.planner.emit.gpu_checks import gpu_checks
+from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS, HostPlacement, host_placements
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.job import Job
-from meshplan.planner.launch.registry import Feature
 
-# One script a host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
-MAX_HOST_SCRIPTS = 64
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
 HOST_SCRIPT = "launch_host_{}.sh"
 HOSTS_FILE = PurePosixPath("hosts.txt")
@@ -31,10 +29,6 @@ RANK_TABLE = Feature(
     expressed_by="torchrun --node-rank, --nproc-per-node and CUDA_VISIBLE_DEVICES on each host",
     verified_by="torchrun's own parser and agents; other tables are refused",
 )
-
-# Drivers report a little less than the catalog's usable memory when another version keeps more for itself.
-_MEMORY_TOLERANCE = 0.97
-_MIB = 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,15 +151,6 @@ def environment_text(environment: Mapping[str, str | None]) -> str:
     return "\n".join(lines) if lines else "# no variable needs a value"
 
 
-def gpu_checks(device: Device | None) -> str:
-    """Bash that compares the host's GPUs with the planned device; a comment where that cannot be done."""
-    if device is None or device.vendor != "nvidia":
-        return "  # The plan names no NVIDIA device: nothing to compare."
-    model = device.slug.split("-", maxsplit=1)[0].upper()
-    least_mib = int(device.usable_memory_bytes * _MEMORY_TOLERANCE / _MIB)
-    return _NVIDIA_CHECKS.format(model=shlex.quote(model), least_mib=least_mib)
-
-
 _PROLOGUE = r"""# usage: launch.sh NODE_RANK [more flags of the program]
 set -euo pipefail
 here=$(cd -- "$(dirname -- "${{BASH_SOURCE[0]}}")" && pwd)
@@ -218,15 +203,6 @@ _TORCHRUN_CHECK = (
     'command -v "${TORCHRUN:-torchrun}" > /dev/null || fail "torchrun is not on the PATH (or set TORCHRUN)"'
 )
 
-_NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
-  local listing device line name memory_mib
-  listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
-  for device in "${{device_list[@]}}"; do
-    line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
-    IFS=, read -r _ name memory_mib <<< "${{line//, /,}}"
-    [[ $name == *{model}* ]] || fail "GPU $device is $name, the plan is for "{model}
-    (( memory_mib >= {least_mib} )) || fail "GPU $device has $memory_mib MiB, the plan counts on {least_mib} MiB"
-  done"""
 
 _COUNTS = r"""
 num_hosts={num_hosts}

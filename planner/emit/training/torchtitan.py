@@ -12,11 +12,11 @@ from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.adapters import without_adapters
 from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.terms import Term, Words, count, count_term, feature_rows, refuse, say_all, stated
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
-from meshplan.planner.launch.registry import Feature
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import TORCHTITAN, TORCHTITAN_CONFIGS
 

@@ -60,7 +60,7 @@ def test_a_process_killed_half_way_leaves_nothing_half_written(tmp_path: Path) -
     path = tmp_path / "killed.sqlite"
     code = (
         "import os, sys; import meshplan.catalogs.database.seeds as seeds\n"
-        "from meshplan.catalogs.database.connection import open_database\n"
+        "from meshplan.catalogs.database.opening import open_database\n"
         "write = seeds.write_seeds\n"
         "def die(connection):\n"
         "    write(connection); os._exit(9)\n"

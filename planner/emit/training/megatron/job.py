@@ -24,6 +24,7 @@ from meshplan.planner.emit.artifact import (
     commented,
     stamp,
 )
+from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.adapters import without_adapters
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.megatron import script as megatron_script
@@ -31,7 +32,6 @@ from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_sh
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
 from meshplan.planner.emit.training.terms import feature_rows, say_all
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
-from meshplan.planner.launch.registry import Feature
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.emit.artifact import TrainingRequest
-from meshplan.planner.emit.training import readme
+from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
+from meshplan.planner.emit.text import plain
 from meshplan.planner.emit.training.megatron import job as megatron
-from meshplan.planner.emit.training.torchrun import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
 
@@ -209,5 +209,5 @@ def test_hostile_model_names_run_nothing(host: Host, name: str) -> None:
 
 
 def test_plain_names_stay_as_they_are() -> None:
-    assert readme.plain("Llama-3.1-70B (base)") == "Llama-3.1-70B (base)"
-    assert readme.plain("\n`") == "unnamed"
+    assert plain("Llama-3.1-70B (base)") == "Llama-3.1-70B (base)"
+    assert plain("\n`") == "unnamed"

@@ -1,0 +1,33 @@
+"""Checks that a launch script makes on a host before it starts anything: the right GPUs, and enough memory."""
+
+from __future__ import annotations
+
+import shlex
+
+from meshplan.catalogs.hardware import Device
+
+# Drivers report a little less than the catalog's usable memory when another version keeps more for itself.
+_MEMORY_TOLERANCE = 0.97
+
+
+_MIB = 2**20
+
+
+def gpu_checks(device: Device | None) -> str:
+    """Bash that compares the host's GPUs with the planned device; a comment where that cannot be done."""
+    if device is None or device.vendor != "nvidia":
+        return "  # The plan names no NVIDIA device: nothing to compare."
+    model = device.slug.split("-", maxsplit=1)[0].upper()
+    least_mib = int(device.usable_memory_bytes * _MEMORY_TOLERANCE / _MIB)
+    return _NVIDIA_CHECKS.format(model=shlex.quote(model), least_mib=least_mib)
+
+
+_NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
+  local listing device line name memory_mib
+  listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
+  for device in "${{device_list[@]}}"; do
+    line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
+    IFS=, read -r _ name memory_mib <<< "${{line//, /,}}"
+    [[ $name == *{model}* ]] || fail "GPU $device is $name, the plan is for "{model}
+    (( memory_mib >= {least_mib} )) || fail "GPU $device has $memory_mib MiB, the plan counts on {least_mib} MiB"
+  done"""
