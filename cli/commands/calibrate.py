@@ -94,7 +94,8 @@ def calibrate(
     Training runs and serving runs may be in the same files; one measured serving run is enough to refine its engine's
     constants.
     """
-    from meshplan.cli.commands.calibrate_serving import OwnRuns, calibrate_serving_runs, free_constants, serving_runs
+    from meshplan.cli.commands.calibrate_serving import OwnRuns, calibrate_serving_runs, free_constants
+    from meshplan.cli.observed import serving_runs
     from meshplan.cli.render import show_document, show_rows
     from meshplan.planner.training.measured.calibrate import calibrate as fit_all
     from meshplan.planner.training.measured.calibrate import refine

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshplan.cli.observed import ServedRuns
 from meshplan.cli.render import Column, Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.serving.measured.calibrate import Calibrated, HeldOut
-    from meshplan.planner.serving.measured.prediction import PreparedRun
 
 
 def _percent(value: float) -> str:
@@ -29,19 +29,6 @@ ERRORS = (
     Column(key="p90", title="p90", right=True, text=_percent),
     Column(key="signed", title="signed", right=True, text=lambda value: f"{value:+.1%}"),
 )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRuns:
-    """Serving runs that can be simulated.
-
-    Args:
-        runs: them.
-        source: what to call them.
-    """
-
-    runs: Sequence[PreparedRun]
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,33 +59,6 @@ def free_constants(text: str | None) -> Sequence[str]:
         message = f"no serving constant is called {', '.join(map(repr, unknown))}: they are {', '.join(FITTED)}"
         raise SpecError([Problem(path="--constants", message=message)])
     return names
-
-
-def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> ServedRuns:
-    """The serving runs among observations, without those that are not to be judged by."""
-    from meshplan.cli.commands.validate import read_traces
-    from meshplan.planner.serving.measured.exclusions import exclusions
-    from meshplan.planner.serving.measured.observations import served_run
-    from meshplan.planner.serving.measured.prediction import PreparedRun
-    from meshplan.planner.training.measured.observations import ObservationReader
-    from meshplan.planner.validation.fields import UnsupportedError
-
-    reader, excluded, replayed = ObservationReader(catalog), exclusions(rows), read_traces(rows, traces)
-    runs, titles, refused = [], set(), 0
-    for row in rows:
-        if row.get("task") != "serving" or row.get("id") in excluded:
-            continue
-        try:
-            run = served_run(row, reader, replayed)
-        except UnsupportedError:
-            refused += 1
-            continue
-        if not run.config.is_disaggregated:
-            runs.append(PreparedRun(run))
-            titles.add(str(row.get("source", {}).get("title", "unnamed runs")))
-    if refused:
-        sys.stderr.write(f"note: {refused} serving runs cannot be simulated; see meshplan validate\n")
-    return ServedRuns(runs=runs, source=f"{len(runs)} serving runs: {'; '.join(sorted(titles))}")
 
 
 def calibrate_serving_runs(

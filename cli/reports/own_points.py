@@ -29,9 +29,9 @@ def show_points(
 ) -> None:
     """Adapt to some runs of each curve, predict the others, print both and what the constants say without."""
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.cli.commands.calibrate_serving import serving_runs
-    from meshplan.cli.commands.validate import SUMMARY, show_validation
+    from meshplan.cli.observed import serving_runs
     from meshplan.cli.render import show_rows
+    from meshplan.cli.reports.validation import SUMMARY, show_validation
     from meshplan.planner.serving.measured.own_points import predict_from_points
     from meshplan.planner.serving.resolve import serving_calibration
 
