@@ -56,10 +56,10 @@ def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Pa
     from meshplan.planner.serving.measured.exclusions import exclusions
     from meshplan.planner.serving.measured.observations import served_run
     from meshplan.planner.serving.measured.prediction import PreparedRun
-    from meshplan.planner.training.measured.observations import ObservationReader
     from meshplan.planner.validation.fields import UnsupportedError
+    from meshplan.planner.validation.machines import MachineReader
 
-    reader, excluded, replayed = ObservationReader(catalog), exclusions(rows), read_traces(rows, traces)
+    reader, excluded, replayed = MachineReader(catalog), exclusions(rows), read_traces(rows, traces)
     runs, titles, refused = [], set(), 0
     for row in rows:
         if row.get("task") != "serving" or row.get("id") in excluded:

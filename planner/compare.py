@@ -6,16 +6,14 @@ comparison says which do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, cast
 
 from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.catalogs.units import format_duration
+from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Interval, Plan
-
-if TYPE_CHECKING:
-    from meshplan.planner.core.spec_fields import SpecModel
 
 # Parts of the step whose change is below this share of the reference's step are not worth naming.
 NAMED_SHARE = 0.005
@@ -244,17 +242,11 @@ def _flattened(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[
 
 def _question(plan: Plan) -> Mapping[str, Any]:
     """The spec with its defaults written out, so that leaving one out is no difference."""
-    from meshplan.planner.serving.problem.spec import read_serving_spec
-    from meshplan.planner.training.problem.spec import read_training_spec
-
-    readers: Mapping[str, Callable[[Mapping[str, Any]], SpecModel]] = {
-        "training": read_training_spec,
-        "serving": read_serving_spec,
-    }
-    if plan.kind not in readers:
+    written_out = KINDS[plan.kind].offers("written_out") if plan.kind in KINDS else None
+    if written_out is None:
         return plan.spec
     try:
-        return readers[plan.kind](plan.spec).model_dump(mode="json", exclude_none=True)
+        return cast("Mapping[str, Any]", written_out(plan.spec))
     except SpecError:  # of another version of meshplan: as it was written
         return plan.spec
 

@@ -99,8 +99,8 @@ def calibrate(
     from meshplan.cli.render import show_document, show_rows
     from meshplan.planner.training.measured.calibrate import calibrate as fit_all
     from meshplan.planner.training.measured.calibrate import refine
-    from meshplan.planner.training.measured.observations import read_rows
     from meshplan.planner.training.resolve import calibration_for
+    from meshplan.planner.validation.machines import read_rows
 
     catalog = open_catalog(db)
     rows = [row for path in observations for row in read_rows(path)]

@@ -128,8 +128,9 @@ def experts(
 ) -> None:
     """Place the experts by recorded routing: which, in how many copies, on which device; with bound and advice."""
     from meshplan.cli.reports.expert_placement import show_placement
+    from meshplan.planner.emit.expert_maps import map_artifact, picture_artifact
     from meshplan.planner.emit.writer import write_artifacts
-    from meshplan.planner.expert_placement.service import map_artifact, picture_artifact, place
+    from meshplan.planner.expert_placement.placing import place
     from meshplan.planner.expert_placement.setting import read_recordings
 
     if (emit is None) != (out is None):
@@ -186,8 +187,8 @@ def _setting(
         raise typer.BadParameter("--devices-per-node goes with --devices; a plan knows its nodes")
     from meshplan.cli.database import open_catalog
     from meshplan.cli.stored import load_plan
-    from meshplan.planner.service import resolve
-    from meshplan.planner.training.plan import shape_from_document
+    from meshplan.planner.core.plan import shape_from_document
+    from meshplan.planner.training.service import resolve
 
     catalog = open_catalog(db)
     plan = load_plan(arguments[0], catalog)

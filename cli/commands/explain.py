@@ -109,10 +109,10 @@ def _value(text: str) -> int | str | bool:
 def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
     """Write the schedule's picture, and show it in the terminal."""
     from meshplan.catalogs.errors import EmitError
-    from meshplan.planner.service import plan_timeline
+    from meshplan.planner.core.kinds import offered
     from meshplan.planner.training.timeline import timeline_svg, timeline_text
 
-    run, title = plan_timeline(made, catalog)
+    run, title = offered(made, "timeline", "pipeline to draw")(made, catalog)
     try:
         path.write_text(timeline_svg(run, title=title), encoding="utf-8")
     except OSError as error:
@@ -130,14 +130,12 @@ def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
 
 def _draw_pareto(made: Plan, path: Path) -> None:
     """Write the page with a serving plan's Pareto front."""
-    from meshplan.catalogs.errors import EmitError, Problem, SpecError
-    from meshplan.planner.serving.pictures import pareto_page
+    from meshplan.catalogs.errors import EmitError
+    from meshplan.planner.core.kinds import offered
 
-    if made.kind != "serving" or not made.config:
-        message = f"plan {made.plan_id} ({made.kind}, {made.solution['status']}) has no Pareto front"
-        raise SpecError([Problem(path="", message=message)], of="the question")
+    page = offered(made, "pareto_page", "Pareto front")(made)
     try:
-        path.write_text(pareto_page(made), encoding="utf-8")
+        path.write_text(page, encoding="utf-8")
     except OSError as error:
         raise EmitError(f"cannot write the page to {path}: {error}") from error
     show_text(f"written to {path}\n")
@@ -146,10 +144,10 @@ def _draw_pareto(made: Plan, path: Path) -> None:
 def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, base: Path) -> None:
     """Write the mapping's picture, and show it in the terminal."""
     from meshplan.catalogs.errors import EmitError
+    from meshplan.planner.core.kinds import offered
     from meshplan.planner.rank_mapping.pictures import mapping_page, mapping_text
-    from meshplan.planner.service import plan_mapping_view
 
-    view = plan_mapping_view(made, catalog, base=base)
+    view = offered(made, "mapping_view", "mapping to draw")(made, catalog, base)
     try:
         path.write_text(mapping_page(view), encoding="utf-8")
     except OSError as error:
@@ -161,26 +159,24 @@ def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, bas
 
 
 def _explain(made: Plan, form: Format) -> None:
-    from meshplan.cli.reports.explanation import explanation_report
-    from meshplan.cli.reports.training import alternative_rows
-    from meshplan.planner.training.explanation import explain as explain_plan
+    from meshplan.cli.reports.plan import report_of, show_plan
+    from meshplan.planner.core.kinds import KINDS
 
-    if made.kind != "training":
-        from meshplan.cli.reports.plan import show_plan
-
+    explain_plan = KINDS[made.kind].offers("explain")
+    if explain_plan is None:
         show_plan(made, form)
         return
-    explanation = explain_plan(made)
+    explanation, report = explain_plan(made), report_of(made.kind)
     if form is Format.TABLE:
-        show_text(explanation_report(made, explanation, width=terminal_width()))
+        show_text(report.explanation_report(made, explanation, width=terminal_width()))
         return
-    rivals = [dict(row) for row in alternative_rows(made)]
+    rivals = [dict(row) for row in report.alternative_rows(made)]
     show_document({"plan_id": made.plan_id, **explanation.to_document(), "alternatives": rivals}, form)
 
 
 def _explain_instead(made: Plan, choices: dict[str, int | str | bool], catalog: Catalog, form: Format) -> None:
     from meshplan.cli.reports.comparison import choices_section, metrics_section
-    from meshplan.cli.reports.training import paragraph
+    from meshplan.cli.reports.parts import paragraph
     from meshplan.planner.compare import compare
     from meshplan.planner.service import explain_instead
 

@@ -95,8 +95,9 @@ def _save(made: Plan, catalog: Catalog, name: str, tag: str | None) -> None:
 
 
 def _write(made: Plan, catalog: Catalog, out: Path, *, force: bool) -> tuple[Path, ...]:
+    from meshplan.planner.emit.artifact import plan_artifact
     from meshplan.planner.emit.writer import write_artifacts
-    from meshplan.planner.service import emit_plan, plan_artifact, plan_target
+    from meshplan.planner.service import emit_plan, plan_target
 
     target = plan_target(made)
     artifacts = (plan_artifact(made),) if target is None else emit_plan(made, target, catalog).artifacts

@@ -102,21 +102,15 @@ def record(
 
 def _listed(row: PlanRow) -> Row:
     """A line of the list."""
+    from meshplan.cli.reports.plan import report_of
+
     document: Any = row.document
     return {
         "plan_id": row.plan_id,
         "kind": row.kind,
-        "question": _question(row.kind, document["spec"]),
+        "question": report_of(row.kind).describe(document["spec"]),
         "status": document["solution"]["status"],
         "tag": row.tag,
         "name": row.name,
         "created_at": row.created_at,
     }
-
-
-def _question(kind: str, spec: Any) -> str:
-    if kind not in ("training", "serving"):
-        return str(spec.get("name", ""))
-    from meshplan.cli.reports.training import cluster_text
-
-    return f"{spec['model']} on {cluster_text(spec['cluster'])}"

@@ -36,17 +36,10 @@ def schema(
     form: FormatOption = Format.JSON,
 ) -> None:
     """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
-    from meshplan.planner.core.spec_fields import SpecModel
-    from meshplan.planner.gpu_allocation.spec import AllocationSpec
-    from meshplan.planner.serving.problem.spec import ServingSpec
-    from meshplan.planner.training.problem.spec import TrainingSpec, spec_schema
+    from meshplan.planner.core.kinds import KINDS
+    from meshplan.planner.core.spec_reader import spec_schema
 
-    models: dict[SpecKind, type[SpecModel]] = {
-        SpecKind.TRAINING: TrainingSpec,
-        SpecKind.SERVING: ServingSpec,
-        SpecKind.ALLOCATION: AllocationSpec,
-    }
-    show_document(spec_schema(models[kind]), form)
+    show_document(spec_schema(KINDS[kind.value].offers("SPEC")), form)
 
 
 def support(form: FormatOption = Format.TABLE) -> None:
@@ -54,6 +47,6 @@ def support(form: FormatOption = Format.TABLE) -> None:
 
     Every line is found by emitting a probe plan; the CSV and JSON forms also say why a choice is refused.
     """
-    from meshplan.planner.service import support_matrix
+    from meshplan.planner.launch.support import support_matrix
 
     show_rows(support_matrix(), _SUPPORT_COLUMNS if form is Format.TABLE else _ALL_COLUMNS, form)

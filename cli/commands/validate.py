@@ -64,9 +64,9 @@ def validate(
     error on runs that were held out, --from-points what a user's own runs bring.
     """
     from meshplan.planner.serving.resolve import serving_calibration
-    from meshplan.planner.training.measured.observations import read_rows
     from meshplan.planner.training.resolve import calibration_for
     from meshplan.planner.validate import validate_rows
+    from meshplan.planner.validation.machines import read_rows
 
     rows = [row for path in observations for row in read_rows(path)]
     catalog = open_catalog(db)

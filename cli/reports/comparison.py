@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.cli.reports.parts import paragraph
 from meshplan.cli.reports.quantities import interval_text, metric_text, metric_title, signed_percent
-from meshplan.cli.reports.training import paragraph
 
 if TYPE_CHECKING:
     from meshplan.planner.compare import Comparison, Difference, MetricDifference

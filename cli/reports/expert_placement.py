@@ -10,7 +10,7 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.reports.quantities import percent, signed_percent
 from meshplan.planner.expert_placement.pictures import text_picture
-from meshplan.planner.expert_placement.service import Placed, views
+from meshplan.planner.expert_placement.placing import Placed, views
 
 _SIDES = (
     Column(key="what", title="", wrap=False),

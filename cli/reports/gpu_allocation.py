@@ -7,8 +7,9 @@ from typing import Any
 
 from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.reports import stand_alone
+from meshplan.cli.reports.parts import TICK, effort_text, paragraph, rejected_section
 from meshplan.cli.reports.quantities import bar, percent
-from meshplan.cli.reports.training import TICK, effort_text, paragraph, rejected_section
 from meshplan.planner.core.plan import Plan
 
 # Rows of the routing table that are shown; --format json has all.
@@ -28,11 +29,13 @@ UNIT_COLUMNS = (
 
 def is_market_plan(plan: Plan) -> bool:
     """Whether this report is for it: capacities were estimated, not given."""
-    return plan.kind == "gpu-allocation" and "market" in plan.spec
+    return "market" in plan.spec
 
 
-def allocation_report(plan: Plan, *, width: int) -> str:
+def report(plan: Plan, *, width: int) -> str:
     """The whole answer; an infeasible one says what binds and what would lift it."""
+    if not is_market_plan(plan):
+        return stand_alone.report(plan, width=width)
     sections = [headline(plan, width)]
     if plan.answer is None:
         sections += [infeasible_section(plan, width), rejected_section(plan, width)]
@@ -73,9 +76,27 @@ def headline(plan: Plan, width: int) -> str:
 
 def top_rows(plan: Plan) -> Sequence[Row]:
     """The units to rent: the table of the machine-readable forms."""
+    if not is_market_plan(plan):
+        return stand_alone.top_rows(plan)
     if plan.answer is None:
         return []
     return [unit for fleet in plan.answer["fleets"] for unit in fleet["units"]]
+
+
+def describe(spec: Mapping[str, Any]) -> str:
+    """The question in a few words, for lists of plans."""
+    return stand_alone.describe(spec)
+
+
+def top_columns(plan: Plan) -> Sequence[Column]:
+    """Columns of :func:`top_rows`."""
+    return UNIT_COLUMNS if is_market_plan(plan) else stand_alone.top_columns(plan)
+
+
+def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
+    """Look at the fleet again, write its files."""
+    shown = stand_alone.next_commands(plan, where, emitted=emitted)
+    return [*shown, f"meshplan emit {plan.plan_id}{where} --out fleet"] if is_market_plan(plan) else shown
 
 
 def infeasible_section(plan: Plan, width: int) -> str:

@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from meshplan.cli.render import TABLE_WIDTH, Column, Format, show_document, show_rows, show_text, terminal_width
-from meshplan.cli.reports import gpu_allocation as allocation_report
-from meshplan.cli.reports import serving as serving_report
-from meshplan.cli.reports.stand_alone import answer_report, answer_rows
-from meshplan.cli.reports.training import TOP_COLUMNS, paragraph, top_rows, training_report
+from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document, show_rows, show_text, terminal_width
+from meshplan.cli.reports.parts import paragraph
+from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
 
 INFEASIBLE = "infeasible"
 _LISTED_FILES = 6
-_ANSWER_COLUMNS = (Column(key="field", title="Answer"), Column(key="value", title="value"))
+
+
+class Report(Protocol):
+    """What a kind's report module has (:class:`meshplan.planner.core.kinds.Kind`)."""
+
+    def describe(self, spec: Mapping[str, Any]) -> str:
+        """The question in a few words, for lists of plans."""
+
+    def report(self, plan: Plan, *, width: int) -> str:
+        """The plan for people."""
+
+    def top_rows(self, plan: Plan) -> Sequence[Row]:
+        """Rows of the plan's table, for CSV and Markdown."""
+
+    def top_columns(self, plan: Plan) -> Sequence[Column]:
+        """Columns of that table."""
+
+    def next_commands(self, plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
+        """Commands that a person would type next; ``where`` is the option that names the database."""
+
+
+def report_of(kind: str) -> Any:
+    """The report module of a kind, a :class:`Report`."""
+    return importlib.import_module(KINDS[kind].report)
 
 
 def show_plan(plan: Plan, form: Format, *, footer: str = "") -> None:
@@ -26,28 +48,14 @@ def show_plan(plan: Plan, form: Format, *, footer: str = "") -> None:
         form: see :class:`~meshplan.cli.render.Format`.
         footer: what stands below the plan in the form for people.
     """
-    report, rows, columns = _views(plan)
+    view: Report = report_of(plan.kind)
     if form in (Format.JSON, Format.YAML):
         show_document(plan.to_document(), form)
     elif form is Format.TABLE:
-        width = terminal_width()
-        text = report(plan, width=width)
+        text = view.report(plan, width=terminal_width())
         show_text(f"{text}\n{footer}" if footer else text)
     else:
-        show_rows(rows(plan), columns, form)
-
-
-def _views(
-    plan: Plan,
-) -> tuple[Callable[..., str], Callable[[Plan], Sequence[Mapping[str, Any]]], tuple[Column, ...]]:
-    """How a plan's kind is shown: the report for people, the rows of its table and their columns."""
-    if plan.kind == "training":
-        return training_report, top_rows, TOP_COLUMNS
-    if plan.kind == "serving":
-        return serving_report.serving_report, serving_report.top_rows, serving_report.TOP_COLUMNS
-    if allocation_report.is_market_plan(plan):
-        return allocation_report.allocation_report, allocation_report.top_rows, allocation_report.UNIT_COLUMNS
-    return answer_report, answer_rows, _ANSWER_COLUMNS
+        show_rows(view.top_rows(plan), tuple(view.top_columns(plan)), form)
 
 
 def is_infeasible(plan: Plan) -> bool:
@@ -77,21 +85,7 @@ def stored_text(
     return "".join(paragraph(line, TABLE_WIDTH) if line.startswith("wrote") else f"{line}\n" for line in lines)
 
 
-def next_commands(plan: Plan, db: str | None, emitted: bool) -> list[str]:
+def next_commands(plan: Plan, db: str | None, emitted: bool) -> Sequence[str]:
     """Commands that a person would type next."""
-    where = f" --db {db}" if db else ""
-    commands = [f"meshplan plans show {plan.plan_id}{where}"]
-    if plan.kind == "training":
-        tensor = int(plan.config["tensor_parallel"])
-        other = tensor // 2 if tensor > 1 else 2
-        commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
-        if not emitted:
-            commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
-        commands.append(f"meshplan plans record {plan.plan_id}{where} measured.json")
-    elif allocation_report.is_market_plan(plan):
-        commands.append(f"meshplan emit {plan.plan_id}{where} --out fleet")
-    elif plan.kind == "serving":
-        tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
-        commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={max(tensor // 2, 1)}"]
-        commands.append(f"meshplan plans record {plan.plan_id}{where} measured.json")
-    return commands
+    view: Report = report_of(plan.kind)
+    return view.next_commands(plan, f" --db {db}" if db else "", emitted=emitted)

@@ -8,8 +8,8 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.reports.parts import TICK, cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent
-from meshplan.cli.reports.training import TICK, cluster_text, effort_text, paragraph, rejected_section
 from meshplan.planner.core.plan import Plan
 
 # Parts of an iteration below this share are left out.
@@ -17,7 +17,7 @@ LEAST_SHARE = 0.005
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
-def serving_report(plan: Plan, *, width: int) -> str:
+def report(plan: Plan, *, width: int) -> str:
     """The whole answer; an infeasible one says what binds and what would lift it."""
     sections = [headline(plan, width)]
     if not plan.config:
@@ -39,6 +39,15 @@ def serving_report(plan: Plan, *, width: int) -> str:
 
 
 # --- headline ---------------------------------------------------------------------------------------------------------
+
+
+def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
+    """Ask about another choice, attach what was measured."""
+    tensor = int(plan.config["pools"][-1]["layout"]["tensor_parallel"])
+    return [
+        f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={max(tensor // 2, 1)}",
+        f"meshplan plans record {plan.plan_id}{where} measured.json",
+    ]
 
 
 def headline(plan: Plan, width: int) -> str:
@@ -104,6 +113,16 @@ TOP_COLUMNS = (
 def top_rows(plan: Plan) -> list[Row]:
     """The simulated deployments, the chosen one first."""
     return [{key: value for key, value in row.items() if key not in ("name", "config")} for row in plan.alternatives]
+
+
+def describe(spec: Mapping[str, Any]) -> str:
+    """The question in a few words, for lists of plans."""
+    return model_on_cluster(spec)
+
+
+def top_columns(_plan: Plan) -> Sequence[Column]:
+    """Columns of :func:`top_rows`."""
+    return TOP_COLUMNS
 
 
 def top_section(plan: Plan, width: int) -> str:

@@ -2,28 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.cli.reports.parts import effort_text, paragraph
 from meshplan.cli.reports.quantities import percent
-from meshplan.cli.reports.training import effort_text, paragraph
 from meshplan.planner.core.plan import Plan
 
 # Longer lists are described by their size; --format json has them.
 _MOST_LISTED = 8
 
 
-def answer_report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
+def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
     """Kind, proof, and the answer's own fields."""
     columns = (Column(key="field", title="Answer", wrap=False), Column(key="value", title="value"))
-    rows = answer_rows(plan)
+    rows = top_rows(plan)
     return f"{_headline(plan, width)}\n{rendered_rows(rows, columns, Format.TABLE, width=width)}"
 
 
-def answer_rows(plan: Plan) -> list[Row]:
+def top_rows(plan: Plan) -> list[Row]:
     """The fields of the answer by dotted name, tables by their size only."""
     return [{"field": name, "value": _text(value)} for name, value in _flattened(plan.answer or {})]
+
+
+def describe(spec: Mapping[str, Any]) -> str:
+    """The question in a few words, for lists of plans."""
+    return str(spec.get("name", ""))
+
+
+def top_columns(_plan: Plan) -> Sequence[Column]:
+    """Columns of :func:`top_rows`."""
+    return (Column(key="field", title="Answer"), Column(key="value", title="value"))
+
+
+def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
+    """Look at the answer again: nothing can be launched."""
+    return [f"meshplan plans show {plan.plan_id}{where}"]
 
 
 def _flattened(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-import itertools
-import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from meshplan.catalogs.units import format_bytes, format_duration, format_usd
+from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.cli.reports.parts import (
+    TICK,
+    _context,
+    _recompute,
+    _sharding_marks,
+    cluster_text,
+    config_text,
+    effort_text,
+    layers_text,
+    model_on_cluster,
+    paragraph,
+    rejected_section,
+)
 from meshplan.cli.reports.quantities import (
     METRIC_TITLES,
     bar,
@@ -20,17 +31,15 @@ from meshplan.cli.reports.quantities import (
     signed_percent,
 )
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.training.explanation import Explanation
 from meshplan.planner.training.problem.problem import OFFLOADS
 
-TICK = "✔"
-# Reasons for which candidates were turned down, listed by name; the rest is counted.
-MOST_REASONS = 8
 _RANK_COLUMN = "first_stage"
 _NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
 _COMPONENT_TITLES = {"host": "on host", "optimizer": "optim.", "activations": "activ.", "gradients": "grads"}
 
 
-def training_report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
+def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
     """The whole answer; an infeasible one says what binds and what would lift it."""
     sections = [headline(plan, width)]
     if plan.solution.get("status") == "infeasible" and not plan.config:
@@ -48,6 +57,16 @@ def training_report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
     return "\n".join(section for section in sections if section)
 
 
+def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
+    """Ask about another choice, write the launcher files, attach what was measured."""
+    tensor = int(plan.config["tensor_parallel"])
+    other = tensor // 2 if tensor > 1 else 2
+    commands = [f"meshplan explain {plan.plan_id}{where} --instead tensor_parallel={other}"]
+    if not emitted:
+        commands.append(f"meshplan emit {plan.plan_id}{where} --out plans")
+    return [*commands, f"meshplan plans record {plan.plan_id}{where} measured.json"]
+
+
 # --- headline ------------------------------------------------------------------------------------------------------
 
 
@@ -60,14 +79,6 @@ def question_text(spec: Mapping[str, Any]) -> str:
         f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
         f"{workload.get('sequence_length')}, global batch {batch_text}, {workload.get('precision', 'bf16')}"
     )
-
-
-def cluster_text(cluster: Mapping[str, Any]) -> str:
-    """The hardware of a spec in words."""
-    if cluster.get("nodes"):
-        return " + ".join(f"{group['count']} × {group['type']}" for group in cluster["nodes"])
-    devices = cluster.get("devices", {})
-    return f"{devices.get('nodes')} nodes of {devices.get('per_node')} × {devices.get('type')}"
 
 
 def status_text(plan: Plan) -> str:
@@ -95,12 +106,6 @@ def fit_text(plan: Plan) -> str:
     return f"it does not fit, {format_bytes(safe - limit)} more than {format_bytes(limit)} on the worst rank"
 
 
-def effort_text(solution: Mapping[str, Any]) -> str:
-    """Solver and processor time; a plan file has no clock times."""
-    spent = solution.get("cpu_s")
-    return str(solution["solver"]) if spent is None else f"{solution['solver']}, {spent:.2f} s of one core"
-
-
 def headline(plan: Plan, width: int) -> str:
     """The question and how good the answer is."""
     return paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
@@ -123,11 +128,6 @@ def mapping_section(plan: Plan, width: int) -> str:
         f"{format_duration(mapping['random_mean_s'])}, gap {percent(mapping['gap'])}"
     )
     return paragraph("; ".join([worth, *left_out]), width)
-
-
-def paragraph(text: str, width: int, indent: str = "") -> str:
-    """Wrapped text, newline at the end; an address stays in one piece, so that it can be opened."""
-    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
 
 
 # --- the candidates ------------------------------------------------------------------------------------------------
@@ -174,12 +174,6 @@ def _zero(row: Row) -> str:
     return f"{row['zero_stage']}/{shard}" if row["zero_stage"] and shard != data else str(row["zero_stage"])
 
 
-def _recompute(row: Row) -> str:
-    """The mode, with the layers of a chunk where only some are recomputed."""
-    mode, layers = str(row["activation_recompute"]), row.get("recompute_num_layers", 0)
-    return f"{mode} {layers}" if layers else mode
-
-
 def _recompute_kept(row: Row) -> str:
     """The mode; ``+host`` where what it keeps lies in host memory."""
     return f"{_recompute(row)}+host" if row.get(OFFLOADS["activations"]) else _recompute(row)
@@ -190,25 +184,6 @@ def _zero_states(row: Row) -> str:
     away = row.get("optimizer_offload") or row.get("parameter_offload")
     place = f"+{row.get('offload_to', 'host')}" if away else ""
     return f"{_zero(row)}{_sharding_marks(row)}{place}"
-
-
-def _sharding_marks(row: Row) -> str:
-    """Second copies, optimizer states over groups, layers that stay gathered."""
-    marks = [
-        f"+hpz{row['zero_hpz_partition_size']}" if row.get("zero_hpz_partition_size", 1) > 1 else "",
-        "+outer" if row.get("outer_zero_stage") else "",
-        f"+kept{row['gathered_num_layers']}" if row.get("gathered_num_layers") else "",
-    ]
-    return "".join(marks)
-
-
-def _context(row: Row) -> str:
-    """Degree of context parallelism, with its style where that is not the usual ring."""
-    style, heads = row.get("context_parallel_style"), row.get("context_parallel_heads", 1)
-    degree = str(row["context_parallel"])
-    if style is None:
-        return degree
-    return f"{degree} {style}" if heads == 1 else f"{heads}×{row['context_parallel'] // heads} {style}"
 
 
 def _experts(row: Row) -> str:
@@ -236,6 +211,16 @@ TOP_COLUMNS = (
 )
 
 
+def describe(spec: Mapping[str, Any]) -> str:
+    """The question in a few words, for lists of plans."""
+    return model_on_cluster(spec)
+
+
+def top_columns(_plan: Plan) -> Sequence[Column]:
+    """Columns of :func:`top_rows`."""
+    return TOP_COLUMNS
+
+
 def top_section(plan: Plan, width: int) -> str:
     """The table of the best candidates, the chosen one ticked."""
     rows = top_rows(plan)
@@ -252,12 +237,6 @@ def _splits_text(plan: Plan, width: int) -> str:
         return ""
     splits = "; ".join(f"row {place + 1}: {layers_text(configs[place]['layers_per_chunk'])}" for place in twins)
     return paragraph(f"Layers of each pipeline chunk, {splits}.", width)
-
-
-def layers_text(layers: Sequence[int]) -> str:
-    """Layer counts with runs of equal ones joined: [10, 10, 11] → '10 ×2, 11'."""
-    runs = [(value, len(list(run))) for value, run in itertools.groupby(layers)]
-    return ", ".join(f"{value} ×{count}" if count > 1 else str(value) for value, count in runs)
 
 
 # --- what it will take ---------------------------------------------------------------------------------------------
@@ -403,63 +382,6 @@ def _reason(row: Row) -> str:
     return reason.removeprefix(f"{change:+.1%} step time").removeprefix(":").strip()
 
 
-def rejected_section(plan: Plan, width: int) -> str:
-    """What was turned down: reasons, counts, the nearest miss."""
-    rows = [row for row in plan.rejected if row["count"]]
-    if not rows:
-        return ""
-    shown = rows[:MOST_REASONS]
-    columns = (
-        Column(key="reason", title="Turned down because"),
-        Column(key="count", title="count", right=True, text=lambda count: f"{count:,}", wrap=False),
-        Column(key="nearest_miss", title="example or nearest miss", derive=_miss),
-    )
-    text = rendered_rows(shown, columns, Format.TABLE, width=width)
-    more = len(rows) - len(shown)
-    return text + (f"and {more} more reasons: --format json lists them\n" if more else "")
-
-
-def _miss(row: Row) -> str:
-    example, excess = row.get("example"), row.get("nearest_miss")
-    if isinstance(example, str):
-        return example
-    if excess is None or not isinstance(example, Mapping):
-        return ""
-    limit = str(row["reason"]).removeprefix("over the limit: ")
-    say = {"step time": format_duration, "cost of the run": format_usd}.get(limit, format_bytes)
-    return f"{say(excess)} too much with {config_text(example)}"
-
-
-def config_text(config: Mapping[str, Any]) -> str:
-    """The degrees of a configuration in one line; those that are 1 are left out.
-
-    >>> config_text({"tensor_parallel": 2, "pipeline_parallel": 8, "data_parallel": 1, "micro_batch_size": 1})
-    'TP2 PP8'
-    """
-    short = {
-        "tensor_parallel": "TP",
-        "pipeline_parallel": "PP",
-        "virtual_pipeline_stages": "VPP",
-        "context_parallel": "CP",
-        "data_parallel": "DP",
-        "expert_parallel": "EP",
-        "micro_batch_size": "mbs",
-    }
-    parts = [f"{label}{config[key]}" for key, label in short.items() if config.get(key, 1) != 1]
-    if config.get("zero_stage"):
-        parts.append(f"ZeRO-{config['zero_stage']}{_sharding_marks(config)}")
-    if config.get("context_parallel_style"):
-        parts.append(f"CP {_context(config)}")
-    states = [name for name in ("optimizer", "parameters") if config.get(OFFLOADS[name])]
-    if states:
-        parts.append(f"{' and '.join(states)} on {config.get('offload_to', 'host')}")
-    if config.get(OFFLOADS["activations"]):
-        parts.append("activations on host")
-    if config.get("activation_recompute", "none") != "none":
-        parts.append(f"{_recompute(config)} recompute")
-    return " ".join(parts) or "a single device"
-
-
 # --- no plan -------------------------------------------------------------------------------------------------------
 
 
@@ -474,3 +396,37 @@ def infeasible_section(plan: Plan, width: int) -> str:
     wanted = [f"{change['change']} ({change['constraint']})" for change in changes]
     lines.append(f"What would do: {'; or '.join(wanted)}" if wanted else "What would do: none of the changes tried")
     return "".join(paragraph(line, width, indent="  ") for line in lines)
+
+
+# --- why this plan ---------------------------------------------------------------------------------------------------
+
+
+def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TABLE_WIDTH) -> str:
+    """The plan's choices, why they won, why others lost, what binds, what the numbers rest on."""
+    sections = [paragraph(question_text(plan.spec), width)]
+    if not plan.config:
+        return "\n".join([*sections, infeasible_section(plan, width), rejected_section(plan, width)])
+    lines = {
+        "Chosen": config_text(plan.config),
+        "Proof": explanation.proof,
+        "Runner-up": explanation.runner_up,
+        "Time": explanation.time,
+        "Limits": "; ".join(explanation.limits),
+        "Constants": explanation.calibration,
+        "Assumed": "; ".join(explanation.assumed),
+        "Evidence": ", ".join(f"{percent(share)} {level}" for level, share in explanation.evidence.items()),
+    }
+    label_width = max(map(len, lines)) + 2
+    sections.append(
+        "".join(
+            paragraph(f"{label + ':':<{label_width}}{text}", width, indent=" " * label_width)
+            for label, text in lines.items()
+            if text
+        )
+    )
+    sections += [alternatives_section(plan, width), rejected_section(plan, width)]
+    cited = "".join(
+        paragraph(f"  {what}: {source}", width, indent="    ") for what, source in explanation.sources.items()
+    )
+    sections.append(f"Sources\n{cited}" if cited else "")
+    return "\n".join(section for section in sections if section)

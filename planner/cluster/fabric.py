@@ -27,7 +27,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from meshplan.planner.cluster.network import Bools, Floats, Ints, Network, strongly_connected
-from meshplan.planner.training.estimator.candidates import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 _BITS = 20
 _MASK = (1 << _BITS) - 1

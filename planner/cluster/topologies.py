@@ -14,7 +14,7 @@ from meshplan.catalogs.errors import Problem
 from meshplan.planner.cluster.links_spec import BetweenIslandsSpec, DegradedSpec, IslandSpec, TopologySpec
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network import Bools, Floats, Ints, Network, Trunk, strongly_connected
-from meshplan.planner.training.problem.spec import ClusterSpec
+from meshplan.planner.cluster.spec import ClusterSpec
 
 # A bad description is often bad everywhere: name the first few, count the rest.
 MAX_NAMED = 8

@@ -9,8 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from typing import Any
+
+from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 
 # Fields that tell of the run, not of the answer; no digest covers them.
 CLOCK_FIELDS = ("wall_s", "cpu_s", "created_at")
@@ -157,3 +160,33 @@ class Plan:
             answer=document.get("answer"),
             mapping=document.get("mapping"),
         )
+
+
+def plain(value: Any) -> Any:
+    """Dataclasses, enums, tuples and mappings as what JSON knows."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple | list):
+        return [plain(item) for item in value]
+    return value
+
+
+def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
+    """Read back the model that a plan carries in its provenance (what :func:`plain` made of it)."""
+    values = dict(document)
+    latent, experts = values["latent"], values["moe"]
+    return ModelShape(
+        **{
+            **values,
+            "attention": AttentionKind(values["attention"]),
+            "latent": None if latent is None else LatentAttention(**latent),
+            "moe": None
+            if experts is None
+            else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
+            "sliding_windows": tuple(values["sliding_windows"]),
+        }
+    )

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from meshplan.catalogs.errors import EmitError
-from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import PLAN_ID_LENGTH, Plan
-from meshplan.planner.training.problem.problem import TrainingConfig
-
-DEFAULT_MASTER_PORT = 29500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,53 +62,27 @@ class EmittedPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingRequest:
-    """Everything that an emitter of training launchers needs.
+class EmitOptions:
+    """What a user adds to a plan when its files are written.
 
     Args:
-        plan: a plan of the kind ``training`` that found a configuration.
-        shape: the model, as the planner saw it.
-        device: the accelerator of every host; None leaves out what depends on it (checks of name and memory).
-        hosts: names of the hosts, by the host number of the rank table; empty: each launch reads MASTER_ADDR.
-        master_port: TCP port of the rendezvous on the first host.
-        devices_per_host: devices of every host, used or not; 0 where that is not known.
-        image: container image, for launchers that start containers; empty for a name that the user has to replace.
-        script: the user's training script, for frameworks that have none of their own; empty for none.
+        framework: what an orchestrator launches (the framework that the plan was made for where None); a target that
+            is itself a framework takes none.
+        script: training script, for frameworks that bring none of their own.
+        image: container image, for launchers that start containers.
+        model_path: checkpoint to serve; empty for where the model is published.
     """
 
-    plan: Plan
-    shape: ModelShape
-    device: Device | None = None
-    hosts: tuple[str, ...] = ()
-    master_port: int = DEFAULT_MASTER_PORT
-    devices_per_host: int = 0
-    image: str = ""
+    framework: str | None = None
     script: str = ""
-
-    @property
-    def config(self) -> TrainingConfig:
-        """The choices of the plan.
-
-        Raises:
-            EmitError: the plan is of another kind, or it has no configuration.
-        """
-        return training_config(self.plan)
+    image: str = ""
+    model_path: str = ""
 
 
-def training_config(plan: Plan) -> TrainingConfig:
-    """Read the choices back from a (possibly stored) training plan."""
-    if plan.kind != "training":
-        raise EmitError(f"plan {plan.plan_id} is of the kind {plan.kind!r}; training launchers need kind 'training'")
-    choices = fields(TrainingConfig)
-    missing = sorted({item.name for item in choices if item.default is MISSING} - plan.config.keys())
-    if missing:
-        status = plan.solution.get("status", "unknown")
-        raise EmitError(
-            f"plan {plan.plan_id} has no complete configuration to launch (status {status}; "
-            f"missing: {', '.join(missing)}); emit a plan whose status is optimal or feasible"
-        )
-    chosen: dict[str, Any] = {item.name: plan.config[item.name] for item in choices if item.name in plan.config}
-    return TrainingConfig(**{**chosen, "layers_per_chunk": tuple(chosen["layers_per_chunk"])})
+def plan_artifact(plan: Plan) -> Artifact:
+    """The plan itself as a file: what ``explain``, ``compare`` and ``emit`` take instead of a stored plan's id."""
+    text = json.dumps(plan.to_document(clocks=False), indent=2, ensure_ascii=False, allow_nan=False)
+    return Artifact(path=PurePosixPath("plan.json"), content=f"{text}\n")
 
 
 def stamp(plan: Plan, verified: ParserVerified | None) -> tuple[str, ...]:

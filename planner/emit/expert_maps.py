@@ -18,12 +18,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
 import yaml
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.planner.emit.artifact import Artifact
+from meshplan.planner.expert_placement.pictures import svg_picture
+from meshplan.planner.expert_placement.placing import Placed, views
 from meshplan.planner.expert_placement.problem.objectives import IntArray
 
 MAP_KEY = "physical_to_logical_map"
@@ -141,3 +145,35 @@ _WRITERS: dict[str, Callable[[IntArray, int, int, list[int]], str]] = {
     "vllm-ascend": _vllm_ascend,
     "megatron": _megatron,
 }
+
+
+MAP_NAMES = {
+    "sglang": "expert_location.json",
+    "trtllm": "moe_load_balancer.yaml",
+    "vllm": "eplb_initial_mapping.jsonl",
+    "vllm-ascend": "expert_map.json",
+    "megatron": "expert_permutation.json",
+}
+
+
+def picture_artifact(placed: Placed, name: str) -> Artifact:
+    """The SVG as a file of that name."""
+    problem = placed.problem
+    title = f"{problem.num_experts} experts on {problem.num_devices} devices, {problem.num_layers} layers"
+    return Artifact(path=PurePosixPath(name), content=svg_picture(title, views(placed)))
+
+
+def map_artifact(placed: Placed, target: str) -> Artifact:
+    """The map in the words of ``target``.
+
+    Raises:
+        CannotExpressError: the target has no words for the placement.
+    """
+    text = expert_map(
+        target,
+        placed.placement,
+        num_experts=placed.problem.num_experts,
+        num_devices=placed.problem.num_devices,
+        layer_ids=placed.layer_ids,
+    )
+    return Artifact(path=PurePosixPath(MAP_NAMES[target]), content=text)

@@ -16,11 +16,10 @@ import numpy as np
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.plan import Plan, shape_from_document
 from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray, layer_balancedness
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
 from meshplan.planner.expert_placement.problem.recordings import ExpertRecording, read_recording
-from meshplan.planner.training.plan import shape_from_document
 
 BYTES_16_BIT = 2.0  # of a weight
 EXPERT_TERMS = ("experts", "expert-parallel communication")  # names in the plan's breakdown

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import SpecError, UnknownEntryError
 from meshplan.catalogs.hardware import NodeType, Price
+from meshplan.planner.cluster.lookup import ANY
+from meshplan.planner.core.problems import Problems
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, Offer, Quota
 from meshplan.planner.gpu_allocation.question import (
     AllocationQuestion,
@@ -23,8 +25,6 @@ from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
-from meshplan.planner.training.checks import Problems
-from meshplan.planner.training.resolve import ANY
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -8,47 +8,56 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, UnknownEntryError
-from meshplan.planner.core.plan import Interval, Plan, plan_identity
-from meshplan.planner.core.solution import OnProgress, solution_document
+from meshplan.planner.core.kinds import Question
+from meshplan.planner.core.plan import Interval, Plan, plain, plan_identity
+from meshplan.planner.core.solution import solution_document
+from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.gpu_allocation.answer import answer_document, config_document
 from meshplan.planner.gpu_allocation.infeasible import explain_allocation
 from meshplan.planner.gpu_allocation.question import AllocationQuestion
+from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
+from meshplan.planner.gpu_allocation.replicas.solve import answer, solve
 from meshplan.planner.gpu_allocation.resolve import resolve_allocation
 from meshplan.planner.gpu_allocation.search import Searched, compile_question, search_allocation
-from meshplan.planner.gpu_allocation.spec import read_allocation_spec
-from meshplan.planner.training.plan import plain
+from meshplan.planner.gpu_allocation.spec import AllocationSpec, is_market_question, read_allocation_spec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
 
-def plan_allocation(
-    document: Mapping[str, Any],
-    catalog: Catalog,
-    base: Path,
-    *,
-    seed: int = 0,
-    on_progress: OnProgress | None = None,
-) -> Plan:
-    """Answer an allocation question; see :func:`meshplan.planner.service.make_plan`."""
-    question = _resolved(document, catalog, base)
-    compiled = compile_question(question)
-    searched = search_allocation(compiled, seed=seed, on_progress=on_progress)
-    told = solution_document(searched.solution, seed)
+SPEC = AllocationSpec
+
+
+def plan(question: Question) -> Plan:
+    """The cheapest fleet; see :func:`meshplan.planner.service.make_plan`.
+
+    With a ``market`` in the spec capacities are estimated and the fleet is replayed; without one they are given.
+    """
+    if is_market_question(question.document):
+        return _plan_market(question)
+    problem = GpuAllocationProblem.from_document(question.document, question.base)
+    return answer_plan(question, problem, solve, answer)
+
+
+def _plan_market(question: Question) -> Plan:
+    asked = _resolved(question.document, question.catalog, question.base)
+    compiled = compile_question(asked)
+    searched = search_allocation(compiled, seed=question.seed, on_progress=question.on_progress)
+    report = solution_document(searched.solution, question.seed)
     common = {
-        **_identity(document, question),
+        **_identity(question.document, asked),
         "rejected": tuple(
             {"reason": reason, "count": count, "example": None} for reason, count in compiled.rejected.most_common()
         ),
     }
     if searched.solution.assignment is None:
-        return Plan(config={}, predicted={}, solution={**told, **explain_allocation(searched.compiled)}, **common)
-    told["kept"] = all(one.is_kept for one in searched.replays) if searched.replays else None
+        return Plan(config={}, predicted={}, solution={**report, **explain_allocation(searched.compiled)}, **common)
+    report["kept"] = all(one.is_kept for one in searched.replays) if searched.replays else None
     return Plan(
         config=config_document(searched),
         predicted=_predicted(searched),
-        solution=told,
-        answer=answer_document(searched, seed=seed),
+        solution=report,
+        answer=answer_document(searched, seed=question.seed),
         **common,
     )
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from meshplan.planner.core.spec_fields import MAX_USD, Count, Dollars, SpecModel
+from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, ScenarioPolicy
 from meshplan.planner.serving.problem.requests import Objective
 from meshplan.planner.serving.problem.spec import (
@@ -26,7 +27,6 @@ from meshplan.planner.serving.problem.spec import (
     promises_of,
 )
 from meshplan.planner.serving.search.candidates import MAX_UTILIZATION
-from meshplan.planner.training.problem.spec import read_spec
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|currency")

@@ -12,13 +12,12 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
-from meshplan.planner.core.plan import digest
+from meshplan.planner.core.plan import digest, shape_from_document
 from meshplan.planner.emit import gpu_allocation as fleet
-from meshplan.planner.emit.artifact import Artifact, EmittedPlan
+from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
 from meshplan.planner.emit.serving.request import HostType, ServingRequest
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.requests import Role
-from meshplan.planner.training.plan import shape_from_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -27,17 +26,19 @@ if TYPE_CHECKING:
 POOLS = PurePosixPath("pools")
 
 
-def allocation_files(
-    plan: Plan, target: str, catalog: Catalog, *, image: str = "", model_path: str = ""
-) -> EmittedPlan:
+def target(plan: Plan) -> str | None:
+    """The engine that the fleet was made for; None where capacities were given by hand."""
+    return str(plan.config["services"][0]["engine"]) if plan.config else None
+
+
+def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) -> EmittedPlan:
     """Files of an allocation from models and workloads; see :func:`meshplan.planner.service.emit_plan`.
 
     Args:
         plan: a plan of the kind ``gpu-allocation`` that was asked with a market.
-        target: of the serving plans: an engine, or an orchestrator around it.
+        target_name: of the serving plans: an engine, or an orchestrator around it.
         catalog: where hosts are looked up.
-        image: container image, for launchers that start containers.
-        model_path: checkpoint, where the plan has one service.
+        options: image, and the checkpoint where the plan has one service.
 
     Raises:
         EmitError: capacities were given by hand (nothing is known of what would run), or a target refuses a pool.
@@ -45,7 +46,7 @@ def allocation_files(
     if plan.answer is None or "services" not in plan.config:
         raise EmitError(f"plan {plan.plan_id} has no pools to launch: its answer is plans show --format json")
     services = plan.config["services"]
-    if model_path and len(services) > 1:
+    if options.model_path and len(services) > 1:
         raise EmitError(f"--model-path is of one model, this plan serves {len(services)}; leave it out")
     artifacts: list[Artifact] = []
     folders: dict[str, str] = {}
@@ -53,7 +54,7 @@ def allocation_files(
     for service in services:
         for pools in _systems(service):
             name = fleet.object_name(*(pool["kind"] for pool in pools[:1]))
-            emitted = emit_serving(target, _request(plan, service, pools, catalog, image, model_path))
+            emitted = emit_serving(target_name, _request(plan, service, pools, catalog, options))
             folder = POOLS / name
             artifacts += [replace(one, path=folder / one.path) for one in emitted.artifacts]
             notes += [note for note in emitted.notes if note not in notes]
@@ -63,7 +64,7 @@ def allocation_files(
     above = [fleet.overview(plan, folders, notes), fleet.router_weights(plan), fleet.picture(plan)]
     nodes = fleet.node_pools(plan)
     return EmittedPlan(
-        target=target,
+        target=target_name,
         artifacts=(*above, *(() if nodes is None else (nodes,)), *fleet.skypilot_resources(plan), *artifacts),
         parser_verified=None,
         notes=tuple(notes),
@@ -86,8 +87,7 @@ def _request(
     service: Mapping[str, Any],
     pools: list[Mapping[str, Any]],
     catalog: Catalog,
-    image: str,
-    model_path: str,
+    options: EmitOptions,
 ) -> ServingRequest:
     config = {**service, "pools": [{k: v for k, v in pool.items() if k not in ("kind", "offer")} for pool in pools]}
     config["num_devices"] = sum(pool["num_devices"] for pool in pools)
@@ -99,9 +99,9 @@ def _request(
         plan=part,
         shape=shape_from_document(plan.provenance["models"][service["name"]]),
         host_types={str(pool["node_type"]): _host_type(str(pool["node_type"]), catalog) for pool in pools},
-        model_path=model_path,
+        model_path=options.model_path,
         max_sequence_length=_longest_request(plan, str(service["name"])),
-        image=image,
+        image=options.image,
     )
 
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
-from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified, TrainingRequest
+from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.training.request import TrainingRequest
 
 if TYPE_CHECKING:
     from meshplan.planner.emit.serving.job import ServingJob

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
+from meshplan.planner.core.plan import shape_from_document
+from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.requests import Role
-from meshplan.planner.training.plan import shape_from_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -16,7 +17,12 @@ if TYPE_CHECKING:
     from meshplan.planner.emit.artifact import EmittedPlan
 
 
-def serving_files(plan: Plan, target: str, catalog: Catalog, *, image: str = "", model_path: str = "") -> EmittedPlan:
+def target(plan: Plan) -> str | None:
+    """The engine that the plan was made for."""
+    return str(plan.config["engine"]) if plan.config else None
+
+
+def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) -> EmittedPlan:
     """Launcher files of a serving plan, in memory; see :func:`meshplan.planner.service.emit_plan`."""
     if not plan.config:
         raise EmitError(f"plan {plan.plan_id} found no configuration to launch")
@@ -29,7 +35,7 @@ def serving_files(plan: Plan, target: str, catalog: Catalog, *, image: str = "",
             str(pool["node_type"]): _host_type(str(pool["node_type"]), cluster, catalog)
             for pool in plan.config["pools"]
         },
-        model_path=model_path,
+        model_path=options.model_path,
         draft_model=str((plan.spec.get("speculation") or {}).get("draft_model") or ""),
         max_sequence_length=length,
         memory={
@@ -38,9 +44,9 @@ def serving_files(plan: Plan, target: str, catalog: Catalog, *, image: str = "",
             )
             for row in plan.memory["pools"]
         },
-        image=image,
+        image=options.image,
     )
-    return emit_serving(target, request)
+    return emit_serving(target_name, request)
 
 
 def _host_type(node_type: str, cluster: dict[str, object], catalog: Catalog) -> HostType:

@@ -11,11 +11,13 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import Any, cast
 
+from meshplan.catalogs.database.seeds import seed_model_shape
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.emit.artifact import EmittedPlan, TrainingRequest
+from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, Target, emit, features_of, verified_of
 from meshplan.planner.training.pipeline.layers import deal_layers
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
@@ -85,6 +87,12 @@ class Probe:
 
     choice: str
     value: Any
+
+
+def support_matrix() -> tuple[Mapping[str, Any], ...]:
+    """Which choices each emit target takes, found by emitting probes of two models that ship with meshplan."""
+    # TorchTitan trains registered models only: the probes are two of them.
+    return support_rows(seed_model_shape("llama-3.1-8b"), seed_model_shape("qwen3-30b-a3b"))
 
 
 def support_rows(dense: ModelShape, experts: ModelShape) -> tuple[Mapping[str, Any], ...]:

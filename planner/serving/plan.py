@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from meshplan.planner.core.plan import Interval, Plan
+from meshplan.planner.core.plan import Interval, Plan, plain
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.problem.config import serving_config_document
@@ -18,7 +18,6 @@ from meshplan.planner.serving.search.branch import NOISE, Simulated
 from meshplan.planner.serving.search.candidates import HOURS, MILLION, config_label
 from meshplan.planner.serving.search.deployment import pool_memory, site_of
 from meshplan.planner.serving.search.search import ServingReport
-from meshplan.planner.training.plan import plain
 
 # Latencies that every plan predicts, beside those that were promised.
 SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "e2e_mean_s", "e2e_p99_s")

@@ -12,7 +12,9 @@ from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place
 from meshplan.planner.cluster.machine import Machine, machine_of
+from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
 from meshplan.planner.serving.problem.problem import Pinned, ServingProblem
 from meshplan.planner.serving.problem.quantization import checkpoint_formats
@@ -26,8 +28,6 @@ from meshplan.planner.serving.problem.requests import (
 )
 from meshplan.planner.serving.problem.spec import DEFAULT_NUM_REQUESTS, GIB, ServingSpec
 from meshplan.planner.serving.problem.trace import read_trace
-from meshplan.planner.training.checks import Problems
-from meshplan.planner.training.resolve import choose_price, look_up_shape, node_in_place
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

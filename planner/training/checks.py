@@ -5,10 +5,10 @@ A check takes what the names mean (a shape, a machine, a framework's rules) and 
 
 from __future__ import annotations
 
-from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network import Network
+from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.pipeline.layers import layers_problem
 from meshplan.planner.training.pipeline.orders import ZIGZAG
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
@@ -17,19 +17,6 @@ from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.precisions import missing_units
 from meshplan.planner.training.problem.problem import OFFLOADS, Phase
 from meshplan.planner.training.problem.spec import TrainingSpec
-
-
-class Problems(list[Problem]):
-    """Collects problems; adding one is a sentence."""
-
-    def say(self, path: str, message: str) -> None:
-        """Add one problem."""
-        self.append(Problem(path=path, message=message))
-
-    def check(self) -> None:
-        """Raise all problems, if there are any."""
-        if self:
-            raise SpecError(self)
 
 
 def check_mapping(spec: TrainingSpec, network: Network | None, problems: Problems) -> None:

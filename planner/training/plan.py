@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass
-from enum import Enum
 from importlib.metadata import version
 from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.plan import Interval, Plan
+from meshplan.planner.core.plan import Interval, Plan, plain
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
@@ -258,36 +255,6 @@ def network_content(machine: Machine) -> list[Any]:
     for trunk in network.trunks:
         parts += [trunk.senders, trunk.receivers, np.array(trunk.bytes_per_s)]
     return [*usual, hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()]
-
-
-def plain(value: Any) -> Any:
-    """Dataclasses, enums, tuples and mappings as what JSON knows."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
-    if isinstance(value, Enum):
-        return value.value
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return [plain(item) for item in value]
-    return value
-
-
-def shape_from_document(document: Mapping[str, Any]) -> ModelShape:
-    """Read back the model that a plan carries in its provenance (what :func:`plain` made of it)."""
-    values = dict(document)
-    latent, experts = values["latent"], values["moe"]
-    return ModelShape(
-        **{
-            **values,
-            "attention": AttentionKind(values["attention"]),
-            "latent": None if latent is None else LatentAttention(**latent),
-            "moe": None
-            if experts is None
-            else MixtureOfExperts(**{**experts, "moe_layers": tuple(experts["moe_layers"])}),
-            "sliding_windows": tuple(values["sliding_windows"]),
-        }
-    )
 
 
 def make_training_plan(

@@ -8,17 +8,17 @@ the nearest miss.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration
-from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError, closest_names, did_you_mean
-from meshplan.catalogs.hardware import Cluster, Link, NodeGroup, NodeType, Price
-from meshplan.catalogs.models.config import read_config
+from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
+from meshplan.catalogs.hardware import Cluster, NodeGroup, Price
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.lookup import ANY, IN_PLACE, choose_price, look_up_shape, node_in_place
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.cluster.measured_links import (
     host_names,
@@ -28,26 +28,18 @@ from meshplan.planner.cluster.measured_links import (
     with_network,
 )
 from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.cluster.topologies import described_network, usable_nodes
-from meshplan.planner.training.checks import (
-    Problems,
-    check_choices,
-    check_framework,
-    check_layers,
-    check_mapping,
-    check_offload,
-)
+from meshplan.planner.core.problems import Problems
+from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
 from meshplan.planner.training.problem.framework_rules import without_layer_recompute
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingProblem, TrainingWorkload
-from meshplan.planner.training.problem.spec import ClusterSpec, PriceSpec, TrainingSpec
+from meshplan.planner.training.problem.spec import TrainingSpec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.catalogs.measurements.types import ClusterProfile
-
-ANY = "any"
-IN_PLACE = "as described in the spec"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,51 +179,6 @@ def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Cali
     return Calibration(framework=ANY, architecture=ANY, recipe=recipe.recipe, source="literature")
 
 
-def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
-    """The shape of a catalog model or of a ``config.json``; None with the problem said."""
-    looks_like_path = model.endswith(".json") or "/" in model or (base / model).is_dir()
-    try:
-        if looks_like_path:
-            return read_config(base / model)
-        return catalog.model_shape(model)
-    except UnknownEntryError as error:
-        problems.say("model", f"{error} (see: meshplan catalog list models; or give the path of a config.json)")
-    except CatalogError as error:
-        problems.say("model", str(error))
-    return None
-
-
-def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:
-    """Names in a spec that the catalog does not have, looked for in a document that is malformed elsewhere.
-
-    Args:
-        document: the spec as plain data, of any shape.
-        catalog: where the names are looked up.
-    """
-    cluster = document.get("cluster")
-    cluster = cluster if isinstance(cluster, Mapping) else {}
-    nodes = cluster.get("nodes")
-    places: list[tuple[str, Any, Callable[[str], object]]] = [
-        (f"cluster.nodes[{index}].type", node.get("type"), catalog.node_type)
-        for index, node in enumerate(nodes if isinstance(nodes, list) else [])
-        if isinstance(node, Mapping)
-    ]
-    devices = cluster.get("devices")
-    if isinstance(devices, Mapping):
-        places.append(("cluster.devices.type", devices.get("type"), catalog.device))
-    model = document.get("model")
-    if isinstance(model, str) and "/" not in model and not model.endswith(".json"):
-        places.append(("model", model, catalog.model))
-    problems = Problems()
-    for path, name, look_up in places:
-        if isinstance(name, str) and name:
-            try:
-                look_up(name)
-            except UnknownEntryError as error:
-                problems.say(path, str(error))
-    return problems
-
-
 def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster | None:
     groups = []
     if spec.nodes is not None:
@@ -251,60 +198,6 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
     if not groups or len(types) > 1:
         return None
     return Cluster(name=" + ".join(f"{group.count} × {group.node.slug}" for group in groups), groups=tuple(groups))
-
-
-def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> NodeType | None:
-    """The node type that a spec describes by devices and links; None where it does not, or the device is unknown."""
-    if spec.devices is None or spec.links is None or spec.links.intra_node is None:
-        return None
-    try:
-        device = catalog.device(spec.devices.type)
-    except UnknownEntryError as error:
-        problems.say("cluster.devices.type", f"{error} (see: meshplan catalog list devices)")
-        return None
-    inside, outside = spec.links.intra_node, spec.links.inter_node
-    per_node = spec.devices.per_node
-    return NodeType(
-        slug=f"{per_node}x-{device.slug}",
-        name=f"{per_node} × {device.name}, {IN_PLACE}",
-        device=device,
-        num_hosts=1,
-        devices_per_host=per_node,
-        nics_per_host=per_node,
-        host_memory_bytes=None,
-        scale_up_link=Link(
-            slug="intra-node",
-            name=IN_PLACE,
-            technology=IN_PLACE,
-            bandwidth_bytes_per_s=inside.bandwidth,
-            latency_s=inside.latency,
-        ),
-        scale_out_link=None
-        if outside is None
-        else Link(
-            slug="inter-node",
-            name=IN_PLACE,
-            technology=IN_PLACE,
-            bandwidth_bytes_per_s=outside.bandwidth,
-            latency_s=outside.latency,
-        ),
-    )
-
-
-def choose_price(prices: tuple[Price, ...], wanted: PriceSpec) -> Price | None:
-    """The newest price that fits, on-demand before other terms, then the cheapest."""
-    fitting = [
-        price
-        for price in prices
-        if wanted.provider in (None, price.provider)
-        and wanted.region in (None, price.region, ANY)
-        and wanted.terms in (None, price.terms)
-    ]
-    if not fitting:
-        return None
-    preferred = [price for price in fitting if price.terms == "on-demand"] or fitting
-    newest = max(price.date for price in preferred)
-    return min((price for price in preferred if price.date == newest), key=lambda price: price.usd_per_hour)
 
 
 def _price(spec: TrainingSpec, cluster: Cluster) -> Price | None:

@@ -47,8 +47,8 @@ def main() -> None:
 def measure(name: str) -> dict[str, Any]:
     """Search one question in this process; imports and look-ups are not counted as CPU time of the search."""
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.service import resolve
     from meshplan.planner.training.search.degrees import search_degrees
+    from meshplan.planner.training.service import resolve
 
     model, node, count, sequence, batch, precision, *_ = CASES[name]
     document = {

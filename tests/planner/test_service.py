@@ -11,18 +11,11 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, SpecError
-from meshplan.planner.core.plan import Plan, canonical_json
-from meshplan.planner.service import (
-    emit_plan,
-    estimate_plan,
-    explain_instead,
-    make_plan,
-    plan_artifact,
-    plan_target,
-    resolve,
-)
-from meshplan.planner.training.plan import shape_from_document
+from meshplan.planner.core.plan import Plan, canonical_json, shape_from_document
+from meshplan.planner.emit.artifact import plan_artifact
+from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
 from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.service import resolve
 
 SPEC: dict[str, Any] = {
     "kind": "training",
@@ -322,7 +315,7 @@ def test_the_target_is_the_one_of_the_spec(plan: Plan) -> None:
 
 @pytest.mark.parametrize("slug", ["llama-3.1-8b", "deepseek-v3", "gpt-oss-120b", "gemma-2-27b", "mixtral-8x7b"])
 def test_the_model_in_a_plan_is_the_model_that_was_asked_for(slug: str, catalog: Catalog) -> None:
-    from meshplan.planner.training.plan import plain
+    from meshplan.planner.core.plan import plain
 
     shape = catalog.model_shape(slug)
     assert shape_from_document(json.loads(json.dumps(plain(shape)))) == shape

@@ -9,7 +9,7 @@ from typing import Any
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.core.plan import Interval, Plan
-from meshplan.planner.emit.artifact import TrainingRequest
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 H100 = Device(

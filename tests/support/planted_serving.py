@@ -9,7 +9,7 @@ from pathlib import Path
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.serving.measured.observations import served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
-from meshplan.planner.training.measured.observations import ObservationReader, read_rows
+from meshplan.planner.validation.machines import MachineReader, read_rows
 
 ROWS = Path(__file__).parents[1] / "validation" / "serving-observations.jsonl"
 PLANTED = ServingConstants(
@@ -24,7 +24,7 @@ PLANTED = ServingConstants(
 
 
 def prepared(
-    reader: ObservationReader, concurrencies: Sequence[int], group: str, *, output_length: int = 128
+    reader: MachineReader, concurrencies: Sequence[int], group: str, *, output_length: int = 128
 ) -> list[PreparedRun]:
     """Runs of one closed loop at several concurrencies, measured as the simulator says under the planted constants."""
     row = next(row for row in read_rows(ROWS) if row["workload"].get("concurrency") and "disagg" not in row["group"])

@@ -14,9 +14,9 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.resolve import serving_calibration
-from meshplan.planner.training.measured.observations import read_rows
 from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validate import validate_rows
+from meshplan.planner.validation.machines import read_rows
 from meshplan.planner.validation.summary import MetricSummary, Validation
 
 OBSERVATIONS = Path(__file__).parent / "observations.jsonl"

@@ -14,12 +14,13 @@ from typing import Any
 import yaml
 
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.hosts import host_placements
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import (
     Term,
     Words,

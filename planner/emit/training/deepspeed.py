@@ -12,11 +12,12 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest
+from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import (
     Term,
     Words,

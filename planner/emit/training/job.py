@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.errors import EmitError
-from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest
+from meshplan.planner.emit.artifact import Artifact, ParserVerified
+from meshplan.planner.emit.training.request import TrainingRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

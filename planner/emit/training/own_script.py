@@ -13,10 +13,11 @@ from dataclasses import fields
 from pathlib import PurePosixPath
 
 from meshplan.catalogs.errors import EmitError
-from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, stamp_fields
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, stamp_fields
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.adapters import adapter_notes, adapters_of
 from meshplan.planner.emit.training.job import Job, Setting, plan_fields
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE, RANK_TABLE_FILE
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import TrainingConfig

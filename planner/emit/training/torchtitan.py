@@ -11,10 +11,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.artifact import Artifact, ParserVerified, TrainingRequest, commented, stamp
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.adapters import without_adapters
 from meshplan.planner.emit.training.job import Job, Setting
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import Term, Words, count, count_term, feature_rows, refuse, say_all, stated
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.problem import TrainingConfig

@@ -41,7 +41,7 @@ from meshplan.planner.serving.problem.requests import (
 from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 if TYPE_CHECKING:
-    from meshplan.planner.training.measured.observations import ObservationReader
+    from meshplan.planner.validation.machines import MachineReader
 
 # Requests of a closed-loop benchmark over those in flight, and its lengths: uniform from this share of nominal (the
 # public harness behind the silicon rows: --random-range-ratio 0.8, --num-prompts 10 × concurrency).
@@ -87,7 +87,7 @@ class ServedRun:
 
 
 def served_run(
-    row: Mapping[str, Any], reader: ObservationReader, traces: Mapping[str, Requests] | None = None
+    row: Mapping[str, Any], reader: MachineReader, traces: Mapping[str, Requests] | None = None
 ) -> ServedRun:
     """Read a serving row.
 
@@ -105,7 +105,7 @@ def served_run(
         raise UnsupportedError(str(error)) from error
 
 
-def _served_run(row: Mapping[str, Any], reader: ObservationReader, traces: Mapping[str, Requests]) -> ServedRun:
+def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[str, Requests]) -> ServedRun:
     sections = ("model", "hardware", "framework", "parallelism", "workload")
     model, hardware, framework, degrees, asked = (Section(row, name) for name in sections)
     disaggregated = asked.flag("disaggregated", default=False)

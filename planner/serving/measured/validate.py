@@ -15,7 +15,7 @@ from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.summary import ValidatedRow
 
 if TYPE_CHECKING:
-    from meshplan.planner.training.measured.observations import ObservationReader
+    from meshplan.planner.validation.machines import MachineReader
 
 ServingCalibrationOf = Callable[[str, str], ServingCalibration]
 # Up to here the time to first token of disaggregated runs is summed up apart: with more in flight it is the queue in
@@ -26,7 +26,7 @@ DOES_NOT_FIT = "not every request fits: weights and KV cache exceed the memory t
 
 def validate_served(
     row: Mapping[str, Any],
-    reader: ObservationReader,
+    reader: MachineReader,
     calibrate: ServingCalibrationOf,
     traces: Mapping[str, Requests],
     *,

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
-from meshplan.planner.training.problem.framework_rules import LegalityRule
+from meshplan.planner.core.rules import LegalityRule
 
 Predicate = Callable[[ModelShape, Any], Any]
 FP8_BLOCK = 128  # rows and columns that share a scale (DeepSeek-V3, arXiv:2412.19437, §3.3.2)

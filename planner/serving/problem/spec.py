@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
+from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.spec_fields import Count, Dollars, SpecModel
+from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
 from meshplan.planner.serving.problem.requests import (
     LATENCIES,
@@ -19,7 +21,6 @@ from meshplan.planner.serving.problem.requests import (
     ServingObjective,
     Speculation,
 )
-from meshplan.planner.training.problem.spec import ClusterSpec, PriceSpec, read_spec
 
 MAX_TOKENS = 16_777_216
 MAX_CONCURRENCY = 1_000_000

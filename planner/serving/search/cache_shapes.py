@@ -1,7 +1,7 @@
 """The chosen deployment with its KV cache kept elsewhere, too: simulated under the same load, "not validated".
 
-*Prefixes in host memory or on NVMe*: what a tier (:mod:`meshplan.planner.serving.simulation.kv_tier`) would bring a
-plan that has none. Engines have words for host memory (``kv_tier`` of the question); nobody has measured it for us.
+*Prefixes in host memory or on NVMe*: what a tier (:mod:`meshplan.planner.serving.simulation.prefix_cache`) would bring
+a plan that has none. Engines have words for host memory (``kv_tier`` of the question); nobody has measured it for us.
 
 *One KV cache over all instances* (Infinite-LLM, :mod:`meshplan.planner.serving.estimator.shared_cache`): a long request
 may take memory that other instances have free. No supported engine does it.

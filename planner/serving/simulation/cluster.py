@@ -25,8 +25,8 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role, Router
 from meshplan.planner.serving.simulation.arrivals import check_requests
 from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS, check_limits, finished, servable, simulate
-from meshplan.planner.serving.simulation.kv_tier import KvTier, TierShape
 from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.simulation.prefix_cache import KvTier, TierShape
 from meshplan.planner.serving.simulation.routing import Pool
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.watch import Watch

@@ -10,18 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-
-# The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.
-FloatArray = NDArray[Any]
-IntArray = NDArray[Any]
-BoolArray = NDArray[Any]
 
 
 class Recompute(IntEnum):

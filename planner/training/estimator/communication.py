@@ -26,7 +26,7 @@ from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.cluster.fabric import ALL_TO_ALL, RING, Fabric, Messages
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.training.estimator.candidates import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # What a machine without a network gets where a plan would need one: slow enough never to be chosen.
 NO_NETWORK_BYTES_PER_S = 1.0

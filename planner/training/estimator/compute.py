@@ -21,7 +21,8 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
-from meshplan.planner.training.estimator.candidates import Candidates, FloatArray, LayerKind
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.context_parallel import causal_imbalance
 from meshplan.planner.training.estimator.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.estimator.flops import attention_width, mean_context

@@ -17,7 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.catalogs.models.shapes import MixtureOfExperts
-from meshplan.planner.training.estimator.candidates import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
 

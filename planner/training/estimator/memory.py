@@ -23,14 +23,8 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.training.estimator.candidates import (
-    Candidates,
-    FloatArray,
-    IntArray,
-    LayerKind,
-    Recompute,
-    StageClass,
-)
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, Recompute, StageClass
 from meshplan.planner.training.estimator.compute import activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.expert_load import arriving_load

@@ -29,7 +29,7 @@ import numpy as np
 
 from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.training.estimator.candidates import BoolArray, FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 # PCI Express of a hardware generation, x16, one direction, bytes/s (catalogs/seed/links.yaml; 3.0 by its data rate).
 # Devices with a faster way to their host (NVLink-C2C) are priced as if they had PCI Express.

@@ -14,7 +14,8 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.training.estimator.candidates import FloatArray, StageClass
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.candidates import StageClass
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 
 _BITS, _BLOCK, _CONSTANT_BITS, _SECOND_BLOCK, _SECOND_BITS = 4.0, 64.0, 8.0, 256.0, 32.0

@@ -18,7 +18,8 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.training.estimator.candidates import Candidates, FloatArray, IntArray, LayerKind, StageClass
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
 from meshplan.planner.training.estimator.quantised_weights import (
     NF4_BYTES,

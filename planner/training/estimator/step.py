@@ -23,13 +23,8 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.training.estimator.candidates import (
-    Candidates,
-    FloatArray,
-    LayerKind,
-    Recompute,
-    StageClass,
-)
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, Recompute, StageClass
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.compute import (
     LOW_PRECISION,

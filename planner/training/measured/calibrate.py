@@ -25,7 +25,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants, TimeConstants
-from meshplan.planner.training.estimator.candidates import FloatArray
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.measured.calibrate_memory import UNMEASURED_SAFE_FACTOR, MemoryFit, calibrate_memory

@@ -23,7 +23,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants
-from meshplan.planner.training.estimator.candidates import FloatArray
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
 

@@ -7,18 +7,13 @@ express is refused with a reason, never guessed.
 
 from __future__ import annotations
 
-import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observed_as
-from meshplan.catalogs.errors import CatalogError, Problem, SpecError
-from meshplan.catalogs.hardware import NodeType
+from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
-from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.measured.switches import observed_practice
 from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers
@@ -32,10 +27,10 @@ from meshplan.planner.training.problem.problem import (
     TrainingWorkload,
 )
 from meshplan.planner.validation.fields import Section, UnsupportedError, shown
+from meshplan.planner.validation.machines import MachineReader
 
 if TYPE_CHECKING:
     from meshplan.catalogs.constants.training import Calibration
-    from meshplan.catalogs.database.repository import Catalog
 
 SCHEDULES = {
     "1f1b": "1f1b",
@@ -48,7 +43,6 @@ SCHEDULES = {
     "zb-v": "zb-v",
     "zb-h1": "zb-1p",
 }
-BITS_PER_BYTE = 8.0
 # LoRA rank of observations that fine-tune adapters without saying their rank (the MLPerf benchmark's).
 DEFAULT_LORA_RANK = 16
 # How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
@@ -104,40 +98,8 @@ class ObservedRun:
         return "dense pipeline" if self.config.pipeline_parallel > 1 else "dense data/tensor"
 
 
-def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The rows of a file, blank lines skipped.
-
-    Raises:
-        SpecError: unreadable, or a line that is not a JSON object.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(path=str(path), message=f"cannot be read: {error}")]) from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise SpecError([Problem(path=f"{path}:{number}", message=f"not JSON: {error}")]) from error
-        if not isinstance(row, dict):
-            raise SpecError([Problem(path=f"{path}:{number}", message="not a JSON object")])
-        yield row
-
-
-class ObservationReader:
-    """Turns rows into runs, looking devices up in a catalog.
-
-    Args:
-        catalog: where devices and node types come from.
-    """
-
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._nodes: dict[str, list[NodeType]] = {}
-        for node in catalog.node_types():
-            self._nodes.setdefault(node.device.slug, []).append(node)
+class ObservationReader(MachineReader):
+    """Turns rows of training runs into problems and configurations; devices are looked up in a catalog."""
 
     def training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
         """Read a training row.
@@ -200,63 +162,6 @@ class ObservationReader:
             filled=filled + unsaid,
             expects_oom=bool(measured.get("oom", False)),
         )
-
-    def machine(self, hardware: Section) -> Machine:
-        """The machine that a row describes; links from the catalog's node type, NICs from the row where it says.
-
-        Raises:
-            CatalogError: the device is not in the catalog.
-            UnsupportedError: no node type of the catalog has the device, so its links are unknown.
-        """
-        device = self._catalog.device(hardware.text("device"))
-        nodes = self._nodes.get(device.slug, [])
-        if not nodes:
-            raise UnsupportedError(f"the catalog has no node type with {device.slug}, so its links are unknown")
-        num_devices = hardware.whole("num_devices")
-        per_host = hardware.whole("devices_per_node", nodes[0].devices_per_host)
-        node = _typical_node([node for node in nodes if node.devices_per_host == per_host] or nodes)
-        network = _network_bytes_per_s(str(hardware.values.get("inter_node") or ""), per_host)
-        slices = hardware.whole("slices", 0, least=0, most=num_devices)
-        domain = max(node.num_devices, per_host) if node.num_hosts > 1 else per_host
-        link = node.scale_out_link
-        return Machine(
-            device=device,
-            num_devices=num_devices,
-            devices_per_host=per_host,
-            domain_size=num_devices // slices if slices else domain,
-            scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
-            scale_up_latency_s=node.scale_up_link.latency_s,
-            scale_out_bytes_per_s=network or node.scale_out_bytes_per_s_per_device,
-            scale_out_latency_s=0.0 if link is None else link.latency_s,
-        )
-
-
-def _typical_node(nodes: list[NodeType]) -> NodeType:
-    """The node type that a row means which names the device alone: the (upper) median of the networks on offer."""
-    networked = [node for node in nodes if node.scale_out_bytes_per_s_per_device] or nodes
-    return sorted(networked, key=lambda node: node.scale_out_bytes_per_s_per_device)[len(networked) // 2]
-
-
-_PER_NODE = re.compile(r"(\d+)\s*x\D[^,]*?(\d+)\s*Gb", re.IGNORECASE)
-_PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
-_TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
-
-
-def _network_bytes_per_s(text: str, per_host: int) -> float | None:
-    """Network share of a device, from words such as ``8x200Gb/s HDR IB``; None where they say no number.
-
-    >>> _network_bytes_per_s("8x200Gb/s HDR IB", 8)
-    25000000000.0
-    """
-    section = re.search(r"Compute:([^,]*)", text)
-    text = section.group(1) if section else text
-    if device := _PER_DEVICE.search(text):
-        return float(device[1]) * 1e9 / BITS_PER_BYTE
-    if (node := _PER_NODE.search(text)) and "NetXtreme" not in text:  # that one lists what the card can do
-        return float(node[1]) * float(node[2]) * 1e9 / BITS_PER_BYTE / per_host
-    if total := _TOTAL.search(text):
-        return float(total[1]) * 1e9 / BITS_PER_BYTE / per_host
-    return None
 
 
 def _phase(workload: Section) -> Phase:

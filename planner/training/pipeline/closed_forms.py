@@ -43,7 +43,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.training.estimator.candidates import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.pipeline.list_scheduling import life_limit
 from meshplan.planner.training.pipeline.lookup import (
     SHARE_STEP,

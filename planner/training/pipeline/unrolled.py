@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from meshplan.planner.training.estimator.candidates import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.pipeline.list_scheduling import Nominal
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, pipeline_order
 from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder

@@ -10,32 +10,12 @@ parser accepts (``stage``). tests/conformance/megatron holds them against the fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LegalityRule:
-    """One condition that a framework puts on a training configuration.
-
-    Args:
-        name: short, stable; rejected candidates are counted under it.
-        holds: (model, configuration or columns) → whether it is met, element-wise.
-        message: what is asked for, in our vocabulary.
-        stage: where the framework notices: ``parser``, ``process groups`` or ``run time``.
-        source: file of the framework and version.
-        about: choices that alone can break it: while they are at their defaults it need not be asked.
-    """
-
-    name: str
-    holds: Callable[[ModelShape, Any], Any]
-    message: str
-    stage: str
-    source: str
-    about: tuple[str, ...] = ()
+from meshplan.planner.core.rules import LegalityRule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

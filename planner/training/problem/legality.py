@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
-from meshplan.planner.training.problem.framework_rules import LegalityRule
+from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.switches import ALL_TO_ALL
 
 ZERO_3 = 3

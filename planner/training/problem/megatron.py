@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem import legality
-from meshplan.planner.training.problem.framework_rules import FrameworkRules, LegalityRule
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.precisions import PRECISIONS
 
 _ZERO_2, _ZERO_3 = 2, 3

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
-from meshplan.planner.training.problem.framework_rules import FrameworkRules, LegalityRule
+from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.legality import (
     capacity_rule,
     context_style_rule,

@@ -8,13 +8,13 @@ models is what ``meshplan catalog schema`` prints for editors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeVar, get_args
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
-from meshplan.planner.core.spec_fields import MAX_DEVICES, Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
+from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
+from meshplan.planner.core.spec_fields import Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
+from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.training.problem.problem import Phase, TrainingObjective
 
 MAX_SEQUENCE_LENGTH = 16_777_216
@@ -22,57 +22,6 @@ MAX_GLOBAL_BATCH = 1_000_000
 MAX_TRAINING_TOKENS = 1e18
 MAX_EXPERT_LOAD = 1024.0
 MAX_CHUNKS = 1024
-
-
-class NodesSpec(SpecModel):
-    """Some nodes of a type that the catalog knows."""
-
-    type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
-    count: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="how many")]
-
-
-class DevicesSpec(SpecModel):
-    """Devices described in place, where the catalog has no such node type."""
-
-    type: str = Field(description="device of the catalog, such as h100-sxm-80gb", min_length=1)
-    per_node: Annotated[int, Field(strict=True, ge=1, le=1024, description="devices in one host")]
-    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="hosts")]
-
-
-class ClusterSpec(SpecModel):
-    """What there is to plan on: catalog nodes, or devices and links in place."""
-
-    nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None
-    devices: DevicesSpec | None = None
-    links: LinksSpec | None = None
-    profile: str | None = Field(
-        default=None, min_length=1, description="measured links of this cluster: the NAME of meshplan profile links"
-    )
-    exclude: ExcludeSpec | None = Field(default=None, description="nodes and devices that must not be used")
-    spare_nodes: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES)] = Field(
-        default=0, description="nodes to leave free; the rank mapping says which"
-    )
-    host_memory: Bytes | None = Field(default=None, description="of one host, such as '2 TiB'")
-    usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
-
-    @model_validator(mode="after")
-    def _one_form(self) -> ClusterSpec:
-        if (self.nodes is None) == (self.devices is None):
-            raise ValueError("give either 'nodes' (catalog node types) or 'devices' with 'links', not both")
-        links = self.links
-        if self.devices is not None:
-            if links is None or links.intra_node is None:
-                raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
-            if self.devices.nodes > 1 and links.inter_node is None:
-                raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
-        elif links is not None and (links.intra_node is not None or links.inter_node is not None):
-            raise ValueError(
-                "a plain link (intra_node, inter_node) goes with 'devices'; catalog node types bring their own links "
-                "(islands, degraded links and topologies may be described for both)"
-            )
-        if self.profile is not None and links is not None and links.describes_unevenness:
-            raise ValueError("give either 'profile' (measured links) or islands, degraded links and a topology")
-        return self
 
 
 class WorkloadSpec(SpecModel):
@@ -136,14 +85,6 @@ class WorkloadSpec(SpecModel):
         if self.global_batch_size is not None:
             return self.global_batch_size
         return (self.global_batch_tokens or 0) // self.sequence_length
-
-
-class PriceSpec(SpecModel):
-    """Which of a node type's prices counts; the newest that fits, on-demand first."""
-
-    provider: str | None = None
-    region: str | None = None
-    terms: str | None = None
 
 
 class ConstraintsSpec(SpecModel):
@@ -305,20 +246,6 @@ class TrainingSpec(SpecModel):
         return self
 
 
-def spec_schema(model: type[SpecModel] = TrainingSpec) -> dict[str, Any]:
-    """JSON Schema of a spec (draft 2020-12), quantities as text with their units.
-
-    Args:
-        model: the kind of spec.
-    """
-    schema = model.model_json_schema()
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"meshplan {schema['properties']['kind']['const']} spec",
-        **{key: value for key, value in schema.items() if key != "title"},
-    }
-
-
 def read_training_spec(document: Mapping[str, Any]) -> TrainingSpec:
     """Validate a document; every problem at once.
 
@@ -326,52 +253,3 @@ def read_training_spec(document: Mapping[str, Any]) -> TrainingSpec:
         SpecError: with the path and the fix of each problem.
     """
     return read_spec(TrainingSpec, document)
-
-
-SpecT = TypeVar("SpecT", bound=SpecModel)
-
-
-def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
-    """Validate a document of one kind; every problem at once.
-
-    Raises:
-        SpecError: with the path and the fix of each problem.
-    """
-    try:
-        return model.model_validate(document)
-    except ValidationError as error:
-        raise SpecError([_problem(model, dict(item)) for item in error.errors(include_url=False)]) from None
-
-
-def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
-    """One pydantic error in our words; an unknown key gets the closest known one."""
-    parts = [part for part in error["loc"] if not str(part).startswith(("list[", "function-", "constrained-"))]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden" and parts:
-        known = _known_keys(model, parts[:-1])
-        return Problem(path=path, message=f"unknown key{did_you_mean(closest_names(str(parts[-1]), known))}")
-    if error["type"] == "missing":
-        return Problem(path=path, message="is required")
-    given = error.get("input")
-    if isinstance(given, str | int | float | bool) and repr(given) not in message:
-        message = f"{message} (given: {given!r})"
-    return Problem(path=path, message=message)
-
-
-def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:
-    """Keys that a spec of the kind ``model`` may have at ``path``; list positions are stepped over."""
-    at: Any = model
-    for part in path:
-        if isinstance(part, int) or part not in at.model_fields:
-            continue
-        inner = _sections(at.model_fields[part].annotation)
-        at = inner[0] if inner else at
-    return [field.alias or name for name, field in at.model_fields.items()]
-
-
-def _sections(annotation: Any) -> list[type[SpecModel]]:
-    """The spec models inside a field's type, such as ``Annotated[list[NodesSpec], …] | None``."""
-    if isinstance(annotation, type) and issubclass(annotation, SpecModel):
-        return [annotation]
-    return [found for part in get_args(annotation) for found in _sections(part)]

@@ -42,8 +42,9 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
-from meshplan.planner.training.estimator.candidates import Candidates, FloatArray, PipelineSplit, Recompute
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, Recompute
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training

@@ -24,7 +24,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshplan.planner.training.estimator.candidates import Candidates, FloatArray
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingProblem

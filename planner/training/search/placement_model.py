@@ -26,7 +26,8 @@ from meshplan.planner.cluster.fabric import (
     slowest_pipeline_s,
 )
 from meshplan.planner.cluster.network import Floats, Ints, Network
-from meshplan.planner.training.estimator.candidates import Candidates, FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem

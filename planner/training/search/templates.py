@@ -18,14 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
-from meshplan.planner.training.estimator.candidates import (
-    BoolArray,
-    Candidates,
-    IntArray,
-    PipelineSplit,
-    Recompute,
-    split_layers,
-)
+from meshplan.planner.core.arrays import BoolArray, IntArray
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, Recompute, split_layers
 from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers, schedules_of
 from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, OFFLOADS, Phase, TrainingProblem
 from meshplan.planner.training.search.layer_partition import balance_arithmetic

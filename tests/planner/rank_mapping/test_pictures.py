@@ -11,9 +11,10 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.kinds import offered
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.rank_mapping.pictures import MOST_CELLS, MappingView, mapping_page, mapping_text
-from meshplan.planner.service import estimate_plan, make_plan, plan_mapping_view
+from meshplan.planner.service import estimate_plan, make_plan
 
 SPEC: dict[str, Any] = {
     "kind": "training",
@@ -37,7 +38,7 @@ def plan(catalog: Catalog) -> Plan:
 
 
 def test_the_page_shows_every_node_and_marks_what_decides(plan: Plan, catalog: Catalog) -> None:
-    page = mapping_page(plan_mapping_view(plan, catalog))
+    page = mapping_page(offered(plan, "mapping_view", "mapping to draw")(plan, catalog, Path()))
     ElementTree.fromstring(page.removeprefix("<!doctype html>").replace('<meta charset="utf-8">', ""))
     assert "http://www.w3.org/2000/svg" in page
     assert "<script" not in page
@@ -49,7 +50,7 @@ def test_the_page_shows_every_node_and_marks_what_decides(plan: Plan, catalog: C
 
 
 def test_the_terminal_says_the_same_within_its_width(plan: Plan, catalog: Catalog) -> None:
-    text = mapping_text(plan_mapping_view(plan, catalog), width=80)
+    text = mapping_text(offered(plan, "mapping_view", "mapping to draw")(plan, catalog, Path()), width=80)
     picture = text.split("\n\n")[:3]
     assert all(len(line) <= 80 for part in picture for line in part.splitlines())
     assert "stage 0" in text
@@ -86,7 +87,7 @@ def test_a_stand_alone_mapping_has_a_picture(catalog: Catalog) -> None:
         "bandwidth_bytes_per_s": rates,
     }
     made = make_plan(document, catalog)
-    text = mapping_text(plan_mapping_view(made, catalog, base=Path()))
+    text = mapping_text(offered(made, "mapping_view", "mapping to draw")(made, catalog, Path()))
     assert "ring of stage" in text
     assert "pipeline" in text
 
@@ -94,4 +95,5 @@ def test_a_stand_alone_mapping_has_a_picture(catalog: Catalog) -> None:
 def test_a_plan_on_even_links_has_no_mapping_to_draw(catalog: Catalog) -> None:
     even = {**SPEC, "cluster": {"nodes": [{"type": "dgx-h100", "count": 4}]}}
     with pytest.raises(SpecError, match="all links of its cluster are alike"):
-        plan_mapping_view(estimate_plan(even, catalog), catalog)
+        made = estimate_plan(even, catalog)
+        offered(made, "mapping_view", "mapping to draw")(made, catalog, Path())

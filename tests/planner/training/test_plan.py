@@ -13,24 +13,23 @@ from emit_cases import SHAPES
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.planner.core.plan import Plan, canonical_json
-from meshplan.planner.service import estimate_plan, make_plan, resolve
+from meshplan.planner.core.plan import Plan, canonical_json, plain, shape_from_document
+from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.plan import (
     breakdown,
     config_document,
     config_from_document,
     evidence_of,
-    plain,
     predicted,
     provenance,
     rejected_rows,
     runner_up_rows,
-    shape_from_document,
     time_interval,
 )
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.mapping_report import rank_table
+from meshplan.planner.training.service import resolve
 
 SPEC: dict[str, Any] = {
     "kind": "training",

@@ -10,8 +10,10 @@ import pytest
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.hardware import Price
-from meshplan.planner.training.problem.spec import PriceSpec, read_training_spec
-from meshplan.planner.training.resolve import Resolved, calibration_for, choose_price, resolve_training
+from meshplan.planner.cluster.lookup import choose_price
+from meshplan.planner.cluster.spec import PriceSpec
+from meshplan.planner.training.problem.spec import read_training_spec
+from meshplan.planner.training.resolve import Resolved, calibration_for, resolve_training
 
 SPEC: dict[str, Any] = {
     "kind": "training",

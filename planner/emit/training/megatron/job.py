@@ -17,19 +17,14 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.artifact import (
-    Artifact,
-    ParserVerified,
-    TrainingRequest,
-    commented,
-    stamp,
-)
+from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.adapters import without_adapters
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.megatron import script as megatron_script
 from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import feature_rows, say_all
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.megatron import MEGATRON

@@ -20,8 +20,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.orchestrators import kubernetes
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.megatron import MEGATRON
 

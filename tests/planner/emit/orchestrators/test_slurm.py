@@ -14,9 +14,9 @@ import pytest
 from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, plan_for, request_for
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.orchestrators import slurm
 from meshplan.planner.emit.training.megatron import job as megatron
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
 

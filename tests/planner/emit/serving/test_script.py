@@ -29,7 +29,7 @@ from meshplan.planner.emit.serving import sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit, emit_serving, engine_names
-from meshplan.planner.service import support_matrix
+from meshplan.planner.launch.support import support_matrix
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Router, Speculation

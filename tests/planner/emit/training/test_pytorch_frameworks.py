@@ -20,11 +20,11 @@ from hypothesis import strategies as st
 from read_back_cases import num_devices
 
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.training import accelerate, deepspeed, torchtitan
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import TARGETS, emit, target_names
-from meshplan.planner.service import support_matrix
+from meshplan.planner.launch.support import support_matrix
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingConfig
 

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import EmitError
-from meshplan.planner.emit.artifact import TrainingRequest
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.text import plain
 from meshplan.planner.emit.training.megatron import job as megatron
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
 

@@ -13,12 +13,12 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import ANY, ANY_ENGINE, calibrate_serving, refine_serving
 from meshplan.planner.serving.measured.constants_fit import FITTED, constants_of, parts_of, theta_of
 from meshplan.planner.serving.measured.prediction import PreparedRun
-from meshplan.planner.training.measured.observations import ObservationReader
+from meshplan.planner.validation.machines import MachineReader
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> ObservationReader:
-    return ObservationReader(Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")))
+def reader(tmp_path_factory: pytest.TempPathFactory) -> MachineReader:
+    return MachineReader(Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")))
 
 
 def errors(runs: Sequence[PreparedRun], constants: ServingConstants, metric: str) -> list[float]:
@@ -35,7 +35,7 @@ def test_parts_of_a_key_name_each_share_once() -> None:
     assert parts_of(("", "")) == (("", ""),)
 
 
-def test_planted_constants_predict_what_they_made(reader: ObservationReader) -> None:
+def test_planted_constants_predict_what_they_made(reader: MachineReader) -> None:
     """Of few runs shrinkage keeps some of the way back: eighteen, at three lengths of answers, are enough."""
     runs = prepared(reader, (1, 4, 16), "a") + prepared(reader, (2, 8, 32), "b")
     for length in (32, 512):
@@ -55,7 +55,7 @@ def test_planted_constants_predict_what_they_made(reader: ObservationReader) -> 
     assert local.num_runs == 18
 
 
-def test_one_point_of_a_curve_helps_the_rest(reader: ObservationReader) -> None:
+def test_one_point_of_a_curve_helps_the_rest(reader: MachineReader) -> None:
     point, rest = prepared(reader, (8,), "a"), prepared(reader, (1, 4, 32), "b")
     shipped = ServingCalibration(engine=ANY_ENGINE, architecture=ANY)
     result = refine_serving(point, lambda *_: shipped, source="mine", date="2026-11-21")
@@ -66,7 +66,7 @@ def test_one_point_of_a_curve_helps_the_rest(reader: ObservationReader) -> None:
     assert made.error_p90 == shipped.error_p90
 
 
-def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: ObservationReader) -> None:
+def test_fixed_constants_stay_and_layouts_are_left_out_whole(reader: MachineReader) -> None:
     """Of one layout nothing is left when it is held out: its errors are those of the catalog's constants."""
     runs = prepared(reader, (1, 4, 16), "a")
     shipped = ServingCalibration(engine=ANY_ENGINE, architecture=ANY)

@@ -12,7 +12,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import ANY, ANY_ENGINE, refine_serving
 from meshplan.planner.serving.measured.own_points import PointsResult, curves_of, predict_from_points
 from meshplan.planner.serving.measured.prediction import PreparedRun
-from meshplan.planner.training.measured.observations import ObservationReader
+from meshplan.planner.validation.machines import MachineReader
 from meshplan.planner.validation.summary import MetricSummary
 
 SHIPPED = ServingCalibration(engine=ANY_ENGINE, architecture=ANY, source="defaults")
@@ -20,7 +20,7 @@ SHIPPED = ServingCalibration(engine=ANY_ENGINE, architecture=ANY, source="defaul
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[PreparedRun]:
-    reader = ObservationReader(Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")))
+    reader = MachineReader(Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite")))
     return prepared(reader, (16, 1, 4), "a") + prepared(reader, (2, 8), "b") + prepared(reader, (8,), "alone")
 
 

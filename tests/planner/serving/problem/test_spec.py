@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.spec_reader import spec_schema
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
-from meshplan.planner.training.problem.spec import spec_schema
 
 SPEC: dict[str, Any] = {
     "kind": "serving",

@@ -14,8 +14,8 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.serving.problem.requests import Arrival, EngineLimits, Requests, Role, Router, ServingWorkload
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, SimulatedPool, simulate_system
-from meshplan.planner.serving.simulation.kv_tier import TierShape
 from meshplan.planner.serving.simulation.metrics import summarize
+from meshplan.planner.serving.simulation.prefix_cache import TierShape
 from meshplan.planner.serving.simulation.referee import referee_run
 
 LIMITS = EngineLimits(max_num_seqs=8, max_batched_tokens=256, prefix_caching=True)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import CannotExpressError, SpecError
-from meshplan.planner.emit.artifact import TrainingRequest
+from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import emit
 from meshplan.planner.service import make_plan
 from meshplan.planner.training.estimator.offload import (

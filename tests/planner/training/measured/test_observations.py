@@ -18,11 +18,12 @@ from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.training.measured.observations import ObservationReader, read_rows
+from meshplan.planner.training.measured.observations import ObservationReader
 from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
 from meshplan.planner.validate import validate_rows, validate_run
 from meshplan.planner.validation.fields import UnsupportedError
+from meshplan.planner.validation.machines import read_rows
 from meshplan.planner.validation.summary import ValidatedRow
 
 CONSTANTS = Calibration(framework="any", architecture="any")

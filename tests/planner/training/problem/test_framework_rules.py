@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.training.problem.framework_rules import LegalityRule, rank_coordinates
+from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.framework_rules import rank_coordinates
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError, UnitError
 from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, parse_quantity
-from meshplan.planner.training.problem.spec import FixedSpec, TrainingSpec, read_training_spec, spec_schema
+from meshplan.planner.core.spec_reader import spec_schema
+from meshplan.planner.training.problem.spec import FixedSpec, TrainingSpec, read_training_spec
 
 SPEC: dict[str, Any] = {
     "kind": "training",
@@ -185,11 +186,11 @@ def test_a_batch_in_tokens_is_whole_sequences() -> None:
 
 # --- the JSON Schema says the same as the models -------------------------------------------------------------------
 
-VALIDATOR = jsonschema.Draft202012Validator(spec_schema())
+VALIDATOR = jsonschema.Draft202012Validator(spec_schema(TrainingSpec))
 
 
 def test_the_schema_is_one() -> None:
-    jsonschema.Draft202012Validator.check_schema(spec_schema())
+    jsonschema.Draft202012Validator.check_schema(spec_schema(TrainingSpec))
     VALIDATOR.validate(SPEC)
     VALIDATOR.validate(changed("cluster", IN_PLACE))
 

@@ -1,0 +1,69 @@
+"""The hardware part of a spec: nodes of the catalog, or devices and links in place, and which price counts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
+from meshplan.planner.core.spec_fields import MAX_DEVICES, Bytes, Dollars, SpecModel
+
+
+class NodesSpec(SpecModel):
+    """Some nodes of a type that the catalog knows."""
+
+    type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
+    count: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="how many")]
+
+
+class DevicesSpec(SpecModel):
+    """Devices described in place, where the catalog has no such node type."""
+
+    type: str = Field(description="device of the catalog, such as h100-sxm-80gb", min_length=1)
+    per_node: Annotated[int, Field(strict=True, ge=1, le=1024, description="devices in one host")]
+    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="hosts")]
+
+
+class ClusterSpec(SpecModel):
+    """What there is to plan on: catalog nodes, or devices and links in place."""
+
+    nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None
+    devices: DevicesSpec | None = None
+    links: LinksSpec | None = None
+    profile: str | None = Field(
+        default=None, min_length=1, description="measured links of this cluster: the NAME of meshplan profile links"
+    )
+    exclude: ExcludeSpec | None = Field(default=None, description="nodes and devices that must not be used")
+    spare_nodes: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES)] = Field(
+        default=0, description="nodes to leave free; the rank mapping says which"
+    )
+    host_memory: Bytes | None = Field(default=None, description="of one host, such as '2 TiB'")
+    usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
+
+    @model_validator(mode="after")
+    def _one_form(self) -> ClusterSpec:
+        if (self.nodes is None) == (self.devices is None):
+            raise ValueError("give either 'nodes' (catalog node types) or 'devices' with 'links', not both")
+        links = self.links
+        if self.devices is not None:
+            if links is None or links.intra_node is None:
+                raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
+            if self.devices.nodes > 1 and links.inter_node is None:
+                raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
+        elif links is not None and (links.intra_node is not None or links.inter_node is not None):
+            raise ValueError(
+                "a plain link (intra_node, inter_node) goes with 'devices'; catalog node types bring their own links "
+                "(islands, degraded links and topologies may be described for both)"
+            )
+        if self.profile is not None and links is not None and links.describes_unevenness:
+            raise ValueError("give either 'profile' (measured links) or islands, degraded links and a topology")
+        return self
+
+
+class PriceSpec(SpecModel):
+    """Which of a node type's prices counts; the newest that fits, on-demand first."""
+
+    provider: str | None = None
+    region: str | None = None
+    terms: str | None = None

@@ -1,0 +1,12 @@
+"""NumPy array types by what they hold. Shapes stand in the docstrings of those who use them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from numpy.typing import NDArray
+
+# The names say what an array holds. NumPy's own promotion rules (int / int = float) are left to NumPy.
+FloatArray = NDArray[Any]
+IntArray = NDArray[Any]
+BoolArray = NDArray[Any]

@@ -1,0 +1,136 @@
+"""The registry of kinds: what a spec may ask, and which modules answer, launch and show it.
+
+A kind is one entry here and its own folder. Its *service* module has ``plan(question)``; further functions are
+optional, and a kind without one says so in an error that names those that have it:
+
+============================  ========================================================================================
+``estimate(question)``        prices the one configuration that the spec pins
+``explain(plan)``             why the plan is as it is; has ``to_document()``
+``instead(plan, …)``          the best plan with other choices pinned
+``written_out(spec)``         the spec with its defaults, for comparisons
+``timeline``, ``mapping_view``, ``pareto_page``   pictures
+``SPEC``                      the pydantic model of the spec, for its JSON Schema
+============================  ========================================================================================
+
+Its *launch* module (optional) has ``target(plan)`` and ``files(plan, options, catalog)``; its *report* module is the
+command line's view of its plans (``meshplan.cli.reports.plan.Report``). Modules are named, not imported: ``--help``
+must not pay for a solver.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.planner.core.plan import Plan
+    from meshplan.planner.core.solution import OnProgress
+
+DEFAULT_TOP = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A spec and what it is answered with.
+
+    Args:
+        document: the spec as plain data, with its ``kind``.
+        catalog: what hardware, models and prices exist.
+        base: folder against which paths in the spec are resolved.
+        seed: where pseudo-random choices start from.
+        top: candidates to keep in the plan's table.
+        time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
+        on_progress: called with incumbent and bound now and then.
+    """
+
+    document: Mapping[str, Any]
+    catalog: Catalog
+    base: Path = Path()
+    seed: int = 0
+    top: int = DEFAULT_TOP
+    time_limit_s: float | None = None
+    on_progress: OnProgress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of question.
+
+    Args:
+        name: as in ``kind:`` of a spec.
+        service: module that answers it, see the table above.
+        launch: module that makes launcher files of its plans; empty where nothing can be launched.
+        report: module of the command line that shows its plans.
+    """
+
+    name: str
+    service: str
+    launch: str = ""
+    report: str = "meshplan.cli.reports.stand_alone"
+
+    def offers(self, name: str) -> Any:
+        """The service's function or class of that name; None where the kind has none."""
+        return getattr(importlib.import_module(self.service), name, None)
+
+    def launcher(self) -> Any:
+        """The launch module; None where nothing can be launched."""
+        return importlib.import_module(self.launch) if self.launch else None
+
+
+_PLANNER = "meshplan.planner"
+_REPORTS = "meshplan.cli.reports"
+_KINDS = (
+    Kind(
+        name="training",
+        service=f"{_PLANNER}.training.service",
+        launch=f"{_PLANNER}.launch.training",
+        report=f"{_REPORTS}.training",
+    ),
+    Kind(
+        name="serving",
+        service=f"{_PLANNER}.serving.service",
+        launch=f"{_PLANNER}.launch.serving",
+        report=f"{_REPORTS}.serving",
+    ),
+    Kind(name="rank-mapping", service=f"{_PLANNER}.rank_mapping.service"),
+    Kind(name="expert-placement", service=f"{_PLANNER}.expert_placement.service"),
+    Kind(
+        name="gpu-allocation",
+        service=f"{_PLANNER}.gpu_allocation.service",
+        launch=f"{_PLANNER}.launch.gpu_allocation",
+        report=f"{_REPORTS}.gpu_allocation",
+    ),
+)
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _KINDS}
+
+
+def kind_of(document: Mapping[str, Any]) -> Kind:
+    """The kind that a spec names.
+
+    Raises:
+        SpecError: it names none, or an unknown one.
+    """
+    name = document.get("kind")
+    if isinstance(name, str) and name in KINDS:
+        return KINDS[name]
+    hint = did_you_mean(closest_names(str(name), KINDS)) if name is not None else ""
+    raise SpecError([Problem(path="kind", message=f"must be one of {', '.join(KINDS)}, not {name!r}{hint}")])
+
+
+def offered(plan: Plan, ability: str, what: str) -> Any:
+    """The function of the plan's kind that makes ``what`` of a plan with an answer.
+
+    Raises:
+        SpecError: the kind has no such thing, or the plan has no answer.
+    """
+    function = KINDS[plan.kind].offers(ability) if plan.kind in KINDS else None
+    if function is not None and (plan.config or plan.answer):
+        return function
+    message = f"plan {plan.plan_id} ({plan.kind}, {plan.solution['status']}) has no {what}"
+    raise SpecError([Problem(path="", message=message)], of="the question")

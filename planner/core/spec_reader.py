@@ -1,0 +1,74 @@
+"""Reads a spec of any kind: every problem at once, each with its path and the closest known key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypeVar, get_args
+
+from pydantic import ValidationError
+
+from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.planner.core.spec_fields import SpecModel
+
+
+def spec_schema(model: type[SpecModel]) -> dict[str, Any]:
+    """JSON Schema of a spec (draft 2020-12), quantities as text with their units.
+
+    Args:
+        model: the kind of spec.
+    """
+    schema = model.model_json_schema()
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"meshplan {schema['properties']['kind']['const']} spec",
+        **{key: value for key, value in schema.items() if key != "title"},
+    }
+
+
+SpecT = TypeVar("SpecT", bound=SpecModel)
+
+
+def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
+    """Validate a document of one kind; every problem at once.
+
+    Raises:
+        SpecError: with the path and the fix of each problem.
+    """
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        raise SpecError([_problem(model, dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
+    """One pydantic error in our words; an unknown key gets the closest known one."""
+    parts = [part for part in error["loc"] if not str(part).startswith(("list[", "function-", "constrained-"))]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden" and parts:
+        known = _known_keys(model, parts[:-1])
+        return Problem(path=path, message=f"unknown key{did_you_mean(closest_names(str(parts[-1]), known))}")
+    if error["type"] == "missing":
+        return Problem(path=path, message="is required")
+    given = error.get("input")
+    if isinstance(given, str | int | float | bool) and repr(given) not in message:
+        message = f"{message} (given: {given!r})"
+    return Problem(path=path, message=message)
+
+
+def _known_keys(model: type[SpecModel], path: list[Any]) -> list[str]:
+    """Keys that a spec of the kind ``model`` may have at ``path``; list positions are stepped over."""
+    at: Any = model
+    for part in path:
+        if isinstance(part, int) or part not in at.model_fields:
+            continue
+        inner = _sections(at.model_fields[part].annotation)
+        at = inner[0] if inner else at
+    return [field.alias or name for name, field in at.model_fields.items()]
+
+
+def _sections(annotation: Any) -> list[type[SpecModel]]:
+    """The spec models inside a field's type, such as ``Annotated[list[NodesSpec], …] | None``."""
+    if isinstance(annotation, type) and issubclass(annotation, SpecModel):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in _sections(part)]

@@ -1,0 +1,64 @@
+"""A training plan as the emitters take it."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, dataclass, fields
+from typing import Any
+
+from meshplan.catalogs.errors import EmitError
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.plan import Plan
+from meshplan.planner.training.problem.problem import TrainingConfig
+
+DEFAULT_MASTER_PORT = 29500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRequest:
+    """Everything that an emitter of training launchers needs.
+
+    Args:
+        plan: a plan of the kind ``training`` that found a configuration.
+        shape: the model, as the planner saw it.
+        device: the accelerator of every host; None leaves out what depends on it (checks of name and memory).
+        hosts: names of the hosts, by the host number of the rank table; empty: each launch reads MASTER_ADDR.
+        master_port: TCP port of the rendezvous on the first host.
+        devices_per_host: devices of every host, used or not; 0 where that is not known.
+        image: container image, for launchers that start containers; empty for a name that the user has to replace.
+        script: the user's training script, for frameworks that have none of their own; empty for none.
+    """
+
+    plan: Plan
+    shape: ModelShape
+    device: Device | None = None
+    hosts: tuple[str, ...] = ()
+    master_port: int = DEFAULT_MASTER_PORT
+    devices_per_host: int = 0
+    image: str = ""
+    script: str = ""
+
+    @property
+    def config(self) -> TrainingConfig:
+        """The choices of the plan.
+
+        Raises:
+            EmitError: the plan is of another kind, or it has no configuration.
+        """
+        return training_config(self.plan)
+
+
+def training_config(plan: Plan) -> TrainingConfig:
+    """Read the choices back from a (possibly stored) training plan."""
+    if plan.kind != "training":
+        raise EmitError(f"plan {plan.plan_id} is of the kind {plan.kind!r}; training launchers need kind 'training'")
+    choices = fields(TrainingConfig)
+    missing = sorted({item.name for item in choices if item.default is MISSING} - plan.config.keys())
+    if missing:
+        status = plan.solution.get("status", "unknown")
+        raise EmitError(
+            f"plan {plan.plan_id} has no complete configuration to launch (status {status}; "
+            f"missing: {', '.join(missing)}); emit a plan whose status is optimal or feasible"
+        )
+    chosen: dict[str, Any] = {item.name: plan.config[item.name] for item in choices if item.name in plan.config}
+    return TrainingConfig(**{**chosen, "layers_per_chunk": tuple(chosen["layers_per_chunk"])})

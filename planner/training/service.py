@@ -1,0 +1,172 @@
+"""The straight line for training: spec → catalog → problem → search → plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.cluster.lookup import unknown_names
+from meshplan.planner.core.kinds import Question
+from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
+from meshplan.planner.core.solution import solution_document
+from meshplan.planner.rank_mapping.pictures import MappingView
+from meshplan.planner.rank_mapping.view import training_view
+from meshplan.planner.training.alternatives import alternatives
+from meshplan.planner.training.alternatives import instead as best_instead
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.explanation import explain
+from meshplan.planner.training.infeasible import explain_infeasible
+from meshplan.planner.training.pinned import fixed_config
+from meshplan.planner.training.plan import (
+    alternative_rows,
+    catalog_content,
+    config_from_document,
+    make_training_plan,
+    rejected_rows,
+    runner_up_rows,
+)
+from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
+from meshplan.planner.training.resolve import Resolved, resolve_training
+from meshplan.planner.training.search.degrees import KEEP
+from meshplan.planner.training.search.joint import place_config, search_plans
+from meshplan.planner.training.search.mapping_report import asked_order, placed
+from meshplan.planner.training.search.rank_placement import Placement
+from meshplan.planner.training.simulated import simulated_pipeline
+
+if TYPE_CHECKING:
+    from meshplan.catalogs.database.repository import Catalog
+    from meshplan.catalogs.models.shapes import ModelShape
+    from meshplan.planner.training.pipeline.simulation import Simulated
+
+__all__ = ["SPEC", "estimate", "explain", "instead", "mapping_view", "plan", "resolve", "timeline", "written_out"]
+
+SPEC = TrainingSpec
+# Micro-batches of a timeline, over the number of stages: filling, one steady round, emptying.
+TIMELINE_ROUNDS = 3
+
+
+def resolve(
+    document: Mapping[str, Any], catalog: Catalog, base: Path = Path(), *, shape: ModelShape | None = None
+) -> Resolved:
+    """Read and look up a training spec.
+
+    Args:
+        document: the spec.
+        catalog: where names are looked up.
+        base: folder against which a model path is resolved.
+        shape: the model where it is known already; the spec's model is not looked up then.
+
+    Raises:
+        SpecError: malformed, of another kind, or with unknown names.
+    """
+    if document.get("kind") != "training":
+        raise SpecError([Problem(path="kind", message=f"must be training here, not {document.get('kind')}")])
+    try:
+        spec = read_training_spec(document)
+    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
+        raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
+    return resolve_training(spec, catalog, base, shape=shape)
+
+
+def plan(question: Question) -> Plan:
+    """Search degrees and rank mapping; see :func:`meshplan.planner.service.make_plan`."""
+    resolved = resolve(question.document, question.catalog, question.base)
+    problem = resolved.problem
+    found = search_plans(
+        problem,
+        seed=question.seed,
+        keep=max(KEEP, 2 * question.top),  # equals that differ in a label only are shown once
+        order=asked_order(problem, resolved.mapping),
+        time_limit_s=question.time_limit_s,
+        on_progress=question.on_progress,
+    )
+    solution, search = found.solution, found.search.report
+    common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": tuple(rejected_rows(search))}
+    report = {**solution_document(solution, question.seed), "num_candidates": search.considered}
+    if solution.assignment is None:
+        return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, search)}, **common)
+    common["placement"] = found.placement
+    problem = placed(problem, found.placement)
+    chosen = price(problem, solution.assignment.config)
+    rows = runner_up_rows(found.best, top=question.top)
+    left_s = None if question.time_limit_s is None else question.time_limit_s - solution.wall_s
+    rows += alternative_rows(chosen, alternatives(problem, chosen, time_limit_s=left_s))
+    resolved = replace(resolved, problem=problem)
+    return make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+
+
+def estimate(question: Question) -> Plan:
+    """Price the configuration that ``fixed`` pins.
+
+    Raises:
+        SpecError: malformed, or the pinned choices are not legal together (each broken rule is named).
+    """
+    resolved = resolve(question.document, question.catalog, question.base)
+    common: dict[str, Any] = _identity(question.document, resolved)
+    config = fixed_config(resolved.problem)
+    resolved, common["placement"] = _placed_config(resolved, config)
+    priced = price(resolved.problem, config)
+    fits = priced.safe_bytes <= resolved.problem.limits.memory_bytes
+    report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
+    return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
+
+
+def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:
+    """The best plan with other choices pinned, and why it is slower or faster."""
+    spec = {**made.spec, "fixed": {**made.spec.get("fixed", {}), **choices}}
+    resolved = resolve(spec, catalog, shape=shape_from_document(made.provenance["model"]))
+    config = config_from_document(made.config)
+    common: dict[str, Any] = _identity(spec, resolved)
+    resolved, _ = _placed_config(resolved, config)
+    free = resolved.problem.with_fixed(made.spec.get("fixed", {}))
+    other = best_instead(free, price(free, config), choices)
+    if other.priced is None:
+        return None, other.reason
+    resolved, common["placement"] = _placed_config(resolved, other.priced.config)
+    report = {"status": "feasible", "solver": "pinned choices"}
+    return (
+        make_training_plan(resolved, other.priced, solution=report, alternatives=(), rejected=(), **common),
+        other.reason,
+    )
+
+
+def written_out(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """The spec with its defaults."""
+    return read_training_spec(spec).model_dump(mode="json", exclude_none=True)
+
+
+def timeline(made: Plan, catalog: Catalog) -> tuple[Simulated, str]:
+    """The plan's pipeline schedule in time, and a title that says what is shown.
+
+    Of very many micro-batches only the first :data:`TIMELINE_ROUNDS` × pipeline_parallel are run: the steady state
+    repeats, and more would not be seen.
+    """
+    resolved = resolve(made.spec, catalog, shape=shape_from_document(made.provenance["model"]))
+    config = config_from_document(made.config)
+    shown = min(config.num_microbatches, TIMELINE_ROUNDS * config.pipeline_parallel)
+    run = simulated_pipeline(resolved.problem, replace(config, num_microbatches=shown))
+    title = (
+        f"{config.pipeline_schedule}, {config.pipeline_parallel} stages × {config.virtual_pipeline_stages} chunks, "
+        f"{shown} of {config.num_microbatches} micro-batches"
+    )
+    return run, title
+
+
+def mapping_view(made: Plan, catalog: Catalog, base: Path) -> MappingView:
+    """Which rank sits where, on the links as the catalog and the spec have them now."""
+    resolved = resolve(made.spec, catalog, base, shape=shape_from_document(made.provenance["model"]))
+    return training_view(made, resolved.problem.machine.network)
+
+
+def _placed_config(resolved: Resolved, config: TrainingConfig) -> tuple[Resolved, Placement | None]:
+    """The mapping that the spec asks for, of one configuration."""
+    placement = place_config(resolved.problem, config, order=asked_order(resolved.problem, resolved.mapping))
+    return replace(resolved, problem=placed(resolved.problem, placement)), placement
+
+
+def _identity(document: Mapping[str, Any], resolved: Resolved) -> dict[str, Any]:
+    return plan_identity(document, catalog_content(resolved))
