@@ -26,14 +26,14 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from meshplan.planner.cluster.network import Bools, Floats, Ints, Network, strongly_connected
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.cluster.network import Network, strongly_connected
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 _BITS = 20
 _MASK = (1 << _BITS) - 1
 RING, ALL_TO_ALL = "ring", "all-to-all"
 # Links between slots, as two arrays of slot numbers: senders and receivers.
-SlotLinks = tuple[Ints, Ints]
+SlotLinks = tuple[IntArray, IntArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,10 +126,10 @@ class Orders:
     """
 
     network: Network
-    orders: Ints
+    orders: IntArray
     domain_size: int
 
-    def seconds_per_byte(self, group: Group) -> Floats:
+    def seconds_per_byte(self, group: Group) -> FloatArray:
         """[k] of the slowest link of any such group, per byte that a device sends in all."""
         senders, receivers = slot_links(group)
         if not len(senders):
@@ -144,14 +144,14 @@ class Orders:
             worst = np.maximum(worst, network.nic_s_per_byte[sources].max(axis=1))
         return np.maximum(worst, self._trunks_s_per_byte(sources, targets).max(axis=1, initial=0.0) / shares)
 
-    def latency_s(self, group: Group) -> Floats:
+    def latency_s(self, group: Group) -> FloatArray:
         """[k] slowest link's latency."""
         senders, receivers = slot_links(group)
         return np.asarray(
             self.network.latency_s[self.orders[:, senders], self.orders[:, receivers]].max(axis=1, initial=0.0)
         )
 
-    def _trunks_s_per_byte(self, sources: Ints, targets: Ints) -> Floats:
+    def _trunks_s_per_byte(self, sources: IntArray, targets: IntArray) -> FloatArray:
         """[k, trunks] seconds per byte of a link that crosses the trunk with all others that do, either way round."""
         columns = [
             np.maximum(
@@ -163,7 +163,7 @@ class Orders:
         ]
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.orders), 0))
 
-    def hops_s(self, asked: Messages) -> Floats:
+    def hops_s(self, asked: Messages) -> FloatArray:
         """[k, P − 1 (P with wraps), r] time of each stage boundary of each pipeline, forth and back."""
         before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
         first, second = self.orders[:, before], self.orders[:, after]
@@ -172,7 +172,7 @@ class Orders:
         latency = self.network.latency_s[first, second] + self.network.latency_s[second, first]
         return np.where(before == after, asked.inside_s, asked.sent_bytes * (there + back) + latency)
 
-    def _boundary_s_per_byte(self, first: Ints, second: Ints) -> Floats:
+    def _boundary_s_per_byte(self, first: IntArray, second: IntArray) -> FloatArray:
         """[k, P − 1, r]: the pipelines cross a boundary together, and share the trunks on it."""
         spacing = self.network.seconds_per_byte[first, second]
         for trunk in self.network.trunks:
@@ -301,9 +301,9 @@ class GivenRates(Fabric):
         domain_size: devices of a node.
     """
 
-    spacing: Mapping[Group, Floats]
-    latency: Mapping[Group, Floats]
-    messages_s: Floats
+    spacing: Mapping[Group, FloatArray]
+    latency: Mapping[Group, FloatArray]
+    messages_s: FloatArray
     domain_size: int
 
     def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray:
@@ -336,7 +336,7 @@ class BestLinks(Fabric):
     _known: dict[Group, float] = field(default_factory=dict)
 
     @cached_property
-    def _usable(self) -> Floats:
+    def _usable(self) -> FloatArray:
         usable = np.array(self.network.usable)
         return np.asarray(self.network.bytes_per_s[np.ix_(usable, usable)])
 
@@ -363,7 +363,7 @@ class BestLinks(Fabric):
         return 1.0 / float(rates[low]) if shares == 1 else max(1.0 / (shares * float(rates[low])), 1.0 / nic)
 
     @staticmethod
-    def _room(links: Bools, nodes: int) -> int:
+    def _room(links: BoolArray, nodes: int) -> int:
         parts = np.bincount(strongly_connected(links))
         return int((parts // nodes * nodes).sum())
 

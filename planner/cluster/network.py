@@ -11,11 +11,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 # Links this close to each other count as equal. Assumed: repeated runs of the link profiler on one quiet network differ
 # by a few per cent, so a finer difference is no reason to move a rank.
@@ -34,8 +31,8 @@ class Trunk:
     """
 
     name: str
-    senders: Bools
-    receivers: Bools
+    senders: BoolArray
+    receivers: BoolArray
     bytes_per_s: float
 
 
@@ -53,8 +50,8 @@ class Network:
     """
 
     names: tuple[str, ...]
-    bytes_per_s: Floats
-    latency_s: Floats
+    bytes_per_s: FloatArray
+    latency_s: FloatArray
     usable: tuple[int, ...]
     trunks: tuple[Trunk, ...] = ()
     source: str = ""
@@ -65,23 +62,23 @@ class Network:
         return len(self.names)
 
     @cached_property
-    def seconds_per_byte(self) -> Floats:
+    def seconds_per_byte(self) -> FloatArray:
         """[n, n] of each directed link."""
         return np.asarray(1.0 / self.bytes_per_s)
 
     @cached_property
-    def ring_s_per_byte(self) -> Floats:
+    def ring_s_per_byte(self) -> FloatArray:
         """[n, n] of each link in its slower direction."""
         return np.maximum(self.seconds_per_byte, self.seconds_per_byte.T)
 
     @cached_property
-    def nic_s_per_byte(self) -> Floats:
+    def nic_s_per_byte(self) -> FloatArray:
         """[n] of each node's fastest link, sending or receiving: what its NIC can do."""
         spacing = self.seconds_per_byte + np.diag(np.full(self.num_nodes, np.inf))
         return np.asarray(np.maximum(spacing.min(axis=1), spacing.min(axis=0)))
 
     @property
-    def between_usable(self) -> Floats:
+    def between_usable(self) -> FloatArray:
         """Rates of the links between different usable nodes, in one row."""
         chosen = self.bytes_per_s[np.ix_(self.usable, self.usable)]
         return np.asarray(chosen[~np.eye(len(chosen), dtype=bool)])
@@ -101,7 +98,7 @@ class Network:
         return self.usable[int(sender)], self.usable[int(receiver)]
 
 
-def strongly_connected(links: Bools) -> Ints:
+def strongly_connected(links: BoolArray) -> IntArray:
     """[n] label of the strongly connected part of each node, labels in the order of each part's lowest node."""
     labels = np.full(len(links), -1, dtype=np.int64)
     label = 0
@@ -112,7 +109,7 @@ def strongly_connected(links: Bools) -> Ints:
     return labels
 
 
-def reached_from(links: Bools, start: int) -> Bools:
+def reached_from(links: BoolArray, start: int) -> BoolArray:
     """[n] whether a path over ``links`` ([n, n], from row to column) leads from ``start`` to each node."""
     reached = np.zeros(len(links), dtype=bool)
     reached[start] = True

@@ -13,8 +13,9 @@ import numpy as np
 from meshplan.catalogs.errors import Problem
 from meshplan.planner.cluster.links_spec import BetweenIslandsSpec, DegradedSpec, IslandSpec, TopologySpec
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network import Bools, Floats, Ints, Network, Trunk, strongly_connected
+from meshplan.planner.cluster.network import Network, Trunk, strongly_connected
 from meshplan.planner.cluster.spec import ClusterSpec
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 # A bad description is often bad everywhere: name the first few, count the rest.
 MAX_NAMED = 8
@@ -118,7 +119,7 @@ class _Draft:
             self._two_sites(spec.nodes_in_first or 0, spec.wan.total, spec.wan.latency)
         self._mend_diagonal()
 
-    def _leaves(self, leaf: Ints, spec: TopologySpec) -> None:
+    def _leaves(self, leaf: IntArray, spec: TopologySpec) -> None:
         num_leaves = int(leaf.max()) + 1
         if spec.kind == "rail-only" and num_leaves > 1:
             self.say(
@@ -161,8 +162,8 @@ class _Draft:
     def _line(
         self,
         name: str,
-        senders: Bools,
-        receivers: Bools,
+        senders: BoolArray,
+        receivers: BoolArray,
         *,
         share: float | None,
         total: float | None,
@@ -180,7 +181,7 @@ class _Draft:
 
     # --- islands and single links ---------------------------------------------------------------------------------
 
-    def _known(self, nodes: list[int], path: str) -> Bools:
+    def _known(self, nodes: list[int], path: str) -> BoolArray:
         chosen = np.zeros(self.num_nodes, dtype=bool)
         unknown = [node for node in nodes if node >= self.num_nodes]
         if unknown:
@@ -246,7 +247,7 @@ class _Draft:
 
 
 def check_links(
-    rates: Floats, usable: tuple[int, ...], names: tuple[str, ...], problems: list[Problem], *, path: str
+    rates: FloatArray, usable: tuple[int, ...], names: tuple[str, ...], problems: list[Problem], *, path: str
 ) -> None:
     """Name links between usable nodes that carry nothing, and nodes that cannot be reached."""
     chosen = rates[np.ix_(usable, usable)]

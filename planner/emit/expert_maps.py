@@ -25,10 +25,10 @@ import numpy as np
 import yaml
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.emit.artifact import Artifact
 from meshplan.planner.expert_placement.pictures import svg_picture
 from meshplan.planner.expert_placement.placing import Placed, views
-from meshplan.planner.expert_placement.problem.objectives import IntArray
 
 MAP_KEY = "physical_to_logical_map"
 VLLM_RECORD_TYPE = "eplb_initial_mapping"

@@ -13,7 +13,8 @@ from html import escape
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray, device_time, device_traffic
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.expert_placement.problem.objectives import device_time, device_traffic
 
 MOST_BARS = 64
 MOST_CELLS = 64  # rows of the traffic matrix

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.solution import Solution, relative_gap, status_of
 from meshplan.planner.expert_placement.advice.advice import (
     distinct_devices_per_token,
@@ -22,7 +23,6 @@ from meshplan.planner.expert_placement.advice.dispatch import fewer_visits
 from meshplan.planner.expert_placement.advice.pareto import migration_curve, traffic_curve
 from meshplan.planner.expert_placement.pictures import PlacementView, view
 from meshplan.planner.expert_placement.problem.objectives import (
-    IntArray,
     Objective,
     cross_device_fraction,
     cross_node_fraction,

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.gpu_allocation.nodes.problem import Offer, ReplicaKind
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service, SizedBucket
 from meshplan.planner.serving.estimator.collectives import Exchange
@@ -29,8 +29,6 @@ from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Layout, Objective, Pool, Role
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
 from meshplan.planner.serving.search.workers import PricedWorker, price_worker
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
 from meshplan.planner.gpu_allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
@@ -40,8 +41,6 @@ from meshplan.planner.serving.simulation.run import ServingRun
 NUM_RUNS, STUDENT_T = 20, 2.093
 # Runs after which a plan that is far from its promises is given up.
 NUM_SCREENED = 3
-Bools = NDArray[np.bool_]
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +160,7 @@ def replay(
 
 def sample(
     service: Service, rates: NDArray[np.float64], num: int, burstiness: float, seed: tuple[int, int]
-) -> tuple[Requests, Ints]:
+) -> tuple[Requests, IntArray]:
     """Requests of a service and the bucket of each, ``num`` of them, at the rates of a scenario.
 
     A trace is played with its own lengths and gaps, again from the start where it is short, at the scenario's rate;
@@ -181,7 +180,7 @@ def sample(
     return Requests(arrival_s=np.cumsum(gaps) / rate, input_length=lengths[0], output_length=lengths[1]), bucket
 
 
-def _tiled(service: Service, trace: Requests, rate: float, num: int) -> tuple[Requests, Ints]:
+def _tiled(service: Service, trace: Requests, rate: float, num: int) -> tuple[Requests, IntArray]:
     size, times = len(trace), -(-num // len(trace))
     span = float(trace.arrival_s[-1] - trace.arrival_s[0]) * (size / max(size - 1, 1))
     arrival = np.concatenate([trace.arrival_s - trace.arrival_s[0] + k * span for k in range(times)])
@@ -215,9 +214,9 @@ class _Runs:
         counts = allocation.replicas[problem.stage_of(scenario)]
         self.counts = counts
         self.usable = [max(count - problem.min_spare_replicas, 0) for count in counts]
-        self.within: dict[Objective, list[Bools]] = {promise: [] for promise in service.promises}
+        self.within: dict[Objective, list[BoolArray]] = {promise: [] for promise in service.promises}
         self.latency: dict[Objective, list[NDArray[np.float64]]] = {promise: [] for promise in service.promises}
-        self.of_kind: dict[int, list[Bools]] = {}
+        self.of_kind: dict[int, list[BoolArray]] = {}
         self.num_rejected = 0
 
     @property
@@ -225,7 +224,7 @@ class _Runs:
         """Kind → share of its requests that keep every promise."""
         return {g: float(np.concatenate(runs).mean()) for g, runs in self.of_kind.items()}
 
-    def serve(self, requests: Requests, bucket: Ints, shares: NDArray[np.float64], seed: int) -> None:
+    def serve(self, requests: Requests, bucket: IntArray, shares: NDArray[np.float64], seed: int) -> None:
         """Route and serve everything.
 
         Raises:
@@ -272,7 +271,7 @@ class _Runs:
         )
 
     def _serve_kind(
-        self, g: int, requests: Requests, chosen: Ints, kinds: tuple[int, ...], rng: np.random.Generator
+        self, g: int, requests: Requests, chosen: IntArray, kinds: tuple[int, ...], rng: np.random.Generator
     ) -> None:
         part = Requests(
             arrival_s=requests.arrival_s[chosen],
@@ -315,7 +314,7 @@ class _Runs:
         )
         return serve(site_of(problem), ServingConfig(engine=problem.rules.name, pools=pools), workload)
 
-    def _noted(self, run: ServingRun, chosen: Ints, here: Bools) -> Bools:
+    def _noted(self, run: ServingRun, chosen: IntArray, here: BoolArray) -> BoolArray:
         """Keep what the requests that met this state saw; which of them keep every promise."""
         everything = here.copy()
         for promise in self.service.promises:
@@ -348,7 +347,7 @@ class _Runs:
         )
 
 
-def lower_limit(within: Sequence[Bools]) -> float:
+def lower_limit(within: Sequence[BoolArray]) -> float:
     """Lower end of the 95 % interval of a share of requests, from independent runs."""
     everything = np.concatenate(within)
     means = np.array([run.mean() for run in within])

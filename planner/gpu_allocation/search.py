@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution
-from meshplan.planner.gpu_allocation.capacity import FloatArray, Offering, Replica, capacities, offerings, replicas
+from meshplan.planner.gpu_allocation.capacity import Offering, Replica, capacities, offerings, replicas
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import AllocationQuestion

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.moves import available_moves
-from meshplan.planner.rank_mapping.objective import Floats, Ints, LinkCosts, best_rings
+from meshplan.planner.rank_mapping.objective import LinkCosts, best_rings
 from meshplan.planner.rank_mapping.states import MappingStates
 
 # Chosen on generated instances of all families of tests/benchmarks/rank_mapping_families.py.
@@ -46,8 +47,8 @@ CLOCK_CHECK_STEPS = 64
 class Found:
     """The best mapping of a search: [P, d] lines and rings, and its objective."""
 
-    lines: Ints
-    rings: Ints
+    lines: IntArray
+    rings: IntArray
     objective_s: float
 
 
@@ -61,12 +62,12 @@ def _affordable(chains: int, num_nodes: int) -> int:
     return max(int(LEAST_CHAIN_SHARE * chains), min(chains, CHAIN_NODES // num_nodes))
 
 
-def identity_lines(costs: LinkCosts) -> Ints:
+def identity_lines(costs: LinkCosts) -> IntArray:
     """[P, d] default layout: node(r, q) = q·d + r."""
     return np.arange(costs.num_nodes, dtype=np.int64).reshape(costs.num_stages, costs.num_pipelines)
 
 
-def neighbourly_order(costs: LinkCosts) -> Ints:
+def neighbourly_order(costs: LinkCosts) -> IntArray:
     """[n] nodes such that well connected ones stand together: leaves of the single-linkage tree of the links."""
     closeness = np.maximum(costs.ring_s, costs.ring_s.T) if costs.num_pipelines > 1 else costs.hop_s
     left, right = np.triu_indices(costs.num_nodes, k=1)
@@ -87,7 +88,7 @@ def neighbourly_order(costs: LinkCosts) -> Ints:
     return np.array(next(iter(groups.values())), dtype=np.int64)
 
 
-def starting_lines(costs: LinkCosts, num_chains: int, rng: np.random.Generator) -> Ints:
+def starting_lines(costs: LinkCosts, num_chains: int, rng: np.random.Generator) -> IntArray:
     """[K, P, d]: half constructed (neighbours share a stage, or a pipeline; by index and by links), half random."""
     stages, pipelines, nodes = costs.num_stages, costs.num_pipelines, costs.num_nodes
     orders = (neighbourly_order(costs), np.arange(nodes))
@@ -183,7 +184,7 @@ class _Best:
         return Found(lines=lines[winner], rings=rings[winner], objective_s=values[winner])
 
 
-def _warmth(states: MappingStates) -> Floats:
+def _warmth(states: MappingStates) -> FloatArray:
     """[K] factors of the temperature: the better a chain, the colder. It settles while the others go on looking."""
     spread = TEMPERATURE_SPREAD ** np.linspace(-0.5, 0.5, states.num_chains)
     return np.asarray(spread[states.energy_s.argsort(kind="stable").argsort(kind="stable")])

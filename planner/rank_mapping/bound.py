@@ -16,13 +16,8 @@ from functools import partial
 import numpy as np
 
 from meshplan.planner.cluster.network import reached_from
-from meshplan.planner.rank_mapping.objective import (
-    MAX_EXACT_RING_NODES,
-    Floats,
-    Ints,
-    LinkCosts,
-    best_ring,
-)
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.objective import MAX_EXACT_RING_NODES, LinkCosts, best_ring
 
 MAX_SUBGRADIENT_STEPS = 150
 # Prim's tree costs n vector operations of length n; this keeps 1,024 nodes at a few seconds.
@@ -64,7 +59,7 @@ def lower_bound(costs: LinkCosts) -> LowerBound:
     return LowerBound(total_s=float(total), ring_s=ring_s, pipeline_s=free_pipeline_s)
 
 
-def pipeline_bound_s(costs: LinkCosts, parts: Ints) -> float:
+def pipeline_bound_s(costs: LinkCosts, parts: IntArray) -> float:
     """Lower bound of the slowest pipeline when each part of the nodes holds whole stages.
 
     The larger of two: every node is on some pipeline, so the dearest node's cheapest pipeline; and the mean of all
@@ -75,7 +70,7 @@ def pipeline_bound_s(costs: LinkCosts, parts: Ints) -> float:
     return max(_dearest_node_s(costs, parts), _mean_pipeline_s(costs, parts))
 
 
-def _dearest_node_s(costs: LinkCosts, parts: Ints) -> float:
+def _dearest_node_s(costs: LinkCosts, parts: IntArray) -> float:
     """Max over nodes of the cheapest walk of P nodes through it with at least (parts − 1) crossings.
 
     ``tail[s, c, v]`` is the cheapest walk of s hops that ends in v and crosses at least c times. A pipeline through
@@ -100,7 +95,7 @@ def _dearest_node_s(costs: LinkCosts, parts: Ints) -> float:
     return float(through.max())
 
 
-def _mean_pipeline_s(costs: LinkCosts, parts: Ints) -> float:
+def _mean_pipeline_s(costs: LinkCosts, parts: IntArray) -> float:
     """Mean of all pipelines, bounded by Lagrangian relaxation over forests.
 
     The pipelines are a forest of n − d hops in which every node has one or two neighbours and at least
@@ -131,7 +126,7 @@ def _mean_pipeline_s(costs: LinkCosts, parts: Ints) -> float:
     return best / pipelines
 
 
-def _spanning_tree(weight: Floats) -> tuple[Ints, Ints, Floats]:
+def _spanning_tree(weight: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
     """Prim's minimum spanning tree of a dense graph: ends and weights of its n − 1 edges."""
     nodes = len(weight)
     nearest = np.zeros(nodes, dtype=np.int64)
@@ -152,7 +147,7 @@ def _spanning_tree(weight: Floats) -> tuple[Ints, Ints, Floats]:
     return left, right, cost
 
 
-def _forced_rings_s(costs: LinkCosts, parts: Ints) -> float:
+def _forced_rings_s(costs: LinkCosts, parts: IntArray) -> float:
     """Slowest ring among the parts that are one stage each: there the ring's nodes are known."""
     size = costs.num_pipelines
     if size > MAX_EXACT_RING_NODES:
@@ -164,7 +159,7 @@ def _forced_rings_s(costs: LinkCosts, parts: Ints) -> float:
     return slowest
 
 
-def _parts(costs: LinkCosts, threshold_s: float) -> Ints | None:
+def _parts(costs: LinkCosts, threshold_s: float) -> IntArray | None:
     """[n] strongly connected part of each node over links of at most the threshold.
 
     None when the parts cannot hold whole stages (a part's size is no multiple of d). Misfits never return as the
@@ -192,7 +187,7 @@ def _merged(costs: LinkCosts, num_parts: int, threshold_s: float) -> bool:
     return parts is not None and int(parts.max()) + 1 < num_parts
 
 
-def _first(thresholds: Floats, holds: Callable[[float], bool], *, at_least: int) -> int:
+def _first(thresholds: FloatArray, holds: Callable[[float], bool], *, at_least: int) -> int:
     """Index of the first threshold for which the monotone condition holds; the last one if it never does."""
     low, high = at_least, len(thresholds) - 1
     while low < high:

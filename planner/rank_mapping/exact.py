@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.rank_mapping.objective import Floats, Ints, LinkCosts
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.objective import LinkCosts
 
 MAX_EXACT_NODES = 16  # tables have 2^n rows
 MAX_PATHS = 200_000
@@ -31,7 +32,7 @@ class ExactResult:
         bound_s: no mapping is faster.
     """
 
-    lines: Ints | None
+    lines: IntArray | None
     bound_s: float
 
 
@@ -39,19 +40,19 @@ class ExactResult:
 class _Paths:
     """Oriented paths by their lowest node: bit masks [m], nodes [m, P], seconds [m]."""
 
-    masks: Ints
-    nodes: Ints
-    seconds: Floats
+    masks: IntArray
+    nodes: IntArray
+    seconds: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Partial:
     """Partial mappings with equally many pipelines: used [m], stage sets [m, P], slowest [m], nodes [m, r, P]."""
 
-    used: Ints
-    stage_sets: Ints
-    slowest_s: Floats
-    lines: Ints
+    used: IntArray
+    stage_sets: IntArray
+    slowest_s: FloatArray
+    lines: IntArray
 
 
 def improve_exactly(
@@ -85,7 +86,7 @@ def improve_exactly(
     return ExactResult(lines=None, bound_s=bound_s)
 
 
-def ring_floor_s(costs: LinkCosts) -> Floats:
+def ring_floor_s(costs: LinkCosts) -> FloatArray:
     """[2^n] least ring time over the sets of d nodes that include each set; ∞ for sets larger than d.
 
     Bottleneck recursion over subsets as in ``best_ring``, for all sets at once, layer by layer of their size; every
@@ -110,7 +111,7 @@ def ring_floor_s(costs: LinkCosts) -> Floats:
     return floor
 
 
-def _bit_tables(nodes: int) -> tuple[Ints, Ints]:
+def _bit_tables(nodes: int) -> tuple[IntArray, IntArray]:
     """Number of bits, and index of the lowest bit (0 for the empty set), of each number below 2^nodes."""
     counts = np.zeros(1, dtype=np.int64)
     lowest = np.zeros(1, dtype=np.int64)
@@ -147,7 +148,7 @@ class _Search:
     """Depth first over chunks of partial mappings."""
 
     def __init__(
-        self, *, costs: LinkCosts, floor: Floats, paths: list[_Paths], pipeline_bound_s: float, work: int
+        self, *, costs: LinkCosts, floor: FloatArray, paths: list[_Paths], pipeline_bound_s: float, work: int
     ) -> None:
         self.costs, self.floor, self.paths = costs, floor, paths
         self.pipeline_bound_s = pipeline_bound_s
@@ -155,10 +156,10 @@ class _Search:
         self.everything = (1 << costs.num_nodes) - 1
         _, self.lowest_bit = _bit_tables(costs.num_nodes)
 
-    def below(self, target_s: float) -> tuple[Ints | None, float, bool]:
+    def below(self, target_s: float) -> tuple[IntArray | None, float, bool]:
         """The best mapping faster than the target, its time, and whether the search came to its end."""
         stages = self.costs.num_stages
-        best: Ints | None = None
+        best: IntArray | None = None
         root = _Partial(
             used=np.zeros(1, dtype=np.int64),
             stage_sets=np.zeros((1, stages), dtype=np.int64),
@@ -206,7 +207,7 @@ class _Search:
             keep &= (paths.nodes == node).argmax(axis=1) <= (self.costs.num_stages - 1) / 2
         return _Paths(masks=paths.masks[keep], nodes=paths.nodes[keep], seconds=paths.seconds[keep])
 
-    def _joined(self, partial: _Partial, some: Ints, paths: _Paths, target_s: float) -> _Partial:
+    def _joined(self, partial: _Partial, some: IntArray, paths: _Paths, target_s: float) -> _Partial:
         row, path = np.nonzero(partial.used[some][:, None] & paths.masks == 0)
         row = some[row]
         slowest = np.maximum(partial.slowest_s[row], paths.seconds[path])

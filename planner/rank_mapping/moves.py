@@ -13,7 +13,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from meshplan.planner.rank_mapping.objective import NUM_NODES_WITH_ONE_RING, Floats, Ints, LinkCosts
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.objective import NUM_NODES_WITH_ONE_RING, LinkCosts
 from meshplan.planner.rank_mapping.states import TINY, MappingStates
 
 # Candidates of one step in one mapping. Chosen with tests/benchmarks/rank_mapping.py, as are the shares below.
@@ -27,7 +28,7 @@ NUM_SEGMENTS, NUM_RING_RUNS = 48, 48
 COIN = 0.5
 NEAR_CUT_PLACES = 3  # how far from the slowest link the next cut mostly lies
 
-Move = Callable[[MappingStates, Floats, np.random.Generator], None]
+Move = Callable[[MappingStates, FloatArray, np.random.Generator], None]
 
 
 def available_moves(costs: LinkCosts) -> dict[Move, float]:
@@ -44,7 +45,7 @@ def available_moves(costs: LinkCosts) -> dict[Move, float]:
     return {move: share / total for move, share in shares.items()}
 
 
-def exchange_nodes(states: MappingStates, temperature_s: Floats, rng: np.random.Generator) -> None:
+def exchange_nodes(states: MappingStates, temperature_s: FloatArray, rng: np.random.Generator) -> None:
     """Some nodes, half of them critical, against all others (against a sample where there are many)."""
     chain, shape = np.arange(states.num_chains)[:, None], (states.num_chains, min(MAX_STARTS, states.num_nodes))
     first = _index(rng.random(shape), states.num_nodes)
@@ -65,7 +66,7 @@ def exchange_nodes(states: MappingStates, temperature_s: Floats, rng: np.random.
         states.exchange(chains, first[chains, taken // len(second)], second[taken % len(second)])
 
 
-def exchange_segments(states: MappingStates, temperature_s: Floats, rng: np.random.Generator) -> None:
+def exchange_segments(states: MappingStates, temperature_s: FloatArray, rng: np.random.Generator) -> None:
     """Pipelines, half of them the slowest, against any other: tails, runs of stages and single stages."""
     shape = (states.num_chains, NUM_SEGMENTS)
     first = _index(rng.random(shape), states.pipelines)
@@ -81,7 +82,7 @@ def exchange_segments(states: MappingStates, temperature_s: Floats, rng: np.rand
         states.exchange_segments(chains, first[at], second[at], start[at], stop[at])
 
 
-def exchange_ring_runs(states: MappingStates, temperature_s: Floats, rng: np.random.Generator) -> None:
+def exchange_ring_runs(states: MappingStates, temperature_s: FloatArray, rng: np.random.Generator) -> None:
     """Two neighbouring runs of a ring, half of them cut at the slowest link, often with a short run beside it."""
     shape, size, half = (states.num_chains, NUM_RING_RUNS), states.pipelines, NUM_RING_RUNS // 2
     cuts = _index(rng.random((3, *shape)), size + 1)
@@ -98,7 +99,9 @@ def exchange_ring_runs(states: MappingStates, temperature_s: Floats, rng: np.ran
         states.exchange_ring_runs(chains, stage[chains, taken], cuts[:, chains, taken])
 
 
-def chosen(staying_s: Floats, energies_s: Floats, temperature_s: Floats, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def chosen(
+    staying_s: FloatArray, energies_s: FloatArray, temperature_s: FloatArray, rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
     """Mappings that move, and the candidate that each of them takes.
 
     The least of E + T·ln(e), e exponentially distributed, is a draw with probability ∝ exp(−E/T).
@@ -117,6 +120,6 @@ def chosen(staying_s: Floats, energies_s: Floats, temperature_s: Floats, rng: np
     return chains, taken[chains]
 
 
-def _index(uniform: Floats, size: Ints | int) -> Ints:
+def _index(uniform: FloatArray, size: IntArray | int) -> IntArray:
     """Uniform numbers in [0, 1) → whole numbers 0 … size − 1."""
     return np.asarray((uniform * size).astype(np.int64))

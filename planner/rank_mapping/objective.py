@@ -8,12 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.problem import RankMappingProblem
-
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
 
 # Largest ring whose best order is found by the subset recursion: 2^d · d² steps a stage.
 MAX_EXACT_RING_NODES = 8
@@ -34,8 +31,8 @@ class LinkCosts:
 
     num_stages: int
     num_pipelines: int
-    hop_s: Floats
-    ring_s: Floats
+    hop_s: FloatArray
+    ring_s: FloatArray
 
     @classmethod
     def of(cls, problem: RankMappingProblem) -> LinkCosts:
@@ -54,7 +51,7 @@ class LinkCosts:
         """N = P·d."""
         return self.num_stages * self.num_pipelines
 
-    def pipeline_times_s(self, lines: Ints) -> Floats:
+    def pipeline_times_s(self, lines: IntArray) -> FloatArray:
         """[…, d] time of each pipeline.
 
         Args:
@@ -62,7 +59,7 @@ class LinkCosts:
         """
         return np.asarray(self.hop_s[lines[..., :-1, :], lines[..., 1:, :]].sum(axis=-2))
 
-    def ring_times_s(self, rings: Ints) -> Floats:
+    def ring_times_s(self, rings: IntArray) -> FloatArray:
         """[…, P] time of each stage's ring; 0 for a ring of one node.
 
         Args:
@@ -70,12 +67,12 @@ class LinkCosts:
         """
         return np.asarray(self.ring_s[rings, np.roll(rings, -1, axis=-1)].max(axis=-1))
 
-    def objective_s(self, lines: Ints, rings: Ints) -> float:
+    def objective_s(self, lines: IntArray, rings: IntArray) -> float:
         """Slowest pipeline plus slowest ring, seconds."""
         return float(self.pipeline_times_s(lines).max() + self.ring_times_s(rings).max())
 
 
-def best_ring(ring_s: Floats, nodes: Ints) -> Ints:
+def best_ring(ring_s: FloatArray, nodes: IntArray) -> IntArray:
     """The order of ``nodes`` whose slowest directed link is fastest, exactly, by recursion over subsets.
 
     ``reach[S, v]`` is the least bottleneck of a path from the first node through all of S that ends in v;
@@ -106,7 +103,7 @@ def best_ring(ring_s: Floats, nodes: Ints) -> Ints:
     return np.asarray(nodes[[0, *reversed(order)]])
 
 
-def best_rings(ring_s: Floats, rings: Ints) -> Ints:
+def best_rings(ring_s: FloatArray, rings: IntArray) -> IntArray:
     """Each stage's best order where that is affordable, the given one elsewhere."""
     if rings.shape[-1] > MAX_EXACT_RING_NODES:
         return rings

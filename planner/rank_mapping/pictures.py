@@ -17,7 +17,7 @@ from html import escape
 import numpy as np
 
 from meshplan.catalogs.units import format_bandwidth
-from meshplan.planner.cluster.network import Floats, Ints
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 SHADES = " ░▒▓█"
 # Beyond these a picture shows the links only as shades, or the first nodes only, and says so.
@@ -46,8 +46,8 @@ class MappingView:
 
     title: str
     names: Sequence[str]
-    bytes_per_s: Floats
-    grid: Ints
+    bytes_per_s: FloatArray
+    grid: IntArray
     critical: Sequence[tuple[Link, str]]
     path: Sequence[int]
     notes: Sequence[str]

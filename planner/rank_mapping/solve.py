@@ -28,11 +28,12 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.rank_mapping.annealing import anneal, default_steps, identity_lines
 from meshplan.planner.rank_mapping.bound import LowerBound, lower_bound
 from meshplan.planner.rank_mapping.exact import MAX_EXACT_NODES, improve_exactly
-from meshplan.planner.rank_mapping.objective import Ints, LinkCosts, best_rings
+from meshplan.planner.rank_mapping.objective import LinkCosts, best_rings
 from meshplan.planner.rank_mapping.problem import RankMappingProblem
 
 SOLVER = "annealing"
@@ -54,19 +55,19 @@ class RankMapping:
     rings: tuple[tuple[int, ...], ...]
 
     @classmethod
-    def of(cls, lines: Ints, rings: Ints) -> RankMapping:
+    def of(cls, lines: IntArray, rings: IntArray) -> RankMapping:
         """From [P, d] arrays of nodes by (stage, pipeline) and by (stage, ring place)."""
         return cls(
             assignment=tuple(tuple(row) for row in lines.T.tolist()), rings=tuple(tuple(row) for row in rings.tolist())
         )
 
     @property
-    def lines(self) -> Ints:
+    def lines(self) -> IntArray:
         """[P, d] node of each (stage, pipeline)."""
         return np.array(self.assignment, dtype=np.int64).T
 
     @property
-    def ring_orders(self) -> Ints:
+    def ring_orders(self) -> IntArray:
         """[P, d] nodes of each stage in ring order."""
         return np.array(self.rings, dtype=np.int64)
 
@@ -123,13 +124,13 @@ def solve(
 
 def _searched(
     costs: LinkCosts,
-    lines: Ints,
-    rings: Ints,
+    lines: IntArray,
+    rings: IntArray,
     bound: LowerBound,
     seed: int,
     deadline: float | None,
     tell: Callable[[float | None, float, str], None],
-) -> tuple[Ints, Ints, float]:
+) -> tuple[IntArray, IntArray, float]:
     """Anneal; order the rings exactly where that is affordable; never return worse than the given mapping."""
     found = anneal(
         costs,

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.rank_mapping.objective import Floats, Ints, LinkCosts
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.objective import LinkCosts
 
 # Powers of link costs are kept below 10^250, so that the sum of all of them stays a finite double.
 MAX_POWER_DECADES = 250.0
@@ -33,7 +34,7 @@ class MappingStates:
         ring_scale_s: a ring time near the best one; powers are taken of link cost / scale.
     """
 
-    def __init__(self, costs: LinkCosts, lines: Ints, rings: Ints, *, ring_scale_s: float) -> None:
+    def __init__(self, costs: LinkCosts, lines: IntArray, rings: IntArray, *, ring_scale_s: float) -> None:
         self.costs = costs
         num_chains, self.stages, self.pipelines = lines.shape
         self.num_nodes = costs.num_nodes
@@ -54,7 +55,7 @@ class MappingStates:
         self._power_into = np.ascontiguousarray(self._power.T)
         self._refresh(np.arange(self.num_chains))
 
-    def _allocate(self, lines: Ints, rings: Ints) -> None:
+    def _allocate(self, lines: IntArray, rings: IntArray) -> None:
         """Room for the mappings [K, n] and for what follows from them, which :meth:`_refresh` fills."""
         self.num_chains = len(lines)
         self.lines, self.rings = lines, rings
@@ -65,19 +66,19 @@ class MappingStates:
             np.empty(self.num_chains) for _ in range(5)
         )
 
-    def keep_chains(self, kept: Ints) -> None:
+    def keep_chains(self, kept: IntArray) -> None:
         """Go on with these chains only."""
         self._allocate(self.lines[kept], self.rings[kept])
         self._refresh(np.arange(self.num_chains))
 
-    def copy_chains(self, target: Ints, source: Ints) -> None:
+    def copy_chains(self, target: IntArray, source: IntArray) -> None:
         """Overwrite the chains ``target`` by the chains ``source``."""
         self.lines[target], self.rings[target] = self.lines[source], self.rings[source]
         self._refresh(target)
 
     # --- exchange of two nodes -------------------------------------------------------------------------------------
 
-    def exchange_energies_s(self, first: Ints, second: Ints) -> Floats:
+    def exchange_energies_s(self, first: IntArray, second: IntArray) -> FloatArray:
         """[K, m, c] energies if a node of ``first`` and one of ``second`` exchanged places; ∞ for one and the same.
 
         Each takes the other's pipeline cell. In different stages each also enters the other's ring where it adds the
@@ -99,7 +100,7 @@ class MappingStates:
             energies = energies + self._pipelines_after_exchange_s(first, second, cell, partner_cell)
         return np.where(first[:, :, None] == second, np.inf, energies)
 
-    def exchange(self, chains: Ints, first: Ints, second: Ints) -> None:
+    def exchange(self, chains: IntArray, first: IntArray, second: IntArray) -> None:
         """Exchange two nodes in each of some mappings.
 
         Args:
@@ -114,7 +115,7 @@ class MappingStates:
             self._replace_in_ring(chains[apart], leaving[apart], entering[apart])
         self._refresh(chains)
 
-    def _rise_at_first(self, first: Ints, second: Ints) -> Floats:
+    def _rise_at_first(self, first: IntArray, second: IntArray) -> FloatArray:
         """[K, m, c] change of power of the ring of each first node when a second node comes in its stead."""
         others, following = self._others(np.arange(self.num_chains)[:, None], first)
         between = self._power[others, following]
@@ -128,7 +129,7 @@ class MappingStates:
             np.minimum(least, harm - between[..., place, None], out=least)
         return np.asarray(least - gone[..., None])
 
-    def _rise_at_second(self, first: Ints, second: Ints) -> Floats:
+    def _rise_at_second(self, first: IntArray, second: IntArray) -> FloatArray:
         """[K, m, c] change of power of the ring of each second node when a first node comes in its stead."""
         chain, size = np.arange(self.num_chains)[:, None], self.pipelines
         from_ring = self._power_into[first[:, :, None], self.rings[:, None, :]]
@@ -141,7 +142,9 @@ class MappingStates:
         rise = np.minimum(instead, elsewhere) - gone[:, None, :]
         return np.asarray(np.take_along_axis(rise, self.ring_cell[chain, second][:, None, :], axis=2))
 
-    def _pipelines_after_exchange_s(self, first: Ints, second: Ints, cell: Ints, partner_cell: Ints) -> Floats:
+    def _pipelines_after_exchange_s(
+        self, first: IntArray, second: IntArray, cell: IntArray, partner_cell: IntArray
+    ) -> FloatArray:
         """[K, m, c] norm of the pipelines' times."""
         chain = np.arange(self.num_chains)[:, None]
         before, after = self._neighbours()
@@ -170,7 +173,7 @@ class MappingStates:
         power = self.pipeline_power[:, None, None] + change + np.where(same, 0.0, partner_change)
         return np.asarray(slowest * self._root(np.maximum(power, TINY)))
 
-    def _others(self, chains: Ints, nodes: Ints) -> tuple[Ints, Ints]:
+    def _others(self, chains: IntArray, nodes: IntArray) -> tuple[IntArray, IntArray]:
         """[…, d − 1] the other nodes of a node's ring, from its successor on, and each one's successor among them."""
         cell = self.ring_cell[chains, nodes][..., None]
         start = cell - cell % self.pipelines
@@ -178,7 +181,7 @@ class MappingStates:
         others = self.rings[chains[..., None], turned]
         return others, np.roll(others, -1, axis=-1)
 
-    def _replace_in_ring(self, chains: Ints, leaving: Ints, entering: Ints) -> None:
+    def _replace_in_ring(self, chains: IntArray, leaving: IntArray, entering: IntArray) -> None:
         if self.pipelines == 1:
             self.rings[chains, self.ring_cell[chains, leaving]] = entering
             return
@@ -192,7 +195,7 @@ class MappingStates:
 
     # --- exchange of parts of two pipelines ------------------------------------------------------------------------
 
-    def segment_energies_s(self, first: Ints, second: Ints, start: Ints, stop: Ints) -> Floats:
+    def segment_energies_s(self, first: IntArray, second: IntArray, start: IntArray, stop: IntArray) -> FloatArray:
         """[K, m] energies if two pipelines exchanged their nodes in the stages start … stop − 1. No ring changes.
 
         Args:
@@ -221,7 +224,9 @@ class MappingStates:
         ring_s = self._ring_scale_s * self._root(self.ring_power)
         return np.asarray(ring_s[:, None] + slowest * self._root(np.maximum(power, TINY)))
 
-    def exchange_segments(self, chains: Ints, first: Ints, second: Ints, start: Ints, stop: Ints) -> None:
+    def exchange_segments(
+        self, chains: IntArray, first: IntArray, second: IntArray, start: IntArray, stop: IntArray
+    ) -> None:
         """Exchange parts of two pipelines in each of some mappings; all arguments [k]."""
         stage = np.arange(self.stages)
         inside = (stage >= start[:, None]) & (stage < stop[:, None])
@@ -234,7 +239,7 @@ class MappingStates:
 
     # --- exchange of neighbouring runs of a ring -------------------------------------------------------------------
 
-    def ring_run_energies_s(self, stage: Ints, cuts: Ints) -> Floats:
+    def ring_run_energies_s(self, stage: IntArray, cuts: IntArray) -> FloatArray:
         """[K, m] energies if two neighbouring runs of a ring changed places.
 
         No run is reversed, because links are directed: this is or-opt for short runs and 3-opt for long ones. Three
@@ -256,7 +261,7 @@ class MappingStates:
         pipeline_s = self.slowest_s * self._root(self.pipeline_power)
         return np.asarray(pipeline_s[:, None] + self._ring_scale_s * self._root(power))
 
-    def exchange_ring_runs(self, chains: Ints, stage: Ints, cuts: Ints) -> None:
+    def exchange_ring_runs(self, chains: IntArray, stage: IntArray, cuts: IntArray) -> None:
         """Exchange neighbouring runs in each of some mappings: stage [k], cuts [3, k]."""
         begin, middle, end = cuts[:, :, None]
         place = np.arange(self.pipelines)
@@ -269,7 +274,7 @@ class MappingStates:
 
     # --- sums ------------------------------------------------------------------------------------------------------
 
-    def _refresh(self, chains: Ints) -> None:
+    def _refresh(self, chains: IntArray) -> None:
         """Bring everything that follows from lines and rings up to date in some mappings."""
         row, grid = chains[:, None], (len(chains), self.stages, self.pipelines)
         lines, rings = self.lines[chains], self.rings[chains]
@@ -286,29 +291,29 @@ class MappingStates:
         self.energy_s[chains] = norms[0] + scale * self._root(pipeline_power)
         self.objective_s[chains] = norms[1] + slowest
 
-    def _padded_lines(self) -> Ints:
+    def _padded_lines(self) -> IntArray:
         """[K, P + 2, d] with the node that does not exist before and behind."""
         grid = self.lines.reshape(self.num_chains, self.stages, self.pipelines)
         return np.pad(grid, ((0, 0), (1, 1), (0, 0)), constant_values=self.num_nodes)
 
-    def _neighbours(self) -> tuple[Ints, Ints]:
+    def _neighbours(self) -> tuple[IntArray, IntArray]:
         """[K, n] nodes before and behind each cell in its pipeline."""
         padded = self._padded_lines().reshape(self.num_chains, -1)
         return padded[:, : self.num_nodes], padded[:, 2 * self.pipelines :]
 
-    def _raised(self, values: Floats) -> Floats:
+    def _raised(self, values: FloatArray) -> FloatArray:
         values = np.minimum(values, self._max_ratio)
         for _ in range(self._doublings):
             values = values * values
         return values
 
-    def _root(self, values: Floats) -> Floats:
+    def _root(self, values: FloatArray) -> FloatArray:
         for _ in range(self._doublings):
             values = np.sqrt(values)
         return values
 
 
-def _least_of_the_others(values: Floats) -> Floats:
+def _least_of_the_others(values: FloatArray) -> FloatArray:
     """[…, d] least value of each ring without place i and the one before it; ∞ where nothing is left.
 
     Windows of d − 2 places from i + 1 on, by doubling.

@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.problem.objectives import (
-    FloatArray,
-    IntArray,
     Objective,
     balancedness,
     duplicates_on_device,

@@ -17,13 +17,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.advice.advice import distinct_devices_per_token
-from meshplan.planner.expert_placement.problem.objectives import (
-    FloatArray,
-    IntArray,
-    layer_balancedness,
-    replica_counts,
-)
+from meshplan.planner.expert_placement.problem.objectives import layer_balancedness, replica_counts
 
 LEAST_GAIN = 1e-9
 ROUNDING = 1e-12

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.errors import Problem, SolverError, SpecError
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.expert_placement.problem.objectives import (
-    IntArray,
     Objective,
     balancedness,
     cross_device_fraction,

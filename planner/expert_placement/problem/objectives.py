@@ -18,8 +18,7 @@ from enum import Enum
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 
 class Objective(Enum):

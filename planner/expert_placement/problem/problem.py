@@ -13,13 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import (
-    FloatArray,
-    IntArray,
-    Objective,
-    RobustMeasure,
-    balancedness,
-)
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.expert_placement.problem.objectives import Objective, RobustMeasure, balancedness
 from meshplan.planner.expert_placement.problem.reader import read_fields
 
 

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray, Objective, RobustMeasure
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.expert_placement.problem.objectives import Objective, RobustMeasure
 
 KIND = "expert-placement"
 KNOWN_KEYS = (

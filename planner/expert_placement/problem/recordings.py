@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 LARGEST_SAFETENSORS_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
 SAFETENSORS_TYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "F32": "<f4", "F64": "<f8"}

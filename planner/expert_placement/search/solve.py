@@ -19,10 +19,9 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.expert_placement.problem.objectives import (
-    FloatArray,
-    IntArray,
     Objective,
     RobustMeasure,
     balancedness,

@@ -29,14 +29,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, Scenario
 from meshplan.planner.gpu_allocation.nodes.solve import allocation_of, route, solve_fleet
 
-FloatArray = npt.NDArray[np.float64]
 # Fleets that were asked for before.
 Memory = dict[FleetProblem, Solution[FleetAllocation]]
 # Distance of two levels of traffic.

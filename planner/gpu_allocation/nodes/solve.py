@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, as_plain
 from meshplan.planner.gpu_allocation.nodes.program import (
@@ -33,7 +34,6 @@ from meshplan.planner.gpu_allocation.nodes.program import (
 from meshplan.planner.gpu_allocation.replicas import solve as gpu_allocation
 from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program, solve_relaxed
 
-FloatArray = npt.NDArray[np.float64]
 SOLVER = "mixed-integer program (SCIP)"
 # Boxes after which SCIP's best fleet is taken with its gap: about half a minute for 40 kinds and 50 buckets.
 MAX_NODES = 50_000

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
 from meshplan.planner.gpu_allocation.replicas.instance import Instance
-from meshplan.planner.gpu_allocation.replicas.loads import FloatArray
 from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 

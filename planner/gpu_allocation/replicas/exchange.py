@@ -12,8 +12,8 @@ from itertools import combinations_with_replacement
 import numpy as np
 import numpy.typing as npt
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.gpu_allocation.replicas.instance import Instance
-from meshplan.planner.gpu_allocation.replicas.loads import FloatArray
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 
 # Inequalities remembered: the newest, which come from the boxes now searched.

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.gpu_allocation.replicas.instance import Instance, instance_of
-from meshplan.planner.gpu_allocation.replicas.loads import FloatArray, IntArray
 from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from meshplan.planner.gpu_allocation.replicas.loads import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
 
 # A bucket with traffic counts as at least this much of a replica: below lies the rounding of the linear programs.

@@ -23,10 +23,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Price below which a type would look free; keeps 0 · ∞ out of the products. Any non-negative price is a valid proof.
 _SMALLEST_RELATIVE_PRICE = 1e-12

@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
-from meshplan.planner.gpu_allocation.replicas.loads import Corner, FloatArray, IntArray, LoadPolytope, floored
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.gpu_allocation.replicas.loads import Corner, LoadPolytope, floored
 
 # Relative distance at which a relaxation counts as solved to the end.
 EXACT = 1e-9

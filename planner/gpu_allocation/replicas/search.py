@@ -28,11 +28,12 @@ from decimal import Decimal
 
 import numpy as np
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.gpu_allocation.replicas.cuts import sharpen
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
 from meshplan.planner.gpu_allocation.replicas.instance import Instance, families
-from meshplan.planner.gpu_allocation.replicas.loads import FloatArray, LoadPolytope
+from meshplan.planner.gpu_allocation.replicas.loads import LoadPolytope
 from meshplan.planner.gpu_allocation.replicas.relaxation import EXACT, WHOLE, FleetRelaxation, Relaxed, balance
 
 # Relative distance at which the relaxation of a wide problem is good enough to branch on.

@@ -32,11 +32,11 @@ import time
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.replicas.answer import answer
 from meshplan.planner.gpu_allocation.replicas.infeasible import impossible
 from meshplan.planner.gpu_allocation.replicas.instance import Instance, instance_of
-from meshplan.planner.gpu_allocation.replicas.loads import FloatArray
 from meshplan.planner.gpu_allocation.replicas.problem import Allocation, GpuAllocationProblem
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, Balance, balance
 from meshplan.planner.gpu_allocation.replicas.search import Budget, cheapest_fleet

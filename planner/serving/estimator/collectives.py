@@ -12,14 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.surfaces.collectives import CollectiveCurve, collective_curve
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.problem.quantization import BYTES_16_BIT
-
-FloatArray = NDArray[np.float64]
 
 # Of a link's nominal bandwidth, attained by large collectives (NCCL 2.29.2 on 8 H100, published by aiconfigurator: bus
 # bandwidth 445 of 450 GB/s for all-reduce with NVLS, 335 for all-gather, 315 for all-to-all).

@@ -18,19 +18,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES, Quantization
 from meshplan.planner.serving.problem.requests import EngineLimits, Layout, Role, Speculation
-
-FloatArray = NDArray[np.float64]
 
 # Memory-bound kernels of one layer's attention and MLP halves, and hidden-size elements they move a token (norm with
 # residual: 4; rotary embedding and cache write: their own width).

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshplan.catalogs.efficiency import (
     ATTENTION_CLASSES,
@@ -35,10 +34,10 @@ from meshplan.catalogs.surfaces.attention import attention_surface
 from meshplan.catalogs.surfaces.experts import FRAMEWORKS, expert_surface
 from meshplan.catalogs.surfaces.gemm import gemm_surface
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES
 from meshplan.planner.serving.problem.requests import Role
 
-FloatArray = NDArray[np.float64]
 PREFILL_CLASS, DECODE_CLASS = ATTENTION_CLASSES
 
 # KERNEL_S of a quantised product with the kernel that quantises its input. The surfaces of fp8 and nvfp4 were timed

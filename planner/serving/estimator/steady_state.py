@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.requests import Role
 
-FloatArray = NDArray[np.float64]
 # Running requests below which every number is priced, and numbers at which the cost of a chunk is.
 ALL_BELOW, MOST_SAMPLED = 32, 16
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import overload
 
 import numpy as np
-from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float64]
+from meshplan.planner.core.arrays import FloatArray
+
 # Entries kept as a list: decode batches, which simulations read most. Prompt chunks beyond are interpolated when read.
 LISTED = 1024
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.constants_fit import (
     FITTED,
     NOISE,
     OWN_NOISE,
     OWN_SPREAD,
-    FloatArray,
     Key,
     Linear,
     Row,

@@ -26,9 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.serving import ServingConstants
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, PreparedRun
-
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

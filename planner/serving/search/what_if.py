@@ -21,7 +21,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.estimator.iteration import FloatArray, Worker
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import weights_bytes, worker_memory
 from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.estimator.pools import pool_worker

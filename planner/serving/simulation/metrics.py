@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.problem.requests import LATENCIES, PERCENTILES, Objective
 from meshplan.planner.serving.simulation.run import ServingRun, WorkerRun
 
-Array = NDArray[np.float64]
 QUANTILES = {name: int(name[1:]) / 100.0 for name in PERCENTILES if name != "mean"}
 # Two-sided normal quantile of the confidence intervals: 95 %.
 CONFIDENCE_Z = 1.959963984540054
@@ -139,7 +139,7 @@ def summarize(run: ServingRun, *, num_devices: int = 1) -> Metrics:
     )
 
 
-def samples_of(run: ServingRun, metric: str) -> Array:
+def samples_of(run: ServingRun, metric: str) -> FloatArray:
     """One value a served request, s, in order of the requests: ``ttft``, ``tpot`` or ``e2e``."""
     chosen = run.is_served & (run.output_length > 1) if metric == "tpot" else run.is_served
     arrival, first, finish = run.arrival_s[chosen], run.first_token_s[chosen], run.finish_s[chosen]
@@ -150,7 +150,7 @@ def samples_of(run: ServingRun, metric: str) -> Array:
     return (finish - first) / (run.output_length[chosen] - 1)
 
 
-def latency(samples: Array) -> Latency:
+def latency(samples: FloatArray) -> Latency:
     """Mean and percentiles of samples."""
     if not len(samples):
         return Latency(count=0)
@@ -224,7 +224,7 @@ def wilson_lower(successes: int, trials: int, z: float = CONFIDENCE_Z) -> float:
     return max((centre - spread) / (1 + z * z / trials), 0.0)
 
 
-def confidence_interval(samples: Array, percentile: str, z: float = CONFIDENCE_Z) -> tuple[float, float]:
+def confidence_interval(samples: FloatArray, percentile: str, z: float = CONFIDENCE_Z) -> tuple[float, float]:
     """Interval of a mean or a percentile of one run's samples, in order of arrival, which depend on each other.
 
     The samples are cut into NUM_BATCHES batches. A mean has the normal interval of the batches' means. A percentile
@@ -253,7 +253,7 @@ def confidence_interval(samples: Array, percentile: str, z: float = CONFIDENCE_Z
     return float(ordered[low]), float(ordered[high])
 
 
-def _gaps(workers: Sequence[WorkerRun]) -> tuple[Array, Array, Array]:
+def _gaps(workers: Sequence[WorkerRun]) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Shortest and longest gap and number of gaps of every stretch; single gaps are stretches of one."""
     lows, highs, weights = [], [], []
     for worker in workers:
@@ -268,7 +268,7 @@ def _gaps(workers: Sequence[WorkerRun]) -> tuple[Array, Array, Array]:
     return low[chosen], np.maximum(high[chosen], low[chosen]), weight[chosen]
 
 
-def _integral(worker: WorkerRun, values: Array) -> float:
+def _integral(worker: WorkerRun, values: FloatArray) -> float:
     return float(((worker.segments.end_s - worker.segments.start_s) * values).sum())
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.simulation.run import ServingRun
 
-Array = NDArray[np.float64]
 # As many as a terminal or a small picture can show.
 NUM_BINS = 200
 
@@ -27,12 +26,12 @@ class Series:
         output_tokens_per_s: of requests in proportion to the time that they decode.
     """
 
-    end_s: Array
-    decoding: Array
-    prefilling: Array
-    queued: Array
-    kv_use: Array
-    output_tokens_per_s: Array
+    end_s: FloatArray
+    decoding: FloatArray
+    prefilling: FloatArray
+    queued: FloatArray
+    kv_use: FloatArray
+    output_tokens_per_s: FloatArray
 
 
 def series(run: ServingRun, *, num_bins: int = NUM_BINS) -> Series:
@@ -63,7 +62,7 @@ def series(run: ServingRun, *, num_bins: int = NUM_BINS) -> Series:
     )
 
 
-def _over_bins(edges: Array, start: Array, end: Array, values: Array) -> Array:
+def _over_bins(edges: FloatArray, start: FloatArray, end: FloatArray, values: FloatArray) -> FloatArray:
     """∫ of Σ values over their spans, bin by bin: differences of the ∫ up to each edge, a line between ends."""
     times = np.concatenate((start, end))
     order = np.argsort(times, kind="stable")

@@ -25,7 +25,7 @@ from meshplan.planner.cluster.fabric import (
     slot_links,
     slowest_pipeline_s,
 )
-from meshplan.planner.cluster.network import Floats, Ints, Network
+from meshplan.planner.cluster.network import Network
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
@@ -112,7 +112,7 @@ class PlacementModel:
 
     # --- exactly ----------------------------------------------------------------------------------------------------
 
-    def numbers(self, orders: Ints) -> Floats:
+    def numbers(self, orders: IntArray) -> FloatArray:
         """[k, 2·groups + 1] seconds per byte of each kind of group, their latencies, the slowest pipeline's messages.
 
         Args:
@@ -124,26 +124,26 @@ class PlacementModel:
         ]
         return np.concatenate(chunks)
 
-    def _numbers(self, orders: Orders) -> Floats:
+    def _numbers(self, orders: Orders) -> FloatArray:
         columns = [orders.seconds_per_byte(group) for group in self.groups]
         columns += [orders.latency_s(group) for group in self.groups]
         return np.stack([*columns, self._messages_s(orders)], axis=1)
 
-    def _messages_s(self, orders: Orders) -> Floats:
+    def _messages_s(self, orders: Orders) -> FloatArray:
         asked = self.messages
         if asked is None:
             return np.zeros(len(orders.orders))
         hops = self.hops_s(orders)
         return np.asarray(slowest_pipeline_s(hops, asked))
 
-    def hops_s(self, orders: Orders) -> Floats:
+    def hops_s(self, orders: Orders) -> FloatArray:
         """[k, P − 1, r] stage boundaries of each pipeline; see :meth:`Orders.hops_s`."""
         asked = self.messages
         if asked is None:
             raise ValueError("one stage has no boundaries")
         return orders.hops_s(asked)
 
-    def priced(self, numbers: Floats) -> Floats:
+    def priced(self, numbers: FloatArray) -> FloatArray:
         """[k] step of each row of :meth:`numbers`, by the estimator."""
         distinct, which = np.unique(numbers, axis=0, return_inverse=True)
         rows = np.zeros(len(distinct), dtype=np.int64)
@@ -157,7 +157,7 @@ class PlacementModel:
         )
         return np.asarray(self._estimate(fabric, self._candidates.take(rows))[which.ravel()])
 
-    def steps_s(self, orders: Ints) -> Floats:
+    def steps_s(self, orders: IntArray) -> FloatArray:
         """[k] step under each mapping."""
         return self.priced(self.numbers(orders))
 
@@ -174,7 +174,7 @@ class PlacementModel:
 
     # --- for the search ---------------------------------------------------------------------------------------------
 
-    def tabulate(self, order: Ints) -> Energy:
+    def tabulate(self, order: IntArray) -> Energy:
         """The separable stand-in around one mapping."""
         start = self.numbers(order[None])[0]
         usable = np.array(self.network.usable)
@@ -202,11 +202,11 @@ class Energy:
     """
 
     model: PlacementModel
-    grid: Floats
-    tables: Floats
+    grid: FloatArray
+    tables: FloatArray
     base_s: float
 
-    def __call__(self, orders: Ints) -> tuple[Floats, Floats]:
+    def __call__(self, orders: IntArray) -> tuple[FloatArray, FloatArray]:
         """([k] stand-in for the step, [k] the same with a share of all links' mean) of each mapping."""
         view = Orders(network=self.model.network, orders=orders, domain_size=self.model.domain_size)
         spacing = self.model.network.ring_s_per_byte
@@ -226,7 +226,7 @@ class Energy:
         return plain, smooth
 
 
-def _power_mean(values: Floats) -> Floats:
+def _power_mean(values: FloatArray) -> FloatArray:
     """[k] power mean over the last axis, exponent 2^:data:`POWER_DOUBLINGS`."""
     top = values.max(axis=1, keepdims=True)
     scaled = values / np.where(top > 0.0, top, 1.0)
@@ -238,5 +238,5 @@ def _power_mean(values: Floats) -> Floats:
     return np.asarray(mean * top[:, 0])
 
 
-def _chunks(orders: Ints) -> list[Ints]:
+def _chunks(orders: IntArray) -> list[IntArray]:
     return [orders[start : start + ORDERS_AT_ONCE] for start in range(0, len(orders), ORDERS_AT_ONCE)]

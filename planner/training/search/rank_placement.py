@@ -28,7 +28,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.cluster.fabric import RING
-from meshplan.planner.cluster.network import Ints, Network
+from meshplan.planner.cluster.network import Network
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.rank_mapping.annealing import neighbourly_order
 from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.objective import LinkCosts
@@ -121,7 +122,7 @@ def place(
     return Placement(order=tuple(orders[best].tolist()), step_s=step, bound_s=bound, method=method)
 
 
-def starting_orders(model: PlacementModel) -> Ints:
+def starting_orders(model: PlacementModel) -> IntArray:
     """[k, usable] constructed mappings: nodes by number and by links, consecutive ones along stages or pipelines."""
     slots, stages = model.num_slots, model.config.pipeline_parallel
     orders = []
@@ -177,7 +178,7 @@ def joint_bound_s(model: PlacementModel) -> float:
     )
 
 
-def anneal(model: PlacementModel, starts: Ints, *, seed: int, steps: int, deadline_s: float | None) -> Ints:
+def anneal(model: PlacementModel, starts: IntArray, *, seed: int, steps: int, deadline_s: float | None) -> IntArray:
     """[chains, usable] best mapping of every chain.
 
     A step proposes one move in every chain: exchange two nodes, move one, turn a run round, exchange two stages, or
@@ -215,11 +216,11 @@ def anneal(model: PlacementModel, starts: Ints, *, seed: int, steps: int, deadli
 # --- moves: [chains, nodes] positions to read the old mapping from -------------------------------------------------
 
 
-def _positions(chains: int, nodes: int) -> Ints:
+def _positions(chains: int, nodes: int) -> IntArray:
     return np.tile(np.arange(nodes, dtype=np.int64), (chains, 1))
 
 
-def _exchange(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+def _exchange(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
     """A slot against any other node, spare ones included."""
     source, rows = _positions(chains, nodes), np.arange(chains)
     first, second = rng.integers(model.num_slots, size=chains), rng.integers(nodes, size=chains)
@@ -227,19 +228,19 @@ def _exchange(model: PlacementModel, chains: int, nodes: int, rng: np.random.Gen
     return source
 
 
-def _two_cuts(slots: int, chains: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
+def _two_cuts(slots: int, chains: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
     cuts = np.sort(rng.integers(slots, size=(2, chains)), axis=0)
     return cuts[0][:, None], cuts[1][:, None]
 
 
-def _turn(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+def _turn(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
     """A run of slots, the other way round."""
     source = _positions(chains, nodes)
     low, high = _two_cuts(model.num_slots, chains, rng)
     return np.where((source >= low) & (source <= high), low + high - source, source)
 
 
-def _shift(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+def _shift(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
     """One node to another place of a run; the others move up or down."""
     source = _positions(chains, nodes)
     low, high = _two_cuts(model.num_slots, chains, rng)
@@ -249,7 +250,7 @@ def _shift(model: PlacementModel, chains: int, nodes: int, rng: np.random.Genera
     return np.where(inside, np.where(source == low, high, source - 1), source)
 
 
-def _stages(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+def _stages(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
     """Two whole stages."""
     stages, source = model.config.pipeline_parallel, _positions(chains, nodes)
     size = model.num_slots // stages
@@ -259,7 +260,7 @@ def _stages(model: PlacementModel, chains: int, nodes: int, rng: np.random.Gener
     return np.where(stage == second, source + (first - second) * size, moved)
 
 
-def _pipelines(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> Ints:
+def _pipelines(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
     """Two pipelines, from some stage on."""
     stages, source = model.config.pipeline_parallel, _positions(chains, nodes)
     size = model.num_slots // stages
@@ -270,7 +271,7 @@ def _pipelines(model: PlacementModel, chains: int, nodes: int, rng: np.random.Ge
     return np.where(later & (place == second), source + first - second, moved)
 
 
-Move = Callable[[PlacementModel, int, int, np.random.Generator], Ints]
+Move = Callable[[PlacementModel, int, int, np.random.Generator], IntArray]
 
 
 def _moves(model: PlacementModel) -> list[Move]:

@@ -94,6 +94,6 @@ def test_a_stand_alone_mapping_has_a_picture(catalog: Catalog) -> None:
 
 def test_a_plan_on_even_links_has_no_mapping_to_draw(catalog: Catalog) -> None:
     even = {**SPEC, "cluster": {"nodes": [{"type": "dgx-h100", "count": 4}]}}
+    made = estimate_plan(even, catalog)
     with pytest.raises(SpecError, match="all links of its cluster are alike"):
-        made = estimate_plan(even, catalog)
         offered(made, "mapping_view", "mapping to draw")(made, catalog, Path())

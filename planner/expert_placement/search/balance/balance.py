@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.search.balance.exact import best_layer, is_small
 from meshplan.planner.expert_placement.search.balance.exchange import PairBalancer
 from meshplan.planner.expert_placement.search.balance.packing import longest_first

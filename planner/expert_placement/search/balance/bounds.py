@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.expert_placement.search.balance.replicas import greedy_counts
 
 

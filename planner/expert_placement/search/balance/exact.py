@@ -19,7 +19,7 @@ from math import comb
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 MOST_COUNT_VECTORS = 20_000
 MOST_SLOTS = 24

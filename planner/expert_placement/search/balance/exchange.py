@@ -19,7 +19,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 MOST_SPLITS = 500  # 12 pieces into 6 and 6 with one piece fixed: 462
 # What a pair of devices costs besides its exchanges, in exchanges (gathering its pieces, carrying out the best) …

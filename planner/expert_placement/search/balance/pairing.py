@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 SLOTS_PER_DEVICE = 2
 SHARPNESS = 100.0  # κ

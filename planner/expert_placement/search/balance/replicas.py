@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 
 def greedy_counts(load: FloatArray, num_redundant: int, num_devices: int, *, shift: float = 0.0) -> IntArray:

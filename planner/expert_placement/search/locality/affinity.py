@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.search.balance.balance import Effort
 from meshplan.planner.expert_placement.search.locality.affinity_search import (
     FIRST_PRICES,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 FORBIDDEN = -1e9
 # Share of transitions that one unit of balancedness is worth to begin with. The price moves slowly, so a floor near the

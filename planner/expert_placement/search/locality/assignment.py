@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
 
 NEVER = -1e18  # gain of a move that would make a duplicate
 LEAST_GAIN = 1e-9  # relative to the largest gain; smaller ones are rounding

@@ -16,9 +16,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
-from meshplan.planner.expert_placement.problem.objectives import FloatArray, IntArray, residency
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.expert_placement.problem.objectives import residency
 from meshplan.planner.expert_placement.search.locality.assignment import reassign
 
 # Targets, as parts of the way from perfect balance to the present time of the busiest device.
@@ -28,8 +28,6 @@ FREE_MOVE = 0.5
 ROWS_OF_A_BLOCK = 64
 LEAST_GAIN = 1e-9
 FORBIDDEN = np.inf
-
-BoolArray = NDArray[np.bool_]
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.expert_placement.problem.objectives import IntArray, residency
+from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.expert_placement.problem.objectives import residency
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
