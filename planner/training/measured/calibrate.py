@@ -28,7 +28,7 @@ from meshplan.catalogs.constants.training import Calibration, MemoryConstants, T
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
-from meshplan.planner.training.measured.calibrate_memory import UNMEASURED_SAFE_FACTOR, MemoryFit, calibrate_memory
+from meshplan.planner.training.measured.memory_fit import UNMEASURED_SAFE_FACTOR, MemoryFit, calibrate_memory
 from meshplan.planner.training.measured.observations import ObservedRun
 
 # name → prior standard deviation, in log (logit for fractions) units: how far a framework may be from the literature.
