@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.measured.validate import METRICS, validate_run
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.validate import METRICS, validate_run
 from meshplan.planner.validation.summary import ValidatedRow, rank_quality, spearman, summarise
 
 RATE = "tokens_per_s_per_device"

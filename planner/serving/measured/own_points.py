@@ -22,7 +22,7 @@ from meshplan.planner.serving.measured.calibrate import refine_serving
 from meshplan.planner.serving.measured.constants_fit import OWN_NOISE, Row
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validated_run
-from meshplan.planner.validation.summary import MetricSummary, ValidatedRow, Validation, rank_quality, summarise
+from meshplan.planner.validation.summary import MetricSummary, ValidatedRow, Validation, summarise, summed_up
 
 GIVEN = "measured point of its curve: the constants were adapted to it"
 
@@ -94,15 +94,9 @@ def predict_from_points(
     splits = [_split(curve, shipped, num_points, seed) for curve in curves]
     say(f"{len(splits)} curves, {sum(len(split.rest) for split in splits)} runs to predict")
     rows, without = _predicted(splits, num_processes)
-    judged = [row for row in rows if row.status == "ok"]
     starts = {(split.start.engine, split.start.architecture): split.start for split in splits}
     return PointsResult(
-        validation=Validation(
-            rows=tuple(rows),
-            summary=tuple(summarise(judged)),
-            ranking=rank_quality(judged),
-            coverage=sum(row.status in ("ok", "given") for row in rows) / len(rows) if rows else 0.0,
-        ),
+        validation=summed_up(rows, answered=("ok", "given")),
         without=tuple(item for item in summarise(without) if item.group == "all"),
         num_curves=len(splits),
         started_from=tuple(

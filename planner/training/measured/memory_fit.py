@@ -26,6 +26,8 @@ from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.validation.fitting import LEAST_SQUARES, Linear, Prior, gauss_newton, most_probable
+from meshplan.planner.validation.held_out import leave_one_out
 
 # constant → (prior mean, prior standard deviation).
 PRIOR: Mapping[str, tuple[float, float]] = {
@@ -38,7 +40,8 @@ PRIOR: Mapping[str, tuple[float, float]] = {
 ALLOCATED_FIXED = (0.5e9, 0.5e9)
 NOISE = 0.03  # relative: printing in whole GB, allocator luck
 LIMIT_NOISE = 0.10  # of a run that fitted: usable memory is an upper limit, not a reading
-ROUNDS = 8
+ITERATIONS = 8
+CONVERGED = 1e-6  # in the constants' own units: the same worst stages give the same solution
 # Choices that memory hangs on: a run that leaves one of them out says nothing by having fitted.
 DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02
@@ -111,28 +114,29 @@ def _allocated(peaks: Sequence[_Peak]) -> bool:
 
 
 def _solve(peaks: Sequence[_Peak]) -> FloatArray:
+    """Most probable constants, none below zero."""
     known = {**PRIOR, "fixed_bytes": ALLOCATED_FIXED} if _allocated(peaks) else PRIOR
-    prior = np.array([mean for mean, _ in known.values()])
-    spread = np.array([deviation for _, deviation in known.values()])
-    theta = prior.copy()
-    for _ in range(ROUNDS):
+    prior = Prior(
+        mean=np.array([mean for mean, _ in known.values()]),
+        spread=np.array([deviation for _, deviation in known.values()]),
+    )
+
+    def step(theta: FloatArray) -> FloatArray:
         counted = [peak for peak in peaks if peak.counts(theta)]
         if not counted:
-            break
-        rows = [peak.matrix(theta) for peak in counted]
+            return theta
+        worst = [peak.matrix(theta) for peak in counted]
         measured = np.array([peak.measured for peak in counted])
-        noise = np.array([LIMIT_NOISE if peak.is_limit else NOISE for peak in counted])
-        slope = np.array([row[0] for row in rows]) / (measured * noise)[:, None]
-        wanted = (measured - np.array([row[1] for row in rows])) / (measured * noise)
-        # Ridge towards the prior, constants kept from going below zero.
-        scaled = np.vstack([slope, np.diag(1.0 / spread)])
-        target = np.concatenate([wanted, prior / spread])
-        solution, *_ = np.linalg.lstsq(scaled, target, rcond=None)
-        moved = np.maximum(solution, 0.0)
-        if np.allclose(moved, theta, rtol=1e-6):
-            break
-        theta = moved
-    return theta
+        linear = Linear(
+            at=np.zeros_like(theta),
+            residual=measured - np.array([base for _, base in worst]),
+            slope=np.array([slope for slope, _ in worst]),
+            noise=measured * np.array([LIMIT_NOISE if peak.is_limit else NOISE for peak in counted]),
+            weight=np.ones(len(counted)),
+        )
+        return np.maximum(most_probable(linear, prior, LEAST_SQUARES, rounds=1), 0.0)
+
+    return gauss_newton(step, prior.mean, iterations=ITERATIONS, converged=CONVERGED)
 
 
 def _constants(theta: FloatArray, safe_factor: float) -> MemoryConstants:
@@ -153,11 +157,30 @@ def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
     return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
 
 
-def _needed_factor(peak: _Peak, theta: FloatArray) -> float:
-    """The smallest safe factor under which the measured peak stays below the bound."""
-    slope, base = peak.matrix(theta)
-    variable, fixed = float(slope @ theta + base) - float(theta[0]), float(theta[0])
-    return (peak.measured - fixed - SAFE_FIXED_BYTES) / variable
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """Bytes of a peak's worst stage under some constants: all of them, and those that the safe factor leaves alone."""
+
+    peak: _Peak
+    total: float
+    fixed: float
+
+    @classmethod
+    def under(cls, theta: FloatArray, peak: _Peak) -> _Predicted:
+        slope, base = peak.matrix(theta)
+        return cls(peak, float(slope @ theta + base), float(theta[0]))
+
+    @property
+    def typical_error(self) -> float:
+        return self.total / self.peak.measured - 1.0
+
+    @property
+    def needed_factor(self) -> float:
+        """The smallest safe factor under which the measured peak stays below the bound."""
+        return (self.peak.measured - self.fixed - SAFE_FIXED_BYTES) / (self.total - self.fixed)
+
+    def safe_error(self, factor: float) -> float:
+        return ((self.total - self.fixed) * factor + self.fixed + SAFE_FIXED_BYTES) / self.peak.measured - 1.0
 
 
 def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
@@ -166,24 +189,22 @@ def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
     if not peaks:
         constants = _constants(theta, UNMEASURED_SAFE_FACTOR)
         return MemoryFit(framework=framework, constants=constants, typical_error={}, safe_error={})
-    typical: dict[str, float] = {}
-    needed = max([1.0, *(_needed_factor(peak, theta) for peak in peaks)])
-    held: dict[str, tuple[float, float, float]] = {}
-    for group in sorted({peak.run.group for peak in peaks}):
+
+    def without(group: str) -> FloatArray:
         others = [sample for sample in samples if sample.run.group != group]
-        used = _solve(others) if any(not other.is_limit for other in others) else theta
-        for peak in peaks:
-            if peak.run.group != group:
-                continue
-            slope, base = peak.matrix(used)
-            total = float(slope @ used + base)
-            fixed = float(used[0])
-            typical[peak.run.id] = total / peak.measured - 1.0
-            held[peak.run.id] = (total - fixed, fixed, peak.measured)
-            needed = max(needed, _needed_factor(peak, used))
-    factor = needed + SAFE_MARGIN
-    safe = {
-        name: (variable * factor + fixed + SAFE_FIXED_BYTES) / measured - 1.0
-        for name, (variable, fixed, measured) in held.items()
-    }
-    return MemoryFit(framework=framework, constants=_constants(theta, factor), typical_error=typical, safe_error=safe)
+        return _solve(others) if any(not other.is_limit for other in others) else theta
+
+    held_out = leave_one_out(
+        sorted(peaks, key=lambda peak: peak.run.group),
+        lambda peak: peak.run.group,
+        without,
+        lambda peak, used: [_Predicted.under(used, peak)],
+    )
+    needed = [item.needed_factor for item in (*(_Predicted.under(theta, peak) for peak in peaks), *held_out)]
+    factor = max(1.0, *needed) + SAFE_MARGIN
+    return MemoryFit(
+        framework=framework,
+        constants=_constants(theta, factor),
+        typical_error={item.peak.run.id: item.typical_error for item in held_out},
+        safe_error={item.peak.run.id: item.safe_error(factor) for item in held_out},
+    )
