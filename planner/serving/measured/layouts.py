@@ -51,10 +51,10 @@ def observed_formats(
 ) -> tuple[Quantization, tuple[str, ...]]:
     """Number formats of a row, and those that it leaves out; DeepSeek's fp8 is the published one, scaled in blocks."""
     precision = row.get("precision")
-    if precision not in SCHEMES and precision != "fp32":
+    if not isinstance(precision, str) or precision not in (*SCHEMES, "fp32"):
         raise UnsupportedError(f"serving in the precision {shown(precision)} is not modelled")
     stated = Section({"quantization": asked.values.get("quantization") or {}}, "quantization")
-    weight = stated.text("weight", str(precision))
+    weight = stated.text("weight", precision)
     mlp, experts = stated.text("gemm", weight), stated.text("moe", stated.text("gemm", weight))
     for name in (mlp, experts):
         if name not in SCHEMES:
