@@ -131,7 +131,7 @@ def _serving(served: Observed[PreparedRun], catalog: Catalog, own: OwnRuns | Non
         sys.stderr.write(f"{text}\n")
 
     if own is None:
-        result = calibrate_serving(served.runs, source=served.source, say=note)
+        result = calibrate_serving(served.runs, source=served.source, log=note)
     else:
         result = refine_serving(
             served.runs,

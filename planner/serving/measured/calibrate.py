@@ -48,7 +48,7 @@ def calibrate_serving(
     source: str,
     date: str | None = None,
     start: Callable[[Key], ServingConstants] | None = None,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> Calibrated[ServingCalibration]:
     """Fit all sets and their held-out errors.
 
@@ -57,16 +57,16 @@ def calibrate_serving(
         source: what they are, stored with every set.
         date: day of the fit, ISO 8601; None for today.
         start: where the iteration begins: other constants than the literature's.
-        say: told what is being done: a fit simulates every run some twenty times.
+        log: called with a line per step: a fit simulates every run some twenty times.
     """
     rows = [row for row in (Row(run, NOISE) for run in runs) if row.metrics]
     prior = theta_of(ServingConstants())
     theta: Callable[[Key], FloatArray] = (lambda _: prior) if start is None else (lambda key: theta_of(start(key)))
     for step in range(ITERATIONS):
-        say(f"fit {step + 1} of {ITERATIONS}: {len(rows)} runs")
+        log(f"fit {step + 1} of {ITERATIONS}: {len(rows)} runs")
         linear = linearised(rows, theta)
         theta = _limited(theta, solve(linear, np.ones(len(linear.group), dtype=bool), prior))
-    say("held out")
+    log("held out")
     groups = np.array(linear.group)
     # The runs that are left out are simulated, not linear.
     held_out = leave_one_out(
@@ -122,7 +122,7 @@ def _p90(metrics: Sequence[str], *samples: Sequence[HeldOut]) -> float:
 # --- a user's own runs ----------------------------------------------------------------------------------------------
 
 
-# What own runs are left out together: themselves, or all of a layout, as before a user moves to one never measured.
+# What is left out together of a user's own runs: one run, or a whole layout, as for a user who plans to change it.
 HELD_OUT_TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
     "run": lambda row: row.prepared.run.id,
     "layout": lambda row: row.prepared.run.config.pools[-1].layout,

@@ -31,13 +31,13 @@ from meshplan.planner.validation.held_out import HeldOut, Key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How far a constant may lie from where it is expected: standard deviations in the logarithm.
+    """Prior standard deviations of a constant's logarithm, by part of the model.
 
     Args:
-        prior: of what all engines share, about the literature.
-        engine: of what an engine does, over :data:`ENGINE_SHARE` of the prior.
-        generation: of what a generation of devices does under every engine, over :data:`GENERATION_SHARE` of it.
-        own: of one server about its engine and generation.
+        prior: the shared part μ, about the literature.
+        engine: the engine's part α, in units of :data:`ENGINE_SHARE` × ``prior``.
+        generation: the hardware generation's part β, in units of :data:`GENERATION_SHARE` × ``prior``.
+        own: a single server, about the set of its engine and generation.
     """
 
     prior: float
@@ -46,12 +46,12 @@ class Spread:
     own: float
 
 
-# What passes before an engine starts on a request depends on flags and front ends more than on anything that could be
-# known beforehand; iterations that it prepares ahead are one or two. Engines differ in host time far more than in what
-# their kernels take: where they seem to, it is their models that differ, and another model's runs know nothing of it.
-# A generation of devices has little to do with host time, and nothing with the way to the engine. Of one server a
-# single point does not tell steps and offset before the first token apart: both stay near the catalog's. Spreads,
-# shares and the loss were chosen among some dozens by the held-out error.
+# The time before an engine starts on a request depends mostly on flags and front ends, so its prior is wide; an engine
+# prepares one or two iterations ahead. Engines differ in host time far more than in kernel time: where kernel times
+# seem to differ, the models do, which does not carry over to other models. The hardware generation matters little for
+# host time and not at all for the front end. One measured point of a server cannot separate steps and offset before the
+# first token, so both stay near the catalog's. Spreads, shares and the loss were chosen among some dozens by the
+# held-out error.
 FITTED: Mapping[str, Spread] = {
     "decode_factor": Spread(prior=0.07, engine=0.5, own=0.15),
     "prefill_factor": Spread(prior=0.2, engine=0.3, generation=0.5, own=0.3),
@@ -70,9 +70,9 @@ OWN_SPREAD = np.array([spread.own for spread in FITTED.values()])
 # Scatter of a metric that no constant explains, in the logarithm: another release of the same engine moves both
 # latencies by about 15 %, and the time to first token three times as much from run to run as the time per token.
 NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s": 0.08}
-# The same within one server's own runs, for fits to a user's measurements. What is left beside the best constants of a
-# server fades with the load: of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times,
-# nothing beyond, so one point must not bend what all loads share. Chosen with the own spreads on half of the curves,
+# The same for fits to the runs of one server. Residuals about a server's best constants are correlated between loads:
+# of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times, nothing beyond. So one point
+# must not move constants that all loads share by much. Chosen with the own spreads on half of the curves,
 # and so that eight runs still move what they can see.
 OWN_NOISE = {"ttft_s": 0.2, "tpot_s": 0.04, "latency_s": 0.04, "output_tokens_per_s": 0.04}
 LOSS, OWN_LOSS = Loss(huber=1.5, cauchy=1.0), Loss(huber=1.5)
@@ -84,7 +84,7 @@ FIXED_SPREAD = 1e-6  # prior of a constant that may not move
 OWN_ITERATIONS = 2
 PARAMETERS = Parameters(names=tuple(FITTED))
 
-Part = tuple[str, str]  # what is shared: ("", ""), (engine, ""), ("", generation) or (engine, generation)
+Part = tuple[str, str]  # ("", "") is shared by all; (engine, ""), ("", generation), (engine, generation)
 
 
 def theta_of(constants: ServingConstants) -> FloatArray:
@@ -109,7 +109,7 @@ class Row:
         run = prepared.run
         self.prepared, self.key, self.group = prepared, prepared.key, run.group
         self.metrics = [name for name in FITTED_METRICS[run.workload.arrival] if run.measured.get(name)]
-        if "latency_s" in self.metrics:  # of the rest of its request: counts it twice
+        if "latency_s" in self.metrics:  # contains the time per token, which would count twice
             self.metrics = [name for name in self.metrics if name in ("latency_s", "ttft_s")]
         if "latency_s" in self.metrics and "tpot_s" in run.measured:
             self.metrics = ["ttft_s", "tpot_s"]
@@ -145,7 +145,7 @@ class Row:
         here = self.log_predicted(theta)
         slope = np.zeros((len(here), len(theta)))
         for j, name in enumerate(FITTED):
-            if name == "first_token_offset_s":  # it is added to what the engine takes
+            if name == "first_token_offset_s":  # it is added to the engine's time: ∂ ln f/∂θ = offset/f
                 added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])
                 slope[:, j] = np.where(added, np.exp(theta[j] - here), 0.0)
                 continue
@@ -171,7 +171,7 @@ class LinearRuns:
 
 
 def parts_of(key: Key) -> tuple[Part, ...]:
-    """What the constants of a key are the sum of."""
+    """The parts whose sum is the constants of a key: shared, engine, generation, both."""
     engine, generation = key
     return tuple(dict.fromkeys([("", ""), (engine, ""), ("", generation), key]))
 
@@ -237,8 +237,8 @@ def _share(part: Part) -> FloatArray:
     return GENERATION_SHARE * OF_GENERATION if not engine else np.full_like(SPREAD, REST_SHARE)
 
 
-def few_of_each_curve(rows: Sequence[Row]) -> list[Row]:
-    """At most :data:`MOST_OF_CURVE` rows of each curve, spread over its load: a fit learns little from the others."""
+def thinned_curves(rows: Sequence[Row]) -> list[Row]:
+    """At most :data:`MOST_OF_CURVE` rows per concurrency curve, spread over its loads: the others add little."""
     curves: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
         curves[row.curve].append(row)
@@ -251,8 +251,8 @@ def few_of_each_curve(rows: Sequence[Row]) -> list[Row]:
 
 
 def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> LinearRuns:
-    """Every row at its key's θ; rows that do not fit their device are left out."""
-    rows = few_of_each_curve(rows)
+    """The rows linearised at the θ of their keys; rows that do not fit their device are left out."""
+    rows = thinned_curves(rows)
     curves = Counter(row.curve for row in rows)
     residuals, slopes, noises, weights, keys, groups = [], [], [], [], [], []
     for row in rows:

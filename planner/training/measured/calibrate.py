@@ -187,8 +187,8 @@ def refine(
 ) -> Calibrated[Calibration]:
     """Adapt the catalog's constants to a user's own runs, however few.
 
-    Every set starts from the one in the catalog, which is also the prior, so three runs move what they can see and
-    leave the rest. Held out: every run in turn.
+    Every set starts from the one in the catalog, which is also the prior, so three runs move the constants that they
+    depend on and leave the rest. Held out: every run in turn.
 
     Args:
         runs: measured training runs of the user.

@@ -6,12 +6,12 @@ logits_bytes_per_entry · logits + extra_bytes_per_parameter · optimizer-sharde
 *Objective.* Σ_i ((model_i − measured_i)/measured_i/σ)² + Σ_j ((θ_j − θ⁰_j)/s_j)², with the worst rank's stage taken
 anew after each solution until it no longer changes.
 
-*Runs that worked.* A run without a measured peak still says that it fitted: where its choices are all stated and the
-model says more than the device's usable memory, it counts as a peak of that size. So a framework without any measured
-peak gets constants too, but only from above, and keeps the factor of the unmeasured.
+*Runs without a measured peak* still fitted their devices: where all choices are stated and the model predicts more than
+the device's usable memory, such a run counts as a peak of that size. So a framework without any measured peak gets
+constants too, bounded from above only, and the safe factor :data:`UNMEASURED_SAFE_FACTOR`.
 
-*Safe bound.* The safe factor multiplies what is not fixed; it is the smallest that leaves no measured run above the
-bound, fitted to it or with its group held out, plus :data:`SAFE_MARGIN`.
+*Safe bound.* The safe factor multiplies all bytes but ``fixed_bytes``. It is the smallest under which no measured peak
+exceeds the bound, neither fitted to nor with its group held out, plus :data:`SAFE_MARGIN`.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "logits_bytes_per_entry": (12.0, 3.0),
     "extra_bytes_per_parameter": (0.0, 5.0),
 }
-# fixed_bytes where a peak is what tensors held: no device context, no communication buffers, no cache.
+# fixed_bytes where the peak is that of allocated tensors: no device context, no communication buffers, no cache.
 ALLOCATED_FIXED = (0.5e9, 0.5e9)
-NOISE = 0.03  # relative: printing in whole GB, allocator luck
-LIMIT_NOISE = 0.10  # of a run that fitted: usable memory is an upper limit, not a reading
+NOISE = 0.03  # relative: peaks printed in whole GB, fragmentation
+LIMIT_NOISE = 0.10  # relative, where usable memory stands in for a peak: an upper limit, not a reading
 ITERATIONS = 8
 CONVERGED = 1e-6  # in the constants' own units: the same worst stages give the same solution
-# Choices that memory hangs on: a run that leaves one of them out says nothing by having fitted.
+# Choices that decide memory: that a run fitted tells nothing if it leaves one of them out.
 DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02
 SAFE_FIXED_BYTES = 0.3e9
@@ -52,7 +52,7 @@ UNMEASURED_SAFE_FACTOR = 1.20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Constants of one framework.
+    """The memory constants of one framework.
 
     Args:
         framework: our name.
@@ -68,7 +68,7 @@ class MemoryFit:
 
 
 class _Peak:
-    """One measured peak, or usable memory as the upper limit of one; with the linear parts of every stage."""
+    """One measured peak, or usable memory as its upper limit, with the model's coefficients for every stage."""
 
     def __init__(self, run: ObservedRun) -> None:
         self.run = run
@@ -77,15 +77,15 @@ class _Peak:
         self.measured = float(peak or run.problem.limits.memory_bytes)
         self.stages = [_stage_bytes(run, calibration) for calibration in _probes(run.framework)]
 
-    def matrix(self, theta: FloatArray) -> tuple[FloatArray, float]:
-        """Coefficients and constant part of the stage that is worst under ``theta``."""
+    def worst_stage(self, theta: FloatArray) -> tuple[FloatArray, float]:
+        """Coefficients and constant part of the stage with the most bytes under ``theta``."""
         return max(self._rows(), key=lambda row: float(row[0] @ theta + row[1]))
 
     def counts(self, theta: FloatArray) -> bool:
         """A limit counts only where the model is beyond it."""
         if not self.is_limit:
             return True
-        slope, base = self.matrix(theta)
+        slope, base = self.worst_stage(theta)
         return float(slope @ theta + base) > self.measured
 
     def _rows(self) -> list[tuple[FloatArray, float]]:
@@ -97,7 +97,7 @@ class _Peak:
 
 
 def _probes(framework: str) -> list[Calibration]:
-    """Calibrations with all constants zero, then each of them one in turn: the model is linear in them."""
+    """Calibrations with all constants 0, then with one constant 1 in turn: their bytes give the linear model."""
     empty = Calibration(framework=framework, architecture="any", recipe=recipe_named(framework).recipe)
     zeros = dict.fromkeys(PRIOR, 0.0)
     units = [zeros, *({**zeros, name: 1.0} for name in PRIOR)]
@@ -125,7 +125,7 @@ def _solve(peaks: Sequence[_Peak]) -> FloatArray:
         counted = [peak for peak in peaks if peak.counts(theta)]
         if not counted:
             return theta
-        worst = [peak.matrix(theta) for peak in counted]
+        worst = [peak.worst_stage(theta) for peak in counted]
         measured = np.array([peak.measured for peak in counted])
         linear = Linear(
             at=np.zeros_like(theta),
@@ -167,7 +167,7 @@ class _Predicted:
 
     @classmethod
     def under(cls, theta: FloatArray, peak: _Peak) -> _Predicted:
-        slope, base = peak.matrix(theta)
+        slope, base = peak.worst_stage(theta)
         return cls(peak, float(slope @ theta + base), float(theta[0]))
 
     @property
