@@ -1,77 +1,83 @@
-"""Measured serving runs as the commands take them: rows of observation files with their recorded traces."""
+"""Measured runs as the commands take them: the rows of observation files that a kind can predict."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.serving.measured.prediction import PreparedRun
-    from meshplan.planner.serving.problem.requests import Requests
+    from meshplan.planner.training.measured.observations import ObservedRun
 
-
-TRACE_SUFFIXES = (".csv.gz", ".csv")
-
-
-def read_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[str, Requests]:
-    """The traces that rows name, by their type; those whose file is not in the folder are left out.
-
-    A file is TYPE.csv, or any that has the type in its name.
-    """
-    from meshplan.planner.serving.problem.trace import read_trace
-
-    if folder is None:
-        return {}
-    workloads = [row.get("workload") for row in rows]
-    wanted = {str(w["trace_type"]) for w in workloads if isinstance(w, dict) and w.get("trace_type")}
-    files = sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)) if folder.is_dir() else []
-    found = {}
-    for kind in sorted(wanted):
-        matching = [path for path in files if kind in path.name]
-        if matching:
-            found[kind] = read_trace(matching[0])
-    return found
+Run = TypeVar("Run")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServedRuns:
-    """Serving runs that can be simulated.
+class Observed(Generic[Run]):
+    """Measured runs of one kind.
 
     Args:
-        runs: them.
+        runs: those that can be predicted.
         source: what to call them.
     """
 
-    runs: Sequence[PreparedRun]
+    runs: Sequence[Run]
     source: str
 
 
-def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> ServedRuns:
-    """The serving runs among observations, without those that are not to be judged by."""
-    from meshplan.cli.observed import read_traces
+def training_runs(rows: Iterable[Mapping[str, Any]], catalog: Catalog) -> Observed[ObservedRun]:
+    """The training runs among observations."""
+    from meshplan.planner.training.measured.observations import ObservationReader
+
+    training = [row for row in rows if row.get("task") == "training"]
+    return _readable(training, ObservationReader(catalog).training_run, name="runs", verb="priced")
+
+
+def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> Observed[PreparedRun]:
+    """The aggregated serving runs among observations, without those that are excluded from errors.
+
+    Args:
+        rows: observations.
+        catalog: devices and links.
+        traces: folder of the recorded requests that runs replayed; None where there is none.
+    """
     from meshplan.planner.serving.measured.exclusions import exclusions
     from meshplan.planner.serving.measured.observations import served_run
     from meshplan.planner.serving.measured.prediction import PreparedRun
-    from meshplan.planner.validation.fields import UnsupportedError
+    from meshplan.planner.serving.measured.workloads import recorded_traces
     from meshplan.planner.validation.machines import MachineReader
 
-    reader, excluded, replayed = MachineReader(catalog), exclusions(rows), read_traces(rows, traces)
+    reader, excluded, recorded = MachineReader(catalog), exclusions(rows), recorded_traces(rows, traces)
+
+    def prepared(row: Mapping[str, Any]) -> PreparedRun | None:
+        run = served_run(row, reader, recorded)
+        return None if run.config.is_disaggregated else PreparedRun(run)
+
+    serving = [row for row in rows if row.get("task") == "serving" and row.get("id") not in excluded]
+    return _readable(serving, prepared, name="serving runs", verb="simulated")
+
+
+def _readable(
+    rows: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Run | None], *, name: str, verb: str
+) -> Observed[Run]:
+    """What ``read`` makes of the rows, without those for which it is None; how many it refuses is told on stderr."""
+    from meshplan.planner.validation.fields import Section, UnsupportedError
+
     runs, titles, refused = [], set(), 0
     for row in rows:
-        if row.get("task") != "serving" or row.get("id") in excluded:
-            continue
         try:
-            run = served_run(row, reader, replayed)
+            run = read(row)
+            title = str(Section(row, "source", required=False).values.get("title", "unnamed runs"))
         except UnsupportedError:
             refused += 1
             continue
-        if not run.config.is_disaggregated:
-            runs.append(PreparedRun(run))
-            titles.add(str(row.get("source", {}).get("title", "unnamed runs")))
+        if run is not None:
+            runs.append(run)
+            titles.add(title)
     if refused:
-        sys.stderr.write(f"note: {refused} serving runs cannot be simulated; see meshplan validate\n")
-    return ServedRuns(runs=runs, source=f"{len(runs)} serving runs: {'; '.join(sorted(titles))}")
+        sys.stderr.write(f"note: {refused} {name} cannot be {verb}; see meshplan validate\n")
+    return Observed(runs=runs, source=f"{len(runs)} {name}: {'; '.join(sorted(titles))}")

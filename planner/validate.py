@@ -1,170 +1,44 @@
-"""Predicted against measured: every observation priced, errors by metric, interval coverage, ranking quality.
+"""Predicted against measured: every observation predicted, errors by metric, interval coverage, ranking quality.
 
-Training runs are priced here, serving runs in :mod:`meshplan.planner.serving.measured.validate`. Memory: ``value`` is
-the typical figure and ``high`` the safe bound.
+The ``task`` of a row names the kind whose ``row_validator`` predicts it (:mod:`meshplan.planner.core.kinds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.constants.training import Calibration
-from meshplan.planner.core.plan import Interval
-from meshplan.planner.serving.measured.exclusions import exclusions
-from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validate_served
-from meshplan.planner.serving.problem.requests import Requests
-from meshplan.planner.training.estimator.compute import peak_flops_per_s
-from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
-from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.validation.fields import UnsupportedError
-from meshplan.planner.validation.summary import ValidatedRow, Validation, rank_quality, summarise
+from meshplan.planner.validation.summary import ValidatedRow, Validation, summed_up
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
 
-Metric = Callable[[ObservedRun, Priced], float]
 
-
-def _tokens_per_s(run: ObservedRun, priced: Priced) -> float:
-    return run.problem.workload.tokens_per_step / priced.step_s
-
-
-def _model_rate(run: ObservedRun, priced: Priced) -> float:
-    return priced.model_flops / priced.step_s / run.problem.machine.num_devices
-
-
-def _peak(run: ObservedRun) -> float:
-    return peak_flops_per_s(run.problem.machine.device, run.problem.workload.precision)
-
-
-def _component(*names: str) -> Metric:
-    return lambda _, priced: sum(priced.stages[0].components[name] for name in names)
-
-
-# Every metric of the observation format that a training estimate can predict.
-METRICS: Mapping[str, Metric] = {
-    "iteration_s": lambda _, priced: priced.step_s,
-    "tokens_per_s_per_device": lambda run, p: _tokens_per_s(run, p) / run.problem.machine.num_devices,
-    "samples_per_s": lambda run, p: run.problem.workload.global_batch_size / p.step_s,
-    "model_flops_per_s_per_device": _model_rate,
-    "hardware_flops_per_s_per_device": lambda run, p: _model_rate(run, p) * (1.0 + p.recompute_flops_share),
-    "mfu": lambda run, p: _model_rate(run, p) / _peak(run),
-    "hfu": lambda run, p: _model_rate(run, p) * (1.0 + p.recompute_flops_share) / _peak(run),
-    "gradient_reduce_s": lambda _, priced: priced.gradient_reduce_s,
-    "peak_memory_bytes": lambda _, priced: priced.typical_bytes,
-    "activation_bytes": _component("activations"),
-    "params_and_optimizer_bytes": _component("weights", "gradients", "optimizer"),
-    "weights_and_gradients_bytes": _component("weights", "gradients"),
-    "optimizer_bytes": _component("optimizer"),
-    "total_memory_bytes": lambda _, priced: priced.typical_bytes,
-}
-
-
-def interval_of(problem: TrainingProblem, metric: str, priced: Priced, value: float) -> Interval:
-    """The interval of one predicted metric."""
-    if metric in ("peak_memory_bytes", "total_memory_bytes"):
-        return Interval(value=value, low=value / 1.1, high=priced.safe_bytes)
-    spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
-    return Interval(value=value, low=value / spread, high=value * spread)
-
-
-def validate_run(run: ObservedRun) -> ValidatedRow:
-    """Price one run and hold it against its measurement."""
-    priced = price(run.problem, run.config)
-    measured = {
-        name: float(value)
-        for name, value in {**run.derived, **run.measured}.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }
-    predicted = {}
-    for name in dict.fromkeys(["iteration_s", "peak_memory_bytes", *measured]):
-        if name in METRICS:
-            predicted[name] = interval_of(run.problem, name, priced, METRICS[name](run, priced))
-    error = {name: predicted[name].value / measured[name] - 1.0 for name in predicted if measured.get(name)}
-    return ValidatedRow(
-        id=run.id,
-        group=run.group,
-        question=_question(run),
-        labels=_labels(run),
-        status="ok",
-        predicted=predicted,
-        measured=measured,
-        error=error,
-        filled=run.filled,
-        oom=priced.safe_bytes > run.problem.limits.memory_bytes,
-        breakdown_s=priced.breakdown_s,
-    )
-
-
-def _question(run: ObservedRun) -> str:
-    problem = run.problem
-    return (
-        f"{run.framework}: {problem.shape.name} on {problem.machine.num_devices} × {problem.machine.device.slug}, "
-        f"{problem.workload.global_batch_size} × {problem.workload.sequence_length} {problem.workload.precision}"
-    )
-
-
-def _labels(run: ObservedRun) -> dict[str, str]:
-    return {
-        "framework": run.framework,
-        "device": run.problem.machine.device.slug,
-        "model": run.problem.shape.name,
-        "strategy": run.strategy,
-    }
-
-
-CalibrationOf = Callable[[str, str], Calibration]
-_PLACEHOLDER = Calibration(framework="any", architecture="any")
-
-
-def validate_rows(
-    rows: Iterable[Mapping[str, Any]],
-    catalog: Catalog,
-    calibrate: CalibrationOf,
-    serving: ServingCalibrationOf,
-    *,
-    traces: Mapping[str, Requests] | None = None,
-) -> Validation:
-    """Validate observations.
+def validate_rows(rows: Iterable[Mapping[str, Any]], catalog: Catalog, *, traces: Path | None = None) -> Validation:
+    """Predict observations with the constants of the catalog.
 
     Args:
         rows: observations.
-        catalog: devices and links.
-        calibrate: which constants a training run is priced with.
-        serving: which constants a serving run is simulated with.
-        traces: recorded requests by the ``trace_type`` of runs that replayed them.
+        catalog: devices, links and constants.
+        traces: folder of the recorded requests that serving runs replayed; None where there is none.
     """
-    reader, observed = ObservationReader(catalog), list(rows)
-    excluded = exclusions(observed)
+    observed = list(rows)
+    tasks = {str(row.get("task")) for row in observed} & set(KINDS)
+    made = {task: KINDS[task].offers("row_validator") for task in tasks}
+    validators = {task: make(observed, catalog, traces) for task, make in made.items() if make is not None}
     validated = []
     for row in observed:
         try:
-            if row.get("task") == "serving":
-                reason = excluded.get(str(row.get("id")), "")
-                validated.append(validate_served(row, reader, serving, traces or {}, excluded=reason))
-            else:
-                validated.append(_validated(row, reader, calibrate))
+            validator = validators.get(str(row.get("task")))
+            if validator is None:
+                raise UnsupportedError(f"task {row.get('task')!r} is not answered yet")
+            validated.append(validator(row))
         except UnsupportedError as error:
             validated.append(_refused(row, str(error)))
-    judged = [row for row in validated if row.status == "ok"]
-    answered = sum(row.status in ("ok", "excluded") for row in validated)
-    return Validation(
-        rows=tuple(validated),
-        summary=tuple(summarise(judged)),
-        ranking=rank_quality(judged),
-        coverage=answered / len(validated) if validated else 0.0,
-    )
-
-
-def _validated(row: Mapping[str, Any], reader: ObservationReader, calibrate: CalibrationOf) -> ValidatedRow:
-    if row.get("task") != "training":
-        raise UnsupportedError(f"task {row.get('task')!r} is not answered yet")
-    run = reader.training_run(row, _PLACEHOLDER)
-    calibration = calibrate(run.framework, run.architecture)
-    return validate_run(replace(run, problem=replace(run.problem, calibration=calibration)))
+    return summed_up(validated)
 
 
 def _refused(row: Mapping[str, Any], reason: str) -> ValidatedRow:

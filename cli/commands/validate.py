@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshplan.cli.database import open_catalog
-from meshplan.cli.observed import read_traces
 from meshplan.cli.options import DatabaseOption, FormatOption, SeedOption
 from meshplan.cli.render import Format
 from meshplan.cli.reports.validation import show_validation
@@ -25,7 +24,7 @@ PLOTTED_METRIC = "iteration_s"
 @app.command()
 def validate(
     observations: Annotated[
-        list[Path], typer.Argument(metavar="OBSERVATIONS...", help="Measured runs, one JSON object a line.")
+        list[Path], typer.Argument(metavar="OBSERVATIONS...", help="Measured runs, one JSON object per line.")
     ],
     worst: Annotated[int, typer.Option(help="Rows with the largest error to show.")] = DEFAULT_WORST,
     traces: Annotated[
@@ -51,7 +50,7 @@ def validate(
     jobs: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="With --from-points: processes. Default: one a core.", show_default=False
+            metavar="N", min=1, help="With --from-points: processes. Default: one per core.", show_default=False
         ),
     ] = None,
     seed: SeedOption = 0,
@@ -63,8 +62,6 @@ def validate(
     Runs from which those constants were fitted are predicted better than new ones; 'meshplan calibrate' prints the
     error on runs that were held out, --from-points what a user's own runs bring.
     """
-    from meshplan.planner.serving.resolve import serving_calibration
-    from meshplan.planner.training.resolve import calibration_for
     from meshplan.planner.validate import validate_rows
     from meshplan.planner.validation.machines import read_rows
 
@@ -75,13 +72,7 @@ def validate(
 
         show_points(rows, catalog, form, worst, traces, num_points=from_points, seed=seed, sample=sample, jobs=jobs)
         return
-    result = validate_rows(
-        rows,
-        catalog,
-        lambda framework, device: calibration_for(catalog, framework, device),
-        lambda engine, device: serving_calibration(catalog, engine, device),
-        traces=read_traces(rows, traces),
-    )
+    result = validate_rows(rows, catalog, traces=traces)
     if plot is not None:
         _plot(result, plot)
     show_validation(result, form, worst)

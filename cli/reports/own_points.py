@@ -1,4 +1,4 @@
-"""``meshplan validate --from-points``: what the constants are worth once adapted to few runs of a user's own."""
+"""``meshplan validate --from-points``: errors with constants adapted to a few runs of each server."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def show_points(
     sample: int | None,
     jobs: int | None,
 ) -> None:
-    """Adapt to some runs of each curve, predict the others, print both and what the constants say without."""
+    """Adapt constants to some runs of each curve, predict the others; print the errors with and without adapting."""
     from meshplan.catalogs.errors import Problem, SpecError
     from meshplan.cli.observed import serving_runs
     from meshplan.cli.render import show_rows
@@ -35,7 +35,7 @@ def show_points(
     from meshplan.planner.serving.measured.own_points import predict_from_points
     from meshplan.planner.serving.resolve import serving_calibration
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         sys.stderr.write(f"{text}\n")
 
     result = predict_from_points(
@@ -45,7 +45,7 @@ def show_points(
         seed=seed,
         sample=sample,
         num_processes=jobs or os.cpu_count() or 1,
-        say=say,
+        log=log,
     )
     if not result.num_curves:
         message = f"no curve of these files has more than {num_points} serving runs: give more runs, or fewer points"

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from meshplan.cli.render import Column, Format
+from meshplan.cli.reports.quantities import percent
 
 if TYPE_CHECKING:
     from meshplan.planner.validation.summary import Validation
@@ -34,30 +35,23 @@ _SHOWN_METRICS = (
 _SHOWN_LABELS = ("framework=", "strategy=", "source=", "load=", "engine=", "disaggregated=")
 
 
-def _percent(value: float) -> str:
-    return f"{value:.1%}"
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.1%}"
-
-
+SIGNED = "{:+.1%}".format  # a relative error, its sign always shown
 SUMMARY = (
     Column(key="group", title="Rows"),
     Column(key="metric", title="Metric"),
     Column(key="n", title="n", right=True),
-    Column(key="median_ape", title="median", right=True, text=_percent),
-    Column(key="mape", title="mean", right=True, text=_percent),
-    Column(key="p90_ape", title="p90", right=True, text=_percent),
-    Column(key="signed_median", title="signed", right=True, text=_signed),
-    Column(key="interval_coverage", title="in interval", right=True, text=_percent),
+    Column(key="median_ape", title="median", right=True, text=percent),
+    Column(key="mape", title="mean", right=True, text=percent),
+    Column(key="p90_ape", title="p90", right=True, text=percent),
+    Column(key="signed_median", title="signed", right=True, text=SIGNED),
+    Column(key="interval_coverage", title="in interval", right=True, text=percent),
 )
 
 
 _WORST = (
     Column(key="id", title="Run"),
     Column(key="metric", title="Metric"),
-    Column(key="error", title="Error", right=True, text=_signed),
+    Column(key="error", title="Error", right=True, text=SIGNED),
     Column(key="measured", title="Measured", right=True, text=lambda value: f"{value:.4g}"),
     Column(key="predicted", title="Predicted", right=True, text=lambda value: f"{value:.4g}"),
     Column(key="parts", title="Largest parts of the prediction"),

@@ -9,6 +9,9 @@ optional, and a kind without one says so in an error that names those that have 
 ``instead(plan, …)``          the best plan with other choices pinned
 ``written_out(spec)``         the spec with its defaults, for comparisons
 ``timeline``, ``mapping_view``, ``pareto_page``   pictures
+``row_validator(…)``          of (all measured rows, catalog, folder of traces or None): the function that predicts
+                              one row whose ``task`` is this kind; returns a ``ValidatedRow`` or raises
+                              ``UnsupportedError``
 ``SPEC``                      the pydantic model of the spec, for its JSON Schema
 ============================  ========================================================================================
 

@@ -12,6 +12,7 @@ from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.serving.infeasible import explain_infeasible
+from meshplan.planner.serving.measured.validate import row_validator
 from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.models.shapes import ModelShape
 
 
-__all__ = ["SPEC", "estimate", "instead", "pareto_page", "plan", "written_out"]
+__all__ = ["SPEC", "estimate", "instead", "pareto_page", "plan", "row_validator", "written_out"]
 
 SPEC = ServingSpec
 

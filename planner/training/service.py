@@ -19,6 +19,7 @@ from meshplan.planner.training.alternatives import instead as best_instead
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
+from meshplan.planner.training.measured.validate import row_validator
 from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.plan import (
     alternative_rows,
@@ -42,7 +43,18 @@ if TYPE_CHECKING:
     from meshplan.catalogs.models.shapes import ModelShape
     from meshplan.planner.training.pipeline.simulation import Simulated
 
-__all__ = ["SPEC", "estimate", "explain", "instead", "mapping_view", "plan", "resolve", "timeline", "written_out"]
+__all__ = [
+    "SPEC",
+    "estimate",
+    "explain",
+    "instead",
+    "mapping_view",
+    "plan",
+    "resolve",
+    "row_validator",
+    "timeline",
+    "written_out",
+]
 
 SPEC = TrainingSpec
 # Micro-batches of a timeline, over the number of stages: filling, one steady round, emptying.

@@ -1,15 +1,16 @@
-"""Reading one section of a measured run: every value has the type that its key asks for, or a reason is given.
+"""Reading the fields of a measured run: each value has the type that its key asks for, or a reason is given.
 
-Rows come from users' own files, so nothing is taken for granted: not that a section is an object, not that a count is
-a whole number, not that a measurement is above zero.
+Rows come from users' own files and may contain anything: a section that is no object, a count that is no whole number,
+a measurement below zero.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+Choice = TypeVar("Choice")
 # No count of a run is larger (tokens of a sequence, sequences of a batch, devices); products of two stay exact.
 MOST = 100_000_000
 # Characters of a wrong value that a message repeats.
@@ -31,6 +32,25 @@ def shown(value: object) -> str:
     except ValueError:  # Python refuses to print integers of thousands of digits
         return "an enormous number"
     return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """The unique name of a row."""
+    name = row.get("id")
+    if not isinstance(name, str):
+        raise UnsupportedError(f"id must be a text, is {shown(name)}")
+    return name
+
+
+def caveats(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """The remarks of a row's publisher."""
+    stated = row.get("caveats")
+    return tuple(map(str, stated)) if isinstance(stated, list) else ()
+
+
+def has_caveat(row: Mapping[str, Any], mark: str) -> bool:
+    """Whether one of the remarks contains ``mark``."""
+    return any(mark in caveat for caveat in caveats(row))
 
 
 class Section:
@@ -81,6 +101,13 @@ class Section:
         if not isinstance(value, bool):
             raise self.wrong(key, "true or false")
         return value
+
+    def one_of(self, key: str, choices: Mapping[str, Choice], default: str | None = None) -> Choice:
+        """What one of the texts in ``choices`` stands for; that of ``default`` where the row does not say."""
+        text = self.text(key, default)
+        if text not in choices:
+            raise self.wrong(key, f"one of {', '.join(choices)}")
+        return choices[text]
 
     def counts(self, key: str) -> tuple[int, ...] | None:
         """A list of whole numbers from 0; None where the row does not say."""

@@ -1,7 +1,4 @@
-"""What a measured run says of its hardware, as a machine: rows of observation files, devices, links.
-
-Shared by the runs of every kind.
-"""
+"""Reading observation files, and the hardware of a measured run as a machine; shared by the runs of every kind."""
 
 from __future__ import annotations
 
@@ -86,7 +83,7 @@ class MachineReader:
 
 
 def _typical_node(nodes: list[NodeType]) -> NodeType:
-    """The node type that a row means which names the device alone: the (upper) median of the networks on offer."""
+    """The node type of a row that names the device alone: that with the (upper) median network bandwidth."""
     networked = [node for node in nodes if node.scale_out_bytes_per_s_per_device] or nodes
     return sorted(networked, key=lambda node: node.scale_out_bytes_per_s_per_device)[len(networked) // 2]
 
@@ -94,16 +91,12 @@ def _typical_node(nodes: list[NodeType]) -> NodeType:
 # Published networks are in bits.
 BITS_PER_BYTE = 8.0
 _PER_NODE = re.compile(r"(\d+)\s*x\D[^,]*?(\d+)\s*Gb", re.IGNORECASE)
-
-
 _PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
-
-
 _TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
 
 
 def _network_bytes_per_s(text: str, per_host: int) -> float | None:
-    """Network share of a device, from words such as ``8x200Gb/s HDR IB``; None where they say no number.
+    """Network bandwidth per device, from a text such as ``8x200Gb/s HDR IB``; None where it has no number.
 
     >>> _network_bytes_per_s("8x200Gb/s HDR IB", 8)
     25000000000.0
@@ -112,7 +105,9 @@ def _network_bytes_per_s(text: str, per_host: int) -> float | None:
     text = section.group(1) if section else text
     if device := _PER_DEVICE.search(text):
         return float(device[1]) * 1e9 / BITS_PER_BYTE
-    if (node := _PER_NODE.search(text)) and "NetXtreme" not in text:  # that one lists what the card can do
+    if (
+        node := _PER_NODE.search(text)
+    ) and "NetXtreme" not in text:  # rows with this card list what it can do, not what is connected
         return float(node[1]) * float(node[2]) * 1e9 / BITS_PER_BYTE / per_host
     if total := _TOTAL.search(text):
         return float(total[1]) * 1e9 / BITS_PER_BYTE / per_host

@@ -33,9 +33,10 @@ class ValidatedRow:
         group: near-duplicates share it.
         question: model, machine and workload: plans of one question can be ranked.
         labels: model, device, framework, strategy: what summaries are made by.
-        status: ``ok``, ``unsupported``, ``infeasible``, or ``excluded``: predicted, but not to be judged by.
+        status: ``ok``, ``unsupported``, ``infeasible``, ``excluded`` (predicted, but left out of the error), or
+            ``given`` (the constants were adapted to it).
         reason: why it is not ``ok``.
-        predicted: metric → interval.
+        predicted: metric → interval; of memory the upper end is the safe bound.
         measured: metric → value, derived ones included.
         error: metric → predicted / measured − 1.
         filled: choices that the observation left out.
@@ -136,6 +137,22 @@ class Validation:
     summary: tuple[MetricSummary, ...]
     ranking: RankingSummary | None
     coverage: float
+
+
+def summed_up(rows: Sequence[ValidatedRow], *, answered: Sequence[str] = ("ok", "excluded")) -> Validation:
+    """The validation of rows: errors and ranking of those with the status ``ok``.
+
+    Args:
+        rows: every observation.
+        answered: statuses that count as answered in the coverage.
+    """
+    judged = [row for row in rows if row.status == "ok"]
+    return Validation(
+        rows=tuple(rows),
+        summary=tuple(summarise(judged)),
+        ranking=rank_quality(judged),
+        coverage=sum(row.status in answered for row in rows) / len(rows) if rows else 0.0,
+    )
 
 
 # --- summaries ----------------------------------------------------------------------------------------------------

@@ -1,158 +1,66 @@
-"""Scores: rank correlation, ranking quality and summaries by hand."""
+"""Rows of measured runs go to the kind that their task names; a new kind needs no edit of the validation."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from core_cases import DENSE, MOE, configured, problem_of
-from hypothesis import given
-from hypothesis import strategies as st
+from toy_kind import register_coin
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.core.plan import Interval
-from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.validate import METRICS, validate_run
-from meshplan.planner.validation.summary import ValidatedRow, rank_quality, spearman, summarise
+from meshplan.planner.validate import validate_rows
+from meshplan.planner.validation.fields import UnsupportedError
+from meshplan.planner.validation.summary import ValidatedRow
 
-RATE = "tokens_per_s_per_device"
+ROWS = [{"id": "a", "task": "coin", "heads": 3}, {"id": "b", "task": "coin"}, {"id": "c", "task": "dice"}]
 
 
-def scored(
-    name: str, measured: float, predicted: float, *, question: str = "q", labels: Mapping[str, str] | None = None
-) -> ValidatedRow:
-    return ValidatedRow(
-        id=name,
-        group=name,
-        question=question,
-        labels=labels or {},
-        status="ok",
-        predicted={RATE: Interval(value=predicted, low=predicted / 1.1, high=predicted * 1.1)},
-        measured={RATE: measured},
-        error={RATE: predicted / measured - 1.0},
-        breakdown_s={},
-    )
+def tossed(
+    rows: Iterable[Mapping[str, Any]], catalog: Catalog, traces: Path | None
+) -> Callable[[Mapping[str, Any]], ValidatedRow]:
+    del catalog, traces
+    assert len(list(rows)) == len(ROWS)  # rules may look at all rows of the files
+
+    def validated(row: Mapping[str, Any]) -> ValidatedRow:
+        if "heads" not in row:
+            raise UnsupportedError("nobody counted")
+        return ValidatedRow(
+            id=row["id"],
+            group="",
+            labels={},
+            status="ok",
+            predicted={"heads": Interval(value=4.0, low=2.0, high=6.0)},
+            measured={"heads": row["heads"]},
+            error={"heads": 4.0 / row["heads"] - 1.0},
+            breakdown_s={},
+        )
+
+    return validated
 
 
-def test_spearman_by_hand() -> None:
-    """1 − 6·Σd²/(n(n² − 1)) without ties."""
-    first, second = [106, 100, 86, 101, 99, 103, 97, 113, 112, 110], [7, 27, 2, 50, 28, 29, 20, 12, 6, 17]
-    assert spearman(first, second) == pytest.approx(-29 / 165)
-    assert spearman([1, 2, 3], [10, 20, 30]) == 1.0
-    assert spearman([1, 2, 3], [3, 2, 1]) == -1.0
+@pytest.fixture
+def catalog(tmp_path: Path) -> Catalog:
+    return Catalog.open(str(tmp_path / "catalog.sqlite"))
 
 
-def test_spearman_with_ties_is_pearson_of_mean_ranks() -> None:
-    assert spearman([1, 2, 2, 3], [1, 2, 3, 4]) == pytest.approx(np.corrcoef([1, 2.5, 2.5, 4], [1, 2, 3, 4])[0, 1])
-    assert spearman([1, 1, 1], [1, 2, 3]) is None
+def test_a_new_kind_predicts_its_own_rows(monkeypatch: pytest.MonkeyPatch, catalog: Catalog) -> None:
+    register_coin(monkeypatch, row_validator=tossed)
+    validation = validate_rows(ROWS, catalog)
+    assert [(row.id, row.status, row.reason) for row in validation.rows] == [
+        ("a", "ok", ""),
+        ("b", "unsupported", "nobody counted"),
+        ("c", "unsupported", "task 'dice' is not answered yet"),
+    ]
+    assert validation.coverage == pytest.approx(1 / 3)
+    assert validation.summary[0].mape == pytest.approx(1 / 3)
 
 
-@given(st.lists(st.integers(-50, 50), min_size=3, max_size=20, unique=True))
-def test_spearman_sees_order_only(values: list[int]) -> None:
-    assert spearman(values, [math.exp(value / 10) for value in values]) == 1.0
-    assert spearman(values, [-value for value in values]) == -1.0
-
-
-def test_ranking_by_hand() -> None:
-    """Measured 100, 90, 88, 50; predicted order 90, 100, 50, 88. Pairs above 5 %: all but (90, 88)."""
-    rows = [scored("a", 100, 95), scored("b", 90, 99), scored("c", 88, 60), scored("d", 50, 70)]
-    quality = rank_quality(rows)
-    assert quality is not None
-    assert (quality.num_groups, quality.num_pairs) == (1, 5)
-    assert quality.pair_order == pytest.approx(3 / 5)  # a-c, a-d, b-d are right; a-b and c-d are not
-    assert quality.mean_regret == quality.worst_regret == pytest.approx(100 / 90 - 1)
-
-
-def test_regret_is_a_mean_over_questions() -> None:
-    rows = [scored("a", 100, 1), scored("b", 50, 2), scored("c", 80, 9, question="r"), scored("d", 40, 1, question="r")]
-    quality = rank_quality(rows)
-    assert quality is not None
-    assert (quality.num_groups, quality.mean_regret, quality.worst_regret) == (2, pytest.approx(0.5), pytest.approx(1))
-
-
-def test_a_predicted_tie_is_half_in_order_whichever_row_comes_first() -> None:
-    rows = [scored("fast", 100, 70), scored("slow", 50, 70)]
-    for order in (rows, rows[::-1]):
-        quality = rank_quality(order)
-        assert quality is not None
-        assert (quality.pair_order, quality.worst_regret) == (0.5, 0.5)
-
-
-def test_nothing_to_rank() -> None:
-    assert rank_quality([]) is None
-    assert rank_quality([scored("a", 1, 1), scored("b", 1, 1, question="r")]) is None
-    same = rank_quality([scored("a", 100, 1), scored("b", 101, 2)])
-    assert same is not None
-    assert (same.num_pairs, same.pair_order) == (0, 1.0)
-
-
-@given(st.permutations(range(5)))
-def test_ranking_does_not_depend_on_the_order_of_rows(order: list[int]) -> None:
-    rows = [scored(str(i), 100 - 7 * i, 10 + (i * 3) % 5) for i in range(5)]
-    assert rank_quality([rows[i] for i in order]) == rank_quality(rows)
-
-
-def test_summary_by_hand() -> None:
-    labels = {"framework": "f"}
-    rows = [scored("a", 100, 110, labels=labels), scored("b", 100, 80, labels=labels), scored("c", 100, 101)]
-    everything, framework = summarise(rows)
-    assert (everything.group, everything.n, framework.group, framework.n) == ("all", 3, "framework=f", 2)
-    assert everything.mape == pytest.approx((0.10 + 0.20 + 0.01) / 3)
-    assert everything.median_ape == pytest.approx(0.10)
-    assert everything.signed_median == pytest.approx(0.01)
-    assert everything.p90_ape == pytest.approx(0.18)
-    assert everything.interval_coverage == pytest.approx(2 / 3)  # 80 reaches to 88
-    assert everything.spearman is None  # all measured alike
-    assert framework.spearman is None
-    assert summarise([]) == []
-
-
-def run_of(problem: TrainingProblem, measured: Mapping[str, Any], **choices: Any) -> ObservedRun:
-    config = configured(problem, **choices)
-    return ObservedRun(
-        id="run",
-        group="g",
-        problem=problem,
-        config=config,
-        framework="megatron",
-        measured=measured,
-        derived={},
-        filled=(),
-        expects_oom=False,
-    )
-
-
-def test_a_run_measured_as_predicted_has_no_error() -> None:
-    problem = problem_of(MOE, num_devices=8)
-    config = configured(problem, data_parallel=8)
-    priced = price(problem, config)
-    measured = {"iteration_s": priced.step_s, "peak_memory_bytes": priced.typical_bytes}
-    row = validate_run(run_of(problem, measured, data_parallel=8))
-    assert row.error == {"iteration_s": 0.0, "peak_memory_bytes": 0.0}
-    assert row.predicted["peak_memory_bytes"].high == priced.safe_bytes
-    assert row.labels["strategy"] == "MoE"
-    assert not row.oom
-
-
-def test_every_metric_agrees_with_the_step_time() -> None:
-    problem = problem_of(DENSE, num_devices=8)
-    measured = dict.fromkeys(METRICS, 1.0)
-    row = validate_run(run_of(problem, measured, data_parallel=8, activation_recompute="full"))
-    value = {name: interval.value for name, interval in row.predicted.items()}
-    assert set(value) == set(METRICS)
-    assert value["tokens_per_s_per_device"] * value["iteration_s"] * 8 == pytest.approx(16 * 1024)
-    assert value["samples_per_s"] * value["iteration_s"] == pytest.approx(16)
-    assert value["hfu"] / value["mfu"] == pytest.approx(4 / 3)
-    assert value["hardware_flops_per_s_per_device"] / value["model_flops_per_s_per_device"] == pytest.approx(4 / 3)
-    assert value["params_and_optimizer_bytes"] == pytest.approx(
-        value["weights_and_gradients_bytes"] + value["optimizer_bytes"]
-    )
-
-
-def test_what_is_no_number_is_no_measurement() -> None:
-    row = validate_run(run_of(problem_of(DENSE), {"oom": True, "note": "x", "iteration_s": 1.0}))
-    assert row.measured == {"iteration_s": 1.0}
+@pytest.mark.parametrize("task", ["coin", "gpu-allocation", "", None, 3, ["training"], {"training": 1}])
+def test_tasks_without_a_validator_are_refused(monkeypatch: pytest.MonkeyPatch, catalog: Catalog, task: object) -> None:
+    """A kind may have no measured runs, and a task may be anything that JSON can say."""
+    register_coin(monkeypatch)
+    (row,) = validate_rows([{"id": "a", "task": task}], catalog).rows
+    assert (row.status, row.reason) == ("unsupported", f"task {task!r} is not answered yet")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -20,10 +21,12 @@ def toss(question: Question) -> Plan:
     return Plan(**identity, config={}, predicted={}, solution=solution, answer=answer, provenance={})
 
 
-def register_coin(monkeypatch: pytest.MonkeyPatch) -> Kind:
-    """For the time of one test."""
+def register_coin(monkeypatch: pytest.MonkeyPatch, **abilities: Any) -> Kind:
+    """For the time of one test; ``abilities`` are further functions of its service."""
     service = ModuleType("coin_service")
     service.plan = toss  # type: ignore[attr-defined]
+    for name, ability in abilities.items():
+        setattr(service, name, ability)
     monkeypatch.setitem(sys.modules, "coin_service", service)
     kind = Kind(name="coin", service="coin_service")
     monkeypatch.setitem(KINDS, "coin", kind)

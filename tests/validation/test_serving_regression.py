@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.resolve import serving_calibration
-from meshplan.planner.training.resolve import calibration_for
 from meshplan.planner.validate import validate_rows
 from meshplan.planner.validation.machines import read_rows
 from meshplan.planner.validation.summary import Validation
@@ -23,12 +21,7 @@ LEAST_IN_INTERVAL = 0.75
 @pytest.fixture(scope="module")
 def validation(tmp_path_factory: pytest.TempPathFactory) -> Validation:
     catalog = Catalog.open(str(tmp_path_factory.mktemp("catalog") / "catalog.sqlite"))
-    return validate_rows(
-        read_rows(OBSERVATIONS),
-        catalog,
-        lambda framework, architecture: calibration_for(catalog, framework, architecture),
-        lambda engine, architecture: serving_calibration(catalog, engine, architecture),
-    )
+    return validate_rows(read_rows(OBSERVATIONS), catalog)
 
 
 def test_every_row_is_answered_but_models_without_a_shape(validation: Validation) -> None:

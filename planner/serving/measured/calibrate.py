@@ -1,17 +1,15 @@
 """Fitting the serving constants to measured runs, and saying how well they carry over.
 
-The model and its solver are in :mod:`meshplan.planner.serving.measured.constants_fit`. *Published runs* give the sets
-that ship; *error:* leave one (model, device) group out, solve for all parts without it and simulate its runs anew. That
-error, not the error of the fit, becomes the interval. *A user's own runs* adapt the set of their engine, however few
-they are.
+The model is in :mod:`meshplan.planner.serving.measured.constants_fit`. *Published runs* give the sets that ship.
+*Error:* one (model, device) group is left out, all parts are solved for without it, and its runs are simulated anew.
+*A user's own runs* adapt the set of their engine, however few they are.
 """
 
 from __future__ import annotations
 
-import datetime
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,59 +17,26 @@ from meshplan.catalogs.constants.serving import ServingCalibration, ServingConst
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.constants_fit import (
     FITTED,
+    MAX_MOVE,
     NOISE,
     OWN_NOISE,
-    OWN_SPREAD,
-    Key,
-    Linear,
     Row,
     constants_of,
     linearised,
-    most_probable,
+    refined,
     solve,
     theta_of,
 )
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
+from meshplan.planner.validation.fitting import limited
+from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, today
 
-ITERATIONS, OWN_ITERATIONS = 3, 2
-MAX_MOVE = 1.0  # of a constant in one iteration, in the logarithm
+ITERATIONS = 3
 FEWEST_FOR_P90 = 8
-FIXED = 1e12  # precision of a constant that may not move
+UNJUDGED_P90 = 1.0  # where no sample has enough runs
 # What intervals are given for → the metric whose error they take.
 INTERVALS = {"ttft": ("ttft_s",), "tpot": ("tpot_s",), "throughput": ("output_tokens_per_s", "latency_s")}
-ANY_ENGINE, ANY = "any-engine", "any"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeldOut:
-    """One metric of a run, predicted by constants fitted without the run's group.
-
-    Args:
-        id: of the run.
-        group: left out.
-        key: engine and generation.
-        metric: name.
-        error: predicted / measured − 1.
-    """
-
-    id: str
-    group: str
-    key: Key
-    metric: str
-    error: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Calibrated:
-    """The result of a calibration.
-
-    Args:
-        calibrations: the global set first, then engines on any generation, then on those that were seen.
-        held_out: every metric of every run, predicted without its group.
-    """
-
-    calibrations: tuple[ServingCalibration, ...]
-    held_out: tuple[HeldOut, ...]
 
 
 # --- published runs -------------------------------------------------------------------------------------------------
@@ -83,8 +48,8 @@ def calibrate_serving(
     source: str,
     date: str | None = None,
     start: Callable[[Key], ServingConstants] | None = None,
-    say: Callable[[str], None] = lambda _: None,
-) -> Calibrated:
+    log: Callable[[str], None] = lambda _: None,
+) -> Calibrated[ServingCalibration]:
     """Fit all sets and their held-out errors.
 
     Args:
@@ -92,52 +57,31 @@ def calibrate_serving(
         source: what they are, stored with every set.
         date: day of the fit, ISO 8601; None for today.
         start: where the iteration begins: other constants than the literature's.
-        say: told what is being done: a fit simulates every run some twenty times.
+        log: called with a line per step: a fit simulates every run some twenty times.
     """
     rows = [row for row in (Row(run, NOISE) for run in runs) if row.metrics]
     prior = theta_of(ServingConstants())
-    theta = _always(prior) if start is None else _started(start)
+    theta: Callable[[Key], FloatArray] = (lambda _: prior) if start is None else (lambda key: theta_of(start(key)))
     for step in range(ITERATIONS):
-        say(f"fit {step + 1} of {ITERATIONS}: {len(rows)} runs")
+        log(f"fit {step + 1} of {ITERATIONS}: {len(rows)} runs")
         linear = linearised(rows, theta)
-        solved = solve(linear, np.ones(len(linear.target), dtype=bool), prior)
-        theta = _damped(theta, solved)
-    say("held out")
-    held_out = _held_out(rows, linear, theta, prior)
+        theta = _limited(theta, solve(linear, np.ones(len(linear.group), dtype=bool), prior))
+    log("held out")
+    groups = np.array(linear.group)
+    # The runs that are left out are simulated, not linear.
+    held_out = leave_one_out(
+        sorted(rows, key=lambda row: row.group),
+        lambda row: row.group,
+        lambda group: _limited(theta, solve(linear, groups != group, prior)),
+        lambda row, without: row.held_out(without(row.key)),
+    )
     return Calibrated(
-        calibrations=_sets(rows, theta, held_out, source=source, date=date or _today()), held_out=tuple(held_out)
+        calibrations=_sets(rows, theta, held_out, source=source, date=date or today()), held_out=tuple(held_out)
     )
 
 
-def _always(theta: FloatArray) -> Callable[[Key], FloatArray]:
-    return lambda _: theta
-
-
-def _started(start: Callable[[Key], ServingConstants]) -> Callable[[Key], FloatArray]:
-    return lambda key: theta_of(start(key))
-
-
-def _damped(old: Callable[[Key], FloatArray], new: Callable[[Key], FloatArray]) -> Callable[[Key], FloatArray]:
-    return lambda key: old(key) + np.clip(new(key) - old(key), -MAX_MOVE, MAX_MOVE)
-
-
-def _held_out(
-    rows: Sequence[Row], linear: Linear, theta: Callable[[Key], FloatArray], prior: FloatArray
-) -> list[HeldOut]:
-    """Each group predicted by constants solved for without it; its runs are simulated, not linear."""
-    groups = np.array(linear.group)
-    found = []
-    for group in sorted({row.group for row in rows}):
-        without = _damped(theta, solve(linear, groups != group, prior))
-        for row in rows:
-            if row.group == group:
-                errors = np.exp(row.log_predicted(without(row.key)) - row.log_measured) - 1.0
-                found += [
-                    HeldOut(id=row.prepared.run.id, group=group, key=row.key, metric=name, error=float(error))
-                    for name, error in zip(row.metrics, errors, strict=True)
-                    if np.isfinite(error)
-                ]
-    return found
+def _limited(old: Callable[[Key], FloatArray], new: Callable[[Key], FloatArray]) -> Callable[[Key], FloatArray]:
+    return lambda key: limited(old(key), new(key), MAX_MOVE)
 
 
 def _sets(
@@ -167,41 +111,18 @@ def _sets(
 
 
 def _p90(metrics: Sequence[str], *samples: Sequence[HeldOut]) -> float:
-    """90th percentile of |ln(predicted/measured)| in the first sample with enough runs; each group counts alike."""
-    for sample in samples:
-        errors = [abs(np.log1p(max(item.error, -0.999))) for item in sample if item.metric in metrics]
-        if len(errors) >= FEWEST_FOR_P90:
-            return round(float(np.quantile(errors, 0.9)), 4)
-    return 1.0
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.UTC).date().isoformat()
+    """90th percentile of |ln(predicted/measured)| in the first sample with enough runs."""
+    sizes = (
+        [float(abs(np.log1p(max(item.error, -0.999)))) for item in sample if item.metric in metrics]
+        for sample in samples
+    )
+    return p90(sizes, fewest=FEWEST_FOR_P90, otherwise=UNJUDGED_P90)
 
 
 # --- a user's own runs ----------------------------------------------------------------------------------------------
 
 
-def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = tuple(FITTED)) -> ServingConstants:
-    """Constants of one server adapted to its own runs, however few: one measured point moves what it can see.
-
-    Args:
-        rows: runs of one engine on one generation, with the scatter of a single server.
-        start: the catalog's, which is also the prior.
-        free: constants that may move.
-    """
-    prior = theta_of(start)
-    theta = prior
-    precision = np.where([name in free for name in FITTED], 1.0 / OWN_SPREAD**2, FIXED)
-    for _ in range(OWN_ITERATIONS):
-        linear = linearised(rows, _always(theta))
-        ones = np.ones_like(linear.target)
-        move = most_probable(linear.slope, linear.target, linear.scale, ones, prior, precision, lets_go=False)
-        theta = theta + np.clip(move - theta, -MAX_MOVE, MAX_MOVE)
-    return constants_of(theta)
-
-
-# What own runs are left out together: themselves, or all of a layout, as before a user moves to one never measured.
+# What is left out together of a user's own runs: one run, or a whole layout, as for a user who plans to change it.
 HELD_OUT_TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
     "run": lambda row: row.prepared.run.id,
     "layout": lambda row: row.prepared.run.config.pools[-1].layout,
@@ -216,7 +137,7 @@ def refine_serving(
     date: str | None = None,
     hold_out: str = "run",
     free: Sequence[str] = tuple(FITTED),
-) -> Calibrated:
+) -> Calibrated[ServingCalibration]:
     """Adapt the catalog's constants to a user's own runs; held out: every run, or every layout, in turn.
 
     Args:
@@ -235,34 +156,35 @@ def refine_serving(
             sets[row.key].append(row)
     made, held_out = [], []
     for key, members in sorted(sets.items()):
-        prior = shipped(*key)
-        own, without = [], {}
-        for left_out in dict.fromkeys(together(row) for row in members):
-            others = [other for other in members if together(other) != left_out]
-            without[left_out] = refined(others, prior.constants, free) if others else prior.constants
-        for row in members:
-            constants = without[together(row)]
-            errors = np.exp(row.log_predicted(theta_of(constants)) - row.log_measured) - 1.0
-            own += [
-                HeldOut(id=row.prepared.run.id, group=row.group, key=key, metric=name, error=float(error))
-                for name, error in zip(row.metrics, errors, strict=True)
-                if np.isfinite(error)
-            ]
+        start = shipped(*key)
+        constants, own = _refined(members, start.constants, together, free)
         held_out += own
-        p90 = {
-            name: _p90(metrics, own) if len(own) >= FEWEST_FOR_P90 else prior.error_p90[name]
-            for name, metrics in INTERVALS.items()
-        }
         made.append(
             replace(
-                prior,
+                start,
                 engine=key[0],
                 architecture=key[1],
-                constants=refined(members, prior.constants, free),
-                error_p90=p90,
+                constants=constants,
+                error_p90={
+                    name: _p90(metrics, own) if len(own) >= FEWEST_FOR_P90 else start.error_p90[name]
+                    for name, metrics in INTERVALS.items()
+                },
                 num_runs=len(members),
-                source=f"{source}; starting from: {prior.source}",
-                date=date or _today(),
+                source=f"{source}; starting from: {start.source}",
+                date=date or today(),
             )
         )
     return Calibrated(calibrations=tuple(made), held_out=tuple(held_out))
+
+
+def _refined(
+    rows: Sequence[Row], start: ServingConstants, together: Callable[[Row], Hashable], free: Sequence[str]
+) -> tuple[ServingConstants, list[HeldOut]]:
+    """One set adapted to its runs, and the error on what is left out together, in turn."""
+
+    def without(left_out: Hashable) -> FloatArray:
+        others = [row for row in rows if together(row) != left_out]
+        return theta_of(refined(others, start, free) if others else start)
+
+    held_out = leave_one_out(rows, together, without, lambda row, theta: row.held_out(theta))
+    return refined(rows, start, free), held_out

@@ -1,44 +1,43 @@
-"""The model behind the serving constants, linear in them, and the most probable constants under it.
+"""The serving constants that are fitted to measured runs, the model behind them, and the runs as rows of the fit.
 
 *Notation.* Run i has measured metrics y_im (time to first token, time per token, latency or throughput) and predictions
 f_im(θ); θ are the logarithms of :class:`~meshplan.catalogs.constants.serving.ServingConstants`.
 
 *Model.* The constants of engine e on generation a are a sum, θ_ea = μ + α_e + β_a + γ_ea: what all share, what the
 engine does everywhere, what the generation does under every engine, and the rest. Each part has a normal prior, μ about
-the literature and the others about 0, so that an engine that was never seen on a generation still has constants, and
-few runs move what they can see only.
+the literature and the others about 0, so that an engine that was never measured on a generation still has constants,
+and few runs move only what they depend on.
 
-*Objective.* Σ_i w_i Σ_m ρ((ln f_im(θ) − ln y_im)/σ_m) + Σ_j (part_j/s_j)², ρ Cauchy's loss ln(1 + x²), which lets go of
-runs that no constants explain (a front end that is its own bottleneck, a flag that the source does not tell), started
-from Huber's; w_i = 1/(runs of i's concurrency curve), so that long curves do not outvote short ones.
-
-A run is linear in the constants about where it was simulated: Gauss–Newton, the derivatives from simulations with each
-constant moved.
+*Objective.* That of :mod:`meshplan.planner.validation.fitting` for ln y_im − ln f_im(θ), with Huber's loss and then
+Cauchy's, which ignores runs that no constants explain (a front end that is its own bottleneck, a flag that the source
+does not state); the weight of a run is 1/(runs of its concurrency curve), so that long curves do not outvote short
+ones. Derivatives come from simulations with each constant perturbed.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, PreparedRun
+from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
+from meshplan.planner.validation.held_out import HeldOut, Key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
-    """How far a constant may lie from where it is expected: standard deviations in the logarithm.
+    """Prior standard deviations of a constant's logarithm, by part of the model.
 
     Args:
-        prior: of what all engines share, about the literature.
-        engine: of what an engine does, over :data:`ENGINE_SHARE` of the prior.
-        generation: of what a generation of devices does under every engine, over :data:`GENERATION_SHARE` of it.
-        own: of one server about its engine and generation.
+        prior: the shared part μ, about the literature.
+        engine: the engine's part α, in units of :data:`ENGINE_SHARE` × ``prior``.
+        generation: the hardware generation's part β, in units of :data:`GENERATION_SHARE` × ``prior``.
+        own: a single server, about the set of its engine and generation.
     """
 
     prior: float
@@ -47,12 +46,12 @@ class Spread:
     own: float
 
 
-# What passes before an engine starts on a request depends on flags and front ends more than on anything that could be
-# known beforehand; iterations that it prepares ahead are one or two. Engines differ in host time far more than in what
-# their kernels take: where they seem to, it is their models that differ, and another model's runs know nothing of it.
-# A generation of devices has little to do with host time, and nothing with the way to the engine. Of one server a
-# single point does not tell steps and offset before the first token apart: both stay near the catalog's. Spreads,
-# shares and the loss were chosen among some dozens by the held-out error.
+# The time before an engine starts on a request depends mostly on flags and front ends, so its prior is wide; an engine
+# prepares one or two iterations ahead. Engines differ in host time far more than in kernel time: where kernel times
+# seem to differ, the models do, which does not carry over to other models. The hardware generation matters little for
+# host time and not at all for the front end. One measured point of a server cannot separate steps and offset before the
+# first token, so both stay near the catalog's. Spreads, shares and the loss were chosen among some dozens by the
+# held-out error.
 FITTED: Mapping[str, Spread] = {
     "decode_factor": Spread(prior=0.07, engine=0.5, own=0.15),
     "prefill_factor": Spread(prior=0.2, engine=0.3, generation=0.5, own=0.3),
@@ -71,29 +70,31 @@ OWN_SPREAD = np.array([spread.own for spread in FITTED.values()])
 # Scatter of a metric that no constant explains, in the logarithm: another release of the same engine moves both
 # latencies by about 15 %, and the time to first token three times as much from run to run as the time per token.
 NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s": 0.08}
-# The same within one server's own runs, for fits to a user's measurements. What is left beside the best constants of a
-# server fades with the load: of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times,
-# nothing beyond, so one point must not bend what all loads share. Chosen with the own spreads on half of the curves,
+# The same for fits to the runs of one server. Residuals about a server's best constants are correlated between loads:
+# of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times, nothing beyond. So one point
+# must not move constants that all loads share by much. Chosen with the own spreads on half of the curves,
 # and so that eight runs still move what they can see.
 OWN_NOISE = {"ttft_s": 0.2, "tpot_s": 0.04, "latency_s": 0.04, "output_tokens_per_s": 0.04}
-HUBER, CAUCHY = 1.5, 1.0  # in units of NOISE
-STEP = 0.1  # by which constants are moved for derivatives, in the logarithm
+LOSS, OWN_LOSS = Loss(huber=1.5, cauchy=1.0), Loss(huber=1.5)
+STEP = 0.1  # by which constants are perturbed for derivatives, in the logarithm
+MAX_MOVE = 1.0  # of a constant in one iteration, in the logarithm
 MOST_OF_CURVE = 3
 REWEIGHTINGS = 24
-LEAST = 1e-9
+FIXED_SPREAD = 1e-6  # prior of a constant that may not move
+OWN_ITERATIONS = 2
+PARAMETERS = Parameters(names=tuple(FITTED))
 
-Key = tuple[str, str]
-Part = tuple[str, str]  # what is shared: ("", ""), (engine, ""), ("", generation) or (engine, generation)
+Part = tuple[str, str]  # ("", "") is shared by all; (engine, ""), ("", generation), (engine, generation)
 
 
 def theta_of(constants: ServingConstants) -> FloatArray:
     """Constants as a vector in fit units."""
-    return np.array([np.log(max(float(getattr(constants, name)), LEAST)) for name in FITTED])
+    return PARAMETERS.vector(constants)
 
 
 def constants_of(theta: FloatArray) -> ServingConstants:
     """A vector in fit units as constants, rounded to what the fit can tell."""
-    return ServingConstants(**{name: float(f"{np.exp(theta[i]):.4g}") for i, name in enumerate(FITTED)})
+    return ServingConstants(**PARAMETERS.rounded(theta))
 
 
 class Row:
@@ -108,7 +109,7 @@ class Row:
         run = prepared.run
         self.prepared, self.key, self.group = prepared, prepared.key, run.group
         self.metrics = [name for name in FITTED_METRICS[run.workload.arrival] if run.measured.get(name)]
-        if "latency_s" in self.metrics:  # of the rest of its request: counts it twice
+        if "latency_s" in self.metrics:  # contains the time per token, which would count twice
             self.metrics = [name for name in self.metrics if name in ("latency_s", "ttft_s")]
         if "latency_s" in self.metrics and "tpot_s" in run.measured:
             self.metrics = ["ttft_s", "tpot_s"]
@@ -130,12 +131,21 @@ class Row:
         values = self.prepared.predicted(constants_of(theta))
         return np.array([np.log(values[name]) if name in values else np.nan for name in self.metrics])
 
+    def held_out(self, theta: FloatArray) -> list[HeldOut]:
+        """The error of each metric under constants that were fitted without the run."""
+        errors = np.exp(self.log_predicted(theta) - self.log_measured) - 1.0
+        return [
+            HeldOut(id=self.prepared.run.id, group=self.group, key=self.key, metric=name, error=float(error))
+            for name, error in zip(self.metrics, errors, strict=True)
+            if np.isfinite(error)
+        ]
+
     def linear(self, theta: FloatArray) -> tuple[FloatArray, FloatArray]:
         """Ln f [M] and its derivatives [M, constants] at θ."""
         here = self.log_predicted(theta)
         slope = np.zeros((len(here), len(theta)))
         for j, name in enumerate(FITTED):
-            if name == "first_token_offset_s":  # it is added to what the engine takes
+            if name == "first_token_offset_s":  # it is added to the engine's time: ∂ ln f/∂θ = offset/f
                 added = np.array([metric in ("ttft_s", "latency_s") for metric in self.metrics])
                 slope[:, j] = np.where(added, np.exp(theta[j] - here), 0.0)
                 continue
@@ -146,93 +156,76 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Linear:
-    """All runs' metrics, linear in the constants of their keys: target ≈ slope·θ_key.
+class LinearRuns:
+    """All runs' metrics, linear in the constants of their own key.
 
     Args:
-        target: [n] ln y − ln f + slope·θ.
-        slope: [n, constants].
-        scale: [n] noise of each metric.
-        weight: [n] of each metric.
-        key: [n] of each metric.
-        group: [n] of each metric.
+        linear: one row per metric, about θ = 0: ``residual`` is ln y − ln f + slope·θ, so that residual ≈ slope·θ_key.
+        key: of each row.
+        group: of each row.
     """
 
-    target: FloatArray
-    slope: FloatArray
-    scale: FloatArray
-    weight: FloatArray
+    linear: Linear
     key: Sequence[Key]
     group: Sequence[str]
 
 
 def parts_of(key: Key) -> tuple[Part, ...]:
-    """What the constants of a key are the sum of."""
+    """The parts whose sum is the constants of a key: shared, engine, generation, both."""
     engine, generation = key
     return tuple(dict.fromkeys([("", ""), (engine, ""), ("", generation), key]))
 
 
-def most_probable(
-    design: FloatArray,
-    target: FloatArray,
-    scale: FloatArray,
-    weight: FloatArray,
-    centre: FloatArray,
-    precision: FloatArray,
-    *,
-    lets_go: bool,
-) -> FloatArray:
-    """Argmin of Σ w·ρ((target − design·x)/scale) + Σ precision·(x − centre)², by reweighted least squares, [k].
-
-    Args:
-        design: [n, k].
-        target: [n].
-        scale: [n] noise.
-        weight: [n].
-        centre: [k].
-        precision: [k].
-        lets_go: ρ is Cauchy's, started from Huber's; else Huber's throughout.
-    """
-    found: FloatArray = centre.copy()
-    for step in range(REWEIGHTINGS):
-        residual = np.abs(target - design @ found) / scale
-        trust = 1.0 / np.maximum(1.0, residual / HUBER)
-        if lets_go and step >= REWEIGHTINGS // 2:
-            trust = 1.0 / (1.0 + (residual / CAUCHY) ** 2)
-        use = weight * trust / scale**2
-        normal = (design * use[:, None]).T @ design + np.diag(precision)
-        weighed = (design * use[:, None]).T @ target + precision * centre
-        found = np.asarray(np.linalg.solve(normal, weighed), dtype=np.float64)
-    return found
-
-
-def solve(linear: Linear, keep: NDArray[np.bool_], prior: FloatArray) -> Callable[[Key], FloatArray]:
+def solve(runs: LinearRuns, keep: BoolArray, prior: FloatArray) -> Callable[[Key], FloatArray]:
     """The most probable parts for the metrics in ``keep``, as a function from keys to θ.
 
     Args:
-        linear: the runs.
-        keep: [n] which count.
-        prior: μ's.
+        runs: the runs.
+        keep: which metrics count, [n].
+        prior: mean of μ.
     """
     chosen = [int(place) for place in np.flatnonzero(keep)]
-    parts = sorted({part for i in chosen for part in parts_of(linear.key[i])} | {("", "")})
+    parts = sorted({part for i in chosen for part in parts_of(runs.key[i])} | {("", "")})
     place = {part: i for i, part in enumerate(parts)}
     size = len(SPREAD)
+    rows = runs.linear.only(chosen)
     design = np.zeros((len(chosen), len(parts) * size))
     for row, i in enumerate(chosen):
-        for part in parts_of(linear.key[i]):
+        for part in parts_of(runs.key[i]):
             at = place[part] * size
-            design[row, at : at + size] = linear.slope[i]
-    precision = np.concatenate([1.0 / (_share(part) * SPREAD) ** 2 for part in parts])
-    centre = np.where(np.repeat([part == ("", "") for part in parts], size), np.tile(prior, len(parts)), 0.0)
-    target, scale, weight = linear.target[chosen], linear.scale[chosen], linear.weight[chosen]
-    found = most_probable(design, target, scale, weight, centre, precision, lets_go=True)
+            design[row, at : at + size] = rows.slope[row]
+    parts_prior = Prior(
+        mean=np.where(np.repeat([part == ("", "") for part in parts], size), np.tile(prior, len(parts)), 0.0),
+        spread=np.concatenate([_share(part) * SPREAD for part in parts]),
+    )
+    linear = replace(rows, at=np.zeros(design.shape[1]), slope=design)
+    found = most_probable(linear, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
 
     def theta(key: Key) -> FloatArray:
         places = [place[part] * size for part in parts_of(key) if part in place]
         return np.asarray(sum((found[at : at + size] for at in places), np.zeros(size)))
 
     return theta
+
+
+def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = tuple(FITTED)) -> ServingConstants:
+    """Constants of one server adapted to its own runs, however few: one measured point moves what it can see.
+
+    Args:
+        rows: runs of one engine on one generation, with the scatter of a single server.
+        start: the catalog's, which is also the prior.
+        free: constants that may move.
+    """
+    spread = np.where([name in free for name in FITTED], OWN_SPREAD, FIXED_SPREAD)
+    prior = Prior(mean=theta_of(start), spread=spread)
+
+    def step(theta: FloatArray) -> FloatArray:
+        linear = linearised(rows, lambda _: theta).linear
+        linear = replace(linear, weight=np.ones_like(linear.weight))
+        found = most_probable(linear, prior, OWN_LOSS, rounds=REWEIGHTINGS, start=prior.mean)
+        return limited(theta, found, MAX_MOVE)
+
+    return constants_of(gauss_newton(step, prior.mean, iterations=OWN_ITERATIONS))
 
 
 def _share(part: Part) -> FloatArray:
@@ -244,8 +237,8 @@ def _share(part: Part) -> FloatArray:
     return GENERATION_SHARE * OF_GENERATION if not engine else np.full_like(SPREAD, REST_SHARE)
 
 
-def few_of_each_curve(rows: Sequence[Row]) -> list[Row]:
-    """At most :data:`MOST_OF_CURVE` rows of each curve, spread over its load: a fit learns little from the others."""
+def thinned_curves(rows: Sequence[Row]) -> list[Row]:
+    """At most :data:`MOST_OF_CURVE` rows per concurrency curve, spread over its loads: the others add little."""
     curves: dict[tuple[object, ...], list[Row]] = defaultdict(list)
     for row in rows:
         curves[row.curve].append(row)
@@ -257,26 +250,26 @@ def few_of_each_curve(rows: Sequence[Row]) -> list[Row]:
     return chosen
 
 
-def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> Linear:
-    """Every row at its key's θ; rows that do not fit their device are left out."""
-    rows = few_of_each_curve(rows)
+def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> LinearRuns:
+    """The rows linearised at the θ of their keys; rows that do not fit their device are left out."""
+    rows = thinned_curves(rows)
     curves = Counter(row.curve for row in rows)
-    targets, slopes, scales, weights, keys, groups = [], [], [], [], [], []
+    residuals, slopes, noises, weights, keys, groups = [], [], [], [], [], []
     for row in rows:
         at = theta(row.key)
         here, slope = row.linear(at)
         good = np.isfinite(here) & np.isfinite(slope).all(axis=1)
-        targets.append((row.log_measured - here + slope @ at)[good])
+        residuals.append((row.log_measured - here + slope @ at)[good])
         slopes.append(slope[good])
-        scales.append(row.noise[good])
+        noises.append(row.noise[good])
         weights.append(np.full(int(good.sum()), 1.0 / curves[row.curve]))
         keys += [row.key] * int(good.sum())
         groups += [row.group] * int(good.sum())
-    return Linear(
-        target=np.concatenate(targets),
+    linear = Linear(
+        at=np.zeros(len(FITTED)),
+        residual=np.concatenate(residuals),
         slope=np.concatenate(slopes),
-        scale=np.concatenate(scales),
+        noise=np.concatenate(noises),
         weight=np.concatenate(weights),
-        key=keys,
-        group=groups,
     )
+    return LinearRuns(linear=linear, key=keys, group=groups)

@@ -1,7 +1,7 @@
-"""Published serving runs that no estimator should be judged by, named by rules that look at the rows alone.
+"""Published serving runs that are excluded from errors and fits, by rules that look at the rows alone.
 
-A rule reads what the publisher says of a row, or compares measurements with each other; none sees a prediction. The
-rows stay in the files and in ``validate``'s listing, with the rule's reason.
+A rule reads what the publisher says of a row, or compares measurements with each other; none sees a prediction.
+``validate`` still predicts and lists the rows, with the reason.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SICK_TTFT_S, SICK_CONCURRENCY, SICK_TOKENS = 5.0, 32, 32 * 8192
 
 
 def exclusions(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
-    """Id → reason, for the rows that are not to be scored."""
+    """Id → reason, for the excluded rows."""
     found: dict[str, str] = {}
     curves: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
@@ -37,15 +37,15 @@ def exclusions(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
             else:
                 curves[curve_of(row)].append(row)
     for members in curves.values():
-        for says, reason in _RULES:
-            if any(says(row) for row in members):
+        for applies, reason in _RULES:
+            if any(applies(row) for row in members):
                 found |= {row["id"]: reason for row in members}
                 break
     return found
 
 
 def curve_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What rows share that differ in their concurrency or lengths only: one server, as it was started."""
+    """What identifies one server as it was started: rows with the same key differ in concurrency or lengths only."""
     section = _section(row)
     server = next((part.strip() for part in section.split(";") if "config_id" in part), "")
     workload = {key: value for key, value in _part(row, "workload").items() if key in ("quantization", "disaggregated")}
@@ -87,14 +87,13 @@ def _predicts_tokens(row: Mapping[str, Any]) -> bool:
 
 def _is_sick(row: Mapping[str, Any]) -> bool:
     workload, measured = _part(row, "workload"), _part(row, "measured")
-    concurrency, ttft = workload.get("concurrency"), measured.get("ttft_s")
-    if not isinstance(concurrency, int) or not isinstance(ttft, int | float):
+    concurrency, length, ttft = workload.get("concurrency"), workload.get("input_length") or 0, measured.get("ttft_s")
+    if not isinstance(concurrency, int) or not isinstance(length, int | float) or not isinstance(ttft, int | float):
         return False
-    tokens = concurrency * int(workload.get("input_length") or 0)
-    return ttft >= SICK_TTFT_S and concurrency <= SICK_CONCURRENCY and tokens <= SICK_TOKENS
+    return ttft >= SICK_TTFT_S and concurrency <= SICK_CONCURRENCY and concurrency * length <= SICK_TOKENS
 
 
-# Rules that take a server's other rows with them.
+# Rules that exclude all rows of a server if one row matches.
 _RULES: tuple[tuple[Callable[[Mapping[str, Any]], bool], str], ...] = (
     (_is_planner_check, "planner self-check: the stated concurrency was not held"),
     (_is_sick, "sick server: seconds to the first token at a concurrency of 32 or less"),

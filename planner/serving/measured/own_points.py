@@ -1,10 +1,10 @@
-"""How well a server's own points predict the rest of its curve: what ``calibrate`` brings a user with few runs.
+"""How well a few measured runs of a server predict its other loads: what ``calibrate`` gains a user with few runs.
 
 A *curve* is one server under several loads: runs of one model, device, engine, layout, formats and lengths whose
-concurrency or rate differs. Of every curve some runs are drawn as if they were all that the user had measured; the
+concurrency or rate differs. From every curve some runs are drawn as if they were all that the user had measured; the
 constants of the catalog are adapted to them (:func:`~meshplan.planner.serving.measured.calibrate.refine_serving`, the
-code of ``meshplan calibrate``), and the other runs of the curve are predicted. No run is judged by itself. What the
-catalog's constants say alone is summed up beside it; constants that were fitted to the same runs flatter both.
+code of ``meshplan calibrate``), and the other runs of the curve are predicted. No run is judged by itself. The errors
+with the catalog's constants alone are given for comparison; both look better if these were fitted to the same runs.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from meshplan.planner.serving.measured.calibrate import refine_serving
 from meshplan.planner.serving.measured.constants_fit import OWN_NOISE, Row
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.measured.validate import ServingCalibrationOf, validated_run
-from meshplan.planner.validation.summary import MetricSummary, ValidatedRow, Validation, rank_quality, summarise
+from meshplan.planner.validation.summary import MetricSummary, ValidatedRow, Validation, summarise, summed_up
 
 GIVEN = "measured point of its curve: the constants were adapted to it"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PointsResult:
-    """What own points bring.
+    """The errors with and without the points.
 
     Args:
         validation: rows predicted with adapted constants; the points themselves have the status ``given``.
@@ -52,7 +52,7 @@ class _Split:
 
 
 def curves_of(runs: Iterable[PreparedRun]) -> list[list[PreparedRun]]:
-    """Runs by curve, by load; runs without a metric that constants are fitted to are left out."""
+    """The runs of each curve, by load; runs without a metric that constants are fitted to are left out."""
     curves: dict[tuple[object, ...], list[PreparedRun]] = defaultdict(list)
     for run in runs:
         row = Row(run, OWN_NOISE)
@@ -74,7 +74,7 @@ def predict_from_points(
     seed: int = 0,
     sample: int | None = None,
     num_processes: int = 1,
-    say: Callable[[str], None] = lambda _: None,
+    log: Callable[[str], None] = lambda _: None,
 ) -> PointsResult:
     """Draw points, adapt the constants to them, predict the rest of each curve.
 
@@ -82,27 +82,21 @@ def predict_from_points(
         runs: measured serving runs.
         shipped: (engine, generation) → the catalog's set.
         num_points: runs of a curve that are given; curves without more are left out.
-        seed: of the draws; the points of a curve do not depend on which other curves there are.
+        seed: seed of the draws; the points of a curve do not depend on which other curves there are.
         sample: curves that are drawn at random; None for all.
-        num_processes: that share the curves.
-        say: told what is being done.
+        num_processes: processes that share the curves.
+        log: called with a line on what is being done.
     """
     curves = sorted((curve for curve in curves_of(runs) if len(curve) > num_points), key=_name)
     if sample is not None and sample < len(curves):
         chosen = np.random.default_rng(seed).choice(len(curves), sample, replace=False)
         curves = [curves[i] for i in sorted(chosen)]
     splits = [_split(curve, shipped, num_points, seed) for curve in curves]
-    say(f"{len(splits)} curves, {sum(len(split.rest) for split in splits)} runs to predict")
+    log(f"{len(splits)} curves, {sum(len(split.rest) for split in splits)} runs to predict")
     rows, without = _predicted(splits, num_processes)
-    judged = [row for row in rows if row.status == "ok"]
     starts = {(split.start.engine, split.start.architecture): split.start for split in splits}
     return PointsResult(
-        validation=Validation(
-            rows=tuple(rows),
-            summary=tuple(summarise(judged)),
-            ranking=rank_quality(judged),
-            coverage=sum(row.status in ("ok", "given") for row in rows) / len(rows) if rows else 0.0,
-        ),
+        validation=summed_up(rows, answered=("ok", "given")),
         without=tuple(item for item in summarise(without) if item.group == "all"),
         num_curves=len(splits),
         started_from=tuple(
@@ -127,7 +121,7 @@ def _split(curve: Sequence[PreparedRun], shipped: ServingCalibrationOf, num_poin
 
 
 def _predicted(splits: Sequence[_Split], num_processes: int) -> tuple[list[ValidatedRow], list[ValidatedRow]]:
-    """Rows with adapted constants and, of the judged ones, with those that they started from."""
+    """All rows with adapted constants, and the judged ones with the constants that the adaptation started from."""
     if num_processes > 1 and len(splits) > 1:
         with ProcessPoolExecutor(num_processes) as pool:
             found = list(pool.map(_of_curve, splits))

@@ -1,4 +1,4 @@
-"""What the estimator says of a measured serving run: its kernels priced once, then simulated under any constants."""
+"""Predicting a measured serving run: its kernels are priced once, then it is simulated under any constants."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from meshplan.planner.serving.search.deployment import Site, serve
 from meshplan.planner.serving.simulation.metrics import Metrics, summarize
 from meshplan.planner.serving.simulation.run import ServingRun
 
-# Latency of the observation format → ours; the percentiles are spelt as the format spells them.
+# Latency and percentile in the observation format → in simulated metrics.
 LATENCIES = {"ttft": "ttft", "tpot": "tpot", "latency": "e2e"}
 PERCENTILES = {"": "mean", "_median": "p50", "_p90": "p90", "_p95": "p95", "_p99": "p99"}
-# What a fit is made to: the metrics that a benchmark measures independently of each other, by how the load arrives.
+# Metrics that constants are fitted to: those that a benchmark measures independently of each other, by arrival.
 FITTED_METRICS: Mapping[Arrival, tuple[str, ...]] = {
     Arrival.CLOSED_LOOP: ("ttft_s", "tpot_s"),
     Arrival.POISSON: ("ttft_s", "tpot_s"),
@@ -75,7 +75,7 @@ class PreparedRun:
         return serve(site, run.config, run.workload, costs=costs)
 
     def predicted(self, constants: ServingConstants) -> dict[str, float]:
-        """Every metric of the observation format that the run has and a simulation can tell; empty if nothing fits."""
+        """Every metric of the run that a simulation predicts; empty if a request does not fit."""
         served = self.served(constants)
         metrics = summarize(served, num_devices=self.run.config.num_devices)
         if metrics.num_rejected:

@@ -1,54 +1,51 @@
-"""One measured serving run against what a simulation of it says."""
+"""One measured serving run against its simulation."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.planner.core.plan import Interval
+from meshplan.planner.serving.measured.exclusions import exclusions
 from meshplan.planner.serving.measured.observations import ServedRun, served_run
 from meshplan.planner.serving.measured.prediction import PreparedRun
-from meshplan.planner.serving.problem.requests import Arrival, Requests
+from meshplan.planner.serving.measured.workloads import recorded_traces
+from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.resolve import serving_calibration
 from meshplan.planner.validation.fields import UnsupportedError
+from meshplan.planner.validation.machines import MachineReader
 from meshplan.planner.validation.summary import ValidatedRow
 
 if TYPE_CHECKING:
-    from meshplan.planner.validation.machines import MachineReader
+    from meshplan.catalogs.database.repository import Catalog
 
 ServingCalibrationOf = Callable[[str, str], ServingCalibration]
-# Up to here the time to first token of disaggregated runs is summed up apart: with more in flight it is the queue in
-# front of whichever pool is full, a small difference between two large rates.
+# Disaggregated runs with more requests in flight are summarised separately: their time to first token is the queue in
+# front of whichever pool is saturated, a small difference between two large rates.
 MOST_IN_FLIGHT = 128
 DOES_NOT_FIT = "not every request fits: weights and KV cache exceed the memory that the engine takes"
 
 
-def validate_served(
-    row: Mapping[str, Any],
-    reader: MachineReader,
-    calibrate: ServingCalibrationOf,
-    traces: Mapping[str, Requests],
-    *,
-    excluded: str = "",
-) -> ValidatedRow:
-    """Simulate one run and hold it against its measurement.
+def row_validator(
+    rows: Iterable[Mapping[str, Any]], catalog: Catalog, traces: Path | None
+) -> Callable[[Mapping[str, Any]], ValidatedRow]:
+    """Row → its validation with the constants of the catalog; see :mod:`meshplan.planner.core.kinds`."""
+    observed = list(rows)
+    reader, recorded = MachineReader(catalog), recorded_traces(observed, traces)
+    excluded = exclusions(observed)
 
-    Args:
-        row: the observation.
-        reader: looks its machine up.
-        calibrate: (engine's constants, generation) → which constants it is simulated with.
-        traces: recorded requests by the ``trace_type`` of runs that replayed them.
-        excluded: why it is not to be judged by; empty where it is.
+    def validated(row: Mapping[str, Any]) -> ValidatedRow:
+        prepared = PreparedRun(served_run(row, reader, recorded))
+        reason = excluded.get(str(row.get("id")), "")
+        found = validated_run(prepared, serving_calibration(catalog, *prepared.key), excluded=reason)
+        if found.status == "infeasible":
+            raise UnsupportedError(found.reason)
+        return found
 
-    Raises:
-        UnsupportedError: the estimator cannot answer it; with the reason.
-    """
-    prepared = PreparedRun(served_run(row, reader, traces))
-    found = validated_run(prepared, calibrate(*prepared.key), excluded=excluded)
-    if found.status == "infeasible":
-        raise UnsupportedError(found.reason)
-    return found
+    return validated
 
 
 def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, excluded: str = "") -> ValidatedRow:

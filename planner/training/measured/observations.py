@@ -1,17 +1,18 @@
-"""Published measurements as problems: one JSON object a line, read into what the estimator prices.
+"""Reading rows of measured training runs: the problem and the configuration that was run, ready to be priced.
 
-The format is documented in ``planner/README.md``. What an observation leaves unstated is filled from the framework's
-documented recipe (``catalogs/seed/recipes.yaml``), and the row remembers what was filled. What the estimator cannot
-express is refused with a reason, never guessed.
+The format is documented in ``planner/validation/README.md``. What a row leaves unstated is filled from the framework's
+documented recipe (``catalogs/seed/recipes.yaml``) and is listed in :attr:`ObservedRun.filled`. What the estimator
+cannot express is refused with a reason, never guessed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observed_as
+from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
@@ -26,12 +27,10 @@ from meshplan.planner.training.problem.problem import (
     TrainingProblem,
     TrainingWorkload,
 )
-from meshplan.planner.validation.fields import Section, UnsupportedError, shown
+from meshplan.planner.validation.fields import Section, UnsupportedError, caveats, row_id, shown
 from meshplan.planner.validation.machines import MachineReader
 
-if TYPE_CHECKING:
-    from meshplan.catalogs.constants.training import Calibration
-
+UNCALIBRATED = Calibration(framework="any", architecture="any")
 SCHEDULES = {
     "1f1b": "1f1b",
     "interleaved": "interleaved",
@@ -49,7 +48,7 @@ DEFAULT_LORA_RANK = 16
 DROPPING_MARK = "(tokendrop)"
 # torchtitan's checkpointing of every second layer: as many layers as half of each chunk.
 ALTERNATE_LAYERS = "selective layer"
-# How fp8 tensors are scaled, in torchao's words, and how published rows mark it.
+# How fp8 tensors are scaled, in torchao's terms, and how published rows mark it.
 ROW_SCALING = "rowwise"
 FLOAT8_SCALINGS = ("tensorwise", ROW_SCALING)
 FLOAT8_CAVEAT = "float8 linear layers"
@@ -101,8 +100,12 @@ class ObservedRun:
 class ObservationReader(MachineReader):
     """Turns rows of training runs into problems and configurations; devices are looked up in a catalog."""
 
-    def training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
+    def training_run(self, row: Mapping[str, Any], calibration: Calibration = UNCALIBRATED) -> ObservedRun:
         """Read a training row.
+
+        Args:
+            row: the observation.
+            calibration: constants of the run's problem.
 
         Raises:
             UnsupportedError: with the reason.
@@ -120,10 +123,10 @@ class ObservationReader(MachineReader):
         )
         shape = shape_from_observation(model.values)
         machine = self.machine(hardware)
-        phase = _phase(workload)
+        phase = workload.one_of("phase", {phase.value: phase for phase in Phase}, Phase.PRETRAINING.value)
         lora = Section(model.values, "lora", required=False)
         precision = _precision(row)
-        practice, unsaid = observed_practice(row, choices, precision, phase)
+        practice, unstated_switches = observed_practice(row, choices, precision, phase)
         problem = TrainingProblem(
             shape=shape,
             machine=machine,
@@ -148,9 +151,7 @@ class ObservationReader(MachineReader):
         )
         config, filled = _config(problem, choices, recipe)
         measured = Section(row, "measured", required=False).measurements()
-        name = row.get("id")
-        if not isinstance(name, str):
-            raise UnsupportedError(f"id must be a text, is {shown(name)}")
+        name = row_id(row)
         return ObservedRun(
             id=name,
             group=str(row.get("group") or name),
@@ -159,16 +160,9 @@ class ObservationReader(MachineReader):
             framework=recipe.framework,
             measured=measured,
             derived=Section(row, "derived", required=False).measurements(),
-            filled=filled + unsaid,
+            filled=filled + unstated_switches,
             expects_oom=bool(measured.get("oom", False)),
         )
-
-
-def _phase(workload: Section) -> Phase:
-    try:
-        return Phase(workload.text("phase", Phase.PRETRAINING.value))
-    except ValueError:
-        raise workload.wrong("phase", f"one of {', '.join(phase.value for phase in Phase)}") from None
 
 
 def _precision(row: Mapping[str, Any]) -> str:
@@ -187,9 +181,7 @@ def _scales_rows(row: Mapping[str, Any]) -> bool:
         if stated not in FLOAT8_SCALINGS:
             raise UnsupportedError(f"float8_scaling must be one of {', '.join(FLOAT8_SCALINGS)}, is {shown(stated)}")
         return bool(stated == ROW_SCALING)
-    caveats = row.get("caveats")
-    words = [str(caveat) for caveat in caveats] if isinstance(caveats, list) else []
-    return any(word.startswith(FLOAT8_CAVEAT) and ROW_SCALING in word for word in words)
+    return any(caveat.startswith(FLOAT8_CAVEAT) and ROW_SCALING in caveat for caveat in caveats(row))
 
 
 def _overlaps_tensor_parallel(choices: Section) -> bool | None:
@@ -207,10 +199,10 @@ def _recompute(choices: Section, filled: list[str], recipe: Recipe) -> str:
     stated = choices.text("activation_recompute")
     if stated.lower() == ALTERNATE_LAYERS:
         return "block"
-    word = stated.replace(",", " ").lower().partition(" ")[0]
-    if word in ("none", "full", "selective"):
-        return word
-    if word in ("mlp", "layernorm"):
+    mode = stated.replace(",", " ").lower().partition(" ")[0]
+    if mode in ("none", "full", "selective"):
+        return mode
+    if mode in ("mlp", "layernorm"):
         return "selective"
     raise UnsupportedError(f"recompute {shown(stated)} is not modelled")
 

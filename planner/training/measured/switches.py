@@ -10,10 +10,11 @@ from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
 from meshplan.planner.validation.fields import Section
 
-# Words of ``parallelism`` for the switches of TrainingPractice.
+# Values of the keys in ``parallelism`` that state the switches of TrainingPractice.
 GRAPHS = {"none": Launches.EAGER, "partial": Launches.PARTLY_GRAPHED, "full": Launches.GRAPHED}
 DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
-PRACTICE_WORDS = {
+# Switch → the key that states it.
+ROW_KEYS = {
     "launches": "cuda_graphs",
     "fused_dispatch": "expert_dispatcher",
     "overlaps_experts": "expert_parallel_overlap",
@@ -23,7 +24,7 @@ PRACTICE_WORDS = {
 def observed_practice(
     row: Mapping[str, Any], choices: Section, precision: str, phase: Phase
 ) -> tuple[TrainingPractice, tuple[str, ...]]:
-    """Graphs and the experts' transport of a measured run.
+    """CUDA graphs and the transport of expert tokens in a measured run.
 
     Args:
         row: the whole row.
@@ -32,10 +33,10 @@ def observed_practice(
         phase: what was trained.
 
     Returns:
-        The switches, and the words for those that only the benchmark's scripts tell.
+        The switches, and the keys of those that come from the benchmark's scripts because the row does not state them.
 
     Raises:
-        UnsupportedError: a word that is none.
+        UnsupportedError: a value that is none of the known ones.
     """
     model, hardware, framework = (Section(row, name) for name in ("model", "hardware", "framework"))
     known = practice_of(
@@ -50,19 +51,11 @@ def observed_practice(
     )
     settings = dict(known)
     if choices.states("cuda_graphs"):
-        settings["launches"] = _worded(choices, "cuda_graphs", GRAPHS)
+        settings["launches"] = choices.one_of("cuda_graphs", GRAPHS)
     if choices.states("expert_dispatcher"):
-        settings["fused_dispatch"] = _worded(choices, "expert_dispatcher", DISPATCHERS)
+        settings["fused_dispatch"] = choices.one_of("expert_dispatcher", DISPATCHERS)
     if choices.states("expert_parallel_overlap"):
         settings["overlaps_experts"] = choices.flag("expert_parallel_overlap", default=False)
-    unsaid = tuple(PRACTICE_WORDS[name] for name in known if not choices.states(PRACTICE_WORDS[name]))
+    unstated = tuple(ROW_KEYS[name] for name in known if not choices.states(ROW_KEYS[name]))
     settings["launches"] = Launches(settings.get("launches", Launches.EAGER))
-    return TrainingPractice(**settings), unsaid
-
-
-def _worded(choices: Section, key: str, words: Mapping[str, Any]) -> Any:
-    """What one of ``words`` stands for."""
-    word = choices.text(key)
-    if word not in words:
-        raise choices.wrong(key, f"one of {', '.join(words)}")
-    return words[word]
+    return TrainingPractice(**settings), unstated

@@ -10,9 +10,10 @@ from planted_serving import PLANTED, prepared
 
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.measured.calibrate import ANY, ANY_ENGINE, calibrate_serving, refine_serving
+from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
 from meshplan.planner.serving.measured.constants_fit import FITTED, constants_of, parts_of, theta_of
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.machines import MachineReader
 
 

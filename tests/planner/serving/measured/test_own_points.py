@@ -9,9 +9,10 @@ from planted_serving import prepared
 
 from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.planner.serving.measured.calibrate import ANY, ANY_ENGINE, refine_serving
+from meshplan.planner.serving.measured.calibrate import refine_serving
 from meshplan.planner.serving.measured.own_points import PointsResult, curves_of, predict_from_points
 from meshplan.planner.serving.measured.prediction import PreparedRun
+from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.machines import MachineReader
 from meshplan.planner.validation.summary import MetricSummary
 

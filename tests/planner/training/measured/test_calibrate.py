@@ -13,7 +13,8 @@ from core_cases import DENSE, MOE, configured, machine_with, problem_of
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, TimeConstants
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.measured.calibrate import FITTED, _Row, calibrate, constants_of, refine, theta_of
+from meshplan.planner.training.measured.calibrate import calibrate, refine
+from meshplan.planner.training.measured.constants_fit import FITTED, Row, constants_of, theta_of
 from meshplan.planner.training.measured.observations import ObservedRun
 
 FRAMEWORK = "megatron"
@@ -152,7 +153,7 @@ def test_a_framework_never_seen_is_judged_by_the_others() -> None:
     # Two frameworks whose documented layouts of a step are almost alike, so that they differ by their constants.
     runs = runs_of(shapes=(LARGE,)) + runs_of(slow, framework="nemo-mlperf", shapes=(LARGE,))
     made = calibrate(runs, source="two", date="2026-01-01")
-    assert {item.framework for item in made.unseen} == {"megatron", "nemo-mlperf"}
+    assert {item.key[0] for item in made.unseen} == {"megatron", "nemo-mlperf"}
     assert made.calibrations[0].time_error_p90 > 0.1
     assert all(item.time_error_p90 < made.calibrations[0].time_error_p90 for item in made.calibrations[1:])
 
@@ -199,7 +200,7 @@ def test_many_constants_at_once_are_each_alone() -> None:
     runs = runs_of(shapes=(LARGE,))
     run = next(run for run in runs if run.config.pipeline_parallel > 1)
     split = (run.problem.shape.num_hidden_layers - 1, 1)
-    row = _Row(replace(run, config=replace(run.config, layers_per_chunk=split)))
+    row = Row(replace(run, config=replace(run.config, layers_per_chunk=split)))
     thetas = theta_of(PLANTED) + np.linspace(-0.3, 0.3, 5)[:, None]
     together = row.log_predicted(thetas)
     alone = [float(row.log_predicted(theta[None])[0]) for theta in thetas]

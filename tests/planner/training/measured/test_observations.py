@@ -14,20 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.training.measured.observations import ObservationReader
+from meshplan.planner.training.measured.validate import validate_run
 from meshplan.planner.training.problem.problem import Phase
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
-from meshplan.planner.validate import validate_rows, validate_run
+from meshplan.planner.validate import validate_rows
 from meshplan.planner.validation.fields import UnsupportedError
 from meshplan.planner.validation.machines import read_rows
 from meshplan.planner.validation.summary import ValidatedRow
 
 CONSTANTS = Calibration(framework="any", architecture="any")
-SERVING = ServingCalibration(engine="any-engine", architecture="any")
 ROW: dict[str, Any] = {
     "id": "run-1",
     "task": "training",
@@ -262,7 +261,7 @@ def answered_or_refused(row: dict[str, Any], reader: ObservationReader) -> None:
 @pytest.mark.parametrize("path", PATHS, ids=".".join)
 def test_every_key_takes_every_kind_of_junk(path: tuple[str, ...], catalog: Catalog) -> None:
     rows = [changed((path, value)) for value in JUNK]
-    for result in validate_rows(rows, catalog, lambda *_: CONSTANTS, lambda *_: SERVING).rows:
+    for result in validate_rows(rows, catalog).rows:
         finite(result)
 
 
@@ -297,7 +296,7 @@ def test_no_object_raises(reader: ObservationReader, row: dict[str, Any]) -> Non
 
 
 def test_other_tasks_are_refused_by_name(catalog: Catalog) -> None:
-    (row,) = validate_rows([{**ROW, "task": "tuning"}], catalog, lambda *_: CONSTANTS, lambda *_: SERVING).rows
+    (row,) = validate_rows([{**ROW, "task": "tuning"}], catalog).rows
     assert (row.status, "tuning" in row.reason) == ("unsupported", True)
 
 

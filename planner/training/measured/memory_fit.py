@@ -6,12 +6,12 @@ logits_bytes_per_entry · logits + extra_bytes_per_parameter · optimizer-sharde
 *Objective.* Σ_i ((model_i − measured_i)/measured_i/σ)² + Σ_j ((θ_j − θ⁰_j)/s_j)², with the worst rank's stage taken
 anew after each solution until it no longer changes.
 
-*Runs that worked.* A run without a measured peak still says that it fitted: where its choices are all stated and the
-model says more than the device's usable memory, it counts as a peak of that size. So a framework without any measured
-peak gets constants too, but only from above, and keeps the factor of the unmeasured.
+*Runs without a measured peak* still fitted their devices: where all choices are stated and the model predicts more than
+the device's usable memory, such a run counts as a peak of that size. So a framework without any measured peak gets
+constants too, bounded from above only, and the safe factor :data:`UNMEASURED_SAFE_FACTOR`.
 
-*Safe bound.* The safe factor multiplies what is not fixed; it is the smallest that leaves no measured run above the
-bound, fitted to it or with its group held out, plus :data:`SAFE_MARGIN`.
+*Safe bound.* The safe factor multiplies all bytes but ``fixed_bytes``. It is the smallest under which no measured peak
+exceeds the bound, neither fitted to nor with its group held out, plus :data:`SAFE_MARGIN`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.validation.fitting import LEAST_SQUARES, Linear, Prior, gauss_newton, most_probable
+from meshplan.planner.validation.held_out import leave_one_out
 
 # constant → (prior mean, prior standard deviation).
 PRIOR: Mapping[str, tuple[float, float]] = {
@@ -34,12 +36,13 @@ PRIOR: Mapping[str, tuple[float, float]] = {
     "logits_bytes_per_entry": (12.0, 3.0),
     "extra_bytes_per_parameter": (0.0, 5.0),
 }
-# fixed_bytes where a peak is what tensors held: no device context, no communication buffers, no cache.
+# fixed_bytes where the peak is that of allocated tensors: no device context, no communication buffers, no cache.
 ALLOCATED_FIXED = (0.5e9, 0.5e9)
-NOISE = 0.03  # relative: printing in whole GB, allocator luck
-LIMIT_NOISE = 0.10  # of a run that fitted: usable memory is an upper limit, not a reading
-ROUNDS = 8
-# Choices that memory hangs on: a run that leaves one of them out says nothing by having fitted.
+NOISE = 0.03  # relative: peaks printed in whole GB, fragmentation
+LIMIT_NOISE = 0.10  # relative, where usable memory stands in for a peak: an upper limit, not a reading
+ITERATIONS = 8
+CONVERGED = 1e-6  # in the constants' own units: the same worst stages give the same solution
+# Choices that decide memory: that a run fitted tells nothing if it leaves one of them out.
 DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02
 SAFE_FIXED_BYTES = 0.3e9
@@ -49,7 +52,7 @@ UNMEASURED_SAFE_FACTOR = 1.20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryFit:
-    """Constants of one framework.
+    """The memory constants of one framework.
 
     Args:
         framework: our name.
@@ -65,7 +68,7 @@ class MemoryFit:
 
 
 class _Peak:
-    """One measured peak, or usable memory as the upper limit of one; with the linear parts of every stage."""
+    """One measured peak, or usable memory as its upper limit, with the model's coefficients for every stage."""
 
     def __init__(self, run: ObservedRun) -> None:
         self.run = run
@@ -74,15 +77,15 @@ class _Peak:
         self.measured = float(peak or run.problem.limits.memory_bytes)
         self.stages = [_stage_bytes(run, calibration) for calibration in _probes(run.framework)]
 
-    def matrix(self, theta: FloatArray) -> tuple[FloatArray, float]:
-        """Coefficients and constant part of the stage that is worst under ``theta``."""
+    def worst_stage(self, theta: FloatArray) -> tuple[FloatArray, float]:
+        """Coefficients and constant part of the stage with the most bytes under ``theta``."""
         return max(self._rows(), key=lambda row: float(row[0] @ theta + row[1]))
 
     def counts(self, theta: FloatArray) -> bool:
         """A limit counts only where the model is beyond it."""
         if not self.is_limit:
             return True
-        slope, base = self.matrix(theta)
+        slope, base = self.worst_stage(theta)
         return float(slope @ theta + base) > self.measured
 
     def _rows(self) -> list[tuple[FloatArray, float]]:
@@ -94,7 +97,7 @@ class _Peak:
 
 
 def _probes(framework: str) -> list[Calibration]:
-    """Calibrations with all constants zero, then each of them one in turn: the model is linear in them."""
+    """Calibrations with all constants 0, then with one constant 1 in turn: their bytes give the linear model."""
     empty = Calibration(framework=framework, architecture="any", recipe=recipe_named(framework).recipe)
     zeros = dict.fromkeys(PRIOR, 0.0)
     units = [zeros, *({**zeros, name: 1.0} for name in PRIOR)]
@@ -111,28 +114,29 @@ def _allocated(peaks: Sequence[_Peak]) -> bool:
 
 
 def _solve(peaks: Sequence[_Peak]) -> FloatArray:
+    """Most probable constants, none below zero."""
     known = {**PRIOR, "fixed_bytes": ALLOCATED_FIXED} if _allocated(peaks) else PRIOR
-    prior = np.array([mean for mean, _ in known.values()])
-    spread = np.array([deviation for _, deviation in known.values()])
-    theta = prior.copy()
-    for _ in range(ROUNDS):
+    prior = Prior(
+        mean=np.array([mean for mean, _ in known.values()]),
+        spread=np.array([deviation for _, deviation in known.values()]),
+    )
+
+    def step(theta: FloatArray) -> FloatArray:
         counted = [peak for peak in peaks if peak.counts(theta)]
         if not counted:
-            break
-        rows = [peak.matrix(theta) for peak in counted]
+            return theta
+        worst = [peak.worst_stage(theta) for peak in counted]
         measured = np.array([peak.measured for peak in counted])
-        noise = np.array([LIMIT_NOISE if peak.is_limit else NOISE for peak in counted])
-        slope = np.array([row[0] for row in rows]) / (measured * noise)[:, None]
-        wanted = (measured - np.array([row[1] for row in rows])) / (measured * noise)
-        # Ridge towards the prior, constants kept from going below zero.
-        scaled = np.vstack([slope, np.diag(1.0 / spread)])
-        target = np.concatenate([wanted, prior / spread])
-        solution, *_ = np.linalg.lstsq(scaled, target, rcond=None)
-        moved = np.maximum(solution, 0.0)
-        if np.allclose(moved, theta, rtol=1e-6):
-            break
-        theta = moved
-    return theta
+        linear = Linear(
+            at=np.zeros_like(theta),
+            residual=measured - np.array([base for _, base in worst]),
+            slope=np.array([slope for slope, _ in worst]),
+            noise=measured * np.array([LIMIT_NOISE if peak.is_limit else NOISE for peak in counted]),
+            weight=np.ones(len(counted)),
+        )
+        return np.maximum(most_probable(linear, prior, LEAST_SQUARES, rounds=1), 0.0)
+
+    return gauss_newton(step, prior.mean, iterations=ITERATIONS, converged=CONVERGED)
 
 
 def _constants(theta: FloatArray, safe_factor: float) -> MemoryConstants:
@@ -153,11 +157,30 @@ def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
     return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
 
 
-def _needed_factor(peak: _Peak, theta: FloatArray) -> float:
-    """The smallest safe factor under which the measured peak stays below the bound."""
-    slope, base = peak.matrix(theta)
-    variable, fixed = float(slope @ theta + base) - float(theta[0]), float(theta[0])
-    return (peak.measured - fixed - SAFE_FIXED_BYTES) / variable
+@dataclass(frozen=True, slots=True)
+class _Predicted:
+    """Bytes of a peak's worst stage under some constants: all of them, and those that the safe factor leaves alone."""
+
+    peak: _Peak
+    total: float
+    fixed: float
+
+    @classmethod
+    def under(cls, theta: FloatArray, peak: _Peak) -> _Predicted:
+        slope, base = peak.worst_stage(theta)
+        return cls(peak, float(slope @ theta + base), float(theta[0]))
+
+    @property
+    def typical_error(self) -> float:
+        return self.total / self.peak.measured - 1.0
+
+    @property
+    def needed_factor(self) -> float:
+        """The smallest safe factor under which the measured peak stays below the bound."""
+        return (self.peak.measured - self.fixed - SAFE_FIXED_BYTES) / (self.total - self.fixed)
+
+    def safe_error(self, factor: float) -> float:
+        return ((self.total - self.fixed) * factor + self.fixed + SAFE_FIXED_BYTES) / self.peak.measured - 1.0
 
 
 def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
@@ -166,24 +189,22 @@ def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
     if not peaks:
         constants = _constants(theta, UNMEASURED_SAFE_FACTOR)
         return MemoryFit(framework=framework, constants=constants, typical_error={}, safe_error={})
-    typical: dict[str, float] = {}
-    needed = max([1.0, *(_needed_factor(peak, theta) for peak in peaks)])
-    held: dict[str, tuple[float, float, float]] = {}
-    for group in sorted({peak.run.group for peak in peaks}):
+
+    def without(group: str) -> FloatArray:
         others = [sample for sample in samples if sample.run.group != group]
-        used = _solve(others) if any(not other.is_limit for other in others) else theta
-        for peak in peaks:
-            if peak.run.group != group:
-                continue
-            slope, base = peak.matrix(used)
-            total = float(slope @ used + base)
-            fixed = float(used[0])
-            typical[peak.run.id] = total / peak.measured - 1.0
-            held[peak.run.id] = (total - fixed, fixed, peak.measured)
-            needed = max(needed, _needed_factor(peak, used))
-    factor = needed + SAFE_MARGIN
-    safe = {
-        name: (variable * factor + fixed + SAFE_FIXED_BYTES) / measured - 1.0
-        for name, (variable, fixed, measured) in held.items()
-    }
-    return MemoryFit(framework=framework, constants=_constants(theta, factor), typical_error=typical, safe_error=safe)
+        return _solve(others) if any(not other.is_limit for other in others) else theta
+
+    held_out = leave_one_out(
+        sorted(peaks, key=lambda peak: peak.run.group),
+        lambda peak: peak.run.group,
+        without,
+        lambda peak, used: [_Predicted.under(used, peak)],
+    )
+    needed = [item.needed_factor for item in (*(_Predicted.under(theta, peak) for peak in peaks), *held_out)]
+    factor = max(1.0, *needed) + SAFE_MARGIN
+    return MemoryFit(
+        framework=framework,
+        constants=_constants(theta, factor),
+        typical_error={item.peak.run.id: item.typical_error for item in held_out},
+        safe_error={item.peak.run.id: item.safe_error(factor) for item in held_out},
+    )

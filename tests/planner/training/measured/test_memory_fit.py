@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.measured.calibrate_memory import UNMEASURED_SAFE_FACTOR, calibrate_memory
+from meshplan.planner.training.measured.memory_fit import UNMEASURED_SAFE_FACTOR, calibrate_memory
 from meshplan.planner.training.measured.observations import ObservedRun
 
 FRAMEWORK = "torchtitan"

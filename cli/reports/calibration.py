@@ -1,0 +1,223 @@
+"""How a calibration looks: the error on held-out runs by set, and the constants as a seed file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from meshplan.cli.render import Column
+from meshplan.cli.reports.quantities import percent
+from meshplan.cli.reports.validation import SIGNED
+
+if TYPE_CHECKING:
+    from meshplan.planner.validation.held_out import Calibrated, HeldOut
+
+STATISTICS = (
+    Column(key="runs", title="runs", right=True),
+    Column(key="median", title="median", right=True, text=percent),
+    Column(key="mean", title="mean", right=True, text=percent),
+    Column(key="p90", title="p90", right=True, text=percent),
+    Column(key="signed", title="signed", right=True, text=SIGNED),
+)
+TRAINING_ERRORS = (Column(key="set", title="Constants of"), *STATISTICS)
+SERVING_ERRORS = (
+    Column(key="set", title="Serving constants of"),
+    Column(key="metric", title="Metric"),
+    *STATISTICS,
+)
+MEMORY = (
+    Column(key="set", title="Memory of"),
+    Column(key="runs", title="runs", right=True),
+    Column(key="typical_mape", title="typical, mean error", right=True, text=percent),
+    Column(key="safe_mean", title="safe over measured, mean", right=True, text=percent),
+    Column(key="safe_least", title="least", right=True, text=percent),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of errors.
+
+    Args:
+        key: in documents.
+        title: above the table.
+        columns: of the table.
+        rows: of the table.
+        is_optional: not shown where it has no row.
+    """
+
+    key: str
+    title: str
+    columns: Sequence[Column]
+    rows: Sequence[dict[str, Any]]
+    is_optional: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FittedSets:
+    """Fitted sets of constants, ready to be stored and shown.
+
+    Args:
+        title: what they are called in messages.
+        names: framework or engine of each set.
+        documents: the sets as the catalog stores them.
+        tables: errors on held-out runs.
+        file_prefix: before the name of an exported file.
+        header: comment at the top of an exported file.
+    """
+
+    title: str
+    names: Sequence[str]
+    documents: Sequence[dict[str, Any]]
+    tables: Sequence[Table]
+    file_prefix: str = ""
+    header: str
+
+    def export(self, path: Path, source: str) -> None:
+        """Write the constants as a seed file of the catalog.
+
+        Raises:
+            EmitError: the file cannot be written.
+        """
+        import yaml
+
+        from meshplan.catalogs.errors import EmitError
+
+        path = path.with_name(f"{self.file_prefix}{path.name}")
+        content = {
+            "source": source,
+            "date": self.documents[0]["date"],
+            "calibrations": [
+                {key: value for key, value in document.items() if key not in ("source", "date")}
+                for document in self.documents
+            ],
+        }
+        try:
+            path.write_text(self.header + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
+        except OSError as error:
+            raise EmitError(f"cannot write {path}: {error}") from error
+
+
+def training_sets(result: Calibrated[Any]) -> FittedSets:
+    """Sets of training constants; the recipe, which the framework's documentation decides, is not stored."""
+    documents = [item.to_document() for item in result.calibrations]
+    return FittedSets(
+        title="constants",
+        names=[item.framework for item in result.calibrations],
+        documents=[{key: value for key, value in document.items() if key != "recipe"} for document in documents],
+        tables=(
+            Table(
+                key="held_out",
+                title="|error| of the step time on held-out runs",
+                columns=TRAINING_ERRORS,
+                rows=_training_errors(result),
+            ),
+            Table(
+                key="memory",
+                title="\nPeak memory on held-out runs",
+                columns=MEMORY,
+                rows=_memory_errors(result),
+                is_optional=True,
+            ),
+        ),
+        header=(
+            "# Constants of the estimator, fitted per framework and hardware generation: see\n"
+            "# planner/training/measured/calibrate.py.\n"
+            "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
+        ),
+    )
+
+
+def serving_sets(result: Calibrated[Any], *, own: bool) -> FittedSets:
+    """Sets of serving constants.
+
+    Args:
+        result: the calibration.
+        own: the runs are a user's own, few enough to be told apart by group.
+    """
+    errors = Table(
+        key="held_out",
+        title="|error| on held-out serving runs",
+        columns=SERVING_ERRORS,
+        rows=_serving_errors(result.held_out, own=own),
+    )
+    return FittedSets(
+        title="serving constants",
+        names=[item.engine for item in result.calibrations],
+        documents=[item.to_document() for item in result.calibrations],
+        tables=(errors,),
+        file_prefix="serving_",
+        header=(
+            "# Constants of serving engines, fitted per engine and hardware generation: see\n"
+            "# planner/serving/measured/calibrate.py. Made by\n"
+            "# `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
+        ),
+    )
+
+
+def _statistics(items: Iterable[HeldOut]) -> dict[str, Any]:
+    import numpy as np
+
+    errors = np.array([item.error for item in items])
+    size = np.abs(errors)
+    return {
+        "runs": len(errors),
+        "median": float(np.median(size)),
+        "mean": float(np.mean(size)),
+        "p90": float(np.quantile(size, 0.9)),
+        "signed": float(np.median(errors)),
+    }
+
+
+def _by(items: Iterable[HeldOut], name: Callable[[HeldOut], str]) -> list[dict[str, Any]]:
+    groups: dict[str, list[HeldOut]] = {}
+    for item in items:
+        groups.setdefault(name(item), []).append(item)
+    return [{"set": group, **_statistics(members)} for group, members in sorted(groups.items())]
+
+
+def _set_name(item: HeldOut) -> str:
+    return f"{item.key[0]} on {item.key[1]}"
+
+
+def _training_errors(result: Calibrated[Any]) -> list[dict[str, Any]]:
+    """Over all runs, by strategy and by set of constants."""
+    return [
+        *_by(result.held_out, lambda _: "all, group held out"),
+        *_by(result.unseen, lambda _: "all, framework never seen"),
+        *_by(result.held_out, lambda item: f"{item.strategy}, group held out"),
+        *_by(result.held_out, _set_name),
+    ]
+
+
+def _serving_errors(held_out: Iterable[HeldOut], *, own: bool) -> list[dict[str, Any]]:
+    """Over all runs, by source and by set of constants, of own runs also by group; one row per metric."""
+    sets: dict[tuple[str, str], list[HeldOut]] = {}
+    for item in held_out:
+        source, _, model = item.group.partition("|")
+        names = ["all", f"source {source}", _set_name(item)]
+        if own:
+            names.append(f"source {source}: {model.replace('|', ', ')}")
+        for name in names:
+            sets.setdefault((name, item.metric), []).append(item)
+    order = {"all": 0, "source": 1}
+    keys = sorted(sets, key=lambda key: (order.get(key[0].split(" ", maxsplit=1)[0], 2), key))
+    return [{"set": name, "metric": metric, **_statistics(sets[name, metric])} for name, metric in keys]
+
+
+def _memory_errors(result: Calibrated[Any]) -> list[dict[str, Any]]:
+    import numpy as np
+
+    return [
+        {
+            "set": name,
+            "runs": len(fit.typical_error),
+            "typical_mape": float(np.mean(np.abs(list(fit.typical_error.values())))),
+            "safe_mean": float(np.mean(list(fit.safe_error.values()))),
+            "safe_least": float(min(fit.safe_error.values())),
+        }
+        for name, fit in sorted(result.memory.items())
+        if fit.typical_error
+    ]

@@ -1,0 +1,190 @@
+"""The configuration of a measured serving run: number formats, degrees and limits of each pool of workers.
+
+Batch limits, token budget and memory fraction are the documented defaults of the engine's release.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe
+from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, spreads_attention, started_as
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
+from meshplan.planner.serving.problem.quantization import (
+    BYTES_16_BIT,
+    KV_CACHE_BYTES,
+    SCHEMES,
+    Quantization,
+    checkpoint_formats,
+)
+from meshplan.planner.serving.problem.requests import Arrival, EngineLimits, Layout, Pool, Role, ServingWorkload
+from meshplan.planner.validation.fields import Section, UnsupportedError, shown
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """What all pools of a measured run share.
+
+    Args:
+        shape: the model.
+        machine: device and links.
+        workload: requests that were sent.
+        recipe: the engine and release.
+        quantization: number formats.
+        benchmark: the run as the benchmark's launch scripts know it.
+    """
+
+    shape: ModelShape
+    machine: Machine
+    workload: ServingWorkload
+    recipe: EngineRecipe
+    quantization: Quantization
+    benchmark: BenchmarkRun
+
+
+def observed_formats(
+    row: Mapping[str, Any], asked: Section, shape: ModelShape, recipe: EngineRecipe
+) -> tuple[Quantization, tuple[str, ...]]:
+    """Number formats of a row, and those that it leaves out; DeepSeek's fp8 is the published one, scaled in blocks."""
+    precision = row.get("precision")
+    if not isinstance(precision, str) or precision not in (*SCHEMES, "fp32"):
+        raise UnsupportedError(f"serving in the precision {shown(precision)} is not modelled")
+    stated = Section({"quantization": asked.values.get("quantization") or {}}, "quantization")
+    weight = stated.text("weight", precision)
+    mlp, experts = stated.text("gemm", weight), stated.text("moe", stated.text("gemm", weight))
+    for name in (mlp, experts):
+        if name not in SCHEMES:
+            raise UnsupportedError(f"weights in {shown(name)} are not modelled")
+    filled = () if stated.states("kv_cache") else ("kv_cache",)
+    is_quantized = SCHEMES[experts].activation_bytes < BYTES_16_BIT
+    kv_cache = stated.text("kv_cache", recipe.quantized_kv_cache if is_quantized else "bf16")
+    if kv_cache not in KV_CACHE_BYTES:
+        raise UnsupportedError(f"a KV cache in {shown(kv_cache)} is not modelled")
+    if "gpt-oss" in shape.slug:  # "nvfp4" of such rows is the published MXFP4
+        return checkpoint_formats(shape, "mxfp4", kv_cache), filled
+    if shape.latent is not None:
+        return checkpoint_formats(shape, "fp8_block" if mlp == "fp8" else mlp, kv_cache), filled
+    return Quantization(attention=mlp, mlp=mlp, experts=experts, kv_cache=kv_cache), filled
+
+
+def observed_pools(server: Server, degrees: Section, *, disaggregated: bool) -> tuple[Pool, ...]:
+    """The pools of a row.
+
+    Args:
+        server: what they share.
+        degrees: the row's ``parallelism``.
+        disaggregated: prefill and decode have pools of their own.
+
+    Raises:
+        UnsupportedError: the degrees do not fit the model or the devices.
+    """
+    if disaggregated:
+        parts = [(Role.PREFILL, Section(degrees.values, "prefill")), (Role.DECODE, Section(degrees.values, "decode"))]
+    else:
+        parts = [(Role.MIXED, degrees)]
+    pools = tuple(_pool(server, role, section) for role, section in parts)
+    total = sum(pool.num_devices for pool in pools)
+    if total > server.machine.num_devices:
+        raise UnsupportedError(f"its degrees need {total} devices, it names {server.machine.num_devices}")
+    return pools
+
+
+def _pool(server: Server, role: Role, section: Section) -> Pool:
+    base, workload = server.recipe, server.workload
+    started = benchmark_run(server.benchmark, section, role)
+    recipe = started_as(base, started)
+    layout = _layout(section, server.shape, spread=spreads_attention(base, started))
+    workers = section.whole("data_parallel" if role is Role.MIXED else "num_workers", 1)
+    in_flight = workload.concurrency or recipe.max_num_seqs
+    seqs = _max_decoding(section, base, recipe) * layout.attention_data_parallel
+    seqs = seqs if seqs and role is Role.DECODE else max(recipe.max_num_seqs, in_flight)
+    if workload.arrival is not Arrival.ALL_AT_ONCE:
+        seqs = min(seqs, max(in_flight, 1))
+    limits = EngineLimits(
+        max_num_seqs=seqs,
+        max_batched_tokens=recipe.token_budget(workload.input_length, min(seqs, in_flight)),
+        chunked_prefill=not recipe.exclusive_prefill,
+        cuda_graphs=recipe.cuda_graphs,
+    )
+    return Pool(
+        role=role,
+        layout=layout,
+        num_workers=workers,
+        limits=_within_memory(limits, replace(server, recipe=recipe), role, layout),
+        quantization=server.quantization,
+        node_type=server.machine.device.slug,
+    )
+
+
+def _within_memory(limits: EngineLimits, server: Server, role: Role, layout: Layout) -> EngineLimits:
+    """The limits with the engine's memory fraction and, where it reserves whole answers, the requests that fit."""
+    recipe, workload = server.recipe, server.workload
+    held = workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
+
+    def memory_under(limits: EngineLimits) -> WorkerMemory:
+        return worker_memory(server.shape, server.machine.device, layout, limits, server.quantization, context=held)
+
+    memory = memory_under(replace(limits, memory_fraction=1.0))
+    share, taken = recipe.memory_fraction, memory.weights_bytes + memory.workspace_bytes
+    if recipe.memory_fraction_of == "free":
+        share += (1.0 - share) * min(taken / memory.budget_bytes, 1.0)
+    elif recipe.memory_fraction_of == "static":
+        share += memory.workspace_bytes / memory.budget_bytes
+    limits = replace(limits, memory_fraction=min(share, 1.0))
+    if not recipe.reserves_output:
+        return limits
+    ranks = layout.attention_data_parallel
+    fitting = max(int(memory_under(limits).kv_capacity_tokens / ranks / max(held, 1.0)), 1) * ranks
+    return replace(limits, max_num_seqs=max(min(limits.max_num_seqs, fitting), 1))
+
+
+def _max_decoding(section: Section, base: EngineRecipe, started: EngineRecipe) -> int:
+    """Running requests of one rank of a decode worker: as its scripts say, else as the row does; 0 where neither does.
+
+    The row's figure is the concurrency over all ranks, rounded up: it does not show the requests that wait because the
+    limit in the scripts is lower.
+    """
+    if started.max_num_seqs != base.max_num_seqs:
+        return started.max_num_seqs
+    return section.whole("max_batch_size", 0, least=0)
+
+
+def benchmark_run(run: BenchmarkRun, section: Section, role: Role) -> BenchmarkRun:
+    """The run with the role and the degrees of one pool."""
+    return replace(
+        run,
+        tensor_parallel=section.whole("tensor_parallel"),
+        attention_data_parallel=section.whole("attention_data_parallel", 1),
+        role=role.value,
+    )
+
+
+def _layout(section: Section, shape: ModelShape, *, spread: bool = False) -> Layout:
+    """Degrees of one worker.
+
+    Args:
+        section: the pool's part of ``parallelism``.
+        shape: the model.
+        spread: the attention is data-parallel over all ranks that the row calls tensor-parallel.
+    """
+    tensor, ranks = section.whole("tensor_parallel"), section.whole("attention_data_parallel", 1)
+    if spread:
+        tensor, ranks = 1, tensor * ranks
+    if shape.num_attention_heads % tensor:
+        raise UnsupportedError(f"tensor_parallel {tensor} does not divide {shape.num_attention_heads} heads")
+    stage = tensor * ranks
+    expert = section.whole("expert_parallel", 1) if shape.moe is not None else 1
+    if stage % expert:
+        raise UnsupportedError(f"expert_parallel {expert} does not divide the {stage} devices of a stage")
+    return Layout(
+        tensor_parallel=tensor,
+        pipeline_parallel=section.whole("pipeline_parallel", 1),
+        attention_data_parallel=ranks,
+        expert_parallel=expert,
+        expert_tensor_parallel=stage // expert if shape.moe is not None else 1,
+        context_parallel=section.whole("context_parallel", 1),
+    )

@@ -1,0 +1,116 @@
+"""The requests of a measured serving run: closed loop, static batch, all at once, at a rate, or a recorded trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.trace import read_trace
+from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, shown
+
+# Requests of a closed-loop benchmark over those in flight, and its lengths: uniform from this share of nominal (the
+# public harness behind the silicon rows: --random-range-ratio 0.8, --num-prompts 10 × concurrency).
+PROMPTS_PER_CONCURRENCY = 10
+LENGTH_RATIO = 0.8
+VARIED_MARK = "vary between 0.8 and 1.0"
+DEFAULT_NUM_REQUESTS = 1000
+TRACE_SUFFIXES = (".csv.gz", ".csv")
+
+
+def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> dict[str, Requests]:
+    """The traces that rows name, by their type; those whose file is not in the folder are left out.
+
+    A file is TYPE.csv, or any that has the type in its name.
+    """
+    if folder is None:
+        return {}
+    workloads = [row.get("workload") for row in rows]
+    wanted = {str(w["trace_type"]) for w in workloads if isinstance(w, dict) and w.get("trace_type")}
+    files = sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)) if folder.is_dir() else []
+    found = {}
+    for kind in sorted(wanted):
+        matching = [path for path in files if kind in path.name]
+        if matching:
+            found[kind] = read_trace(matching[0])
+    return found
+
+
+def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests]) -> ServingWorkload:
+    """The requests of a row.
+
+    Args:
+        row: the observation.
+        asked: its ``workload``.
+        traces: recorded requests by ``trace_type``.
+
+    Raises:
+        UnsupportedError: with the reason.
+    """
+    arrival = asked.one_of("arrival", {item.value: item for item in Arrival})
+    trace_name = asked.values.get("trace_type")
+    if trace_name is not None:
+        return _replayed(asked, arrival, traces.get(str(trace_name)))
+    made = partial(
+        ServingWorkload,
+        arrival=arrival,
+        input_length=asked.whole("input_length"),
+        output_length=asked.whole("output_length"),
+    )
+    if arrival is Arrival.CLOSED_LOOP:
+        concurrency = asked.whole("concurrency")
+        return made(
+            length_ratio=LENGTH_RATIO if has_caveat(row, VARIED_MARK) else 1.0,
+            concurrency=concurrency,
+            num_requests=PROMPTS_PER_CONCURRENCY * concurrency,
+        )
+    if arrival is Arrival.STATIC_BATCH:
+        size = asked.whole("batch_size")
+        return made(concurrency=size, num_requests=size)
+    if arrival is Arrival.ALL_AT_ONCE:
+        return made(num_requests=asked.whole("num_requests"))
+    return made(
+        request_rate_per_s=_rate(asked),
+        num_requests=asked.whole("num_requests", DEFAULT_NUM_REQUESTS),
+    )
+
+
+def _replayed(asked: Section, arrival: Arrival, trace: Requests | None) -> ServingWorkload:
+    """A row that replayed a recorded trace, its lengths stretched to the means that the row says were served."""
+    rate = _rate(asked)
+    if trace is None:
+        raise UnsupportedError(f"the trace {shown(asked.text('trace_type'))} is not at hand (--traces DIR)")
+    recorded = (len(trace) - 1) / float(trace.arrival_s[-1] - trace.arrival_s[0])
+    served = replace(
+        trace,
+        arrival_s=(trace.arrival_s - trace.arrival_s[0]) * recorded / rate,
+        input_length=_stretched(trace.input_length, asked.values.get("input_length_mean")),
+        output_length=_stretched(trace.output_length, asked.values.get("output_length_mean")),
+    )
+    return ServingWorkload(
+        arrival=Arrival.TRACE,
+        input_length=float(served.input_length.mean()),
+        output_length=float(served.output_length.mean()),
+        request_rate_per_s=rate,
+        num_requests=len(served),
+        trace=served if arrival is not Arrival.TRACE else trace,
+    )
+
+
+def _stretched(lengths: IntArray, mean: Any) -> IntArray:
+    if isinstance(mean, bool) or not isinstance(mean, int | float) or not mean > 0:
+        return lengths
+    return np.maximum(np.rint(lengths * (mean / lengths.mean())), 1).astype(np.int64)
+
+
+def _rate(asked: Section) -> float:
+    rate = asked.values.get("request_rate_per_s")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not rate > 0:
+        raise asked.wrong("request_rate_per_s", "a number above 0")
+    return float(rate)

@@ -1,0 +1,187 @@
+"""The most probable constants under a prior, for predictions that are nearly linear in them.
+
+*Objective.* Constants θ predict measurements. About a point θ₀ row i has the residual r_i = measured − predicted, the
+slope S_i = ∂ predicted/∂θ, the noise σ_i and the weight w_i; the prior has the mean μ_j and the standard deviation s_j:
+
+    Σ_i w_i ρ((r_i − S_i·(θ − θ₀))/σ_i) + Σ_j ((θ_j − μ_j)/s_j)²
+
+The prior keeps a constant that no row depends on where it was expected. ρ is Huber's loss, optionally followed by
+Cauchy's ln(1 + x²), which ignores rows that no constants explain.
+
+*Method.* Iteratively reweighted least squares within one linearisation (:func:`most_probable`); linearising again where
+that led is a Gauss–Newton iteration (:func:`gauss_newton`).
+
+Sources: Huber, Robust Estimation of a Location Parameter, Ann. Math. Stat. 35 (1964) 73; Holland and Welsch, Robust
+Regression Using Iteratively Reweighted Least-Squares, Comm. Stat. A 6 (1977) 813.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray
+
+NEAREST_TO_END = 1e-4  # how close to 0 or 1 a fraction may start: the ends of the range have no logit
+LEAST = 1e-9  # where a constant that is stored as 0 starts, in its own unit
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameters:
+    """Named constants as a vector θ: logarithms, and logits of fractions, so that no fit leaves their range.
+
+    Args:
+        names: in the order of the vector.
+        fractions: names of the constants that stay inside (0, 1).
+    """
+
+    names: tuple[str, ...]
+    fractions: frozenset[str] = frozenset()
+
+    def vector(self, constants: object) -> FloatArray:
+        """θ of an object that has the constants as attributes."""
+        return np.array([self._to_unit(name, float(getattr(constants, name))) for name in self.names])
+
+    def values(self, theta: FloatArray) -> dict[str, FloatArray]:
+        """Name → value in its own unit; the last axis of ``theta`` runs over the constants."""
+        return {name: self._from_unit(name, theta[..., index]) for index, name in enumerate(self.names)}
+
+    def rounded(self, theta: FloatArray) -> dict[str, float]:
+        """Name → value to four digits, which is more than a fit can tell."""
+        return {name: float(f"{float(value):.4g}") for name, value in self.values(theta).items()}
+
+    def _to_unit(self, name: str, value: float) -> float:
+        if name in self.fractions:
+            inside = min(max(value, NEAREST_TO_END), 1.0 - NEAREST_TO_END)
+            return float(np.log(inside / (1.0 - inside)))
+        return float(np.log(max(value, LEAST)))
+
+    def _from_unit(self, name: str, theta: FloatArray) -> FloatArray:
+        return 1.0 / (1.0 + np.exp(-theta)) if name in self.fractions else np.exp(theta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prior:
+    """Where the constants are expected.
+
+    Args:
+        mean: μ, [J].
+        spread: standard deviations s, [J].
+    """
+
+    mean: FloatArray
+    spread: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """Robust loss of a residual in units of its noise.
+
+    Args:
+        huber: residuals beyond count linearly; infinity for plain least squares.
+        cauchy: scale of Cauchy's loss, which replaces Huber's in the second half of the reweightings; None for never.
+    """
+
+    huber: float
+    cauchy: float | None = None
+
+    def divisor(self, size: FloatArray, *, is_second_half: bool) -> FloatArray:
+        """What the weight of a residual is divided by, at least 1.
+
+        >>> Loss(huber=2.0).divisor(np.array([1.0, 4.0]), is_second_half=False).tolist()
+        [1.0, 2.0]
+        """
+        if self.cauchy is not None and is_second_half:
+            return 1.0 + (size / self.cauchy) ** 2
+        return np.maximum(1.0, size / self.huber)
+
+
+LEAST_SQUARES = Loss(huber=np.inf)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Linear:
+    """Rows that are linear in the constants about a point.
+
+    Args:
+        at: the point θ₀, [J].
+        residual: measured − predicted there, [n].
+        slope: ∂ predicted/∂θ, [n, J].
+        noise: σ, [n].
+        weight: w, [n].
+    """
+
+    at: FloatArray
+    residual: FloatArray
+    slope: FloatArray
+    noise: FloatArray
+    weight: FloatArray
+
+    def only(self, rows: Sequence[int]) -> Linear:
+        """The rows with these indices."""
+        kept = list(rows)
+        return replace(
+            self,
+            residual=self.residual[kept],
+            slope=self.slope[kept],
+            noise=self.noise[kept],
+            weight=self.weight[kept],
+        )
+
+
+def most_probable(
+    linear: Linear,
+    prior: Prior,
+    loss: Loss,
+    *,
+    rounds: int,
+    start: FloatArray | None = None,
+    max_step: float = np.inf,
+) -> FloatArray:
+    """The minimum of the objective, [J].
+
+    Args:
+        linear: the measurements.
+        prior: of the constants.
+        loss: ρ.
+        rounds: how often the weights are taken anew.
+        start: where the first weights are taken; None for the point of linearisation.
+        max_step: by how much one round may change a constant.
+    """
+    theta = linear.at if start is None else start
+    for count in range(rounds):
+        residual = linear.residual - linear.slope @ (theta - linear.at)
+        divisor = loss.divisor(np.abs(residual) / linear.noise, is_second_half=count >= rounds // 2)
+        weighted = linear.slope * (linear.weight / divisor / linear.noise**2)[:, None]
+        normal = weighted.T @ linear.slope + np.diag(1.0 / prior.spread**2)
+        gradient = weighted.T @ residual - (theta - prior.mean) / prior.spread**2
+        theta = theta + np.clip(np.linalg.solve(normal, gradient), -max_step, max_step)
+    return theta
+
+
+def gauss_newton(
+    step: Callable[[FloatArray], FloatArray], start: FloatArray, *, iterations: int, converged: float = 0.0
+) -> FloatArray:
+    """Linearise and solve until the constants stay where they are.
+
+    Args:
+        step: θ → the solution of the problem linearised there.
+        start: the first θ.
+        iterations: at most so many.
+        converged: an iteration that changes no constant by as much is the last.
+    """
+    theta = start
+    for _ in range(iterations):
+        moved = step(theta)
+        change = np.max(np.abs(moved - theta))
+        theta = moved
+        if change < converged:
+            break
+    return theta
+
+
+def limited(old: FloatArray, new: FloatArray, most: float) -> FloatArray:
+    """``new``, no constant farther than ``most`` from ``old``."""
+    return old + np.clip(new - old, -most, most)

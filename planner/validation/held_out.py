@@ -1,0 +1,102 @@
+"""The error on runs that the constants have not seen: leave one group out, fit to the others, predict the group.
+
+Near-duplicates share a group, so that no run is predicted by its twin. This error, not the error of the fit, becomes
+the interval of a prediction.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+
+Key = tuple[str, str]  # framework or engine, hardware generation
+Constants = TypeVar("Constants")
+Row = TypeVar("Row")
+Group = TypeVar("Group", bound=Hashable)
+Fitted = TypeVar("Fitted")
+Judged = TypeVar("Judged")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """One metric of a run, predicted by constants that were fitted without the run's group.
+
+    Args:
+        id: of the run.
+        group: what was left out.
+        key: framework or engine, and hardware generation.
+        metric: its name.
+        error: predicted / measured − 1.
+        strategy: what kind of run it is, for summaries.
+        is_moe: the model is a mixture of experts.
+    """
+
+    id: str
+    group: str
+    key: Key
+    metric: str
+    error: float
+    strategy: str = ""
+    is_moe: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibrated(Generic[Constants]):
+    """The result of a calibration.
+
+    Args:
+        calibrations: sets of constants, the general ones first.
+        held_out: every metric of every run, predicted without its group.
+        unseen: every run predicted without its whole framework; empty where that is not asked.
+        memory: framework → fit of the memory constants; empty where none was measured.
+    """
+
+    calibrations: tuple[Constants, ...]
+    held_out: tuple[HeldOut, ...]
+    unseen: tuple[HeldOut, ...] = ()
+    memory: Mapping[str, Any] = field(default_factory=dict)
+
+
+def leave_one_out(
+    rows: Iterable[Row],
+    together: Callable[[Row], Group],
+    fitted_without: Callable[[Group], Fitted],
+    judged: Callable[[Row, Fitted], Iterable[Judged]],
+) -> list[Judged]:
+    """Judge every row by what was fitted to the other groups.
+
+    Args:
+        rows: the runs; groups are taken in the order in which they first occur.
+        together: row → what is left out with it.
+        fitted_without: group → what was fitted to the rows of the other groups.
+        judged: (row, fit without its group) → its errors.
+    """
+    groups: dict[Group, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(together(row), []).append(row)
+    found: list[Judged] = []
+    for group, members in groups.items():
+        fitted = fitted_without(group)
+        found += [error for row in members for error in judged(row, fitted)]
+    return found
+
+
+def p90(samples: Iterable[Sequence[float]], *, fewest: int, otherwise: float) -> float:
+    """90th percentile of the first sample that has at least ``fewest`` sizes of errors.
+
+    >>> p90([[0.3], [0.1, 0.2]], fewest=2, otherwise=1.0)
+    0.19
+    """
+    for sizes in samples:
+        if len(sizes) >= fewest:
+            return round(float(np.quantile(sizes, 0.9)), 4)
+    return otherwise
+
+
+def today() -> str:
+    """The day of a fit, ISO 8601."""
+    return datetime.datetime.now(datetime.UTC).date().isoformat()

@@ -1,0 +1,61 @@
+"""Training runs against their estimates: every metric of the observation format, from one price."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from core_cases import DENSE, MOE, configured, problem_of
+
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.measured.validate import METRICS, validate_run
+from meshplan.planner.training.problem.problem import TrainingProblem
+
+
+def run_of(problem: TrainingProblem, measured: Mapping[str, Any], **choices: Any) -> ObservedRun:
+    config = configured(problem, **choices)
+    return ObservedRun(
+        id="run",
+        group="g",
+        problem=problem,
+        config=config,
+        framework="megatron",
+        measured=measured,
+        derived={},
+        filled=(),
+        expects_oom=False,
+    )
+
+
+def test_a_run_measured_as_predicted_has_no_error() -> None:
+    problem = problem_of(MOE, num_devices=8)
+    config = configured(problem, data_parallel=8)
+    priced = price(problem, config)
+    measured = {"iteration_s": priced.step_s, "peak_memory_bytes": priced.typical_bytes}
+    row = validate_run(run_of(problem, measured, data_parallel=8))
+    assert row.error == {"iteration_s": 0.0, "peak_memory_bytes": 0.0}
+    assert row.predicted["peak_memory_bytes"].high == priced.safe_bytes
+    assert row.labels["strategy"] == "MoE"
+    assert not row.oom
+
+
+def test_every_metric_agrees_with_the_step_time() -> None:
+    problem = problem_of(DENSE, num_devices=8)
+    measured = dict.fromkeys(METRICS, 1.0)
+    row = validate_run(run_of(problem, measured, data_parallel=8, activation_recompute="full"))
+    value = {name: interval.value for name, interval in row.predicted.items()}
+    assert set(value) == set(METRICS)
+    assert value["tokens_per_s_per_device"] * value["iteration_s"] * 8 == pytest.approx(16 * 1024)
+    assert value["samples_per_s"] * value["iteration_s"] == pytest.approx(16)
+    assert value["hfu"] / value["mfu"] == pytest.approx(4 / 3)
+    assert value["hardware_flops_per_s_per_device"] / value["model_flops_per_s_per_device"] == pytest.approx(4 / 3)
+    assert value["params_and_optimizer_bytes"] == pytest.approx(
+        value["weights_and_gradients_bytes"] + value["optimizer_bytes"]
+    )
+
+
+def test_what_is_no_number_is_no_measurement() -> None:
+    row = validate_run(run_of(problem_of(DENSE), {"oom": True, "note": "x", "iteration_s": 1.0}))
+    assert row.measured == {"iteration_s": 1.0}

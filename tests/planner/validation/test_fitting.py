@@ -1,0 +1,161 @@
+"""The most probable constants: by hand where there is one, by their own objective where there are many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.validation.fitting import (
+    LEAST_SQUARES,
+    Linear,
+    Loss,
+    Parameters,
+    Prior,
+    gauss_newton,
+    limited,
+    most_probable,
+)
+
+
+def linear_of(slope: list[list[float]], target: list[float], noise: float = 1.0) -> Linear:
+    rows, size = np.array(slope).shape
+    return Linear(
+        at=np.zeros(size),
+        residual=np.array(target),
+        slope=np.array(slope),
+        noise=np.full(rows, noise),
+        weight=np.ones(rows),
+    )
+
+
+def prior_of(mean: list[float], spread: float = 1.0) -> Prior:
+    return Prior(mean=np.array(mean), spread=np.full(len(mean), spread))
+
+
+def test_one_constant_by_hand() -> None:
+    """Mean of prior and measurement, weighted with 1/s² and 1/σ²: (1/0.5² · 2 + 1/1² · 7)/(4 + 1) = 3."""
+    found = most_probable(linear_of([[1.0]], [7.0]), prior_of([2.0], 0.5), LEAST_SQUARES, rounds=1)
+    assert found == pytest.approx([3.0])
+
+
+def test_where_rows_are_linearised_does_not_matter() -> None:
+    here = linear_of([[1.0, 2.0], [0.5, -1.0]], [3.0, 1.0])
+    at = np.array([0.7, -0.4])
+    there = replace(here, at=at, residual=here.residual - here.slope @ at)
+    prior = prior_of([1.0, 1.0])
+    assert most_probable(there, prior, LEAST_SQUARES, rounds=1) == pytest.approx(
+        most_probable(here, prior, LEAST_SQUARES, rounds=1)
+    )
+
+
+def test_a_constant_that_no_row_depends_on_stays_at_the_prior() -> None:
+    found = most_probable(linear_of([[1.0, 0.0]] * 3, [5.0] * 3), prior_of([0.0, -2.5]), Loss(huber=1.5), rounds=8)
+    assert found[1] == pytest.approx(-2.5)
+    assert found[0] > 2.0
+
+
+def test_huber_bounds_the_pull_of_an_outlier_and_cauchy_ignores_it() -> None:
+    """Nine rows at 1, one at 100. At Huber's minimum the outlier pulls with its knee only: 9·(1 − x) + 2 = x/10²."""
+    rows = linear_of([[1.0]] * 10, [1.0] * 9 + [100.0])
+    prior = prior_of([0.0], 10.0)
+    squares, huber, cauchy = (
+        float(most_probable(rows, prior, loss, rounds=60)[0])
+        for loss in (LEAST_SQUARES, Loss(huber=2.0), Loss(huber=2.0, cauchy=1.0))
+    )
+    assert squares == pytest.approx(109 / 10.01)
+    assert huber == pytest.approx(11 / 9.01, rel=1e-6)
+    assert cauchy == pytest.approx(1.0, abs=0.01)
+
+
+def test_weights_and_rows_count() -> None:
+    rows = linear_of([[1.0], [1.0], [1.0]], [1.0, 4.0, 50.0])
+    twice = replace(rows, weight=np.array([2.0, 1.0, 0.0]))
+    doubled = rows.only([0, 0, 1])
+    prior = prior_of([0.0])
+    assert most_probable(twice, prior, LEAST_SQUARES, rounds=1) == pytest.approx(
+        most_probable(doubled, prior, LEAST_SQUARES, rounds=1)
+    )
+    assert most_probable(rows.only([]), prior_of([3.0]), LEAST_SQUARES, rounds=1) == pytest.approx([3.0])
+
+
+@settings(max_examples=30, deadline=None)
+@given(seed=st.integers(0, 10**6))
+def test_no_neighbour_of_the_solution_is_better(seed: int) -> None:
+    """The objective of the module docstring, Huber's ρ(x) = x² up to k and 2k|x| − k² beyond."""
+    random, knee = np.random.default_rng(seed), 1.5
+    rows = Linear(
+        at=random.normal(size=3),
+        residual=random.normal(size=12) * np.where(random.random(12) < 0.2, 20.0, 1.0),
+        slope=random.normal(size=(12, 3)),
+        noise=random.uniform(0.2, 2.0, 12),
+        weight=random.uniform(0.1, 1.0, 12),
+    )
+    prior = Prior(mean=random.normal(size=3), spread=random.uniform(0.3, 3.0, 3))
+
+    def objective(theta: FloatArray) -> float:
+        size = np.abs(rows.residual - rows.slope @ (theta - rows.at)) / rows.noise
+        loss = np.where(size <= knee, size**2, 2.0 * knee * size - knee**2)
+        return float(rows.weight @ loss + (((theta - prior.mean) / prior.spread) ** 2).sum())
+
+    found = most_probable(rows, prior, Loss(huber=knee), rounds=200)
+    best = objective(found)
+    for _ in range(20):
+        assert objective(found + random.normal(size=3) * 10 ** random.uniform(-3, 0)) >= best - 1e-9
+
+
+def test_gauss_newton_solves_a_problem_that_is_not_linear() -> None:
+    """Three readings of exp(θ) = 5, a wide prior far away."""
+
+    def step(theta: FloatArray) -> FloatArray:
+        value = np.exp(theta[0])
+        rows = Linear(
+            at=theta,
+            residual=np.full(3, 5.0 - value),
+            slope=np.full((3, 1), value),
+            noise=np.full(3, 0.01),
+            weight=np.ones(3),
+        )
+        return most_probable(rows, prior_of([0.0], 100.0), LEAST_SQUARES, rounds=1, max_step=0.5)
+
+    first = gauss_newton(step, np.zeros(1), iterations=1)
+    assert first == pytest.approx([0.5])  # one step is no longer than it may be
+    assert gauss_newton(step, np.zeros(1), iterations=30, converged=1e-9) == pytest.approx([np.log(5.0)])
+
+
+def test_an_iteration_that_changes_nothing_is_the_last() -> None:
+    calls = []
+
+    def step(theta: FloatArray) -> FloatArray:
+        calls.append(theta)
+        return np.minimum(theta + 1.0, 2.0)
+
+    assert gauss_newton(step, np.zeros(1), iterations=10, converged=0.5) == pytest.approx([2.0])
+    assert len(calls) == 3
+
+
+def test_no_constant_moves_farther_than_allowed() -> None:
+    assert limited(np.array([0.0, 1.0]), np.array([0.4, -3.0]), 1.0).tolist() == [0.4, 0.0]
+
+
+@dataclass(frozen=True)
+class Two:
+    time_s: float
+    share: float
+
+
+@given(time=st.floats(1e-8, 1e3), share=st.floats(0.001, 0.999))
+def test_the_units_of_the_fit_go_there_and_back(time: float, share: float) -> None:
+    parameters = Parameters(names=("time_s", "share"), fractions=frozenset({"share"}))
+    back = parameters.rounded(parameters.vector(Two(time, share)))
+    assert back == pytest.approx({"time_s": time, "share": share}, rel=1e-3)
+
+
+def test_ends_of_the_range_have_a_finite_unit() -> None:
+    parameters = Parameters(names=("time_s", "share"), fractions=frozenset({"share"}))
+    for ends in (Two(0.0, 0.0), Two(0.0, 1.0)):
+        assert np.isfinite(parameters.vector(ends)).all()
