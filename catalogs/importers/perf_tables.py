@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import CatalogError, Problem
 from meshplan.catalogs.importers.csv_tables import MAX_PROBLEMS, refusal
+from meshplan.catalogs.surfaces.files import FRAMEWORKS
 
 Columns = dict[str, NDArray[Any]]
 # Folder of the wheel → slug of the device.
@@ -30,7 +31,6 @@ SYSTEMS: Mapping[str, str] = {
     "l40s": "l40s",
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
-FRAMEWORKS = ("trtllm", "vllm", "sglang")
 # A kernel takes between a tenth of a launch and a minute; seconds or microseconds in place of ms fall outside.
 _MIN_LATENCY_MS, _MAX_LATENCY_MS = 1e-4, 6e4
 _MAX_COUNT = 2**31

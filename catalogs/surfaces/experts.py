@@ -22,20 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.surfaces.files import surface_documents
+from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, sparse_from_row
 from meshplan.catalogs.surfaces.time_tables import STEP, smooth_maximum
 
-SURFACE_FILE = SEED_FOLDER / "expert_surfaces.json"
-FRAMEWORKS = ("trtllm", "vllm", "sglang")
+SURFACES = SurfaceFile("expert_surfaces.json", key=("device", "quantization", "framework"))
+# Fields that a row stores as they are, and as rounded numbers.
+_TEXTS = ("device", "quantization", "framework", "kernel", "source")
+_ERRORS = ("median_error", "p90_error", "new_shape_median_error", "new_shape_p90_error")
 # Bytes of a weight with its scales: 16 elements share one byte (nvfp4), 32 (mxfp4), 128 and more (others).
 ELEMENT_BYTES = {
     "bfloat16": 2.0,
@@ -272,16 +272,8 @@ def expert_surface(device: str, quantization: str, framework: str = "any") -> Ex
         quantization: a key of :data:`ELEMENT_BYTES`.
         framework: ``trtllm``, ``vllm``, ``sglang``, or ``any`` for the fastest of those that were measured.
     """
-    names = FRAMEWORKS if framework == "any" else (framework,)
-    found = tuple(_surface(device, quantization, name) for name in names if (device, quantization, name) in _rows())
-    if framework == "any" and len(found) > 1:
-        return FastestExperts(surfaces=found)
-    return found[0] if found else None
-
-
-def shipped_keys() -> tuple[tuple[str, str, str], ...]:
-    """(device, quantization, framework) of every shipped surface."""
-    return tuple(sorted(_rows()))
+    found = tuple(SURFACES.measured(_surface, device, quantization, framework))
+    return FastestExperts(surfaces=found) if len(found) > 1 else next(iter(found), None)
 
 
 @lru_cache(maxsize=4096)
@@ -289,42 +281,20 @@ def _curve(surface: ExpertSurface, shape: Shape, skew: float) -> FloatArray:
     return surface.log_times(shape, skew)
 
 
-@cache
-def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str], dict[str, Any]]:
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for content in surface_documents(path):
-        shared = {key: content[key] for key in ("source", "shapes", "knots")}
-        rows |= {(row["device"], row["quantization"], row["framework"]): shared | row for row in content["tables"]}
-    return rows
-
-
-@cache
-def _surface(device: str, quantization: str, framework: str) -> ExpertSurface:
-    row = _rows()[device, quantization, framework]
+def _surface(rows: Rows) -> ExpertSurface:
+    row = rows[-1]
     knots = tuple(np.array(positions, dtype=float) for positions in row["knots"])
     corrections, touched = grid_from_row(row["grid"], tuple(len(positions) for positions in knots))
     sizes = (len(row["shapes"]), len(SHAPE_TOKENS), len(SKEW_KNOTS))
     by_shape, known = sparse_from_row(row["by_shape"], sizes)
+    shapes = zip(row["shapes"], by_shape, known, strict=True)
     return ExpertSurface(
-        device=device,
-        quantization=quantization,
-        framework=framework,
         parameters=tuple(row["parameters"]),
         knots=knots,
         corrections=corrections,
         touched=touched,
-        shapes={
-            tuple(shape): values
-            for shape, values, there in zip(row["shapes"], by_shape, known, strict=True)
-            if there.all()
-        },
-        kernel=row["kernel"],
-        num_samples=row["num_samples"],
-        median_error=row["median_error"],
-        p90_error=row["p90_error"],
-        new_shape_median_error=row["new_shape_median_error"],
-        new_shape_p90_error=row["new_shape_p90_error"],
-        source=row["source"],
+        shapes={tuple(shape): values for shape, values, there in shapes if there.all()},
+        **{name: row[name] for name in (*_TEXTS, *_ERRORS, "num_samples")},
     )
 
 
@@ -336,15 +306,8 @@ def surface_row(surface: ExpertSurface, shapes: Sequence[Shape]) -> dict[str, An
         if shape in surface.shapes:
             by_shape[index], known[index] = surface.shapes[shape], True
     return {
-        "device": surface.device,
-        "quantization": surface.quantization,
-        "framework": surface.framework,
-        "kernel": surface.kernel,
-        "num_samples": surface.num_samples,
-        "median_error": round(surface.median_error, 4),
-        "p90_error": round(surface.p90_error, 4),
-        "new_shape_median_error": round(surface.new_shape_median_error, 4),
-        "new_shape_p90_error": round(surface.new_shape_p90_error, 4),
+        **{name: getattr(surface, name) for name in (*_TEXTS, "num_samples") if name != "source"},
+        **{name: round(getattr(surface, name), 4) for name in _ERRORS},
         "parameters": [float(f"{parameter:.6g}") for parameter in surface.parameters],
         "grid": grid_row(surface.corrections, surface.touched, step=STEP),
         "by_shape": grid_row(by_shape, known, step=SHAPE_STEP),

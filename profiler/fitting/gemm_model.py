@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.catalogs.surfaces.time_tables import smooth_maximum
 from meshplan.profiler.fitting.least_squares import FloatArray, RelativeError, fit_positive, held_out, relative_error
 
 GEMM_TILE = 128
@@ -93,8 +94,7 @@ def gemm_time_s(parameters: FloatArray, samples: GemmSamples, *, element_bytes: 
     compute = 2.0 * tiles * (samples.k + saturation) / rate
     operands = element_bytes * (samples.m * samples.k + samples.k * samples.n)
     memory = (operands + OUTPUT_BYTES * samples.m * samples.n) / bandwidth
-    slower = np.maximum(compute, memory)
-    return np.asarray(slower * ((compute / slower) ** 4 + (memory / slower) ** 4) ** 0.25)
+    return smooth_maximum(compute, memory)
 
 
 def fit_gemm(samples: GemmSamples, *, element_bytes: float, seed: int = 0) -> FittedGemm:

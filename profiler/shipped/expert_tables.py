@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, Columns, all_versions, read_perf_table
+from meshplan.catalogs.importers.perf_tables import SYSTEMS, Columns, all_versions, read_perf_table
 from meshplan.catalogs.surfaces.experts import (
     ELEMENT_BYTES,
     GATED_PRODUCTS,
@@ -32,6 +32,7 @@ from meshplan.catalogs.surfaces.experts import (
     Shape,
     expert_features,
 )
+from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.grid import FloatArray
 
 COUNTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
