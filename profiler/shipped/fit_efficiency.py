@@ -54,6 +54,11 @@ same_silicon:
   gh200: h100-sxm-80gb
   h100-sxm-96gb: h100-sxm-80gb
 
+# Of these, boards with a lower power limit than the measured one: rate × √(limit/limit of the measured board), because
+# dynamic power goes with clock × voltage² and voltage can follow the clock only part of the way (500 W of 700 W).
+power_limited:
+  h100-sxm-96gb: 0.845
+
 gemm_curves:
 """
 

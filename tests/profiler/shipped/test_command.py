@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from meshplan.catalogs.seed import SEED_FOLDER
 from meshplan.profiler.shipped.command import write_files
+from meshplan.profiler.shipped.fit_efficiency import HEADER
 
 
 def made(first_table: Path, second_table: Path) -> dict[str, str]:
@@ -25,3 +27,8 @@ def test_a_missing_table_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     with pytest.raises(SystemExit):
         write_files(made)
     assert "second_table, folder" in capsys.readouterr().err
+
+
+def test_the_shipped_efficiencies_begin_as_the_fit_writes_them() -> None:
+    shipped = (SEED_FOLDER / "efficiency.yaml").read_text(encoding="utf-8")
+    assert shipped.startswith(HEADER)
