@@ -1,6 +1,6 @@
 """How each serving engine schedules, by release: the documented defaults behind predictions and calibrations.
 
-They ship as ``seed/engines.yaml`` and are read from there, not stored: knowledge about software, not measurements.
+They ship as ``seed/engines.yaml``.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+from meshplan.catalogs.constants.entries import read_entry, seed_content
 from meshplan.catalogs.constants.releases import release_numbers
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.yaml_reader import load_yaml
 
-ENGINE_FILE = SEED_FOLDER / "engines.yaml"
+ENGINE_FILE = "engines.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +35,7 @@ class EngineRecipe:
         memory_fraction_of: ``total``: weights, activations and KV cache together; ``static``: weights and KV cache;
             ``free``: KV cache, of what weights and activations leave.
         cuda_graphs: decode iterations are replayed from a graph, not launched kernel by kernel.
-        reserves_output: a request is admitted only with room for its whole answer, so that none is ever thrown out.
+        reserves_output: a request is admitted only with room for its whole answer, so that none is ever preempted.
         quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and nothing else is said.
         receive_interval: decode iterations from one look at arrivals to the next.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
@@ -89,13 +87,8 @@ class EngineRecipe:
 @cache
 def engine_recipes() -> Mapping[str, EngineRecipe]:
     """Every known entry by name, older releases of an engine first."""
-    content = load_yaml(ENGINE_FILE.read_bytes())
-    return {name: _recipe(name, entry) for name, entry in content["engines"].items()}
-
-
-def _recipe(name: str, entry: Mapping[str, Any]) -> EngineRecipe:
-    lists = {key: tuple(entry.get(key, ())) for key in ("observed_as", "in_source")}
-    return EngineRecipe(**{**entry, **lists, "name": name})
+    entries = seed_content(ENGINE_FILE)["engines"]
+    return {name: read_entry(EngineRecipe, entry, name=name) for name, entry in entries.items()}
 
 
 def engine_observed_as(name: str, release: str | None, source: str) -> EngineRecipe | None:

@@ -49,10 +49,10 @@ class SurfaceFile:
 
     def find(self, build: Callable[[Rows], Surface], *key: str) -> Surface | None:
         """The surface that ``build`` makes of the rows with a key; None where there are none."""
-        if key not in self._rows:
+        if key not in self.rows:
             return None
         if (build, key) not in self._built:
-            self._built[build, key] = build(self._rows[key])
+            self._built[build, key] = build(self.rows[key])
         found: Surface = self._built[build, key]
         return found
 
@@ -64,10 +64,6 @@ class SurfaceFile:
             surface = self.find(build, device, subject, name, *rest)
             if surface is not None:
                 yield surface
-
-    def all_keys(self) -> tuple[Key, ...]:
-        """Keys of every surface."""
-        return tuple(sorted(self._rows))
 
     def write_for(self, device: str, rows: Sequence[Row], **shared: Any) -> None:
         """Write the user's file of a device; the next surface that is asked for is read anew."""
@@ -82,11 +78,12 @@ class SurfaceFile:
 
     def forget(self) -> None:
         """Read the files anew when the next surface is asked for."""
-        self.__dict__.pop("_rows", None)
+        self.__dict__.pop("rows", None)
         self._built.clear()
 
     @cached_property
-    def _rows(self) -> Mapping[Key, Rows]:
+    def rows(self) -> Mapping[Key, Rows]:
+        """Key → rows of its surface, each with the fields that the file gives all its rows."""
         rows: dict[Key, Rows] = {}
         for document in _documents(self.shipped):
             shared = {name: value for name, value in document.items() if name != self._listed}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.surfaces.attention import SURFACES, AttentionSurface, attention_surface, equivalent_prefill
 
-KEYS = SURFACES.all_keys()
+KEYS = sorted(SURFACES.rows)
 LLAMA_70B = {"num_heads": 8, "num_kv_heads": 1, "head_dim": 128}  # of one device out of eight
 QWEN_14B = {"num_heads": 20, "num_kv_heads": 4, "head_dim": 128}
 

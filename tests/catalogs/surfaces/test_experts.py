@@ -20,7 +20,7 @@ from meshplan.catalogs.surfaces.experts import (
     load_of_fullest,
 )
 
-KEYS = SURFACES.all_keys()
+KEYS = sorted(SURFACES.rows)
 DEEPSEEK_V3 = {"hidden_size": 7168, "expert_size": 2048, "top_k": 8, "num_experts": 256}
 UNHEARD_OF = {"hidden_size": 5632, "expert_size": 1234, "top_k": 7, "num_experts": 96}
 TOKENS = np.unique(np.geomspace(1, 1e6, 200).round())
