@@ -1,6 +1,6 @@
 """The estimator's named constants: what hardware and framework do that no datasheet says.
 
-The equations of :mod:`meshplan.planner.estimators` are fixed; these constants are not. They are fitted to published
+The equations of :mod:`meshplan.planner.training.estimator` are fixed; these constants are not. They are fitted to published
 runs per framework and hardware generation (``meshplan calibrate``), stored in the catalog with their provenance, and
 every estimate names the set it rests on. A constant has one physical meaning and one unit; there is no constant for a
 single run. Values may be arrays that broadcast against the candidates, which is how a fit takes its derivatives.
