@@ -164,7 +164,7 @@ class Plot:
             self.drawing.text(x, self.bottom + 16, show(value), anchor="middle")
 
     def mark_y(self, show: Callable[[float], str], *, on_right: bool = False) -> None:
-        """Grid lines of the vertical axis, with their values beside them; on the right: values alone."""
+        """Grid lines of the vertical axis, with their values to the left; on the right: values alone."""
         for value in self.y.ticks():
             _, y = self.at(self.x.low, value)
             if on_right:
@@ -188,12 +188,12 @@ def heat_map(
     *,
     framed: Collection[tuple[int, int]] = (),
 ) -> Drawing:
-    """A square matrix, darker for more; the number stands in each cell, so that nothing depends on telling shades.
+    """A square matrix, darker for more; its numbers are written too, so that nothing depends on the shades.
 
     Args:
-        names: of the rows and columns.
+        names: those of the rows and columns.
         values: [row][column]; None is unknown.
-        axis: of the shades.
+        axis: values → shades.
         show: a value with its unit; in the cells without ``B/s``.
         framed: (row, column) of cells to point out.
     """

@@ -1,6 +1,6 @@
 """Text to SI numbers and back: the only place where units are read or written.
 
-A bare number is refused: ``900`` may be bytes, gigabytes or gigabits. Decimal and binary prefixes are kept apart
+A bare number is rejected: ``900`` may be bytes, gigabytes or gigabits. Decimal and binary prefixes are kept apart
 (1 GB = 10^9 bytes, 1 GiB = 2^30 bytes), and so are bits and bytes (400 Gb/s = 50 GB/s).
 
 >>> parse_quantity("80 GiB", Dimension.BYTES)
@@ -78,7 +78,7 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     """Read ``"<number> <unit>"`` and return the value in SI units.
 
     Args:
-        text: such as ``"900 GB/s"``; anything but text is refused, because its unit is unknown.
+        text: such as ``"900 GB/s"``; anything but text is rejected, because its unit is unknown.
         dimension: what it must measure.
 
     Raises:

@@ -18,10 +18,10 @@ ENGINE_FILE = "engines.yaml"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecipe:
-    """One engine in the releases that behave alike.
+    """One engine in those of its releases that behave alike.
 
     Args:
-        name: of the entry, such as ``vllm-v0``.
+        name: the entry's, such as ``vllm-v0``.
         engine: emit target or other engine name.
         observed_as: names in published measurements.
         before: the release from which the engine's next entry holds; empty for the newest.
@@ -31,17 +31,18 @@ class EngineRecipe:
         whole_prompts: the budget grows to hold one prompt and a token of every running request.
         prompt_margin_tokens: the budget is one prompt and so many tokens, whatever max_batched_tokens says; 0 for none.
         exclusive_prefill: prefill runs between decode iterations, not with them.
-        memory_fraction: of device memory that the engine takes.
+        memory_fraction: share of device memory that the engine takes.
         memory_fraction_of: ``total``: weights, activations and KV cache together; ``static``: weights and KV cache;
             ``free``: KV cache, of what weights and activations leave.
         cuda_graphs: decode iterations are replayed from a graph, not launched kernel by kernel.
         reserves_output: a request is admitted only with room for its whole answer, so that none is ever preempted.
-        quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and nothing else is said.
-        receive_interval: decode iterations from one look at arrivals to the next.
+        quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and no other is
+            configured.
+        receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
-        balance_wait_steps: iterations from one chance of prompts to the next while not every attention-data rank has
-            one; 0 for none.
+        balance_wait_steps: iterations for which prompts wait while some attention-data-parallel rank has none; 0 for
+            none.
         all_reduce: engine whose all-reduce kernels it calls; empty for its own.
         calibrated_as: entry whose constants it shares.
         source: citation.
@@ -76,7 +77,7 @@ class EngineRecipe:
         return self.calibrated_as or self.name
 
     def token_budget(self, input_length: float, num_seqs: int) -> int:
-        """Tokens of one iteration for prompts of ``input_length`` beside ``num_seqs`` running requests."""
+        """Tokens of one iteration for prompts of ``input_length`` in addition to ``num_seqs`` running requests."""
         if self.prompt_margin_tokens:
             return int(input_length) + self.prompt_margin_tokens
         if not self.whole_prompts:
@@ -92,7 +93,7 @@ def engine_recipes() -> Mapping[str, EngineRecipe]:
 
 
 def engine_observed_as(name: str, release: str | None, source: str) -> EngineRecipe | None:
-    """The entry that a measurement means; None for an engine that is not known.
+    """The entry for the engine that a measurement names; None for an unknown engine.
 
     Args:
         name: as the measurement calls the engine.

@@ -29,7 +29,7 @@ class BenchmarkServer:
         when: further conditions, by name; see :data:`CONDITIONS`.
         settings: fields of :class:`EngineRecipe` → values.
         source: citation.
-        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        role: what the workers do: ``mixed``, ``prefill`` or ``decode``.
         spreads_attention: every device of a worker is an attention-data-parallel rank, whatever the run's table prints.
     """
 
@@ -46,19 +46,19 @@ class BenchmarkServer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """What of a run decides which settings it had.
+    """The properties of a run that decide which settings it had.
 
     Args:
-        title: of its source.
+        title: its source's.
         device: slug.
         model: name.
         precision: as published.
         input_length: tokens of a prompt.
         output_length: tokens of an answer.
         concurrency: requests in flight; 0 where the load is open.
-        tensor_parallel: of the attention.
+        tensor_parallel: degree of the attention.
         attention_data_parallel: ranks.
-        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        role: what the workers do: ``mixed``, ``prefill`` or ``decode``.
         is_vendors: measured by the publisher of the table, not by the public benchmark whose rows it also holds.
     """
 

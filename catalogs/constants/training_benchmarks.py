@@ -21,10 +21,10 @@ class TrainingBenchmark:
 
     Args:
         observed_as: name of the framework in the measurement.
-        release: of the framework; empty where the measurement does not say.
+        release: the framework's; empty where the measurement does not say.
         model: name in the measurement.
         device: slug.
-        precision: of matrix products.
+        precision: number format of matrix products.
         phase: ``pretraining``, ``sft`` or ``lora``.
     """
 

@@ -1,7 +1,7 @@
 """Plans in the database: JSON documents in, JSON documents out.
 
 What a plan means is known in :mod:`meshplan.planner.core.plan`; here it is a row with a few columns to find it by. A
-plan never changes: storing the same id again changes nothing, and what was measured is attached beside it.
+plan never changes: storing the same id again changes nothing, and measured figures are attached to it.
 """
 
 from __future__ import annotations

@@ -182,7 +182,7 @@ class Catalog:
             architecture: such as ``hopper``.
             document: the constants, plain JSON.
             source: which observations they were fitted to.
-            date: day of the fit, ISO 8601; today where None.
+            date: day of the fit, ISO 8601; None for the current date.
         """
         row = {
             "framework": framework,

@@ -1,7 +1,7 @@
 """Reads a CSV of measurements strictly: every column has a name with its unit, every value its sane range.
 
 Published tables exist with swapped columns, with a header that does not fit its rows, and with times in a unit that
-nobody states. Such a table would poison every number that is fitted to it, so it is refused as a whole, with the
+nobody states. Such a table would poison every number that is fitted to it, so it is rejected as a whole, with the
 first problems of each kind and their line numbers, and never half imported.
 """
 
@@ -68,8 +68,8 @@ def read_table(path: Path, columns: Sequence[CsvColumn], *, check: Check | None 
     """Every row of a CSV (``.gz`` too), typed.
 
     Args:
-        path: of the file.
-        columns: those that must be there, in any order; others are refused.
+        path: the file.
+        columns: those that must be there, in any order; others are rejected.
         check: physical plausibility of a whole row: a message, or None.
 
     Raises:

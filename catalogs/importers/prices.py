@@ -1,7 +1,7 @@
 """Price lists of SkyPilot and gpuhunt, as prices of the catalog's node types.
 
-Both are CSV files with one rented machine a row, in USD per hour for the whole machine, though their headings do not
-say so; the two formats are told apart by their headings and any other is refused. A row is kept where the catalog has
+Both are CSV files with one rented machine per row, in USD per hour for the whole machine, though their headings do not
+say so; the two formats are told apart by their headings and any other is rejected. A row is kept where the catalog has
 a node type with the same accelerator and as many of them that is not named after another provider; the others are
 counted, not guessed.
 
@@ -100,11 +100,11 @@ def read_prices(
 
     Args:
         text: the CSV.
-        node_types: of the catalog.
+        node_types: those of the catalog.
         provider: whose list it is, such as ``aws``.
         source: citation of the list.
         date: day on which it was read, ISO 8601.
-        name: of the file, for messages.
+        name: the file's, for messages.
 
     Raises:
         CatalogError: in neither format, or with malformed rows; nothing of it is used.

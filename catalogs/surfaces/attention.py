@@ -87,7 +87,7 @@ class AttentionSurface:
             new_tokens: tokens of each sequence that are computed now; in decode, more than one (speculation) count as
                 more queries for each KV head.
             window: positions that a token sees, itself included; 0 sees all.
-            kv_dtype: of the cache; one that was not measured takes the times of one that was.
+            kv_dtype: type of the KV cache; one that was not measured takes the times of one that was.
         """
         arrays = np.broadcast_arrays(
             *(np.asarray(x, float) for x in (batch, context, num_heads, num_kv_heads, head_dim, new_tokens, window))

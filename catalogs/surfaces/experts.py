@@ -7,8 +7,8 @@ One surface per device, quantization and framework: a formula, a correction by s
 
 with n tokens that arrive at the group of ep devices, k experts each, of E experts E_d = E/ep on this device; H and I
 the hidden size and the experts' size on this device (after tensor parallelism); m = 3 products with a gate, 2 without;
-P = F·n·k/ep pairs of token and expert here, A experts that get a token, rows the pairs padded to tiles of 64 an expert.
-F is the load of the fullest device over the mean, 1 when routing is balanced.
+P = F·n·k/ep pairs of token and expert here, A experts that get a token, rows the pairs padded to tiles of 64 per
+expert. F is the load of the fullest device over the mean, 1 when routing is balanced.
 
 log(measured/base) is a grid over P/E_d, E_d, H, I and skew, plus, for shapes (H, I, k, E, ep, m) that were measured
 themselves, which are the published models at their degrees of parallelism, a curve over n. The times of a shape are
@@ -57,9 +57,9 @@ TOKENS = np.array(
     ],
     dtype=float,
 )
-# Of the correction by shape.
+# Tokens at which the correction by shape is stored.
 SHAPE_TOKENS = np.array([1.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 16384.0])
-SHAPE_STEP = 0.03  # of a stored correction by shape, in log(time)
+SHAPE_STEP = 0.03  # resolution of a stored correction by shape, in log(time)
 SKEW_KNOTS = np.array([1.0, 2.0])  # balanced, skewed
 SKEWED = 1.01  # the mildest measured exponent: from here on routing counts as skewed
 # The loads of the power law reach from one token to this share of all; from 0.01 to 2 where there are few tokens.
@@ -125,7 +125,7 @@ class ExpertSurface:
 
         Args:
             num_tokens: arriving at the whole expert-parallel group, before they are multiplied by ``top_k``.
-            hidden_size: of the model.
+            hidden_size: the model's.
             expert_size: intermediate size of an expert on this device, after tensor parallelism.
             top_k: experts of a token.
             num_experts: routed experts of the layer, on all devices.
@@ -205,7 +205,7 @@ def expert_features(tokens: FloatArray, shape: tuple[FloatArray, ...], skew: Flo
     local = experts / devices
     mean = tokens * top_k / devices
     pairs = mean * load_of_fullest(tokens, top_k, experts, devices, skew)
-    # Balanced tables deal the tokens out: each expert gets one before any gets two.
+    # Balanced tables spread the tokens evenly: each expert gets one before any gets two.
     active = np.where(skew > 0.0, local * (1.0 - np.exp(-pairs / local)), np.minimum(pairs, local))
     return ExpertFeatures(
         tokens=tokens,

@@ -34,7 +34,7 @@ class SurfaceFile:
     """One kind of surfaces; files are read, and surfaces built, when they are first asked for.
 
     Args:
-        name: of the shipped file.
+        name: the shipped file's.
         key: fields of a row that identify its surface; the framework is the third where there is one.
         listed: name of the list of rows; the file's other fields belong to each row.
         frameworks: in the order in which they are tried where the caller names none.

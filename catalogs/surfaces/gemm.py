@@ -29,7 +29,7 @@ from meshplan.catalogs.surfaces.time_tables import smooth_maximum
 SURFACES = SurfaceFile("gemm_surfaces.json", key=("device", "kernel"), listed="surfaces")
 TILE_M, TILE_N = 64, 128
 OUTPUT_BYTES = 2.0
-STEP = 2e-3  # of a stored correction, in log(time)
+STEP = 2e-3  # resolution of a stored correction, in log(time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class GemmSurface:
     Args:
         device: slug.
         kernel: as the source names it: ``bfloat16 fp8 fp8_block nvfp4 int8_wo int4_wo sq``.
-        element_bytes: of one weight or activation element in the formula.
+        element_bytes: size of one weight or activation element in the formula.
         base: R FLOP/s, B bytes/s, k₀ elements, t₀ seconds.
         knots: grid positions in m, n and k.
         corrections: log(measured/base), [m, n, k].

@@ -12,8 +12,9 @@ with b sequences, h heads on the device, s new tokens, L the length. The grid li
 each. The scope ``kernel`` is the attention alone. The scope ``module`` is the whole attention block of DeepSeek-V3 with
 its projections (hidden size 7168) in the type of ``gemm``.
 
-The two batched products that absorb the up-projections in decode are apart: :class:`LatentProjectionSurface`, over
-heads and tokens, FLOPs = 2·tokens·h·128·512 each, the weights h·128·512 elements.
+The two batched products that absorb the up-projections in decode have a surface of their own:
+:class:`LatentProjectionSurface`, over heads and tokens, FLOPs = 2·tokens·h·128·512 each, the weights h·128·512
+elements.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class LatentAttentionSurface:
             num_heads: heads on this device, after tensor parallelism.
             new_tokens: tokens of each sequence that are computed now; in decode, more than one count as more heads.
             kv_dtype: ``bf16`` or ``fp8``; one that was not measured takes the times of one that was.
-            gemm: of a module, the kernel of its products: ``bfloat16``, ``fp8_block``, ``nvfp4``.
+            gemm: kernel of the products of a module: ``bfloat16``, ``fp8_block``, ``nvfp4``.
         """
         arrays = np.broadcast_arrays(*(np.asarray(x, float) for x in (batch, context, num_heads, new_tokens)))
         shape = arrays[0].shape

@@ -1,4 +1,4 @@
-"""One kernel's times on a grid: a formula, a correction, and the promise that more work never costs less.
+"""One kernel's times on a grid: a formula, a correction, and the guarantee that more work never costs less.
 
 log(measured/formula) lies on a grid of the formula's coordinates (:mod:`meshplan.catalogs.surfaces.grid`). The log
 times at the knots are then made to rise along the axes where more is more work; between knots they are interpolated,
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, monotone
 
-STEP = 0.02  # of a stored correction, in log(time)
-_FIRST_CONTEXT = 64.0  # of the octaves of context that a chunk is priced at
+STEP = 0.02  # resolution of a stored correction, in log(time)
+_FIRST_CONTEXT = 64.0  # tokens: a chunk is priced at octaves of context from here
 Points = tuple[FloatArray, ...]
 Formula = Callable[[FloatArray, Points], FloatArray]  # parameters, coordinates → seconds
 
@@ -30,8 +30,8 @@ class TimeTable:
 
     Args:
         formula: positive parameters and coordinates → seconds.
-        parameters: of the formula.
-        knots: grid positions, one array an axis.
+        parameters: the formula's.
+        knots: grid positions, one array per axis.
         corrections: log(measured/formula) as fitted, on the grid.
         touched: knots that a measurement touched, on the grid.
         log_times: log seconds at the knots, made to rise.
@@ -53,7 +53,7 @@ class TimeTable:
     p90_error: float
 
     def time_s(self, points: Points) -> FloatArray:
-        """Seconds at ``points``, one flat array an axis."""
+        """Seconds at ``points``, one flat array per axis."""
         inside = tuple(np.clip(values, edge[0], edge[-1]) for values, edge in zip(points, self.knots, strict=True))
         parameters = np.asarray(self.parameters)
         growth = self.formula(parameters, points) / self.formula(parameters, inside)

@@ -18,7 +18,7 @@ from meshplan.planner.expert_placement.problem.objectives import device_time, de
 
 MOST_BARS = 64
 MOST_CELLS = 64  # rows of the traffic matrix
-MOST_LINES = 32  # of the terminal picture
+MOST_LINES = 32  # in the terminal
 
 _WIDTH, _MARGIN, _TITLE = 760.0, 48.0, 28.0
 _BARS_HEIGHT, _MATRIX = 220.0, 300.0

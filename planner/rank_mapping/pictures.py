@@ -2,7 +2,7 @@
 
 Pure functions from arrays to text: one HTML page with plain SVG (no script, font or address), and a picture for a
 terminal. Links are shaded on a logarithmic scale, because one slow link among fast ones is what one looks for; the
-critical path is also named in words, so that nothing depends on telling colours apart.
+critical path is also named in a sentence, so that nothing depends on distinguishing colours.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ class MappingView:
     """What there is to draw.
 
     Args:
-        title: of the page.
-        names: of all nodes.
+        title: the page's.
+        names: those of all nodes.
         bytes_per_s: [n, n] directed, row = sender.
         grid: [stages, columns] node of each stage's slots.
         critical: links that decide, with what they carry.
@@ -77,7 +77,7 @@ def mapping_page(view: MappingView) -> str:
 
 
 def mapping_text(view: MappingView, *, width: int = 80) -> str:
-    """The same for a terminal: stages as columns, the matrix of links as shades, the critical path in words."""
+    """The same for a terminal: stages as columns, the matrix of links as shades, the critical path as a sentence."""
     size = max(max((len(name) for name in view.names), default=4), 7)
     columns = max(1, min(view.grid.shape[0], (width - 4) // (size + 3)))
     heading = "   ".join(f"{f'stage {stage}':<{size}}" for stage in range(columns))
@@ -89,8 +89,8 @@ def mapping_text(view: MappingView, *, width: int = 80) -> str:
     hidden = max(0, view.grid.shape[1] - MOST_TERMINAL)
     if hidden or columns < view.grid.shape[0]:
         lines.append(f"… {hidden} more rows, {view.grid.shape[0] - columns} more stages: see the page")
-    words = [line for text in (*_critical_links(view), *view.notes) for line in textwrap.wrap(text, width)]
-    lines += ["", *_terminal_matrix(view, width), "", *words]
+    notes = [line for text in (*_critical_links(view), *view.notes) for line in textwrap.wrap(text, width)]
+    lines += ["", *_terminal_matrix(view, width), "", *notes]
     return "\n".join(lines) + "\n"
 
 
@@ -99,13 +99,13 @@ def _marked(view: MappingView, node: int, on_path: set[int]) -> str:
 
 
 def _critical_links(view: MappingView) -> list[str]:
-    words = [
+    lines = [
         f"{what}: {view.names[a]} → {view.names[b]} decides ({_rate(float(view.bytes_per_s[a, b]))})"
         for (a, b), what in view.critical
     ]
     if len(view.path) > 1:
-        words.append("slowest pipeline (*): " + " → ".join(view.names[node] for node in view.path))
-    return words
+        lines.append("slowest pipeline (*): " + " → ".join(view.names[node] for node in view.path))
+    return lines
 
 
 def _rate(bytes_per_s: float) -> str:

@@ -29,7 +29,7 @@ def pareto_page(plan: Plan) -> str:
     """The page of a serving plan.
 
     Args:
-        plan: of the kind ``serving``, with an answer.
+        plan: its kind is ``serving``, and it has an answer.
     """
     answer: Mapping[str, Any] = plan.answer or {}
     points: Sequence[Mapping[str, Any]] = answer.get("pareto", ())

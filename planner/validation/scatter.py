@@ -26,7 +26,7 @@ def scatter_svg(points: Sequence[Point], *, title: str, unit: str) -> str:
     Args:
         points: runs; those with a value of 0 are left out.
         title: above the picture.
-        unit: of both axes.
+        unit: that of both axes.
     """
     drawing = Drawing(SIZE + LEGEND_WIDTH, SIZE)
     drawing.heading(MARGIN, title)

@@ -53,7 +53,7 @@ class DeviceOptions:
         probes: names; None for all.
         cluster: the cluster profile that the device belongs to.
         scratch: folder for the disk probe; None for a temporary one.
-        progress: is told each line of progress.
+        progress: called with each line of progress.
         clock: where time comes from.
     """
 
@@ -129,7 +129,7 @@ def explained(case: Case, error: BaseException) -> str:
 
 
 def tool_source() -> str:
-    """The source that stands beside what this tool measured."""
+    """The source that is stored with what this tool measured."""
     found = own_version()
     return f"meshplan {found} profile" if found else "meshplan profile"
 

@@ -8,7 +8,7 @@ R is the rate of a large product, B the rate at which operands stream, k₀ the 
 filling the pipeline. The planner evaluates the same equation (``meshplan.planner.training.estimator.compute.gemm_s``; a
 test holds the two together), the profiler only fits it.
 
-There is no launch term, because the planner adds the host's time per layer apart. Products shorter than
+There is no launch term, because the planner adds the host's time per layer separately. Products shorter than
 :data:`MIN_TIME_S` are mostly launch and are left out of the fit, as are those smaller than :data:`MIN_DIMENSION` in
 any direction, which no training step has.
 """
@@ -102,8 +102,8 @@ def fit_gemm(samples: GemmSamples, *, element_bytes: float, seed: int = 0) -> Fi
 
     Args:
         samples: measured products; small ones are left out.
-        element_bytes: of one operand element, scales of block formats included.
-        seed: of the random fifth that is held out.
+        element_bytes: size of one operand element, scales of block formats included.
+        seed: for the random fifth that is held out.
 
     Raises:
         ValueError: fewer than ten products are large enough.
@@ -142,7 +142,7 @@ def _held_out_error(samples: GemmSamples, element_bytes: float, seed: int) -> Re
 
 
 def fastest(*tables: GemmSamples) -> GemmSamples:
-    """Of several kernels for the same precision the faster one for each shape, as a library would choose."""
+    """For each shape the fastest of several kernels with the same precision, as a library would choose."""
     best: dict[tuple[float, float, float], float] = {}
     for table in tables:
         for *shape, time_s in zip(table.m, table.n, table.k, table.time_s, strict=True):

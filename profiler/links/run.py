@@ -43,7 +43,7 @@ class LinkOptions:
         protocol: how thoroughly.
         max_complete: with more endpoints a sample of the rounds is measured.
         allow_mixed_versions: go on when ranks run different library versions.
-        progress: is told each line of progress, on rank 0.
+        progress: called with each line of progress, on rank 0.
     """
 
     cluster: str

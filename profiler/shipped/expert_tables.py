@@ -45,10 +45,10 @@ POWER_LAW = "power_law_"
 MIN_SAMPLES = 1100
 # Layers this long are bound by their products, so that half the work takes about half the time.
 LONG_TOKENS = 4096
-# Of the time on the fewest devices, on as many as a token has choices (never more than half of it where work splits
-# and the launch is cheap), and on twice as many.
+# Share of the time on the fewest devices that is left on as many as a token has choices (never more than half of it
+# where work splits and the launch is cheap), and on twice as many.
 _UNSPLIT, _UNSPLIT_TWICE = 0.8, 0.4
-# Of the mildest skew's time: more is beyond the spread of two runs of one kernel.
+# Share of the time with the mildest skew: more is beyond the spread of two runs of one kernel.
 _NOT_BALANCED = 1.05
 _MILDEST = 1.01
 

@@ -45,7 +45,7 @@ DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 _START = (2e12, 3e14, 1e-5)
 # A table of fewer measurements says little: fewer knots than points on one axis.
 MIN_SAMPLES = 200
-# Heads per KV head that are off by more than this in the median, beside the knots of powers of two.
+# Heads per KV head that are off by more than this in the median get a knot besides those at powers of two.
 OWN_KNOT_ERROR = 0.04
 
 

@@ -46,7 +46,7 @@ KNOTS = (
     octaves(16, 16384, step=2),
     SKEW_KNOTS,
 )
-# Left out for their size: on these, SGLang and vLLM run mostly the same kernels of FlashInfer and Triton.
+# Left out to keep the file small: on these, SGLang and vLLM run mostly the same kernels of FlashInfer and Triton.
 LEFT_OUT = {(device, "sglang") for device in ("b300", "gb200", "gb300", "l40s", "rtx-pro-6000")}
 # R FLOP/s, B bytes/s, t₀, t_e and t_n s: of a Hopper device; the fit finds the others from there.
 _START = np.array([5e14, 3e12, 3e-5, 1e-7, 1e-9])
@@ -84,9 +84,9 @@ def fit_experts(
     Args:
         samples: measured layers.
         device: slug.
-        quantization: of weights and activations.
+        quantization: type of weights and activations.
         framework: whose kernels.
-        seed: of the random fifths.
+        seed: for the random fifths.
     """
 
     def error(hidden: NDArray[np.bool_]) -> RelativeError:

@@ -68,7 +68,7 @@ def fit_surface(samples: GemmSamples, *, device: str, kernel: str, seed: int = 0
         samples: measured products of any size, at least two values in each direction.
         device: slug.
         kernel: name of the kernel, a key of :data:`ELEMENT_BYTES`.
-        seed: of the random fifths.
+        seed: for the random fifths.
     """
     predicted = np.empty(len(samples))
     for hidden in folds(len(samples), fraction=HELD_OUT_FRACTION, seed=seed):
