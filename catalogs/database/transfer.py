@@ -26,7 +26,7 @@ USER = "user"
 
 SECTION_TABLES = {"devices": tables.devices, "links": tables.links, "node_types": tables.node_types}
 _FACT_COLUMNS = ("field", "value", "low", "high", "num_samples", "level", "source", "date")
-_PRICE_COLUMNS = ("usd_per_hour", "provider", "region", "terms", "source", "date")
+PRICE_COLUMNS = ("usd_per_hour", "provider", "region", "terms", "source", "date")
 _FACT_KEY = ("subject_kind", "subject", "field", "level", "source", "date")
 _PRICE_KEY = ("node_type", "provider", "region", "terms", "date", "source")
 
@@ -154,7 +154,7 @@ def write_document(connection: Connection, document: Mapping[str, Any], *, origi
         ]
         changes += _merge(connection, tables.facts, _FACT_KEY, fact_rows, origin=origin, extra={"imported_at": now})
     price_rows = [
-        {column: price[column] for column in _PRICE_COLUMNS} | {"node_type": slug}
+        {column: price[column] for column in PRICE_COLUMNS} | {"node_type": slug}
         for slug, entry in document.get("node_types", {}).items()
         for price in entry.get("prices", [])
     ]
@@ -234,7 +234,7 @@ def _export_section(connection: Connection, section: Section, slug: str | None) 
         for price in connection.execute(query).mappings():
             if price["node_type"] in entries:
                 entry = entries[price["node_type"]]
-                entry.setdefault("prices", []).append({column: price[column] for column in _PRICE_COLUMNS})
+                entry.setdefault("prices", []).append({column: price[column] for column in PRICE_COLUMNS})
     return entries
 
 

@@ -256,13 +256,7 @@ def cluster_from_document(name: str, run_id: str, measured_at: str, document: Ma
         measured_at=measured_at,
         endpoints=tuple(document["endpoints"]),
         links=tuple(
-            MeasuredLink(
-                source=link["source"],
-                target=link["target"],
-                rail=link["rail"],
-                bandwidth_bytes_per_s=Spread(**link["bandwidth_bytes_per_s"]),
-                latency_s=Spread(**link["latency_s"]),
-            )
+            MeasuredLink(**link | {name: Spread(**link[name]) for name in ("bandwidth_bytes_per_s", "latency_s")})
             for link in document["links"]
         ),
         unmeasured=tuple((source, target) for source, target in document["unmeasured"]),

@@ -91,16 +91,11 @@ def surface_from_rows(rows: Rows) -> GemmSurface:
     m, n, k = (np.array(row["knots"][axis], dtype=float) for axis in ("m", "n", "k"))
     rate, bandwidth, saturation, launch_s = row["base"]
     return GemmSurface(
-        device=row["device"],
-        kernel=row["kernel"],
-        element_bytes=row["element_bytes"],
         base=(rate, bandwidth, saturation, launch_s),
         knots=(m, n, k),
         corrections=np.cumsum(unpacked(row["corrections"], STEP).reshape(len(m), len(n), len(k)), axis=0),
-        num_samples=row["num_samples"],
-        median_error=row["median_error"],
-        p90_error=row["p90_error"],
-        source=row["source"],
+        **{name: row[name] for name in ("device", "kernel", "element_bytes", "num_samples", "source")},
+        **{name: row[name] for name in ("median_error", "p90_error")},
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_value, interpolation, neighbour_sum
-from meshplan.catalogs.surfaces.time_tables import STEP, Formula, Points, TimeTable, time_table
+from meshplan.catalogs.surfaces.time_tables import STEP, Formula, Points, TimeTable
 from meshplan.profiler.fitting.gemm_model import HELD_OUT_FRACTION
 from meshplan.profiler.fitting.least_squares import HUBER_THRESHOLD, fit_positive, folds, relative_error
 
@@ -143,7 +143,7 @@ def fit_time_table(
     corrections, weights = fit_grid_robustly(knots, points, residuals)
     at_knots = np.log(formula(parameters, tuple(np.meshgrid(*knots, indexing="ij"))))
     corrections = rising_fit(at_knots + corrections, weights, rising) - at_knots
-    return time_table(
+    return TimeTable(
         formula=formula,
         parameters=tuple(float(parameter) for parameter in parameters),
         knots=knots,

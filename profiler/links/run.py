@@ -251,34 +251,34 @@ def _finished(session: _Session, missing: Sequence[tuple[int, int]], start: floa
 
 
 def _link_measurement(session: _Session, sample: LinkSample) -> Measurement:
-    timing = summarize(sample.times_s)
-    is_latency = sample.size_bytes is None
-    size = {} if sample.size_bytes is None else {"size_bytes": sample.size_bytes}
-    return Measurement(
-        probe="link_latency" if is_latency else "link_bandwidth",
-        link=_link_name(session, sample.source, sample.target),
-        parameters={"rail": session.rail} | size,
-        metric=Metric.LATENCY_S if is_latency else Metric.BYTES_PER_S,
-        spread=timing.spread if sample.size_bytes is None else as_rate(timing, float(sample.size_bytes)),
-        source=f"{tool_source()} ({session.transport.name})",
-        host=session.hosts[sample.source],
-        measured_at=now(),
-        warnings=timing.warnings,
-    )
+    link = _link_name(session, sample.source, sample.target)
+    if sample.size_bytes is None:
+        return _measurement(session, "link_latency", link, sample.source, sample.times_s, {})
+    size = {"size_bytes": sample.size_bytes}
+    return _measurement(session, "link_bandwidth", link, sample.source, sample.times_s, size)
 
 
 def _collective_measurement(session: _Session, sample: CollectiveSample) -> Measurement:
-    timing = summarize(sample.times_s)
     everybody = len(sample.ranks) == session.transport.size
-    group = f"all {len(sample.ranks)} ranks" if everybody else f"ranks of {session.hosts[sample.ranks[0]]}"
+    first = sample.ranks[0]
+    group = f"all {len(sample.ranks)} ranks" if everybody else f"ranks of {session.hosts[first]}"
+    size = {"size_bytes": sample.size_bytes, "num_ranks": len(sample.ranks)}
+    return _measurement(session, sample.name, group, first, sample.times_s, size)
+
+
+def _measurement(
+    session: _Session, probe: str, link: str, rank: int, times_s: Sequence[float], size: dict[str, int]
+) -> Measurement:
+    """A rate where there is a size, else a latency."""
+    timing = summarize(times_s)
     return Measurement(
-        probe=sample.name,
-        link=group,
-        parameters={"rail": session.rail, "size_bytes": sample.size_bytes, "num_ranks": len(sample.ranks)},
-        metric=Metric.BYTES_PER_S,
-        spread=as_rate(timing, float(sample.size_bytes)),
+        probe=probe,
+        link=link,
+        parameters={"rail": session.rail, **size},
+        metric=Metric.BYTES_PER_S if size else Metric.LATENCY_S,
+        spread=as_rate(timing, float(size["size_bytes"])) if size else timing.spread,
         source=f"{tool_source()} ({session.transport.name})",
-        host=session.hosts[sample.ranks[0]],
+        host=session.hosts[rank],
         measured_at=now(),
         warnings=timing.warnings,
     )
