@@ -51,10 +51,10 @@ class CsvColumn:
         if self.low is None:
             if not text or (self.choices and text not in self.choices):
                 raise ValueError(f"{self.name}: {text!r} is not one of {', '.join(self.choices) or 'the texts'}")
-            if not self.choices and _is_number(text):
+            if not self.choices and is_number(text):
                 raise ValueError(f"{self.name}: a number ({text}) where a text belongs; are columns swapped?")
             return text
-        if not _is_number(text):
+        if not is_number(text):
             raise ValueError(f"{self.name}: {text!r} is not a finite number")
         value = float(text)
         if self.integer and value != int(value):
@@ -141,7 +141,8 @@ def _opened(path: Path) -> TextIOWrapper:
     return path.open(encoding="utf-8", newline="")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:

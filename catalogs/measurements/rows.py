@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,6 +26,7 @@ from meshplan.catalogs.measurements.types import (
     ProfileRun,
     Spread,
 )
+from meshplan.catalogs.units import now
 
 
 class Measurements:
@@ -182,11 +182,6 @@ class Measurements:
         column = tables.cluster_profiles.c.name
         with reading(self.engine) as connection:
             return tuple(connection.execute(sa.select(column).distinct().order_by(column)).scalars())
-
-
-def now() -> str:
-    """This moment, ISO 8601 UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 # --- rows ---------------------------------------------------------------------------------------------------------

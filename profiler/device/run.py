@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshplan.catalogs.errors import MeshplanError, ProfileError
-from meshplan.catalogs.measurements.rows import Measurements, now
+from meshplan.catalogs.measurements.rows import Measurements
 from meshplan.catalogs.measurements.types import Measurement, Metric, ProfileRun, Spread, point_key
+from meshplan.catalogs.units import now
 from meshplan.profiler.device.backends import Backend
 from meshplan.profiler.device.fits import device_fits
 from meshplan.profiler.device.probes import Case, Effort, cases

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.catalogs.measurements.rows import Measurements, now
+from meshplan.catalogs.measurements.rows import Measurements
 from meshplan.catalogs.measurements.types import ClusterProfile, Fit, Measurement, Metric, ProfileRun
+from meshplan.catalogs.units import now
 from meshplan.profiler.device.run import tool_source
 from meshplan.profiler.environment import host_environment, host_name, version_disagreements
 from meshplan.profiler.links.fits import cluster_profile, link_fits
