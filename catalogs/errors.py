@@ -13,7 +13,7 @@
     ├── StoreError                4          no such stored plan, or an ambiguous name
     ├── SolverError               5          a solver failed (not: found that nothing fits)
     └── EmitError                 6          launcher files cannot be written
-        └── CannotExpressError    6          the target framework has no words for this plan
+        └── CannotExpressError    6          the target framework cannot express this plan
 
 "No plan exists" is an answer, not an error: it is a :class:`meshplan.planner.core.plan.Plan` whose solution has the
 status ``infeasible``, and the command line maps it to :data:`EXIT_INFEASIBLE`.
@@ -123,12 +123,12 @@ class EmitError(MeshplanError):
 
 
 class CannotExpressError(EmitError):
-    """The target has no words for a choice of the plan.
+    """The target cannot express a choice of the plan.
 
     Args:
         target: emit target, such as ``megatron``.
-        what: the choice that cannot be said, with its numbers.
-        nearest: the nearest plan that the target can express, in words.
+        what: the choice that cannot be expressed, with its numbers.
+        nearest: the nearest plan that the target can express, as a sentence.
     """
 
     def __init__(self, target: str, what: str, nearest: str) -> None:

@@ -1,6 +1,6 @@
 """Devices, links, node types and clusters: frozen facts in SI units, as the planner sees them.
 
-A device is a row of the catalog, never a class of its own. Where a number came from is kept beside it
+A device is a row of the catalog, never a class of its own. Where a number came from is kept with it
 (:class:`Evidence`), so that an estimate can say how much of it rests on datasheets.
 
 Vocabulary: a *host* is one machine with one operating system (what a launcher starts on); the *scale-up domain* is
@@ -90,7 +90,7 @@ class Link:
         name: as the vendor writes it.
         technology: ``nvlink``, ``xgmi``, ``pcie``, ``infiniband``, ``roce``, ``ethernet``, ``efa``, ``ici`` …
         bandwidth_bytes_per_s: per direction; for scale-up links of one device, for network links of one NIC.
-        latency_s: of a small message between two devices.
+        latency_s: time of a small message between two devices.
         evidence: field name → where the number comes from.
     """
 

@@ -1,6 +1,6 @@
-"""Text to SI numbers and back: the only place where units are read or written.
+"""Text to SI numbers and back: the only place where units are read or written; and the time as rows hold it.
 
-A bare number is refused: ``900`` may be bytes, gigabytes or gigabits. Decimal and binary prefixes are kept apart
+A bare number is rejected: ``900`` may be bytes, gigabytes or gigabits. Decimal and binary prefixes are kept apart
 (1 GB = 10^9 bytes, 1 GiB = 2^30 bytes), and so are bits and bytes (400 Gb/s = 50 GB/s).
 
 >>> parse_quantity("80 GiB", Dimension.BYTES)
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import re
+from datetime import UTC, datetime
 from enum import Enum
 
 from meshplan.catalogs.errors import UnitError, closest_names, did_you_mean
@@ -78,7 +79,7 @@ def parse_quantity(text: object, dimension: Dimension) -> float:
     """Read ``"<number> <unit>"`` and return the value in SI units.
 
     Args:
-        text: such as ``"900 GB/s"``; anything but text is refused, because its unit is unknown.
+        text: such as ``"900 GB/s"``; anything but text is rejected, because its unit is unknown.
         dimension: what it must measure.
 
     Raises:
@@ -172,3 +173,8 @@ def format_usd(value: float) -> str:
     ('$1,234,568', '$2.50')
     """
     return f"${value:,.0f}" if abs(value) >= _WHOLE_DOLLARS_FROM else f"${value:,.2f}"
+
+
+def now() -> str:
+    """This moment, ISO 8601 UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""What this machine is and which versions run on it: stored beside every measurement, since numbers move with them."""
+"""What this machine is and which versions run on it: stored with every measurement, since numbers depend on them."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from meshplan.profiler.environment import involuntary_switches
 MIN_REPEAT_S = 1e-3
 MAX_CALLS_PER_REPEAT = 10_000
 OUTLIER_DEVIATIONS = 5.0
-# Of a normal distribution: standard deviation over median absolute deviation.
+# For a normal distribution: standard deviation over median absolute deviation.
 MAD_TO_STANDARD_DEVIATION = 1.4826
 # Timers and schedulers disturb by this much in any case: closer repeats are never called outliers.
 OUTLIER_FLOOR = 0.05
@@ -55,7 +55,7 @@ class Protocol:
         max_repeats: at most so many.
         budget_s: no new repeat starts after this many seconds.
         target_spread: stop when the standard error of the median falls below this fraction of it.
-        seed: of the random data.
+        seed: for the random data.
     """
 
     warmup: int = 2
@@ -66,7 +66,7 @@ class Protocol:
     seed: int = 0
 
     def document(self) -> dict[str, Any]:
-        """What is stored beside the measurements."""
+        """What is stored with the measurements."""
         return asdict(self) | {
             "value": "median of the repeats",
             "spread": "10th to 90th percentile of the repeats",
@@ -176,7 +176,7 @@ def summarize(times: Sequence[float], *, clock_jump_s: float = 0.0, num_preempti
 
 
 def as_rate(timing: Timing, work: float) -> Spread:
-    """Work per second from the time of the work: the ends of the spread change places.
+    """Work per second from the time of the work: the ends of the spread are swapped.
 
     >>> as_rate(Timing(spread=Spread(value=2.0, low=1.0, high=4.0, n=3), warnings=()), 8.0)
     Spread(value=4.0, low=2.0, high=8.0, n=3)

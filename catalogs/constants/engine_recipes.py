@@ -1,6 +1,6 @@
 """How each serving engine schedules, by release: the documented defaults behind predictions and calibrations.
 
-They ship as ``seed/engines.yaml`` and are read from there, not stored: knowledge about software, not measurements.
+They ship as ``seed/engines.yaml``.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
+from meshplan.catalogs.constants.entries import read_entry, seed_content
 from meshplan.catalogs.constants.releases import release_numbers
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.yaml_reader import load_yaml
 
-ENGINE_FILE = SEED_FOLDER / "engines.yaml"
+ENGINE_FILE = "engines.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineRecipe:
-    """One engine in the releases that behave alike.
+    """One engine in those of its releases that behave alike.
 
     Args:
-        name: of the entry, such as ``vllm-v0``.
+        name: the entry's, such as ``vllm-v0``.
         engine: emit target or other engine name.
         observed_as: names in published measurements.
         before: the release from which the engine's next entry holds; empty for the newest.
@@ -33,17 +31,18 @@ class EngineRecipe:
         whole_prompts: the budget grows to hold one prompt and a token of every running request.
         prompt_margin_tokens: the budget is one prompt and so many tokens, whatever max_batched_tokens says; 0 for none.
         exclusive_prefill: prefill runs between decode iterations, not with them.
-        memory_fraction: of device memory that the engine takes.
+        memory_fraction: share of device memory that the engine takes.
         memory_fraction_of: ``total``: weights, activations and KV cache together; ``static``: weights and KV cache;
             ``free``: KV cache, of what weights and activations leave.
         cuda_graphs: decode iterations are replayed from a graph, not launched kernel by kernel.
-        reserves_output: a request is admitted only with room for its whole answer, so that none is ever thrown out.
-        quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and nothing else is said.
-        receive_interval: decode iterations from one look at arrivals to the next.
+        reserves_output: a request is admitted only with room for its whole answer, so that none is ever preempted.
+        quantized_kv_cache: dtype of the KV cache where weights and activations are quantised and no other is
+            configured.
+        receive_interval: decode iterations between two looks for new requests.
         batch_wait_steps: most iterations for which prompts wait for others; 0 for none.
         batch_wait_share: share of the token budget at which that wait is over.
-        balance_wait_steps: iterations from one chance of prompts to the next while not every attention-data rank has
-            one; 0 for none.
+        balance_wait_steps: iterations for which prompts wait while some attention-data-parallel rank has none; 0 for
+            none.
         all_reduce: engine whose all-reduce kernels it calls; empty for its own.
         calibrated_as: entry whose constants it shares.
         source: citation.
@@ -78,7 +77,7 @@ class EngineRecipe:
         return self.calibrated_as or self.name
 
     def token_budget(self, input_length: float, num_seqs: int) -> int:
-        """Tokens of one iteration for prompts of ``input_length`` beside ``num_seqs`` running requests."""
+        """Tokens of one iteration for prompts of ``input_length`` in addition to ``num_seqs`` running requests."""
         if self.prompt_margin_tokens:
             return int(input_length) + self.prompt_margin_tokens
         if not self.whole_prompts:
@@ -89,17 +88,12 @@ class EngineRecipe:
 @cache
 def engine_recipes() -> Mapping[str, EngineRecipe]:
     """Every known entry by name, older releases of an engine first."""
-    content = load_yaml(ENGINE_FILE.read_bytes())
-    return {name: _recipe(name, entry) for name, entry in content["engines"].items()}
-
-
-def _recipe(name: str, entry: Mapping[str, Any]) -> EngineRecipe:
-    lists = {key: tuple(entry.get(key, ())) for key in ("observed_as", "in_source")}
-    return EngineRecipe(**{**entry, **lists, "name": name})
+    entries = seed_content(ENGINE_FILE)["engines"]
+    return {name: read_entry(EngineRecipe, entry, name=name) for name, entry in entries.items()}
 
 
 def engine_observed_as(name: str, release: str | None, source: str) -> EngineRecipe | None:
-    """The entry that a measurement means; None for an engine that is not known.
+    """The entry for the engine that a measurement names; None for an unknown engine.
 
     Args:
         name: as the measurement calls the engine.

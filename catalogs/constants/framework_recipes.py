@@ -1,18 +1,16 @@
 """How each training framework lays out a step: the documented behaviour behind the calibrations.
 
-Recipes ship with meshplan as ``seed/recipes.yaml``; they are read from there, not stored, because they are knowledge
-about software, not measurements of a user's machines.
+Recipes ship as ``seed/recipes.yaml``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
+from meshplan.catalogs.constants.entries import read_entry, seed_content
 from meshplan.catalogs.constants.training import FrameworkRecipe
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.yaml_reader import load_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +21,7 @@ class Unstated:
         zero_stage: 0 to 3.
         activation_recompute: ``none``, ``selective`` or ``full``.
         sequence_parallel: with tensor parallelism.
-        deals_evenly: layers are dealt to stages without regard to the embedding and the LM head, what is left over to
+        deals_evenly: layers are split over stages without regard to the embedding and the LM head, the remainder to
             the last stages; otherwise as Megatron-LM's recipes do.
         peak_is_allocated: a peak is what tensors held (torch's ``max_memory_allocated``); otherwise what the device
             had in use, context and caches included.
@@ -46,7 +44,7 @@ class Recipe:
         framework: our name.
         observed_as: names in published measurements.
         mixed_precision_mode: the mode of this behaviour, where the framework has a switch; empty where it has none.
-        calibrated_as: the framework whose constants it shares.
+        calibrated_as: the framework whose constants it has: another one where it shares them.
         relatives: whose constants to take on hardware where the framework itself was not measured, best first.
         unstated: see :class:`Unstated`.
         recipe: its layout of a step.
@@ -54,28 +52,25 @@ class Recipe:
 
     framework: str
     observed_as: tuple[str, ...]
-    mixed_precision_mode: str
     calibrated_as: str
-    relatives: tuple[str, ...]
-    unstated: Unstated
-    recipe: FrameworkRecipe
+    mixed_precision_mode: str = ""
+    relatives: tuple[str, ...] = ()
+    unstated: Unstated = field(default_factory=Unstated)
+    recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
 
 
 @cache
 def recipes() -> Mapping[str, Recipe]:
     """Every known framework by our name."""
-    content = load_yaml((SEED_FOLDER / "recipes.yaml").read_bytes())
     return {
-        name: Recipe(
+        name: read_entry(
+            Recipe,
+            {"calibrated_as": name} | {key: value for key, value in entry.items() if key != "source"},
             framework=name,
-            observed_as=tuple(entry["observed_as"]),
-            mixed_precision_mode=str(entry.get("mixed_precision_mode", "")),
-            calibrated_as=str(entry.get("calibrated_as", name)),
-            relatives=tuple(entry.get("relatives", ())),
             unstated=Unstated(**entry["unstated"]),
             recipe=FrameworkRecipe(**entry["recipe"], source=entry["source"]),
         )
-        for name, entry in content["frameworks"].items()
+        for name, entry in seed_content("recipes.yaml")["frameworks"].items()
     }
 
 
@@ -84,15 +79,7 @@ def recipe_named(framework: str) -> Recipe:
     found = recipes().get(framework)
     if found is not None:
         return found
-    return Recipe(
-        framework=framework,
-        observed_as=(framework,),
-        mixed_precision_mode="",
-        calibrated_as=framework,
-        relatives=(),
-        unstated=Unstated(),
-        recipe=FrameworkRecipe(),
-    )
+    return Recipe(framework=framework, observed_as=(framework,), calibrated_as=framework)
 
 
 def recipe_observed_as(name: str, mixed_precision_mode: str | None = None) -> Recipe:

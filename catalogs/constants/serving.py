@@ -1,6 +1,6 @@
 """The serving estimator's named constants: what an engine does on a hardware generation that no kernel table says.
 
-The equations of :mod:`meshplan.planner.estimators.serving` are fixed; these constants are fitted to published runs per
+The equations of :mod:`meshplan.planner.serving.estimator` are fixed; these constants are fitted to published runs per
 engine and hardware generation (``meshplan calibrate``), or to one run of a user's own. A constant has one physical
 meaning and one unit; there is no constant for a single run.
 """

@@ -7,15 +7,14 @@ runs, so that an engine's constants do not have to stand for its flags.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.yaml_reader import load_yaml
+from meshplan.catalogs.constants.entries import read_entry, seed_content
 
-BENCHMARK_FILE = SEED_FOLDER / "benchmark_recipes.yaml"
+BENCHMARK_FILE = "benchmark_recipes.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class BenchmarkServer:
         when: further conditions, by name; see :data:`CONDITIONS`.
         settings: fields of :class:`EngineRecipe` → values.
         source: citation.
-        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        role: what the workers do: ``mixed``, ``prefill`` or ``decode``.
         spreads_attention: every device of a worker is an attention-data-parallel rank, whatever the run's table prints.
     """
 
@@ -38,28 +37,28 @@ class BenchmarkServer:
     devices: tuple[str, ...]
     engine: str
     model: str
-    when: Mapping[str, Any]
-    settings: Mapping[str, Any]
     source: str
+    when: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
     role: str = "mixed"
     spreads_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchmarkRun:
-    """What of a run decides which settings it had.
+    """The properties of a run that decide which settings it had.
 
     Args:
-        title: of its source.
+        title: its source's.
         device: slug.
         model: name.
         precision: as published.
         input_length: tokens of a prompt.
         output_length: tokens of an answer.
         concurrency: requests in flight; 0 where the load is open.
-        tensor_parallel: of the attention.
+        tensor_parallel: degree of the attention.
         attention_data_parallel: ranks.
-        role: of the workers: ``mixed``, ``prefill`` or ``decode``.
+        role: what the workers do: ``mixed``, ``prefill`` or ``decode``.
         is_vendors: measured by the publisher of the table, not by the public benchmark whose rows it also holds.
     """
 
@@ -92,20 +91,15 @@ CONDITIONS: Mapping[str, Callable[[BenchmarkRun, Any], Any]] = {
 @cache
 def benchmark_servers() -> tuple[BenchmarkServer, ...]:
     """Every entry, in the order of the file."""
-    content = load_yaml(BENCHMARK_FILE.read_bytes())
     return tuple(
-        BenchmarkServer(
+        read_entry(
+            BenchmarkServer,
+            entry,
             in_source=benchmark["in_source"],
-            devices=tuple(benchmark["devices"]),
-            engine=entry["engine"],
-            model=entry["model"],
-            when=entry.get("when", {}),
-            settings=entry.get("settings", {}),
+            devices=benchmark["devices"],
             source=f"{benchmark['source']}: {entry['source']}",
-            role=entry.get("role", "mixed"),
-            spreads_attention=entry.get("spreads_attention", False),
         )
-        for benchmark in content["benchmarks"]
+        for benchmark in seed_content(BENCHMARK_FILE)["benchmarks"]
         for entry in benchmark["servers"]
     )
 

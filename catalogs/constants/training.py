@@ -1,9 +1,10 @@
 """The estimator's named constants: what hardware and framework do that no datasheet says.
 
-The equations of :mod:`meshplan.planner.estimators` are fixed; these constants are not. They are fitted to published
-runs per framework and hardware generation (``meshplan calibrate``), stored in the catalog with their provenance, and
-every estimate names the set it rests on. A constant has one physical meaning and one unit; there is no constant for a
-single run. Values may be arrays that broadcast against the candidates, which is how a fit takes its derivatives.
+The equations of :mod:`meshplan.planner.training.estimator` are fixed; these constants are not. They are fitted to
+published runs per framework and hardware generation (``meshplan calibrate``), stored in the catalog with their
+provenance, and every estimate names the set it rests on. A constant has one physical meaning and one unit; there is no
+constant for a single run. Values may be arrays that broadcast against the candidates, which is how a fit takes its
+derivatives.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ class TimeConstants:
     """Constants of the step time. Efficiencies are fractions of the rate they multiply.
 
     Args:
-        gemm_efficiency: of the device's GEMM curve, inside a training step.
+        gemm_efficiency: fraction of the device's GEMM curve, inside a training step.
         low_precision_efficiency: further factor on the curve of fp8 and narrower GEMMs, quantisation included; above 1
             where a step does better than the published kernels.
         expert_gemm_efficiency: further factor for grouped expert GEMMs (permutation and padding included).
         attention_efficiency: causal attention FLOPs, forward and backward, over the dense bf16 peak.
-        memory_op_efficiency: of the device memory bandwidth, for norms, activations, residuals, losses.
-        optimizer_efficiency: of the device memory bandwidth, for the optimizer step.
-        scale_up_efficiency: of the scale-up link (NVLink, xGMI, PCIe), for collectives.
-        network_efficiency: of the host's NICs, for collectives.
+        memory_op_efficiency: fraction of the device memory bandwidth, for norms, activations, residuals, losses.
+        optimizer_efficiency: fraction of the device memory bandwidth, for the optimizer step.
+        scale_up_efficiency: fraction of the scale-up link (NVLink, xGMI, PCIe), for collectives.
+        network_efficiency: fraction of the bandwidth of the host's NICs, for collectives.
         tensor_parallel_overlap: share of tensor-parallel communication hidden behind compute.
         data_parallel_window: share of the last micro-batch's time that hides gradient and parameter collectives.
         fully_sharded_overlap: share of ZeRO-3 gathers and scatters that compute can hide.
@@ -41,7 +42,7 @@ class TimeConstants:
         context_parallel_overlap: share of attention time that hides ring exchange.
         host_s_per_layer: host time to launch one dense layer forward and backward, s.
         host_s_per_moe_layer: the same for a layer with experts, s.
-        graphed_host_share: of the host time of a layer, what is left where parts of it are launched from CUDA graphs.
+        graphed_host_share: share of a layer's host time that is left where parts of it are launched from CUDA graphs.
         step_overhead_s: fixed time of a step outside the layers (data, logging, host synchronisation), s.
         data_parallel_s_per_rank: growth of a step's cost with the data-parallel group (bookkeeping, stragglers), s.
     """
@@ -74,8 +75,8 @@ class MemoryConstants:
 
     Args:
         fixed_bytes: device context, communication buffers, workspace and allocator reserve of one process.
-        extra_bytes_per_parameter: what the framework holds beside the optimizer states of each trained parameter, and
-            shards like them (flat fp32 buffers, bucket padding).
+        extra_bytes_per_parameter: what the framework holds in addition to the optimizer states of each trained
+            parameter, and shards like them (flat fp32 buffers, bucket padding).
         activation_factor: resident over counted activations.
         logits_bytes_per_entry: bytes held per logit on the rank that computes the loss, copies included.
         safe_factor: safe bound over typical, for the part that is not fixed.
@@ -97,20 +98,20 @@ class FrameworkRecipe:
     Args:
         flash_attention: attention scores never leave the chip; otherwise they are stored (5·a·s²·b bytes a layer).
         dropout_masks: dropout after attention and MLP keeps its masks.
-        weight_bytes: of one parameter as used in compute.
-        gradient_bytes: of one resident gradient.
-        optimizer_bytes: of one parameter's optimizer states, master copy included.
-        gradient_reduce_bytes: of one gradient on the wire.
-        parameter_gather_bytes: of one parameter on the wire.
+        weight_bytes: size of one parameter as used in compute.
+        gradient_bytes: size of one resident gradient.
+        optimizer_bytes: size of one parameter's optimizer states, master copy included.
+        gradient_reduce_bytes: size of one gradient on the wire.
+        parameter_gather_bytes: size of one parameter on the wire.
         overlaps_data_parallel: gradient and parameter collectives run behind compute.
         balances_context_parallel: causal work is spread evenly over the context-parallel ranks (zig-zag).
-        selective_kept_share: of the activations that selective recompute keeps once the attention core's are dropped;
-            below 1 where it also recomputes some of the matrix products.
-        overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed unless it is said that
-            they do not; otherwise only where it is said that they do.
+        selective_kept_share: share of the activations that selective recompute keeps once the attention core's are
+            dropped; below 1 where it also recomputes some of the matrix products.
+        overlaps_tensor_parallel: tensor-parallel collectives overlap with the products that they feed unless the run
+            states that they do not; otherwise only where it states that they do.
         restacks_sequences: gathers and scatters of a split sequence copy what they move once more, because the sequence
-            is not the tensor's first dimension; half of it where they run beside the products.
-        gathers_fp8: tensor-parallel gathers carry fp8 where the products are fp8 with one scale a tensor.
+            is not the tensor's first dimension; half of it where they overlap with the products.
+        gathers_fp8: tensor-parallel gathers carry fp8 where the products are fp8 with one scale per tensor.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
         source: citation.
     """

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from meshplan.catalogs.constants.entries import read_entry, seed_content
 from meshplan.catalogs.constants.releases import release_numbers
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.yaml_reader import load_yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +21,10 @@ class TrainingBenchmark:
 
     Args:
         observed_as: name of the framework in the measurement.
-        release: of the framework; empty where the measurement does not say.
+        release: the framework's; empty where the measurement does not say.
         model: name in the measurement.
         device: slug.
-        precision: of matrix products.
+        precision: number format of matrix products.
         phase: ``pretraining``, ``sft`` or ``lora``.
     """
 
@@ -43,12 +42,13 @@ class _Preset:
 
     observed_as: str
     model: str
-    devices: tuple[str, ...]
-    precisions: tuple[str, ...]
-    phases: tuple[str, ...]
-    since: str
-    before: str
     settings: Mapping[str, Any]
+    source: str
+    devices: tuple[str, ...] = ()
+    precisions: tuple[str, ...] = ()
+    phases: tuple[str, ...] = ()
+    since: str = ""
+    before: str = ""
 
     def holds(self, run: TrainingBenchmark) -> bool:
         """Whether the run had these settings; never where its release is not known."""
@@ -72,19 +72,13 @@ class _Preset:
 
 @cache
 def _presets() -> tuple[_Preset, ...]:
-    content = load_yaml((SEED_FOLDER / "training_benchmarks.yaml").read_bytes())
     return tuple(
-        _Preset(
+        read_entry(
+            _Preset,
+            {"since" if key == "from" else key: value for key, value in entry.items()},
             observed_as=benchmark["observed_as"],
-            model=entry["model"],
-            devices=tuple(entry.get("devices", ())),
-            precisions=tuple(entry.get("precisions", ())),
-            phases=tuple(entry.get("phases", ())),
-            since=str(entry.get("from", "")),
-            before=str(entry.get("before", "")),
-            settings=entry["settings"],
         )
-        for benchmark in content["benchmarks"]
+        for benchmark in seed_content("training_benchmarks.yaml")["benchmarks"]
         for entry in benchmark["runs"]
     )
 

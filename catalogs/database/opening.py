@@ -1,4 +1,4 @@
-"""Opens the catalog: a missing or empty database is created and seeded, one of another revision is refused.
+"""Opens the catalog: a missing or empty database is created and seeded, one of another revision is rejected.
 
 Creation is ONE transaction: tables, seed data and the schema revision appear together or not at all, and of two
 processes that start at once the second waits and then finds the work done. Alembic is not imported for that (it costs

@@ -1,14 +1,13 @@
 """Plans in the database: JSON documents in, JSON documents out.
 
 What a plan means is known in :mod:`meshplan.planner.core.plan`; here it is a row with a few columns to find it by. A
-plan never changes: storing the same id again changes nothing, and what was measured is attached beside it.
+plan never changes: storing the same id again changes nothing, and measured figures are attached to it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -17,6 +16,7 @@ from sqlalchemy.engine import Connection, Engine
 from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.tables import plans, recorded_runs
 from meshplan.catalogs.errors import StoreError, closest_names, did_you_mean
+from meshplan.catalogs.units import now
 
 LATEST = "latest"
 # Fewer characters of an id would match by accident.
@@ -91,7 +91,7 @@ class PlanRows:
                         spec_digest=document["spec_digest"],
                         catalog_digest=document["catalog_digest"],
                         document=dict(document),
-                        created_at=_now(),
+                        created_at=now(),
                         sequence=(last or 0) + 1,
                     )
                 )
@@ -147,7 +147,7 @@ class PlanRows:
         """
         with writing(self.engine) as connection:
             row = _find(connection, handle)
-            run = RecordedRun(plan_id=row.plan_id, document=dict(document), recorded_at=_now())
+            run = RecordedRun(plan_id=row.plan_id, document=dict(document), recorded_at=now())
             connection.execute(
                 sa.insert(recorded_runs).values(plan_id=run.plan_id, document=run.document, recorded_at=run.recorded_at)
             )
@@ -198,17 +198,4 @@ def _move_tag(connection: Connection, plan_id: str, tag: str | None) -> None:
 
 
 def _plan_row(row: Mapping[Any, Any]) -> PlanRow:
-    return PlanRow(
-        plan_id=row["plan_id"],
-        kind=row["kind"],
-        name=row["name"],
-        tag=row["tag"],
-        spec_digest=row["spec_digest"],
-        catalog_digest=row["catalog_digest"],
-        document=row["document"],
-        created_at=row["created_at"],
-    )
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    return PlanRow(**{column.name: row[column.name] for column in fields(PlanRow)})

@@ -18,7 +18,7 @@ from meshplan.catalogs.database import tables
 from meshplan.catalogs.database.connection import reading, shown, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS
 from meshplan.catalogs.database.opening import open_database
-from meshplan.catalogs.database.transfer import SECTION_TABLES, USER, import_document
+from meshplan.catalogs.database.transfer import PRICE_COLUMNS, SECTION_TABLES, USER, import_document
 from meshplan.catalogs.efficiency import gemm_curves, operator_scales
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
@@ -79,10 +79,9 @@ class Catalog:
         return _node_type(
             row,
             facts,
-            device=self.device(row["device"]),
-            scale_up_link=self.link(row["scale_up_link"]),
-            scale_out_link=self.link(row["scale_out_link"]) if row["scale_out_link"] else None,
-            prices=self.prices(slug),
+            {row["device"]: self.device(row["device"])},
+            {slug: self.link(slug) for slug in (row["scale_up_link"], row["scale_out_link"]) if slug},
+            self.prices(slug),
         )
 
     def model(self, slug: str) -> dict[str, Any]:
@@ -144,14 +143,7 @@ class Catalog:
             facts = _facts_by_subject(connection, "node_type")
             prices = _prices_by_node(connection)
             return tuple(
-                _node_type(
-                    row,
-                    facts.get(row["slug"], []),
-                    device=devices[row["device"]],
-                    scale_up_link=links[row["scale_up_link"]],
-                    scale_out_link=links[row["scale_out_link"]] if row["scale_out_link"] else None,
-                    prices=prices.get(row["slug"], ()),
-                )
+                _node_type(row, facts.get(row["slug"], []), devices, links, prices.get(row["slug"], ()))
                 for row in _rows(connection, tables.node_types)
             )
 
@@ -182,7 +174,7 @@ class Catalog:
             architecture: such as ``hopper``.
             document: the constants, plain JSON.
             source: which observations they were fitted to.
-            date: day of the fit, ISO 8601; today where None.
+            date: day of the fit, ISO 8601; None for the current date.
         """
         row = {
             "framework": framework,
@@ -250,14 +242,14 @@ def _row(connection: Connection, table: sa.Table, slug: str, kind: str) -> Mappi
 
 
 def _facts_of(connection: Connection, kind: str, subject: str) -> list[Fact]:
-    table = tables.facts
-    query = sa.select(table).where(table.c.subject_kind == kind, table.c.subject == subject)
-    return [_fact(row) for row in connection.execute(query.order_by(table.c.field, table.c.id)).mappings()]
+    return _facts_by_subject(connection, kind, subject).get(subject, [])
 
 
-def _facts_by_subject(connection: Connection, kind: str) -> Facts:
+def _facts_by_subject(connection: Connection, kind: str, subject: str | None = None) -> Facts:
     table = tables.facts
     query = sa.select(table).where(table.c.subject_kind == kind).order_by(table.c.field, table.c.id)
+    if subject is not None:
+        query = query.where(table.c.subject == subject)
     by_subject: dict[str, list[Fact]] = {}
     for row in connection.execute(query).mappings():
         by_subject.setdefault(row["subject"], []).append(_fact(row))
@@ -265,14 +257,8 @@ def _facts_by_subject(connection: Connection, kind: str) -> Facts:
 
 
 def _fact(row: Mapping[Any, Any]) -> Fact:
-    evidence = Evidence(
-        level=EvidenceLevel(row["level"]),
-        source=row["source"],
-        date=row["date"],
-        num_samples=row["num_samples"],
-        low=row["low"],
-        high=row["high"],
-    )
+    columns = ("source", "date", "num_samples", "low", "high")
+    evidence = Evidence(level=EvidenceLevel(row["level"]), **{name: row[name] for name in columns})
     return Fact(field=row["field"], value=row["value"], evidence=evidence, order=row["id"], origin=row["origin"])
 
 
@@ -281,14 +267,7 @@ def _prices_by_node(connection: Connection, node_type: str | None = None) -> dic
     query = sa.select(table) if node_type is None else sa.select(table).where(table.c.node_type == node_type)
     prices: dict[str, tuple[Price, ...]] = {}
     for row in connection.execute(query.order_by(table.c.date.desc(), table.c.usd_per_hour, table.c.id)).mappings():
-        price = Price(
-            usd_per_hour=row["usd_per_hour"],
-            provider=row["provider"],
-            region=row["region"],
-            terms=row["terms"],
-            date=row["date"],
-            source=row["source"],
-        )
+        price = Price(**{name: row[name] for name in PRICE_COLUMNS})
         prices[row["node_type"]] = (*prices.get(row["node_type"], ()), price)
     return prices
 
@@ -331,10 +310,8 @@ def _link(row: Mapping[str, Any], facts: Iterable[Fact]) -> Link:
 def _node_type(
     row: Mapping[str, Any],
     facts: Iterable[Fact],
-    *,
-    device: Device,
-    scale_up_link: Link,
-    scale_out_link: Link | None,
+    devices: Mapping[str, Device],
+    links: Mapping[str, Link],
     prices: tuple[Price, ...],
 ) -> NodeType:
     ruling = ruling_facts(facts)
@@ -342,11 +319,11 @@ def _node_type(
     return NodeType(
         slug=row["slug"],
         name=row["name"],
-        device=device,
+        device=devices[row["device"]],
         num_hosts=int(_value(ruling, "num_hosts", row)),
         devices_per_host=int(_value(ruling, "devices_per_host", row)),
-        scale_up_link=scale_up_link,
-        scale_out_link=scale_out_link,
+        scale_up_link=links[row["scale_up_link"]],
+        scale_out_link=links[row["scale_out_link"]] if row["scale_out_link"] else None,
         nics_per_host=int(_value(ruling, "nics_per_host", row)),
         host_memory_bytes=None if memory is None else int(memory.value),
         prices=prices,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,16 @@ from meshplan.catalogs.database import tables
 from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS, Section, problems_of
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
+from meshplan.catalogs.units import now
 
 SEED = "seed"
 USER = "user"
 
 SECTION_TABLES = {"devices": tables.devices, "links": tables.links, "node_types": tables.node_types}
 _FACT_COLUMNS = ("field", "value", "low", "high", "num_samples", "level", "source", "date")
-_PRICE_COLUMNS = ("usd_per_hour", "provider", "region", "terms", "source", "date")
+PRICE_COLUMNS = ("usd_per_hour", "provider", "region", "terms", "source", "date")
+_MODEL_COLUMNS = ("name", "family", "source", "date")
+_CALIBRATION_COLUMNS = ("framework", "architecture", "document", "source", "date")
 _FACT_KEY = ("subject_kind", "subject", "field", "level", "source", "date")
 _PRICE_KEY = ("node_type", "provider", "region", "terms", "date", "source")
 
@@ -131,7 +133,6 @@ def export_document(engine: Engine, slug: str | None = None) -> dict[str, Any]:
 
 def write_document(connection: Connection, document: Mapping[str, Any], *, origin: str) -> Changes:
     """Write a sound document. Seed rows never overwrite an entry that the user has made their own."""
-    now = datetime.now(UTC).isoformat(timespec="seconds")
     changes = Changes()
     for section in SECTIONS:
         entries: Mapping[str, Any] = document.get(section.name, {})
@@ -152,9 +153,9 @@ def write_document(connection: Connection, document: Mapping[str, Any], *, origi
             for slug, entry in entries.items()
             for fact in entry.get("facts", [])
         ]
-        changes += _merge(connection, tables.facts, _FACT_KEY, fact_rows, origin=origin, extra={"imported_at": now})
+        changes += _merge(connection, tables.facts, _FACT_KEY, fact_rows, origin=origin, extra={"imported_at": now()})
     price_rows = [
-        {column: price[column] for column in _PRICE_COLUMNS} | {"node_type": slug}
+        {column: price[column] for column in PRICE_COLUMNS} | {"node_type": slug}
         for slug, entry in document.get("node_types", {}).items()
         for price in entry.get("prices", [])
     ]
@@ -164,13 +165,11 @@ def write_document(connection: Connection, document: Mapping[str, Any], *, origi
 
 def _write_models(connection: Connection, document: Mapping[str, Any], origin: str) -> Changes:
     models = [
-        {column: model[column] for column in ("name", "family", "source", "date")}
-        | {"slug": slug, "document": dict(model["config"])}
+        {column: model[column] for column in _MODEL_COLUMNS} | {"slug": slug, "document": dict(model["config"])}
         for slug, model in document.get("models", {}).items()
     ]
     calibrations = [
-        {column: row[column] for column in ("framework", "architecture", "document", "source", "date")}
-        for row in document.get("calibrations", [])
+        {column: row[column] for column in _CALIBRATION_COLUMNS} for row in document.get("calibrations", [])
     ]
     return _merge(connection, tables.models, ("slug",), models, origin=origin) + _merge(
         connection, tables.calibrations, ("framework", "architecture"), calibrations, origin=origin
@@ -234,7 +233,7 @@ def _export_section(connection: Connection, section: Section, slug: str | None) 
         for price in connection.execute(query).mappings():
             if price["node_type"] in entries:
                 entry = entries[price["node_type"]]
-                entry.setdefault("prices", []).append({column: price[column] for column in _PRICE_COLUMNS})
+                entry.setdefault("prices", []).append({column: price[column] for column in PRICE_COLUMNS})
     return entries
 
 
@@ -242,18 +241,14 @@ def _export_models(connection: Connection, slug: str | None) -> dict[str, Any]:
     table = tables.models
     rows = connection.execute(_narrowed(sa.select(table), table.c.slug, slug).order_by(table.c.slug)).mappings()
     return {
-        row["slug"]: {column: row[column] for column in ("name", "family", "source", "date")}
-        | {"config": row["document"]}
-        for row in rows
+        row["slug"]: {column: row[column] for column in _MODEL_COLUMNS} | {"config": row["document"]} for row in rows
     }
 
 
 def _export_calibrations(connection: Connection) -> list[dict[str, Any]]:
     table = tables.calibrations
     rows = connection.execute(sa.select(table).order_by(table.c.framework, table.c.architecture)).mappings()
-    return [
-        {column: row[column] for column in ("framework", "architecture", "document", "source", "date")} for row in rows
-    ]
+    return [{column: row[column] for column in _CALIBRATION_COLUMNS} for row in rows]
 
 
 def _narrowed(query: sa.Select[Any], column: sa.Column[Any], slug: str | None) -> sa.Select[Any]:

@@ -1,4 +1,4 @@
-"""Reads what other tools measured; one file a format, each refuses what it does not understand.
+"""Reads what other tools measured; one module per format, each rejects what it does not understand.
 
 :func:`import_file` tells the formats of ``meshplan profile import`` apart by their first lines.
 """

@@ -1,7 +1,7 @@
 """Reads a CSV of measurements strictly: every column has a name with its unit, every value its sane range.
 
 Published tables exist with swapped columns, with a header that does not fit its rows, and with times in a unit that
-nobody states. Such a table would poison every number that is fitted to it, so it is refused as a whole, with the
+nobody states. Such a table would poison every number that is fitted to it, so it is rejected as a whole, with the
 first problems of each kind and their line numbers, and never half imported.
 """
 
@@ -51,10 +51,10 @@ class CsvColumn:
         if self.low is None:
             if not text or (self.choices and text not in self.choices):
                 raise ValueError(f"{self.name}: {text!r} is not one of {', '.join(self.choices) or 'the texts'}")
-            if not self.choices and _is_number(text):
+            if not self.choices and is_number(text):
                 raise ValueError(f"{self.name}: a number ({text}) where a text belongs; are columns swapped?")
             return text
-        if not _is_number(text):
+        if not is_number(text):
             raise ValueError(f"{self.name}: {text!r} is not a finite number")
         value = float(text)
         if self.integer and value != int(value):
@@ -68,8 +68,8 @@ def read_table(path: Path, columns: Sequence[CsvColumn], *, check: Check | None 
     """Every row of a CSV (``.gz`` too), typed.
 
     Args:
-        path: of the file.
-        columns: those that must be there, in any order; others are refused.
+        path: the file.
+        columns: those that must be there, in any order; others are rejected.
         check: physical plausibility of a whole row: a message, or None.
 
     Raises:
@@ -141,7 +141,8 @@ def _opened(path: Path) -> TextIOWrapper:
     return path.open(encoding="utf-8", newline="")
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number."""
     try:
         return math.isfinite(float(text))
     except ValueError:

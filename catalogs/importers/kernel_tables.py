@@ -1,4 +1,4 @@
-"""Tables of kernel times as CSV: matrix products and collectives, one measured kernel a row.
+"""Tables of kernel times as CSV: matrix products and collectives, one measured kernel per row.
 
 The columns are those of the tables that AIConfigurator publishes, with sizes in bytes and times in seconds::
 
@@ -21,7 +21,7 @@ COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broa
 # the rate implausible.
 _MIN_TIME_S, _MAX_TIME_S = 1e-7, 60.0
 _MAX_DIMENSION = 2**24
-# No accelerator sold until 2026 comes near: 20 PFLOP/s (nvfp4) and 10 TB/s a device.
+# No accelerator sold until 2026 comes near: 20 PFLOP/s (nvfp4) and 10 TB/s per device.
 _MAX_FLOPS_PER_S = 1e17
 _MAX_BYTES_PER_S = 1e13
 

@@ -31,7 +31,7 @@ def read_mpigraph(text: str, *, name: str, measured_at: str) -> list[Measurement
 
     Args:
         text: the output.
-        name: of the file, for messages and the source.
+        name: the file's, for messages and the source.
         measured_at: ISO 8601.
 
     Raises:

@@ -2,7 +2,7 @@
 
 Sizes are in bytes, times in µs, bandwidths in GB/s (10⁹); the log must say so in its second heading line, and size
 over time must agree with the printed algorithm bandwidth, so that a log of another version whose columns moved is
-refused instead of misread.
+rejected instead of misread.
 
 Source: https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md (meaning of algbw and busbw).
 """
@@ -36,7 +36,7 @@ def read_nccl_tests(text: str, *, name: str, measured_at: str, device: str | Non
 
     Args:
         text: the log.
-        name: of the file, for messages and the source.
+        name: the file's, for messages and the source.
         measured_at: ISO 8601.
         device: what it was measured on; None takes the name that the log gives its first rank.
 

@@ -1,8 +1,8 @@
-"""Reads the kernel tables of the ``aiconfigurator-core`` wheel: parquet files, one measured kernel a row.
+"""Reads the kernel tables of the ``aiconfigurator-core`` wheel: parquet files, one measured kernel per row.
 
 They lie under ``systems/data/SYSTEM/FAMILY/FRAMEWORK/VERSION/NAME.parquet`` and have a column ``latency`` in
-milliseconds. As with CSV tables, a file with a missing column, or a value outside its sane range, is refused as a
-whole. pyarrow is needed to read them: ``pip install 'meshplan[aiconfigurator]'``.
+milliseconds. As with CSV tables, a file with a missing column, or a value outside its sane range, is rejected as
+a whole. pyarrow is needed to read them: ``pip install 'meshplan[aiconfigurator]'``.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import CatalogError, Problem
 from meshplan.catalogs.importers.csv_tables import MAX_PROBLEMS, refusal
+from meshplan.catalogs.surfaces.files import FRAMEWORKS
 
 Columns = dict[str, NDArray[Any]]
 # Folder of the wheel → slug of the device.
@@ -30,11 +31,10 @@ SYSTEMS: Mapping[str, str] = {
     "l40s": "l40s",
     "rtx_pro_6000_server": "rtx-pro-6000",
 }
-FRAMEWORKS = ("trtllm", "vllm", "sglang")
 # A kernel takes between a tenth of a launch and a minute; seconds or microseconds in place of ms fall outside.
 _MIN_LATENCY_MS, _MAX_LATENCY_MS = 1e-4, 6e4
 _MAX_COUNT = 2**31
-# Of two counts the first is never the greater one.
+# Pairs of counts of which the first is never the greater one.
 _ORDERED = (("num_key_value_heads", "num_heads"), ("topk", "num_experts"), ("moe_ep_size", "num_experts"))
 
 
@@ -70,10 +70,10 @@ def read_perf_table(
     """The named columns of a table, and ``time_s`` made of its ``latency``.
 
     Args:
-        path: of a parquet file.
+        path: a parquet file.
         texts: columns of text.
         counts: columns of whole numbers, not negative.
-        optional: of ``counts``, those that older tables lack; they are zeros there.
+        optional: those of ``counts`` that older tables lack; they are zeros there.
 
     Raises:
         CatalogError: pyarrow is not installed; unreadable; or malformed, then all problems are listed.

@@ -1,7 +1,7 @@
 """Price lists of SkyPilot and gpuhunt, as prices of the catalog's node types.
 
-Both are CSV files with one rented machine a row, in USD per hour for the whole machine, though their headings do not
-say so; the two formats are told apart by their headings and any other is refused. A row is kept where the catalog has
+Both are CSV files with one rented machine per row, in USD per hour for the whole machine, though their headings do not
+say so; the two formats are told apart by their headings and any other is rejected. A row is kept where the catalog has
 a node type with the same accelerator and as many of them that is not named after another provider; the others are
 counted, not guessed.
 
@@ -12,15 +12,15 @@ from __future__ import annotations
 
 import csv
 import io
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.database.document import FORMAT
 from meshplan.catalogs.errors import CatalogError, Problem
 from meshplan.catalogs.hardware import NodeType
-from meshplan.catalogs.importers.csv_tables import MAX_PROBLEMS
+from meshplan.catalogs.importers.csv_tables import MAX_PROBLEMS, is_number, refusal
 
 # Names in the lists → device slugs.
 ACCELERATORS: Mapping[str, str] = {
@@ -100,11 +100,11 @@ def read_prices(
 
     Args:
         text: the CSV.
-        node_types: of the catalog.
+        node_types: those of the catalog.
         provider: whose list it is, such as ``aws``.
         source: citation of the list.
         date: day on which it was read, ISO 8601.
-        name: of the file, for messages.
+        name: the file's, for messages.
 
     Raises:
         CatalogError: in neither format, or with malformed rows; nothing of it is used.
@@ -130,8 +130,7 @@ def read_prices(
                 offer = {"usd_per_hour": usd_per_hour, "provider": provider, "region": row[dialect.region]}
                 prices.setdefault(slug, []).append(offer | {"terms": terms, "source": source, "date": date})
     if problems:
-        listing = "\n".join(f"  - {problem}" for problem in problems[:MAX_PROBLEMS])
-        raise CatalogError(f"{name} is malformed ({len(problems)} rows); nothing was imported:\n{listing}")
+        raise refusal(Path(name), problems[:MAX_PROBLEMS])
     return PriceList(
         document={"format": FORMAT, "node_types": {slug: {"prices": rows} for slug, rows in prices.items()}},
         num_prices=sum(len(rows) for rows in prices.values()),
@@ -151,7 +150,7 @@ def _dialect_of(header: Sequence[str], name: str) -> _Dialect:
 
 
 def _offers(dialect: _Dialect, row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    if not row.get(dialect.region) or _is_number(row[dialect.region]):
+    if not row.get(dialect.region) or is_number(row[dialect.region]):
         raise ValueError(f"{dialect.region}: {row.get(dialect.region)!r} is no region; are columns swapped?")
     is_spot = dialect.is_spot is not None and str(row.get(dialect.is_spot)).lower() == "true"
     if row.get(dialect.price):
@@ -162,7 +161,7 @@ def _offers(dialect: _Dialect, row: Mapping[str, Any]) -> Iterator[tuple[str, fl
 
 def _number(row: Mapping[str, Any], column: str, *, high: float) -> float:
     text = row.get(column)
-    if text is None or not _is_number(text):
+    if text is None or not is_number(text):
         raise ValueError(f"{column}: {text!r} is not a number; are columns swapped?")
     value = float(text)
     if not 0.0 < value <= high:
@@ -181,10 +180,3 @@ def _matching(node_types: Sequence[NodeType], device: str | None, count: float, 
 def _may_be_rented(slug: str, provider: str) -> bool:
     owner = slug.partition("-")[0]
     return owner == provider or owner not in _PROVIDER_PREFIXES
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False

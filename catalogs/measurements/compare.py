@@ -5,13 +5,16 @@ Only ruling facts are compared, because those are what a plan rests on; supersed
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.facts import Fact, ruling_facts
+from meshplan.catalogs.facts import ruling_facts
 from meshplan.catalogs.measurements.rows import Measurements
+
+# Field → (value in SI units, where it is from).
+Numbers = Mapping[str, tuple[float, str]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,39 +67,30 @@ def differences(first: Catalog, second: Catalog) -> list[Difference]:
 
 def _fact_differences(first: Catalog, second: Catalog) -> Iterator[Difference]:
     for kind in ("device", "link", "node_type"):
-        subjects = sorted({*_slugs(first, kind), *_slugs(second, kind)})
-        for subject in subjects:
-            ours, theirs = _ruling(first, kind, subject), _ruling(second, kind, subject)
-            for field in sorted({*ours, *theirs}):
-                one, other = ours.get(field), theirs.get(field)
-                if _value(one) != _value(other):
-                    yield Difference(
-                        kind=kind,
-                        subject=subject,
-                        field=field,
-                        first=_value(one),
-                        second=_value(other),
-                        first_source=_source(one),
-                        second_source=_source(other),
-                    )
+        for subject in sorted({*_slugs(first, kind), *_slugs(second, kind)}):
+            yield from _differing(kind, subject, _ruling(first, kind, subject), _ruling(second, kind, subject))
 
 
 def _cluster_differences(first: Catalog, second: Catalog) -> Iterator[Difference]:
     ours, theirs = Measurements(first.engine), Measurements(second.engine)
     for name in sorted({*ours.cluster_names(), *theirs.cluster_names()}):
-        rates, others = _links(ours, name), _links(theirs, name)
-        for link in sorted({*rates, *others}):
-            one, other = rates.get(link, (None, "")), others.get(link, (None, ""))
-            if one[0] != other[0]:
-                yield Difference(
-                    kind="cluster",
-                    subject=name,
-                    field=f"{link} bandwidth_bytes_per_s",
-                    first=one[0],
-                    second=other[0],
-                    first_source=one[1],
-                    second_source=other[1],
-                )
+        yield from _differing("cluster", name, _links(ours, name), _links(theirs, name))
+
+
+def _differing(kind: str, subject: str, ours: Numbers, theirs: Numbers) -> Iterator[Difference]:
+    for field in sorted({*ours, *theirs}):
+        first, first_source = ours.get(field, (None, ""))
+        second, second_source = theirs.get(field, (None, ""))
+        if first != second:
+            yield Difference(
+                kind=kind,
+                subject=subject,
+                field=field,
+                first=first,
+                second=second,
+                first_source=first_source,
+                second_source=second_source,
+            )
 
 
 def _slugs(catalog: Catalog, kind: str) -> list[str]:
@@ -109,26 +103,22 @@ def _slugs(catalog: Catalog, kind: str) -> list[str]:
             return [node.slug for node in catalog.node_types()]
 
 
-def _ruling(catalog: Catalog, kind: str, subject: str) -> dict[str, Fact]:
-    return ruling_facts(catalog.facts(kind, subject))
-
-
-def _links(store: Measurements, name: str) -> dict[str, tuple[float | None, str]]:
-    if name not in store.cluster_names():
-        return {}
-    profile = store.cluster(name)
+def _ruling(catalog: Catalog, kind: str, subject: str) -> Numbers:
     return {
-        f"{link.source} -> {link.target} [{link.rail}]": (
-            link.bandwidth_bytes_per_s.value,
-            f"profile run {profile.run_id}, {profile.measured_at}",
-        )
-        for link in profile.links
+        field: (fact.value, f"{fact.evidence.level.value}: {fact.evidence.source}")
+        for field, fact in ruling_facts(catalog.facts(kind, subject)).items()
     }
 
 
-def _value(fact: Fact | None) -> float | None:
-    return None if fact is None else fact.value
-
-
-def _source(fact: Fact | None) -> str:
-    return "" if fact is None else f"{fact.evidence.level.value}: {fact.evidence.source}"
+def _links(store: Measurements, name: str) -> Numbers:
+    if name not in store.cluster_names():
+        return {}
+    profile = store.cluster(name)
+    source = f"profile run {profile.run_id}, {profile.measured_at}"
+    return {
+        f"{link.source} -> {link.target} [{link.rail}] bandwidth_bytes_per_s": (
+            link.bandwidth_bytes_per_s.value,
+            source,
+        )
+        for link in profile.links
+    }

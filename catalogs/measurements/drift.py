@@ -82,15 +82,15 @@ def _worst_first(found: Iterable[Drift | None]) -> tuple[Drift, ...]:
     return tuple(sorted((drift for drift in found if drift), key=lambda drift: -abs(drift.change)))
 
 
-def age_days(measured_at: str, *, today: datetime | None = None) -> float:
-    """Days since a measurement."""
+def age_days(measured_at: str, *, at: datetime | None = None) -> float:
+    """Days from a measurement to a moment; None for this one."""
     moment = datetime.fromisoformat(measured_at)
-    return ((today or datetime.now(UTC)) - moment).total_seconds() / 86_400
+    return ((at or datetime.now(UTC)) - moment).total_seconds() / 86_400
 
 
-def staleness_warning(name: str, measured_at: str, *, today: datetime | None = None) -> str | None:
+def staleness_warning(name: str, measured_at: str, *, at: datetime | None = None) -> str | None:
     """A sentence where a profile is older than :data:`STALE_AFTER_DAYS`, or dated in the future."""
-    age = age_days(measured_at, today=today)
+    age = age_days(measured_at, at=at)
     if age < -1:
         return f"the profile of {name} is dated {-age:.0f} days in the future: a clock was wrong; measure it again"
     if age <= STALE_AFTER_DAYS:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -27,6 +26,7 @@ from meshplan.catalogs.measurements.types import (
     ProfileRun,
     Spread,
 )
+from meshplan.catalogs.units import now
 
 
 class Measurements:
@@ -184,11 +184,6 @@ class Measurements:
             return tuple(connection.execute(sa.select(column).distinct().order_by(column)).scalars())
 
 
-def now() -> str:
-    """This moment, ISO 8601 UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
 # --- rows ---------------------------------------------------------------------------------------------------------
 
 
@@ -256,13 +251,7 @@ def cluster_from_document(name: str, run_id: str, measured_at: str, document: Ma
         measured_at=measured_at,
         endpoints=tuple(document["endpoints"]),
         links=tuple(
-            MeasuredLink(
-                source=link["source"],
-                target=link["target"],
-                rail=link["rail"],
-                bandwidth_bytes_per_s=Spread(**link["bandwidth_bytes_per_s"]),
-                latency_s=Spread(**link["latency_s"]),
-            )
+            MeasuredLink(**link | {name: Spread(**link[name]) for name in ("bandwidth_bytes_per_s", "latency_s")})
             for link in document["links"]
         ),
         unmeasured=tuple((source, target) for source, target in document["unmeasured"]),

@@ -58,7 +58,7 @@ class Measurement:
         probe: such as ``gemm`` or ``link_bandwidth``.
         device: what was measured, None for a link.
         link: ``from -> to``, or the group of a collective; None for a device.
-        dtype: of the data, None where it does not matter.
+        dtype: type of the data, None where it does not matter.
         parameters: shape (``m n k``) or ``size_bytes``.
         metric: what ``spread`` is.
         spread: value, low, high, n.
@@ -121,10 +121,10 @@ class MeasuredLink:
 
     Args:
         source: host (with ``/rank`` where a host has several) that sends.
-        target: that receives.
+        target: the host that receives.
         rail: name of the network interface or NIC, ``default`` where the transport chose.
-        bandwidth_bytes_per_s: of a large message.
-        latency_s: half the round trip of 8 bytes, which cannot tell the two directions apart.
+        bandwidth_bytes_per_s: rate of a large message.
+        latency_s: half the round trip of 8 bytes, which cannot separate the two directions.
     """
 
     source: str
@@ -145,7 +145,7 @@ class ClusterProfile:
         endpoints: names of what the links join, by rank.
         links: every measured directed link.
         unmeasured: directed pairs that a sampled run left out.
-        findings: slow links, slow hosts, asymmetries, in words.
+        findings: slow links, slow hosts, asymmetries, as sentences.
     """
 
     name: str

@@ -162,7 +162,7 @@ def _tied(fields: ConfigFields, family: Family) -> bool:
 
 
 def _gated_mlp(fields: ConfigFields, family: Family) -> bool:
-    """Family's rule; for an unknown family, the activation tells (SiLU gates, GELU and ReLU do not)."""
+    """Family's rule; for an unknown family, that of its activation (SiLU gates, GELU and ReLU do not)."""
     if family.gated_mlp is not None:
         return family.gated_mlp
     return fields.config.get("hidden_act") not in _TWO_MATRIX_ACTIVATIONS

@@ -61,7 +61,7 @@ class Family:
     """The facts of one family; the defaults are Llama's.
 
     Args:
-        gated_mlp: three MLP matrices; None where the activation (``hidden_act``) tells.
+        gated_mlp: three MLP matrices; None where the activation (``hidden_act``) decides.
         tie_word_embeddings: embedding and LM head share a matrix where the configuration is silent.
         query_bias: biases on queries, keys and values.
         output_bias: bias on the attention's output projection.

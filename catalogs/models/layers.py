@@ -1,6 +1,6 @@
 """Which layers of a model are MoE layers, and which attend to a sliding window.
 
-Families say it in several ways: a list with one entry a layer, a list of layer numbers, or a rule (every n-th layer,
+Families say it in several ways: a list with one entry per layer, a list of layer numbers, or a rule (every n-th layer,
 the first k dense). A list wins over a rule.
 """
 
@@ -16,7 +16,7 @@ _WINDOWED = ("sliding_attention", "chunked_attention", "local")
 
 
 def moe_layers(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
-    """One flag a layer: does it route tokens to experts?
+    """One flag per layer: does it route tokens to experts?
 
     Lists: ``moe_layers`` (Llama 4, layer numbers), ``mlp_layer_types`` (transformers 5: ``dense`` or ``sparse``),
     ``moe_layer_freq`` as 0/1 flags (MiMo). Rules, all of which must hold: not before ``first_k_dense_replace``, every

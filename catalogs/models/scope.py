@@ -1,6 +1,6 @@
 """Which configurations meshplan reads: those of decoder-only transformers, found also inside multimodal models.
 
-Vision, speech and text encoders, encoder-decoders, diffusion models and state-space models are refused by name, and
+Vision, speech and text encoders, encoder-decoders, diffusion models and state-space models are rejected by name, and
 so are transformers with parts that :class:`meshplan.catalogs.models.shapes.ModelShape` cannot represent faithfully
 (Mamba, linear or indexed attention): an estimate of them would be wrong without a sign of it.
 """

@@ -48,7 +48,7 @@ class MixtureOfExperts:
         num_experts_per_token: routed experts that each token visits (top-k).
         expert_intermediate_size: MLP width of one routed expert.
         shared_intermediate_size: total MLP width of the shared experts, 0 where there are none.
-        moe_layers: which layers are MoE layers, one flag a layer.
+        moe_layers: which layers are MoE layers, one flag per layer.
         expert_bias: experts and router carry biases (gpt-oss).
         shared_expert_gate: the shared experts are scaled by a learned gate of h parameters (Qwen-MoE).
     """
@@ -82,7 +82,7 @@ class ModelShape:
         attention: see :class:`AttentionKind`.
         latent: sizes of multi-head latent attention, else None.
         moe: the expert part, None for a dense model.
-        sliding_windows: one entry a layer: attention window in tokens, None for full attention; empty when every
+        sliding_windows: one entry per layer: attention window in tokens, None for full attention; empty when every
             layer is full.
         num_position_embeddings: learned absolute positions (GPT-2, OPT), 0 with rotary or ALiBi.
         max_sequence_length: longest trained context in tokens, None where unknown.

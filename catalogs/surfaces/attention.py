@@ -21,15 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.surfaces.files import surface_documents
+from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray
 from meshplan.catalogs.surfaces.time_tables import (
     Formula,
@@ -40,10 +38,8 @@ from meshplan.catalogs.surfaces.time_tables import (
     table_from_row,
 )
 
-SURFACE_FILE = SEED_FOLDER / "attention_surfaces.json"
+SURFACES = SurfaceFile("attention_surfaces.json", key=("device", "phase", "framework"))
 PHASES = ("prefill", "decode")
-# Of the frameworks that were measured on a device, the first is taken when the caller has none in mind.
-FRAMEWORKS = ("trtllm", "vllm", "sglang")
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
 QUERY_BYTES = 2.0  # queries and results
 # Not along the group: engines have slow kernels for odd ones, and faster ones for more heads.
@@ -91,7 +87,7 @@ class AttentionSurface:
             new_tokens: tokens of each sequence that are computed now; in decode, more than one (speculation) count as
                 more queries for each KV head.
             window: positions that a token sees, itself included; 0 sees all.
-            kv_dtype: of the cache; one that was not measured takes the times of one that was.
+            kv_dtype: type of the KV cache; one that was not measured takes the times of one that was.
         """
         arrays = np.broadcast_arrays(
             *(np.asarray(x, float) for x in (batch, context, num_heads, num_kv_heads, head_dim, new_tokens, window))
@@ -205,41 +201,20 @@ def attention_surface(device: str, phase: str, framework: str = "any") -> Attent
         phase: ``prefill`` or ``decode``.
         framework: ``trtllm``, ``vllm``, ``sglang``, or ``any`` for the first of them that was measured there.
     """
-    for name in FRAMEWORKS if framework == "any" else (framework,):
-        if (device, phase, name) in _rows():
-            return _surface(device, phase, name)
-    return None
+    return next(SURFACES.measured(_surface, device, phase, framework), None)
 
 
-def shipped_keys() -> tuple[tuple[str, str, str], ...]:
-    """(device, phase, framework) of every shipped surface."""
-    return tuple(sorted(_rows()))
-
-
-@cache
-def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str], list[dict[str, Any]]]:
-    rows: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-    for content in surface_documents(path):
-        found: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
-        for row in content["tables"]:
-            key = (row["device"], row["phase"], row["framework"])
-            found.setdefault(key, []).append(row | {"source": content["source"]})
-        rows |= found
-    return rows
-
-
-@cache
-def _surface(device: str, phase: str, framework: str) -> AttentionSurface:
-    rows = _rows()[device, phase, framework]
+def _surface(rows: Rows) -> AttentionSurface:
+    first = rows[0]
     return AttentionSurface(
-        device=device,
-        phase=phase,
-        framework=framework,
+        device=first["device"],
+        phase=first["phase"],
+        framework=first["framework"],
         tables={
             (row["kv_dtype"], row["windowed"]): table_from_row(
-                row, formula=attention_formula(phase, row["kv_dtype"]), rising=RISING
+                row, formula=attention_formula(row["phase"], row["kv_dtype"]), rising=RISING
             )
             for row in rows
         },
-        source=rows[0]["source"],
+        source=first["source"],
     )

@@ -5,7 +5,7 @@ in the median), and the measured points zigzag by up to 20 %. So the points are 
 the others best (:mod:`meshplan.profiler.fitting.curve_fit`), and interpolated linearly in the logarithms. Below the
 smallest size time is constant (latency), above the largest it grows in proportion (bandwidth).
 
-Sizes are full buffers, as nccl-tests counts them. Beside NCCL, the serving engines' own all-reduce kernels (inside a
+Sizes are full buffers, as nccl-tests counts them. Besides NCCL, the serving engines' own all-reduce kernels (inside a
 CUDA graph, 16-bit elements) are there under the engine's name.
 """
 

@@ -7,8 +7,8 @@ One surface per device, quantization and framework: a formula, a correction by s
 
 with n tokens that arrive at the group of ep devices, k experts each, of E experts E_d = E/ep on this device; H and I
 the hidden size and the experts' size on this device (after tensor parallelism); m = 3 products with a gate, 2 without;
-P = F·n·k/ep pairs of token and expert here, A experts that get a token, rows the pairs padded to tiles of 64 an expert.
-F is the load of the fullest device over the mean, 1 when routing is balanced.
+P = F·n·k/ep pairs of token and expert here, A experts that get a token, rows the pairs padded to tiles of 64 per
+expert. F is the load of the fullest device over the mean, 1 when routing is balanced.
 
 log(measured/base) is a grid over P/E_d, E_d, H, I and skew, plus, for shapes (H, I, k, E, ep, m) that were measured
 themselves, which are the published models at their degrees of parallelism, a curve over n. The times of a shape are
@@ -22,20 +22,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.surfaces.files import surface_documents
+from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, sparse_from_row
 from meshplan.catalogs.surfaces.time_tables import STEP, smooth_maximum
 
-SURFACE_FILE = SEED_FOLDER / "expert_surfaces.json"
-FRAMEWORKS = ("trtllm", "vllm", "sglang")
+SURFACES = SurfaceFile("expert_surfaces.json", key=("device", "quantization", "framework"))
+# Fields that a row stores as they are, and as rounded numbers.
+_TEXTS = ("device", "quantization", "framework", "kernel", "source")
+_ERRORS = ("median_error", "p90_error", "new_shape_median_error", "new_shape_p90_error")
 # Bytes of a weight with its scales: 16 elements share one byte (nvfp4), 32 (mxfp4), 128 and more (others).
 ELEMENT_BYTES = {
     "bfloat16": 2.0,
@@ -57,9 +57,9 @@ TOKENS = np.array(
     ],
     dtype=float,
 )
-# Of the correction by shape.
+# Tokens at which the correction by shape is stored.
 SHAPE_TOKENS = np.array([1.0, 8.0, 32.0, 128.0, 512.0, 2048.0, 16384.0])
-SHAPE_STEP = 0.03  # of a stored correction by shape, in log(time)
+SHAPE_STEP = 0.03  # resolution of a stored correction by shape, in log(time)
 SKEW_KNOTS = np.array([1.0, 2.0])  # balanced, skewed
 SKEWED = 1.01  # the mildest measured exponent: from here on routing counts as skewed
 # The loads of the power law reach from one token to this share of all; from 0.01 to 2 where there are few tokens.
@@ -125,7 +125,7 @@ class ExpertSurface:
 
         Args:
             num_tokens: arriving at the whole expert-parallel group, before they are multiplied by ``top_k``.
-            hidden_size: of the model.
+            hidden_size: the model's.
             expert_size: intermediate size of an expert on this device, after tensor parallelism.
             top_k: experts of a token.
             num_experts: routed experts of the layer, on all devices.
@@ -205,7 +205,7 @@ def expert_features(tokens: FloatArray, shape: tuple[FloatArray, ...], skew: Flo
     local = experts / devices
     mean = tokens * top_k / devices
     pairs = mean * load_of_fullest(tokens, top_k, experts, devices, skew)
-    # Balanced tables deal the tokens out: each expert gets one before any gets two.
+    # Balanced tables spread the tokens evenly: each expert gets one before any gets two.
     active = np.where(skew > 0.0, local * (1.0 - np.exp(-pairs / local)), np.minimum(pairs, local))
     return ExpertFeatures(
         tokens=tokens,
@@ -272,16 +272,8 @@ def expert_surface(device: str, quantization: str, framework: str = "any") -> Ex
         quantization: a key of :data:`ELEMENT_BYTES`.
         framework: ``trtllm``, ``vllm``, ``sglang``, or ``any`` for the fastest of those that were measured.
     """
-    names = FRAMEWORKS if framework == "any" else (framework,)
-    found = tuple(_surface(device, quantization, name) for name in names if (device, quantization, name) in _rows())
-    if framework == "any" and len(found) > 1:
-        return FastestExperts(surfaces=found)
-    return found[0] if found else None
-
-
-def shipped_keys() -> tuple[tuple[str, str, str], ...]:
-    """(device, quantization, framework) of every shipped surface."""
-    return tuple(sorted(_rows()))
+    found = tuple(SURFACES.measured(_surface, device, quantization, framework))
+    return FastestExperts(surfaces=found) if len(found) > 1 else next(iter(found), None)
 
 
 @lru_cache(maxsize=4096)
@@ -289,42 +281,20 @@ def _curve(surface: ExpertSurface, shape: Shape, skew: float) -> FloatArray:
     return surface.log_times(shape, skew)
 
 
-@cache
-def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str], dict[str, Any]]:
-    rows: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for content in surface_documents(path):
-        shared = {key: content[key] for key in ("source", "shapes", "knots")}
-        rows |= {(row["device"], row["quantization"], row["framework"]): shared | row for row in content["tables"]}
-    return rows
-
-
-@cache
-def _surface(device: str, quantization: str, framework: str) -> ExpertSurface:
-    row = _rows()[device, quantization, framework]
+def _surface(rows: Rows) -> ExpertSurface:
+    row = rows[-1]
     knots = tuple(np.array(positions, dtype=float) for positions in row["knots"])
     corrections, touched = grid_from_row(row["grid"], tuple(len(positions) for positions in knots))
     sizes = (len(row["shapes"]), len(SHAPE_TOKENS), len(SKEW_KNOTS))
     by_shape, known = sparse_from_row(row["by_shape"], sizes)
+    shapes = zip(row["shapes"], by_shape, known, strict=True)
     return ExpertSurface(
-        device=device,
-        quantization=quantization,
-        framework=framework,
         parameters=tuple(row["parameters"]),
         knots=knots,
         corrections=corrections,
         touched=touched,
-        shapes={
-            tuple(shape): values
-            for shape, values, there in zip(row["shapes"], by_shape, known, strict=True)
-            if there.all()
-        },
-        kernel=row["kernel"],
-        num_samples=row["num_samples"],
-        median_error=row["median_error"],
-        p90_error=row["p90_error"],
-        new_shape_median_error=row["new_shape_median_error"],
-        new_shape_p90_error=row["new_shape_p90_error"],
-        source=row["source"],
+        shapes={tuple(shape): values for shape, values, there in shapes if there.all()},
+        **{name: row[name] for name in (*_TEXTS, *_ERRORS, "num_samples")},
     )
 
 
@@ -336,15 +306,8 @@ def surface_row(surface: ExpertSurface, shapes: Sequence[Shape]) -> dict[str, An
         if shape in surface.shapes:
             by_shape[index], known[index] = surface.shapes[shape], True
     return {
-        "device": surface.device,
-        "quantization": surface.quantization,
-        "framework": surface.framework,
-        "kernel": surface.kernel,
-        "num_samples": surface.num_samples,
-        "median_error": round(surface.median_error, 4),
-        "p90_error": round(surface.p90_error, 4),
-        "new_shape_median_error": round(surface.new_shape_median_error, 4),
-        "new_shape_p90_error": round(surface.new_shape_p90_error, 4),
+        **{name: getattr(surface, name) for name in (*_TEXTS, "num_samples") if name != "source"},
+        **{name: round(getattr(surface, name), 4) for name in _ERRORS},
         "parameters": [float(f"{parameter:.6g}") for parameter in surface.parameters],
         "grid": grid_row(surface.corrections, surface.touched, step=STEP),
         "by_shape": grid_row(by_shape, known, step=SHAPE_STEP),

@@ -16,23 +16,20 @@ alike, and small numbers take less room. A surface is decoded (5 ms) when it is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.surfaces.files import surface_documents
+from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray, grid_value, packed, unpacked
+from meshplan.catalogs.surfaces.time_tables import smooth_maximum
 
-SURFACE_FILE = SEED_FOLDER / "gemm_surfaces.json"
+SURFACES = SurfaceFile("gemm_surfaces.json", key=("device", "kernel"), listed="surfaces")
 TILE_M, TILE_N = 64, 128
 OUTPUT_BYTES = 2.0
-STEP = 2e-3  # of a stored correction, in log(time)
+STEP = 2e-3  # resolution of a stored correction, in log(time)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +39,7 @@ class GemmSurface:
     Args:
         device: slug.
         kernel: as the source names it: ``bfloat16 fp8 fp8_block nvfp4 int8_wo int4_wo sq``.
-        element_bytes: of one weight or activation element in the formula.
+        element_bytes: size of one weight or activation element in the formula.
         base: R FLOP/s, B bytes/s, k₀ elements, t₀ seconds.
         knots: grid positions in m, n and k.
         corrections: log(measured/base), [m, n, k].
@@ -80,57 +77,30 @@ def base_time_s(
     tiles = np.ceil(m / TILE_M) * TILE_M * np.ceil(n / TILE_N) * TILE_N
     compute = 2.0 * tiles * (k + saturation) / rate
     memory = (element_bytes * (m * k + k * n) + OUTPUT_BYTES * m * n) / bandwidth
-    slower = np.maximum(compute, memory)
-    return np.asarray(launch_s + slower * ((compute / slower) ** 4 + (memory / slower) ** 4) ** 0.25)
+    return np.asarray(launch_s + smooth_maximum(compute, memory))
 
 
-@cache
 def gemm_surface(device: str, kernel: str) -> GemmSurface | None:
     """The shipped surface of a device and kernel, or the user's; None where there is none."""
-    found = _rows().get((device, kernel))
-    return None if found is None else surface_from_row(found[0], source=found[1])
+    return SURFACES.find(surface_from_rows, device, kernel)
 
 
-def shipped_keys() -> tuple[tuple[str, str], ...]:
-    """(device, kernel) of every surface."""
-    return tuple(sorted(_rows()))
-
-
-def forget() -> None:
-    """Read the files again when the next surface is asked for."""
-    _rows.cache_clear()
-    gemm_surface.cache_clear()
-
-
-@cache
-def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str], tuple[dict[str, Any], str]]:
-    return {
-        (row["device"], row["kernel"]): (row, content["source"])
-        for content in surface_documents(path)
-        for row in content["surfaces"]
-    }
-
-
-def surface_from_row(row: Mapping[str, Any], *, source: str) -> GemmSurface:
-    """A surface from its stored form."""
+def surface_from_rows(rows: Rows) -> GemmSurface:
+    """The surface that is stored; of several rows the last."""
+    row = rows[-1]
     m, n, k = (np.array(row["knots"][axis], dtype=float) for axis in ("m", "n", "k"))
     rate, bandwidth, saturation, launch_s = row["base"]
     return GemmSurface(
-        device=row["device"],
-        kernel=row["kernel"],
-        element_bytes=row["element_bytes"],
         base=(rate, bandwidth, saturation, launch_s),
         knots=(m, n, k),
         corrections=np.cumsum(unpacked(row["corrections"], STEP).reshape(len(m), len(n), len(k)), axis=0),
-        num_samples=row["num_samples"],
-        median_error=row["median_error"],
-        p90_error=row["p90_error"],
-        source=source,
+        **{name: row[name] for name in ("device", "kernel", "element_bytes", "num_samples", "source")},
+        **{name: row[name] for name in ("median_error", "p90_error")},
     )
 
 
 def surface_row(surface: GemmSurface) -> dict[str, Any]:
-    """The inverse of :func:`surface_from_row`."""
+    """The inverse of :func:`surface_from_rows`, without the source."""
     knots = dict(zip(("m", "n", "k"), surface.knots, strict=True))
     return {
         "device": surface.device,

@@ -49,7 +49,7 @@ def interpolation(knots: Knots, points: Sequence[FloatArray]) -> tuple[NDArray[n
 
 
 def grid_value(knots: Knots, values: FloatArray, points: Sequence[FloatArray]) -> FloatArray:
-    """Interpolated values at flat ``points`` (one array an axis), [points]."""
+    """Interpolated values at flat ``points`` (one array per axis), [points]."""
     indices, weights = interpolation(knots, points)
     return np.asarray((values.ravel()[indices] * weights).sum(axis=0))
 

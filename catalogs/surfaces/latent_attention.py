@@ -12,23 +12,21 @@ with b sequences, h heads on the device, s new tokens, L the length. The grid li
 each. The scope ``kernel`` is the attention alone. The scope ``module`` is the whole attention block of DeepSeek-V3 with
 its projections (hidden size 7168) in the type of ``gemm``.
 
-The two batched products that absorb the up-projections in decode are apart: :class:`LatentProjectionSurface`, over
-heads and tokens, FLOPs = 2·tokens·h·128·512 each, the weights h·128·512 elements.
+The two batched products that absorb the up-projections in decode have a surface of their own:
+:class:`LatentProjectionSurface`, over heads and tokens, FLOPs = 2·tokens·h·128·512 each, the weights h·128·512
+elements.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from meshplan.catalogs.seed import SEED_FOLDER
-from meshplan.catalogs.surfaces.files import surface_documents
+from meshplan.catalogs.surfaces.files import Rows, SurfaceFile
 from meshplan.catalogs.surfaces.grid import FloatArray
 from meshplan.catalogs.surfaces.time_tables import (
     Formula,
@@ -39,8 +37,13 @@ from meshplan.catalogs.surfaces.time_tables import (
     table_from_row,
 )
 
-SURFACE_FILE = SEED_FOLDER / "latent_surfaces.json"
-FRAMEWORKS = ("trtllm", "sglang", "vllm")
+PROJECTION = "projection"  # scope of the rows of the batched products, whose phase is a side
+# vLLM comes last: of the kernels without the block around them, its tables have the batched products only.
+SURFACES = SurfaceFile(
+    "latent_surfaces.json",
+    key=("device", "phase", "framework", "scope"),
+    frameworks=("trtllm", "sglang", "vllm"),
+)
 LATENT_DIM, ROPE_DIM, HEAD_DIM = 512, 64, 128
 KV_BYTES = {"bf16": 2.0, "fp8": 1.0}
 WEIGHT_BYTES = {"bf16": 2.0, "fp8": 1.0}
@@ -86,7 +89,7 @@ class LatentAttentionSurface:
             num_heads: heads on this device, after tensor parallelism.
             new_tokens: tokens of each sequence that are computed now; in decode, more than one count as more heads.
             kv_dtype: ``bf16`` or ``fp8``; one that was not measured takes the times of one that was.
-            gemm: of a module, the kernel of its products: ``bfloat16``, ``fp8_block``, ``nvfp4``.
+            gemm: kernel of the products of a module: ``bfloat16``, ``fp8_block``, ``nvfp4``.
         """
         arrays = np.broadcast_arrays(*(np.asarray(x, float) for x in (batch, context, num_heads, new_tokens)))
         shape = arrays[0].shape
@@ -180,64 +183,39 @@ def latent_attention_surface(
         framework: ``trtllm``, ``sglang``, ``vllm``, or ``any`` for the first of them that was measured there.
         scope: ``kernel`` or ``module``; see the module's text.
     """
-    for name in FRAMEWORKS if framework == "any" else (framework,):
-        rows = _rows().get((device, phase, name, scope))
-        if rows:
-            return _surface(device, phase, name, scope)
-    return None
+    return next(SURFACES.measured(_surface, device, phase, framework, scope), None)
 
 
 def latent_projection_surface(device: str, side: str, framework: str = "any") -> LatentProjectionSurface | None:
     """The shipped surface of the batched products, ``side`` being ``pre`` or ``post``; None where there is none."""
-    for name in FRAMEWORKS if framework == "any" else (framework,):
-        rows = _rows().get((device, side, name, "projection"))
-        if rows:
-            return _projection(device, side, name)
-    return None
+    return next(SURFACES.measured(_projection, device, side, framework, PROJECTION), None)
 
 
-def shipped_keys() -> tuple[tuple[str, str, str, str], ...]:
-    """(device, phase or side, framework, scope) of every shipped surface; the batched products' is ``projection``."""
-    return tuple(sorted(_rows()))
-
-
-@cache
-def _rows(path: Path = SURFACE_FILE) -> Mapping[tuple[str, str, str, str], list[dict[str, Any]]]:
-    rows: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
-    for content in surface_documents(path):
-        found: dict[tuple[str, str, str, str], list[dict[str, Any]]] = {}
-        for row in content["tables"]:
-            key = (row["device"], row["phase"], row["framework"], row["scope"])
-            found.setdefault(key, []).append(row | {"source": content["source"]})
-        rows |= found
-    return rows
-
-
-@cache
-def _surface(device: str, phase: str, framework: str, scope: str) -> LatentAttentionSurface:
-    rows = _rows()[device, phase, framework, scope]
+def _surface(rows: Rows) -> LatentAttentionSurface:
+    first = rows[0]
     return LatentAttentionSurface(
-        device=device,
-        phase=phase,
-        framework=framework,
-        scope=scope,
+        device=first["device"],
+        phase=first["phase"],
+        framework=first["framework"],
+        scope=first["scope"],
         tables={
-            (row["dtype"], row["gemm"]): table_from_row(row, formula=latent_formula(phase, row["dtype"]), rising=RISING)
+            (row["dtype"], row["gemm"]): table_from_row(
+                row, formula=latent_formula(row["phase"], row["dtype"]), rising=RISING
+            )
             for row in rows
         },
-        source=rows[0]["source"],
+        source=first["source"],
     )
 
 
-@cache
-def _projection(device: str, side: str, framework: str) -> LatentProjectionSurface:
-    rows = _rows()[device, side, framework, "projection"]
+def _projection(rows: Rows) -> LatentProjectionSurface:
+    first = rows[0]
     return LatentProjectionSurface(
-        device=device,
-        side=side,
-        framework=framework,
+        device=first["device"],
+        side=first["phase"],
+        framework=first["framework"],
         tables={
             row["dtype"]: table_from_row(row, formula=projection_formula(row["dtype"]), rising=(0, 1)) for row in rows
         },
-        source=rows[0]["source"],
+        source=first["source"],
     )

@@ -12,8 +12,8 @@ percentiles. An estimator multiplies the times of the class by the scale::
 Devices without a surface are compared with the roofline that the serving estimator falls back on. Points shorter than
 20 µs are left out: a probe pays for its launch, an engine replays a graph.
 
-Torch's attention is not the engines' kernel, so the scale of attention says how far the two are apart as well as how
-this machine differs; see ``meshplan profile device --with-attention``.
+Torch's attention is not the engines' kernel, so the scale of attention also contains the difference between the two,
+besides how this machine differs; see ``meshplan profile device --with-attention``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from meshplan.catalogs.surfaces.attention import attention_surface
 from meshplan.catalogs.surfaces.gemm import gemm_surface
 
 SHORTEST_S = 20e-6
-SURFACE_BYTES = 2.0  # of an element in the attention probes that the surfaces can be asked for
+SURFACE_BYTES = 2.0  # size of an element in the attention probes that the surfaces can be asked for
 # Precision of a probe → kernel of the surfaces and bytes of an element.
 _KERNELS = {"bf16": ("bfloat16", 2.0), "fp16": ("bfloat16", 2.0), "fp8": ("fp8", 1.0)}
 _ELEMENT_BYTES = {"fp32": 4.0, "tf32": 4.0, "bf16": 2.0, "fp16": 2.0, "fp8": 1.0}
@@ -53,8 +53,8 @@ def operator_scales(
     """Class of operators → measured over predicted time, for the classes that were measured.
 
     Args:
-        device: what the measurements are of; its datasheet gives the roofline.
-        measurements: of a device run; probes of other things are passed over.
+        device: what was measured; its datasheet gives the roofline.
+        measurements: those of a device run; probes of other things are skipped.
         measured_as: the device whose surfaces stand for this one's, as the estimator chooses it; None for itself.
     """
     ratios: dict[str, list[float]] = {}
@@ -83,7 +83,7 @@ def measured_s(measurement: Measurement) -> float:
 
 
 def predicted_s(device: Device, measurement: Measurement, *, measured_as: Device | None = None) -> float | None:
-    """Seconds of the same call without any measurement of this machine; None where nothing can be said.
+    """Seconds of the same call without any measurement of this machine; None where there is no basis for it.
 
     Decode waits for memory: times of another device's surface are scaled by the ratio of the two bandwidths.
     """

@@ -1,4 +1,4 @@
-"""One kernel's times on a grid: a formula, a correction, and the promise that more work never costs less.
+"""One kernel's times on a grid: a formula, a correction, and the guarantee that more work never costs less.
 
 log(measured/formula) lies on a grid of the formula's coordinates (:mod:`meshplan.catalogs.surfaces.grid`). The log
 times at the knots are then made to rise along the axes where more is more work; between knots they are interpolated,
@@ -10,7 +10,7 @@ beyond the grid they grow as the formula does::
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_from_row, grid_row, grid_value, monotone
 
-STEP = 0.02  # of a stored correction, in log(time)
-_FIRST_CONTEXT = 64.0  # of the octaves of context that a chunk is priced at
+STEP = 0.02  # resolution of a stored correction, in log(time)
+_FIRST_CONTEXT = 64.0  # tokens: a chunk is priced at octaves of context from here
 Points = tuple[FloatArray, ...]
 Formula = Callable[[FloatArray, Points], FloatArray]  # parameters, coordinates → seconds
 
@@ -30,11 +30,11 @@ class TimeTable:
 
     Args:
         formula: positive parameters and coordinates → seconds.
-        parameters: of the formula.
-        knots: grid positions, one array an axis.
+        parameters: the formula's.
+        knots: grid positions, one array per axis.
         corrections: log(measured/formula) as fitted, on the grid.
         touched: knots that a measurement touched, on the grid.
-        log_times: log seconds at the knots, made to rise.
+        rising: axes along which more is more work.
         kernel: framework, its version and the kernel in the source.
         num_samples: measurements that it was fitted to.
         median_error: |predicted/measured − 1| of measurements that a fit had not seen, each fifth in turn.
@@ -46,47 +46,25 @@ class TimeTable:
     knots: Knots
     corrections: FloatArray
     touched: NDArray[np.bool_]
-    log_times: FloatArray
+    rising: tuple[int, ...]
     kernel: str
     num_samples: int
     median_error: float
     p90_error: float
+    log_times: FloatArray = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Log seconds at the knots, made to rise."""
+        at_knots = self.formula(np.asarray(self.parameters), tuple(np.meshgrid(*self.knots, indexing="ij")))
+        log_times = monotone(np.log(at_knots) + self.corrections, self.touched, self.rising)
+        object.__setattr__(self, "log_times", log_times)
 
     def time_s(self, points: Points) -> FloatArray:
-        """Seconds at ``points``, one flat array an axis."""
+        """Seconds at ``points``, one flat array per axis."""
         inside = tuple(np.clip(values, edge[0], edge[-1]) for values, edge in zip(points, self.knots, strict=True))
         parameters = np.asarray(self.parameters)
         growth = self.formula(parameters, points) / self.formula(parameters, inside)
         return np.asarray(np.exp(grid_value(self.knots, self.log_times, inside)) * growth)
-
-
-def time_table(
-    *,
-    formula: Formula,
-    parameters: tuple[float, ...],
-    knots: Knots,
-    corrections: FloatArray,
-    touched: NDArray[np.bool_],
-    rising: tuple[int, ...],
-    kernel: str,
-    num_samples: int,
-    median_error: float,
-    p90_error: float,
-) -> TimeTable:
-    """A table whose log times rise along the axes ``rising``; the other arguments are those of the class."""
-    at_knots = formula(np.asarray(parameters), tuple(np.meshgrid(*knots, indexing="ij")))
-    return TimeTable(
-        formula=formula,
-        parameters=parameters,
-        knots=knots,
-        corrections=corrections,
-        touched=touched,
-        log_times=monotone(np.log(at_knots) + corrections, touched, rising),
-        kernel=kernel,
-        num_samples=num_samples,
-        median_error=median_error,
-        p90_error=p90_error,
-    )
 
 
 def table_row(table: TimeTable) -> dict[str, Any]:
@@ -106,17 +84,14 @@ def table_from_row(row: Mapping[str, Any], *, formula: Formula, rising: tuple[in
     """The inverse of :func:`table_row`."""
     knots = tuple(np.array(positions, dtype=float) for positions in row["knots"])
     corrections, touched = grid_from_row(row, tuple(len(positions) for positions in knots))
-    return time_table(
+    return TimeTable(
         formula=formula,
         parameters=tuple(row["parameters"]),
         knots=knots,
         corrections=corrections,
         touched=touched,
         rising=rising,
-        kernel=row["kernel"],
-        num_samples=row["num_samples"],
-        median_error=row["median_error"],
-        p90_error=row["p90_error"],
+        **{name: row[name] for name in ("kernel", "num_samples", "median_error", "p90_error")},
     )
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from html import escape
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
+from meshplan.catalogs.drawing import PALETTE, Axis, Drawing, Plot
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
 
@@ -26,7 +26,7 @@ PICTURE_FILE = PurePosixPath("fleet.svg")
 _AWS, _SPOT = "aws", "spot"
 _LABEL = "meshplan/pool"
 _NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
-_WIDTH, _HEIGHT, _MARGIN, _BAR = 640, 300, 56, "#4269d0"
+_WIDTH, _HEIGHT, _MARGIN, _BAR_GAP = 640, 300, 56, 0.15
 
 
 def object_name(*parts: str) -> str:
@@ -172,29 +172,22 @@ def overview(plan: Plan, folders: Mapping[str, str], notes: Sequence[str]) -> Ar
 
 
 def picture(plan: Plan) -> Artifact:
-    """Cost against promises as bars, self-contained."""
+    """Cost against scaled SLO latencies as bars, self-contained."""
     answer = plan.answer or {}
     rows = answer["alternatives"]["pareto"]
     most = max((row["objective"] for row in rows if row["objective"] is not None), default=0.0) or 1.0
-    step, base = (_WIDTH - 2 * _MARGIN) / len(rows), _HEIGHT - _MARGIN
-    title = f"{plan.spec.get('name') or plan.plan_id}: {answer['objective']} against promises"
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" '
-        f'font-size="12"><title>{escape(title)}</title><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{_MARGIN}" y="24" font-size="15">{escape(title)}</text>',
-    ]
+    title = f"{plan.spec.get('name') or plan.plan_id}: {answer['objective']} against SLO latencies"
+    drawing = Drawing(_WIDTH, _HEIGHT, title=title)
+    drawing.heading(_MARGIN, title)
+    bottom = _HEIGHT - _MARGIN
+    plot = Plot(drawing, Axis(0, len(rows)), Axis(0, most), _MARGIN, _MARGIN, _WIDTH - _MARGIN, bottom)
     for index, row in enumerate(rows):
-        middle = _MARGIN + step * (index + 0.5)
         value = row["objective"]
-        if value is not None:
-            tall = (base - _MARGIN) * value / most
-            parts.append(
-                f'<rect x="{middle - 0.35 * step:.1f}" y="{base - tall:.1f}" width="{0.7 * step:.1f}" '
-                f'height="{tall:.1f}" fill="{_BAR}"/>'
-                f'<text x="{middle:.1f}" y="{base - tall - 4:.1f}" text-anchor="middle">{value:,.2f}</text>'
-            )
-        else:
-            parts.append(f'<text x="{middle:.1f}" y="{base - 4}" text-anchor="middle">no plan</text>')
-        parts.append(f'<text x="{middle:.1f}" y="{base + 16}" text-anchor="middle">× {row["slo_factor"]:g}</text>')
-    parts.append(f'<text x="{_WIDTH / 2}" y="{_HEIGHT - 12}" text-anchor="middle">every promised latency times</text>')
-    return Artifact(path=PICTURE_FILE, content="\n".join([*parts, "</svg>"]) + "\n")
+        left, top = plot.at(index + _BAR_GAP, value or 0.0)
+        right, _ = plot.at(index + 1 - _BAR_GAP, 0.0)
+        middle = (left + right) / 2
+        drawing.rect(left, top, right - left, bottom - top, fill=PALETTE[0])
+        drawing.text(middle, top - 4, "no plan" if value is None else f"{value:,.2f}", anchor="middle")
+        drawing.text(middle, bottom + 16, f"× {row['slo_factor']:g}", anchor="middle")
+    plot.name_axes("every latency of the SLO multiplied by")
+    return Artifact(path=PICTURE_FILE, content=str(drawing))

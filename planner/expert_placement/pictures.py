@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
 import numpy as np
 
+from meshplan.catalogs.drawing import Axis, Drawing, Plot
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.problem.objectives import device_time, device_traffic
 
 MOST_BARS = 64
 MOST_CELLS = 64  # rows of the traffic matrix
-MOST_LINES = 32  # of the terminal picture
+MOST_LINES = 32  # in the terminal
 
 _WIDTH, _MARGIN, _TITLE = 760.0, 48.0, 28.0
 _BARS_HEIGHT, _MATRIX = 220.0, 300.0
@@ -27,7 +27,7 @@ _BEFORE, _AFTER, _IDEAL, _INK = "#b0b7c3", "#2f6fb0", "#c0392b", "#222222"
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PlacementView:
-    """What is drawn of one placement.
+    """One placement as it is drawn.
 
     Args:
         name: in the legend.
@@ -58,74 +58,51 @@ def svg_picture(title: str, views: Sequence[PlacementView]) -> str:
         title: heading, any text.
         views: one, or before and after.
     """
-    matrices = [item for item in views if item.traffic is not None]
-    height = _TITLE + _BARS_HEIGHT + _MARGIN + (_MATRIX + _MARGIN if matrices else 0.0)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH:g} {height:g}" width="{_WIDTH:g}" '
-        f'height="{height:g}" font-family="sans-serif" font-size="11" fill="{_INK}">',
-        f"<title>{escape(title)}</title>",
-        f'<rect width="{_WIDTH:g}" height="{height:g}" fill="white"/>',
-        f'<text x="{_MARGIN:g}" y="18" font-size="14">{escape(title)}</text>',
-        *_svg_bars(views),
-    ]
+    matrices = [(item.name, grouped_traffic(item.traffic)) for item in views if item.traffic is not None]
     top = _TITLE + _BARS_HEIGHT + _MARGIN
-    peak = max((float(item.traffic.max()) for item in matrices if item.traffic is not None), default=0.0)
-    for index, item in enumerate(matrices):
-        left = _MARGIN + index * (_MATRIX + _MARGIN)
-        if item.traffic is not None:
-            parts += _svg_matrix(item.name, grouped_traffic(item.traffic), peak, left, top)
-    return "\n".join([*parts, "</svg>"]) + "\n"
+    drawing = Drawing(_WIDTH, top + (_MATRIX + _MARGIN if matrices else 0.0), title=title, font_size=11)
+    drawing.heading(_MARGIN, title)
+    _draw_bars(drawing, views)
+    peak = max((float(traffic.max()) for _, traffic in matrices), default=0.0)
+    for index, (name, traffic) in enumerate(matrices):
+        _draw_matrix(drawing, name, traffic, peak, _MARGIN + index * (_MATRIX + _MARGIN), top)
+    return str(drawing)
 
 
-def _svg_bars(views: Sequence[PlacementView]) -> list[str]:
-    """Bars of the mean over layers, whiskers to the busiest layer, a line at the ideal."""
-    colours = [_AFTER] if len(views) == 1 else [_BEFORE, _AFTER]
+def _draw_bars(drawing: Drawing, views: Sequence[PlacementView]) -> None:
+    """Bars for the mean over layers, whiskers to the busiest layer, a line at the ideal."""
+    colours = [_AFTER] if len(views) == 1 else [_BEFORE, *[_AFTER] * (len(views) - 1)]
     tops = [grouped(item.times.max(axis=0), MOST_BARS) for item in views]
     means = [grouped(item.times.mean(axis=0), MOST_BARS) for item in views]
-    peak = max(1.0, *(float(top.max()) for top in tops))
-    base, scale = _TITLE + _BARS_HEIGHT, (_BARS_HEIGHT - 20.0) / peak
-    group = (_WIDTH - 2 * _MARGIN) / means[0].size
-    bar = 0.8 * group / len(views)
-    parts = []
-    for which, item in enumerate(views):
-        colour = colours[min(which, len(colours) - 1)]
-        legend = f"{item.name}: balancedness {_balancedness(item.times):.4f}"
-        x, y = _MARGIN + 260.0 * which, base + 30.0
-        parts.append(f'<rect x="{x:g}" y="{y - 9:g}" width="10" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 14:g}" y="{y:g}">{escape(legend)}</text>')
+    groups, peak = means[0].size, max(1.0, *(float(top.max()) for top in tops))
+    base = _TITLE + _BARS_HEIGHT
+    plot = Plot(drawing, Axis(0, groups), Axis(0, peak), _MARGIN, _TITLE + 20, _WIDTH - _MARGIN, base)
+    bar = 0.8 / len(views)
+    for which, colour in enumerate(colours):
         for device, (mean, most) in enumerate(zip(means[which], tops[which], strict=True)):
-            left = _MARGIN + group * device + bar * which
-            middle, tip = left + bar / 2, base - most * scale
-            parts.append(
-                f'<rect class="bar" x="{left:.2f}" y="{base - mean * scale:.2f}" width="{bar:.2f}" '
-                f'height="{mean * scale:.2f}" fill="{colour}"/>'
-                f'<line x1="{middle:.2f}" x2="{middle:.2f}" y1="{base - mean * scale:.2f}" y2="{tip:.2f}" '
-                f'stroke="{_INK}" stroke-width="0.7"/>'
-            )
-    ideal = base - scale
-    parts.append(
-        f'<line x1="{_MARGIN:g}" x2="{_WIDTH - _MARGIN:g}" y1="{ideal:.2f}" y2="{ideal:.2f}" stroke="{_IDEAL}" '
-        f'stroke-dasharray="4 3"/><text x="4" y="{ideal + 4:.2f}" fill="{_IDEAL}">ideal</text>'
-        f'<text x="{_MARGIN:g}" y="{base + 14:.2f}">{_axis(views[0].times.shape[1], means[0].size)}</text>'
-    )
-    return parts
+            left, top = plot.at(device + bar * which, float(mean))
+            right, tip = plot.at(device + bar * (which + 1), float(most))
+            middle = (left + right) / 2
+            drawing.rect(left, top, right - left, base - top, fill=colour, class_="bar")
+            drawing.line((middle, top), (middle, tip), stroke=_INK, stroke_width=0.7)
+    names = [f"{item.name}: balancedness {_balancedness(item.times):.4f}" for item in views]
+    drawing.legend(_MARGIN, base + 26, zip(names, colours, strict=True), step=(260, 0))
+    left, ideal = plot.at(0.0, 1.0)
+    drawing.line((left, ideal), (plot.right, ideal), stroke=_IDEAL, stroke_dasharray="4 3")
+    drawing.text(4, ideal + 4, "ideal", fill=_IDEAL)
+    drawing.text(_MARGIN, base + 14, _axis(views[0].times.shape[1], groups))
 
 
-def _svg_matrix(name: str, traffic: FloatArray, peak: float, left: float, top: float) -> list[str]:
-    """Cells, darker for more; the diagonal is traffic that stays."""
-    size = traffic.shape[0]
-    cell = _MATRIX / size
-    stays = float(np.trace(traffic))
-    caption = f"{name}: from (rows) to (columns), {stays:.1%} on the diagonal"
-    parts = [f'<text x="{left:g}" y="{top - 8:g}">{escape(caption)}</text>']
-    for row, column in np.ndindex(size, size):
-        strength = 0.0 if peak <= 0 else min(1.0, float(traffic[row, column]) / peak)
-        parts.append(
-            f'<rect class="cell" x="{left + cell * column:.2f}" y="{top + cell * row:.2f}" width="{cell:.2f}" '
-            f'height="{cell:.2f}" fill="{_AFTER}" fill-opacity="{strength:.3f}"/>'
-        )
-    frame = f'<rect x="{left:g}" y="{top:g}" width="{_MATRIX:g}" height="{_MATRIX:g}" fill="none" stroke="{_INK}"/>'
-    return [*parts, frame]
+def _draw_matrix(drawing: Drawing, name: str, traffic: FloatArray, peak: float, left: float, top: float) -> None:
+    """Cells, darker for more; the diagonal is traffic that stays on a device."""
+    cell = _MATRIX / traffic.shape[0]
+    caption = f"{name}: from (rows) to (columns), {float(np.trace(traffic)):.1%} on the diagonal"
+    drawing.text(left, top - 8, caption)
+    for (row, column), value in np.ndenumerate(traffic):
+        share = 0.0 if peak <= 0 else float(value) / peak
+        at = left + cell * column, top + cell * row
+        drawing.rect(*at, cell, cell, fill=_AFTER, fill_opacity=share, class_="cell")
+    drawing.rect(left, top, _MATRIX, _MATRIX, fill="none", stroke=_INK)
 
 
 def text_picture(views: Sequence[PlacementView], *, width: int = 80) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from html import escape
-
+from meshplan.catalogs.drawing import PALETTE, UNKNOWN, Drawing
 from meshplan.catalogs.units import format_duration
 from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT
 from meshplan.planner.training.pipeline.simulation import Simulated, Span
 
-COLOURS = {FORWARD: "#4269d0", BACKWARD: "#efb118", WEIGHT: "#3ca951"}
+COLOURS = {FORWARD: PALETTE[0], BACKWARD: PALETTE[1], WEIGHT: PALETTE[4]}
 NAMES = {FORWARD: "forward", BACKWARD: "backward", WEIGHT: "weight gradient"}
 WIDTH, ROW, GAP, LEFT, TOP = 1200, 26, 4, 72, 56
 # Pixels that a micro-batch's number needs.
@@ -25,44 +24,31 @@ def timeline_svg(run: Simulated, *, title: str) -> str:
         title: above the picture.
     """
     end = run.flushed_s
-    scale = (WIDTH - LEFT - GAP) / end
     height = TOP + len(run.stages) * (ROW + GAP) + 40
-    shade = _shades(run)
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{height}" font-family="sans-serif" '
-        'font-size="11"><rect width="100%" height="100%" fill="white"/>',
-        f'<text x="{LEFT}" y="22" font-size="15">{escape(title)}</text>',
-    ]
-    for index, kind in enumerate(_kinds(run)):
-        at = LEFT + 130 * index
-        parts.append(f'<rect x="{at}" y="32" width="12" height="12" fill="{COLOURS[kind]}"/>')
-        parts.append(f'<text x="{at + 17}" y="42">{NAMES[kind]}</text>')
+    drawing = Drawing(WIDTH, height, font_size=11)
+    drawing.heading(LEFT, title)
+    drawing.legend(LEFT, 38, [(NAMES[kind], COLOURS[kind]) for kind in _kinds(run)], step=(130, 0))
+    opacity = _opacity(run)
     for stage, spans in enumerate(run.stages):
         top = TOP + stage * (ROW + GAP)
-        idle = run.idle_s[stage] / end
-        parts.append(f'<text x="{LEFT - 6}" y="{top + ROW / 2 + 4}" text-anchor="end">stage {stage}</text>')
-        parts.append(
-            f'<rect x="{LEFT}" y="{top}" width="{WIDTH - LEFT - GAP}" height="{ROW}" fill="#eee">'
-            f"<title>stage {stage}: idle {idle:.1%}, at most {run.peak_in_flight[stage]:g} in flight</title></rect>"
-        )
-        parts += [_box(span, top, scale, shade[span.op.chunk]) for span in spans]
-    parts.append(f'<text x="{LEFT}" y="{height - 14}">0</text>')
-    parts.append(f'<text x="{WIDTH - GAP}" y="{height - 14}" text-anchor="end">{format_duration(end)}</text></svg>')
-    return "\n".join(parts) + "\n"
+        drawing.text(LEFT - 6, top + ROW / 2 + 4, f"stage {stage}", anchor="end")
+        idle = f"idle {run.idle_s[stage] / end:.1%}, at most {run.peak_in_flight[stage]:g} in flight"
+        drawing.rect(LEFT, top, WIDTH - LEFT - GAP, ROW, fill=UNKNOWN, hint=f"stage {stage}: {idle}")
+        for span in spans:
+            _draw_span(drawing, span, top, (WIDTH - LEFT - GAP) / end, opacity[span.op.chunk])
+    drawing.text(LEFT, height - 14, "0")
+    drawing.text(WIDTH - GAP, height - 14, format_duration(end), anchor="end")
+    return str(drawing)
 
 
-def _box(span: Span, top: float, scale: float, opacity: float) -> str:
-    op, width = span.op, (span.end_s - span.start_s) * scale
-    x = LEFT + span.start_s * scale
-    box = (
-        f'<rect x="{x:.2f}" y="{top}" width="{width:.2f}" height="{ROW}" fill="{COLOURS[op.kind]}" '
-        f'fill-opacity="{opacity:.2f}" stroke="white" stroke-width="0.5">'
-        f"<title>{NAMES[op.kind]}, micro-batch {op.microbatch}, chunk {op.chunk}: "
-        f"{format_duration(span.start_s)} to {format_duration(span.end_s)}</title></rect>"
-    )
-    if width < LABEL_WIDTH:
-        return box
-    return box + f'<text x="{x + width / 2:.2f}" y="{top + ROW / 2 + 4}" text-anchor="middle">{op.microbatch}</text>'
+def _draw_span(drawing: Drawing, span: Span, top: float, pixels_per_s: float, opacity: float) -> None:
+    op, width = span.op, (span.end_s - span.start_s) * pixels_per_s
+    x = LEFT + span.start_s * pixels_per_s
+    duration = f"{format_duration(span.start_s)} to {format_duration(span.end_s)}"
+    hint = f"{NAMES[op.kind]}, micro-batch {op.microbatch}, chunk {op.chunk}: {duration}"
+    drawing.rect(x, top, width, ROW, hint=hint, fill=COLOURS[op.kind], fill_opacity=opacity, stroke="white")
+    if width >= LABEL_WIDTH:
+        drawing.label(x + width / 2, top + ROW / 2, str(op.microbatch))
 
 
 def timeline_text(run: Simulated, *, width: int) -> str:
@@ -94,11 +80,11 @@ def _kinds(run: Simulated) -> list[str]:
     return [kind for kind in COLOURS if kind in used]
 
 
-def _shades(run: Simulated) -> dict[int, float]:
+def _opacity(run: Simulated) -> dict[int, float]:
     """Chunk → opacity: the first chunk of a stage full, later ones lighter."""
-    shades: dict[int, float] = {}
+    opacity: dict[int, float] = {}
     for spans in run.stages:
         chunks = sorted({span.op.chunk for span in spans})
         for turn, chunk in enumerate(chunks):
-            shades[chunk] = 1.0 - (1.0 - LIGHTEST) * turn / max(len(chunks) - 1, 1)
-    return shades
+            opacity[chunk] = 1.0 - (1.0 - LIGHTEST) * turn / max(len(chunks) - 1, 1)
+    return opacity

@@ -56,8 +56,8 @@ def scale_facts(
     """One fact per class of operators, and the classes whose scale no device of that name could have.
 
     Args:
-        run: that measured them.
-        scales: of :func:`meshplan.catalogs.surfaces.operator_scales.operator_scales`.
+        run: the run that measured them.
+        scales: result of :func:`meshplan.catalogs.surfaces.operator_scales.operator_scales`.
         with_attention: attention too, whose probe is torch's kernel and not the engine's.
     """
     sane = {field.name: field for field in FIELDS["device"]}

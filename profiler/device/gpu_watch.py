@@ -1,8 +1,8 @@
-"""Why a GPU lowered its clocks while it was measured, from ``nvidia-smi`` running beside.
+"""Why a GPU lowered its clocks while it was measured, from ``nvidia-smi`` running in parallel.
 
 One ``nvidia-smi`` samples the bit mask of *clock event reasons* every :data:`PERIOD_MS`; asking after a measurement
 would be too late, an idle GPU has already left the state. Without the tool, or where it does not know the field
-(drivers before R535 call it throttle reasons), nothing is said and the trend of the repeats remains
+(drivers before R535 call it throttle reasons), nothing is reported and the trend of the repeats remains
 (:mod:`meshplan.profiler.protocol`).
 
 Source: NVML API reference, nvmlClocksEventReasons (bits below); ``nvidia-smi --help-query-gpu``.
@@ -36,7 +36,7 @@ class GpuWatch:
     """Samples of one GPU from the start of the object to its end.
 
     Args:
-        uuid: of the GPU, as torch gives it: numbers differ where CUDA_VISIBLE_DEVICES hides some.
+        uuid: the GPU's, as torch gives it: numbers differ where CUDA_VISIBLE_DEVICES hides some.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -49,12 +49,12 @@ class GpuWatch:
     def throttled(self, since: float) -> str | None:
         """Reasons seen since a time of ``time.perf_counter``, and in which share of the samples; None without any."""
         masks = [mask for at, mask in tuple(self._samples) if at >= since]
-        told = [
+        reasons = [
             f"{reason} in {sum(bool(mask & bit) for mask in masks)} of {len(masks)} samples"
             for bit, reason in REASONS.items()
             if any(mask & bit for mask in masks)
         ]
-        return f"throttling: {'; '.join(told)}" if told else None
+        return f"throttling: {'; '.join(reasons)}" if reasons else None
 
 
 def _started(uuid: str) -> Iterator[subprocess.Popen[str]]:

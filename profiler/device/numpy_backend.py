@@ -108,9 +108,9 @@ class NumpyBackend:
         return lambda: np.add(a, b, out=b)
 
     def host_transfer(self, num_bytes: int, *, to_device: bool) -> Operation:
-        """There is no device apart from the host."""
+        """There is no device besides the host."""
         raise ProfileError(
-            f"{self.name} has no device memory apart from the host's; measure it with --backend torch-gpu"
+            f"{self.name} has no device memory separate from the host's; measure it with --backend torch-gpu"
         )
 
     def _array(self, shape: Sequence[int], dtype: str) -> np.ndarray:

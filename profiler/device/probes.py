@@ -46,7 +46,7 @@ class Case:
         metric: what the result is.
         work: FLOPs or bytes of one call; 1 for a latency.
         prepare: makes the arrays and returns the call; may raise MemoryError or OSError.
-        dtype: of the data.
+        dtype: type of the data.
     """
 
     probe: str
@@ -83,7 +83,7 @@ Probe = Callable[[Backend, Effort], Iterator[Case]]
 def gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Square, thin (decode), and just-over-a-tile products, so that tile quantization shows."""
     squares = _squares(effort)
-    # The other precisions are told apart by their squares.
+    # Squares are enough to see the rate of the other precisions.
     others = () if effort.is_quick else backend.dtypes[1:]
     for dtype in (backend.dtypes[0], *others):
         for m, n, k in squares if dtype in others else _products(effort):

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from meshplan.catalogs.errors import MeshplanError, ProfileError
-from meshplan.catalogs.measurements.rows import Measurements, now
+from meshplan.catalogs.measurements.rows import Measurements
 from meshplan.catalogs.measurements.types import Measurement, Metric, ProfileRun, Spread, point_key
+from meshplan.catalogs.units import now
 from meshplan.profiler.device.backends import Backend
 from meshplan.profiler.device.fits import device_fits
 from meshplan.profiler.device.probes import Case, Effort, cases
@@ -53,7 +54,7 @@ class DeviceOptions:
         probes: names; None for all.
         cluster: the cluster profile that the device belongs to.
         scratch: folder for the disk probe; None for a temporary one.
-        progress: is told each line of progress.
+        progress: called with each line of progress.
         clock: where time comes from.
     """
 
@@ -129,7 +130,7 @@ def explained(case: Case, error: BaseException) -> str:
 
 
 def tool_source() -> str:
-    """The source that stands beside what this tool measured."""
+    """The source that is stored with what this tool measured."""
     found = own_version()
     return f"meshplan {found} profile" if found else "meshplan profile"
 

@@ -25,7 +25,7 @@ class TorchBackend:
 
     Args:
         device: ``cpu``, ``cuda`` or ``cuda:N``.
-        seed: of the random data.
+        seed: for the random data.
 
     Raises:
         ProfileError: no torch, or no such device.
@@ -97,7 +97,7 @@ class TorchBackend:
         return lambda: self._torch._scaled_mm(a, b, scale, scale, out_dtype=out_dtype, use_fast_accum=True)
 
     def throttled(self, since: float) -> str | None:
-        """What nvidia-smi said meanwhile."""
+        """What nvidia-smi reported meanwhile."""
         return self._watch.throttled(since) if self._watch else None
 
     @property
@@ -151,7 +151,7 @@ class TorchBackend:
         """Copy between pinned host memory and the device."""
         if not self.is_accelerator:
             raise ProfileError(
-                f"{self.name} has no device memory apart from the host's; measure it with --backend torch-gpu"
+                f"{self.name} has no device memory separate from the host's; measure it with --backend torch-gpu"
             )
         torch = self._torch
         host = torch.randint(0, 255, (num_bytes,), dtype=torch.uint8).pin_memory()

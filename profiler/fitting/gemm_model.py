@@ -8,7 +8,7 @@ R is the rate of a large product, B the rate at which operands stream, k₀ the 
 filling the pipeline. The planner evaluates the same equation (``meshplan.planner.training.estimator.compute.gemm_s``; a
 test holds the two together), the profiler only fits it.
 
-There is no launch term, because the planner adds the host's time per layer apart. Products shorter than
+There is no launch term, because the planner adds the host's time per layer separately. Products shorter than
 :data:`MIN_TIME_S` are mostly launch and are left out of the fit, as are those smaller than :data:`MIN_DIMENSION` in
 any direction, which no training step has.
 """
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.catalogs.surfaces.time_tables import smooth_maximum
 from meshplan.profiler.fitting.least_squares import FloatArray, RelativeError, fit_positive, held_out, relative_error
 
 GEMM_TILE = 128
@@ -93,8 +94,7 @@ def gemm_time_s(parameters: FloatArray, samples: GemmSamples, *, element_bytes: 
     compute = 2.0 * tiles * (samples.k + saturation) / rate
     operands = element_bytes * (samples.m * samples.k + samples.k * samples.n)
     memory = (operands + OUTPUT_BYTES * samples.m * samples.n) / bandwidth
-    slower = np.maximum(compute, memory)
-    return np.asarray(slower * ((compute / slower) ** 4 + (memory / slower) ** 4) ** 0.25)
+    return smooth_maximum(compute, memory)
 
 
 def fit_gemm(samples: GemmSamples, *, element_bytes: float, seed: int = 0) -> FittedGemm:
@@ -102,8 +102,8 @@ def fit_gemm(samples: GemmSamples, *, element_bytes: float, seed: int = 0) -> Fi
 
     Args:
         samples: measured products; small ones are left out.
-        element_bytes: of one operand element, scales of block formats included.
-        seed: of the random fifth that is held out.
+        element_bytes: size of one operand element, scales of block formats included.
+        seed: for the random fifth that is held out.
 
     Raises:
         ValueError: fewer than ten products are large enough.
@@ -142,7 +142,7 @@ def _held_out_error(samples: GemmSamples, element_bytes: float, seed: int) -> Re
 
 
 def fastest(*tables: GemmSamples) -> GemmSamples:
-    """Of several kernels for the same precision the faster one for each shape, as a library would choose."""
+    """For each shape the fastest of several kernels with the same precision, as a library would choose."""
     best: dict[tuple[float, float, float], float] = {}
     for table in tables:
         for *shape, time_s in zip(table.m, table.n, table.k, table.time_s, strict=True):

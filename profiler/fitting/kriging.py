@@ -12,7 +12,7 @@ where A interpolates linearly, have the variance s relative to the surface's. Th
     (K⁻¹ + Aᵀ·W·A/s)·f = Aᵀ·W·y/s
 
 by conjugate gradients in the basis of the eigenvectors of K, a Kronecker product: a step costs as much as
-multiplying the lattice by one small matrix an axis. W are Huber's weights of the residuals of the pass before, so that
+multiplying the lattice by one small matrix per axis. W are Huber's weights of the residuals of the pass before, so that
 single shapes that ran a badly chosen kernel do not pull the others along.
 
 Source: Krige, J. Chem. Metall. Min. Soc. S. Afr. 52 (1951) 119; Rasmussen and Williams, Gaussian Processes for Machine
@@ -33,7 +33,7 @@ from meshplan.catalogs.surfaces.time_tables import Points
 HUBER_THRESHOLD = 0.03
 PASSES = 4
 MAX_STEPS = 100
-# Of the preconditioned residual, where the conjugate gradients stop: a thousandth of log(time) corrections of order 1.
+# Preconditioned residual at which the conjugate gradients stop: a thousandth of log(time) corrections of order 1.
 _CONVERGED = 1e-3
 # Eigenvalues below are rounding; positions that coincide would give zeros.
 _LEAST_EIGENVALUE = 1e-9
@@ -58,8 +58,8 @@ def krige(knots: Knots, points: Points, residuals: FloatArray, prior: Prior) -> 
     """Posterior mean at the knots, the shape of the lattice.
 
     Args:
-        knots: positions of the lattice, one rising array an axis.
-        points: measured positions, one flat array an axis, [n].
+        knots: positions of the lattice, one rising array per axis.
+        points: measured positions, one flat array per axis, [n].
         residuals: measured values there, [n].
         prior: see :class:`Prior`.
     """
@@ -98,8 +98,8 @@ class _Basis:
         self._vectors = []
         self.variances = np.ones(())
         for positions, length, own_share in zip(knots, prior.lengths, prior.own_shares, strict=True):
-            apart = np.abs(np.log2(positions)[:, None] - np.log2(positions))
-            values, vectors = np.linalg.eigh(np.exp(-apart / length) + own_share * np.eye(len(positions)))
+            distance = np.abs(np.log2(positions)[:, None] - np.log2(positions))
+            values, vectors = np.linalg.eigh(np.exp(-distance / length) + own_share * np.eye(len(positions)))
             self._vectors.append(vectors)
             self.variances = np.multiply.outer(self.variances, np.maximum(values, _LEAST_EIGENVALUE))
         self._deviations = np.sqrt(self.variances)
@@ -112,7 +112,7 @@ class _Basis:
 
 
 def _along_axes(matrices: list[FloatArray], values: FloatArray) -> FloatArray:
-    """``values`` multiplied by one matrix an axis. Each product moves its axis to the end: after all, all are back."""
+    """``values`` multiplied by one matrix per axis. Each product moves its axis to the end: after all, all are back."""
     for matrix in matrices:
         values = np.tensordot(values, matrix, axes=(0, 1))
     return values

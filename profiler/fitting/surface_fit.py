@@ -14,14 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.surfaces.grid import FloatArray, Knots, grid_value, interpolation, neighbour_sum
-from meshplan.catalogs.surfaces.time_tables import STEP, Formula, Points, TimeTable, time_table
+from meshplan.catalogs.surfaces.time_tables import STEP, Formula, Points, TimeTable
 from meshplan.profiler.fitting.gemm_model import HELD_OUT_FRACTION
 from meshplan.profiler.fitting.least_squares import HUBER_THRESHOLD, fit_positive, folds, relative_error
 
 ITERATIONS = 60
 # A knot with less than this weight of measurements around it leans on its neighbours.
 SMOOTHING = 0.05
-# Of a knot without measurements, when a table is made to rise: it gives way.
+# Weight of a knot without measurements when a table is made to rise: it gives way.
 UNTOUCHED_WEIGHT = 1e-4
 PROJECTIONS = 30
 
@@ -38,8 +38,8 @@ def fit_grid(
     """Values at the knots that interpolate to ``residuals`` at ``points`` best, and the points' weight at each knot.
 
     Args:
-        knots: one array an axis.
-        points: one flat array an axis, [n].
+        knots: one array per axis.
+        points: one flat array per axis, [n].
         residuals: [n].
         trust: weight of each measurement, [n]; 1 without.
         smoothing: weight of the neighbours' mean; 0 keeps the knots independent.
@@ -130,11 +130,11 @@ def fit_time_table(
     """Fit a table; its error is not known yet.
 
     Args:
-        points: measured coordinates, one flat array an axis, [n].
+        points: measured coordinates, one flat array per axis, [n].
         time_s: measured seconds, [n].
         formula: see :class:`~meshplan.catalogs.surfaces.time_tables.TimeTable`.
         start: first guess of the formula's parameters.
-        knots: of the grid, one array an axis.
+        knots: grid positions, one array per axis.
         rising: axes along which times must not fall.
         kernel: framework, version and kernel.
     """
@@ -143,7 +143,7 @@ def fit_time_table(
     corrections, weights = fit_grid_robustly(knots, points, residuals)
     at_knots = np.log(formula(parameters, tuple(np.meshgrid(*knots, indexing="ij"))))
     corrections = rising_fit(at_knots + corrections, weights, rising) - at_knots
-    return time_table(
+    return TimeTable(
         formula=formula,
         parameters=tuple(float(parameter) for parameter in parameters),
         knots=knots,
@@ -163,10 +163,10 @@ def cross_validated(
     """A table of all measurements, with the error of those that have not seen a fifth of them, each fifth in turn.
 
     Args:
-        fit: of coordinates and seconds.
-        points: measured coordinates, one flat array an axis, [n].
+        fit: coordinates and seconds → table.
+        points: measured coordinates, one flat array per axis, [n].
         time_s: measured seconds, [n].
-        seed: of the random fifths.
+        seed: for the random fifths.
     """
 
     def chosen(mask: NDArray[np.bool_]) -> Points:

@@ -60,7 +60,7 @@ def link_classes(links: Sequence[MeasuredLink]) -> list[LinkClass]:
 
 
 def findings(links: Sequence[MeasuredLink]) -> list[str]:
-    """What is odd, in words, worst first: degraded links, asymmetric pairs, slow hosts; each rail on its own."""
+    """Anomalies as sentences, worst first: degraded links, asymmetric pairs, slow hosts; each rail on its own."""
     found: list[str] = []
     for rail in dict.fromkeys(link.rail for link in links):
         rates = {(link.source, link.target): link.bandwidth_bytes_per_s.value for link in links if link.rail == rail}

@@ -1,6 +1,6 @@
 """How one pair of endpoints, and one group, is measured over a :class:`~meshplan.profiler.links.transport.Transport`.
 
-*Latency*: 8-byte ping-pongs; half a round trip, which cannot tell the two directions apart without synchronised
+*Latency*: 8-byte ping-pongs; half a round trip, which cannot separate the two directions without synchronised
 clocks, so both directions get the same value.
 
 *Bandwidth*, each direction on its own: the source sends one message and waits for a control number that says it has
@@ -56,7 +56,7 @@ class LinkProtocol:
     collective_repeats: int = 3
 
     def document(self) -> dict[str, Any]:
-        """What is stored beside the measurements."""
+        """What is stored with the measurements."""
         return asdict(self) | {
             "latency": "half the median round trip of 8 bytes",
             "bandwidth": "message over its time, less half a round trip; the largest message counts",
@@ -109,14 +109,14 @@ def measure_pair(transport: Transport, low: int, high: int, protocol: LinkProtoc
     # The other end needs the latency too; nanoseconds fit a control number.
     if first:
         latency_s = float(np.median(round_trips)) / 2.0
-        transport.tell(high, max(1, round(latency_s * 1e9)))
+        transport.send_control(high, max(1, round(latency_s * 1e9)))
         halves = tuple(time / 2.0 for time in round_trips)
         samples = [
             LinkSample(source=source, target=target, size_bytes=None, times_s=halves)
             for source, target in ((low, high), (high, low))
         ]
     else:
-        latency_s, samples = transport.hear(low) / 1e9, []
+        latency_s, samples = transport.receive_control(low) / 1e9, []
     for source, target in ((low, high), (high, low)):
         if transport.rank == source:
             samples += _send_curve(transport, target, latency_s, protocol)
@@ -166,14 +166,14 @@ def _send_curve(transport: Transport, target: int, latency_s: float, protocol: L
     samples = []
     size = protocol.first_bytes
     while True:
-        transport.tell(target, size)
+        transport.send_control(target, size)
         transport.prepare(size)
-        transport.hear(target)
+        transport.receive_control(target)
         times = []
         for _ in range(protocol.repeats):
             begin = transport.clock()
             transport.send(target, size)
-            transport.hear(target)
+            transport.receive_control(target)
             elapsed = transport.clock() - begin
             # On a link faster than its own latency's jitter the rest could be nothing: half is what is certain.
             times.append(max(elapsed - latency_s, elapsed / 2.0))
@@ -185,14 +185,14 @@ def _send_curve(transport: Transport, target: int, latency_s: float, protocol: L
             break
         growth = min(float(protocol.growth), max(_MIN_GROWTH, _OVERSHOOT * protocol.target_s / typical))
         size = min(protocol.max_bytes, int(size * growth))
-    transport.tell(target, STOP)
+    transport.send_control(target, STOP)
     return samples
 
 
 def _receive_curve(transport: Transport, source: int, protocol: LinkProtocol) -> None:
-    while (size := transport.hear(source)) != STOP:
+    while (size := transport.receive_control(source)) != STOP:
         transport.prepare(size)
-        transport.tell(source, ARRIVED)
+        transport.send_control(source, ARRIVED)
         for _ in range(protocol.repeats):
             transport.receive(source, size)
-            transport.tell(source, ARRIVED)
+            transport.send_control(source, ARRIVED)

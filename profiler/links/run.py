@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from meshplan.catalogs.errors import ProfileError
-from meshplan.catalogs.measurements.rows import Measurements, now
+from meshplan.catalogs.measurements.rows import Measurements
 from meshplan.catalogs.measurements.types import ClusterProfile, Fit, Measurement, Metric, ProfileRun
+from meshplan.catalogs.units import now
 from meshplan.profiler.device.run import tool_source
 from meshplan.profiler.environment import host_environment, host_name, version_disagreements
 from meshplan.profiler.links.fits import cluster_profile, link_fits
@@ -43,7 +44,7 @@ class LinkOptions:
         protocol: how thoroughly.
         max_complete: with more endpoints a sample of the rounds is measured.
         allow_mixed_versions: go on when ranks run different library versions.
-        progress: is told each line of progress, on rank 0.
+        progress: called with each line of progress, on rank 0.
     """
 
     cluster: str
@@ -251,34 +252,34 @@ def _finished(session: _Session, missing: Sequence[tuple[int, int]], start: floa
 
 
 def _link_measurement(session: _Session, sample: LinkSample) -> Measurement:
-    timing = summarize(sample.times_s)
-    is_latency = sample.size_bytes is None
-    size = {} if sample.size_bytes is None else {"size_bytes": sample.size_bytes}
-    return Measurement(
-        probe="link_latency" if is_latency else "link_bandwidth",
-        link=_link_name(session, sample.source, sample.target),
-        parameters={"rail": session.rail} | size,
-        metric=Metric.LATENCY_S if is_latency else Metric.BYTES_PER_S,
-        spread=timing.spread if sample.size_bytes is None else as_rate(timing, float(sample.size_bytes)),
-        source=f"{tool_source()} ({session.transport.name})",
-        host=session.hosts[sample.source],
-        measured_at=now(),
-        warnings=timing.warnings,
-    )
+    link = _link_name(session, sample.source, sample.target)
+    if sample.size_bytes is None:
+        return _measurement(session, "link_latency", link, sample.source, sample.times_s, {})
+    size = {"size_bytes": sample.size_bytes}
+    return _measurement(session, "link_bandwidth", link, sample.source, sample.times_s, size)
 
 
 def _collective_measurement(session: _Session, sample: CollectiveSample) -> Measurement:
-    timing = summarize(sample.times_s)
     everybody = len(sample.ranks) == session.transport.size
-    group = f"all {len(sample.ranks)} ranks" if everybody else f"ranks of {session.hosts[sample.ranks[0]]}"
+    first = sample.ranks[0]
+    group = f"all {len(sample.ranks)} ranks" if everybody else f"ranks of {session.hosts[first]}"
+    size = {"size_bytes": sample.size_bytes, "num_ranks": len(sample.ranks)}
+    return _measurement(session, sample.name, group, first, sample.times_s, size)
+
+
+def _measurement(
+    session: _Session, probe: str, link: str, rank: int, times_s: Sequence[float], size: dict[str, int]
+) -> Measurement:
+    """A rate where there is a size, else a latency."""
+    timing = summarize(times_s)
     return Measurement(
-        probe=sample.name,
-        link=group,
-        parameters={"rail": session.rail, "size_bytes": sample.size_bytes, "num_ranks": len(sample.ranks)},
-        metric=Metric.BYTES_PER_S,
-        spread=as_rate(timing, float(sample.size_bytes)),
+        probe=probe,
+        link=link,
+        parameters={"rail": session.rail, **size},
+        metric=Metric.BYTES_PER_S if size else Metric.LATENCY_S,
+        spread=as_rate(timing, float(size["size_bytes"])) if size else timing.spread,
         source=f"{tool_source()} ({session.transport.name})",
-        host=session.hosts[sample.ranks[0]],
+        host=session.hosts[rank],
         measured_at=now(),
         warnings=timing.warnings,
     )

@@ -39,10 +39,10 @@ class Transport(Protocol):
     def receive(self, source: int, num_bytes: int) -> None:
         """Receive bytes; returns when they are here."""
 
-    def tell(self, target: int, value: int) -> None:
+    def send_control(self, target: int, value: int) -> None:
         """Send a control number."""
 
-    def hear(self, source: int) -> int:
+    def receive_control(self, source: int) -> int:
         """Receive a control number."""
 
     def gather(self, value: Any) -> list[Any]:
@@ -61,7 +61,7 @@ class Transport(Protocol):
         """Monotonic seconds."""
 
     def versions(self) -> dict[str, Any]:
-        """Of the libraries that carry the data: ranks that disagree on them are refused."""
+        """Versions of the libraries that carry the data; ranks that disagree on them are rejected."""
 
 
 class TorchTransport:
@@ -129,13 +129,13 @@ class TorchTransport:
             self._dist.recv(self._buffer("receive", num_bytes), source, group=self._data)
             self._synchronize()
 
-    def tell(self, target: int, value: int) -> None:
+    def send_control(self, target: int, value: int) -> None:
         """Send a control number."""
         with self._explained(f"talking to rank {target}"):
             self._number[0] = value
             self._dist.send(self._number, target)
 
-    def hear(self, source: int) -> int:
+    def receive_control(self, source: int) -> int:
         """Receive a control number."""
         with self._explained(f"listening to rank {source}"):
             self._dist.recv(self._number, source)
@@ -179,7 +179,7 @@ class TorchTransport:
         return time.perf_counter()
 
     def versions(self) -> dict[str, Any]:
-        """Of torch, of NCCL where it carries the data, and of what they were built for."""
+        """Versions of torch, of NCCL where it carries the data, and of what they were built for."""
         torch = self._torch
         found = {"torch": torch.__version__}
         if self._device.type == "cuda":

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, Columns, all_versions, read_perf_table
+from meshplan.catalogs.importers.perf_tables import SYSTEMS, Columns, all_versions, read_perf_table
 from meshplan.catalogs.surfaces.experts import (
     ELEMENT_BYTES,
     GATED_PRODUCTS,
@@ -32,6 +32,7 @@ from meshplan.catalogs.surfaces.experts import (
     Shape,
     expert_features,
 )
+from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.grid import FloatArray
 
 COUNTS = ("num_tokens", "hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
@@ -44,10 +45,10 @@ POWER_LAW = "power_law_"
 MIN_SAMPLES = 1100
 # Layers this long are bound by their products, so that half the work takes about half the time.
 LONG_TOKENS = 4096
-# Of the time on the fewest devices, on as many as a token has choices (never more than half of it where work splits
-# and the launch is cheap), and on twice as many.
+# Share of the time on the fewest devices that is left on as many as a token has choices (never more than half of it
+# where work splits and the launch is cheap), and on twice as many.
 _UNSPLIT, _UNSPLIT_TWICE = 0.8, 0.4
-# Of the mildest skew's time: more is beyond the spread of two runs of one kernel.
+# Share of the time with the mildest skew: more is beyond the spread of two runs of one kernel.
 _NOT_BALANCED = 1.05
 _MILDEST = 1.01
 

@@ -2,14 +2,12 @@
 
 Run by hand when the tables change (they are not part of meshplan)::
 
-    python -m meshplan.profiler.shipped.fit_attention FOLDER_OF_AICONFIGURATOR_CORE catalogs/seed
+    python -m meshplan.profiler.shipped.fit_attention AICONFIGURATOR_CORE catalogs/seed
 """
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.importers.perf_tables import (
-    FRAMEWORKS,
     SYSTEMS,
     Columns,
     data_folder,
@@ -28,9 +25,11 @@ from meshplan.catalogs.importers.perf_tables import (
 )
 from meshplan.catalogs.surfaces import attention as attention_surfaces
 from meshplan.catalogs.surfaces import latent_attention as latent_surfaces
+from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.grid import FloatArray
 from meshplan.catalogs.surfaces.time_tables import Points, TimeTable, table_row
 from meshplan.profiler.fitting.surface_fit import cross_validated, fit_time_table
+from meshplan.profiler.shipped.command import write_files
 
 SOURCE = (
     "Fitted to kernel times published with AIConfigurator, aiconfigurator-core 0.12.0 "
@@ -46,21 +45,20 @@ DTYPES = {"bfloat16": "bf16", "fp8": "fp8"}
 _START = (2e12, 3e14, 1e-5)
 # A table of fewer measurements says little: fewer knots than points on one axis.
 MIN_SAMPLES = 200
-# Heads per KV head that are off by more than this in the median, beside the knots of powers of two.
+# Heads per KV head that are off by more than this in the median get a knot besides those at powers of two.
 OWN_KNOT_ERROR = 0.04
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write both files."""
-    folder, out = data_folder(Path(arguments[0])), Path(arguments[1])
-    write_tables(out / "attention_surfaces.json", SOURCE, attention_rows(folder))
-    write_tables(out / "latent_surfaces.json", SOURCE, [*latent_rows(folder), *projection_rows(folder)])
-
-
-def write_tables(path: Path, source: str, rows: Iterable[dict[str, Any]]) -> None:
-    """Write one row a line."""
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f'{{"source": {json.dumps(source)},\n"tables": [\n{lines}\n]}}\n', encoding="utf-8")
+def files(aiconfigurator_core: Path) -> dict[str, str]:
+    """Surfaces of attention, and of latent attention."""
+    folder = data_folder(aiconfigurator_core)
+    latent = [*latent_rows(folder), *projection_rows(folder)]
+    return {
+        attention_surfaces.SURFACES.shipped.name: attention_surfaces.SURFACES.text(
+            attention_rows(folder), source=SOURCE
+        ),
+        latent_surfaces.SURFACES.shipped.name: latent_surfaces.SURFACES.text(latent, source=SOURCE),
+    }
 
 
 def octaves(low: float, high: float, *, step: int = 1) -> FloatArray:
@@ -236,4 +234,4 @@ def _fit_projection(columns: Columns, dtype: str, kernel: str) -> TimeTable:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_files(files)

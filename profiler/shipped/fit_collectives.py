@@ -4,22 +4,19 @@ What ships are smoothed times (:mod:`meshplan.profiler.fitting.curve_fit`) at th
 
 Run by hand when the tables change (they are not part of meshplan)::
 
-    python -m meshplan.profiler.shipped.fit_collectives nccl.csv.gz AICONFIGURATOR_CORE >
-    catalogs/seed/collective_curves.json
+    python -m meshplan.profiler.shipped.fit_collectives nccl.csv.gz AICONFIGURATOR_CORE catalogs/seed
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.importers.kernel_tables import read_collective_table
 from meshplan.catalogs.importers.perf_tables import (
-    FRAMEWORKS,
     SYSTEMS,
     all_versions,
     data_folder,
@@ -28,17 +25,19 @@ from meshplan.catalogs.importers.perf_tables import (
     read_perf_table,
     where,
 )
+from meshplan.catalogs.surfaces.collectives import CURVE_FILE
+from meshplan.catalogs.surfaces.files import FRAMEWORKS, listing
 from meshplan.profiler.fitting.curve_fit import left_out_error, smoothed_time_s
+from meshplan.profiler.shipped.command import write_files
 
 SOURCE = "Times published with AIConfigurator (https://github.com/ai-dynamo/aiconfigurator, Apache-2.0)"
 # The table has the same sizes for one-byte and two-byte elements; training and serving reduce 16-bit numbers.
 DTYPE = "half"
-
+# The engines' tables count elements of this size.
+ENGINE_ELEMENT_BYTES = 2
 
 # Device, collective, number of devices, library, version.
 Key = tuple[str, str, int, str, str]
-# The engines' tables count elements of this size.
-ENGINE_ELEMENT_BYTES = 2
 
 
 def nccl_points(path: Path) -> dict[Key, list[tuple[float, float]]]:
@@ -72,26 +71,21 @@ def engine_points(folder: Path) -> dict[Key, list[tuple[float, float]]]:
     return curves
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write the JSON text to standard output."""
-    curves = nccl_points(Path(arguments[0])) | engine_points(data_folder(Path(arguments[1])))
-    lines = []
-    for (device, collective, num_devices, library, version), points in sorted(curves.items()):
-        sizes, times = np.array(sorted(points), dtype=float).T
-        content = {
-            "device": device,
-            "collective": collective,
-            "num_devices": num_devices,
-            "library": library,
-            "version": version,
-            "median_error": round(left_out_error(sizes, times).median, 4),
-            "sizes_bytes": [int(size) for size in sizes],
-            "times_s": [float(f"{time:.4g}") for time in smoothed_time_s(sizes, times, sizes)],
-        }
-        lines.append(json.dumps(content))
-    listing = ",\n".join(lines)
-    sys.stdout.write(f'{{"source": {json.dumps(SOURCE)},\n"curves": [\n{listing}\n]}}\n')
+def files(nccl_table: Path, aiconfigurator_core: Path) -> dict[str, str]:
+    """Curves of collectives, from a CSV of NCCL's times and the tables of the engines' own all-reduce."""
+    curves = nccl_points(nccl_table) | engine_points(data_folder(aiconfigurator_core))
+    return {CURVE_FILE.name: listing("curves", [_row(key, curves[key]) for key in sorted(curves)], source=SOURCE)}
+
+
+def _row(key: Key, points: Sequence[tuple[float, float]]) -> dict[str, Any]:
+    sizes, times = np.array(sorted(points), dtype=float).T
+    return {
+        **dict(zip(("device", "collective", "num_devices", "library", "version"), key, strict=True)),
+        "median_error": round(left_out_error(sizes, times).median, 4),
+        "sizes_bytes": [int(size) for size in sizes],
+        "times_s": [float(f"{time:.4g}") for time in smoothed_time_s(sizes, times, sizes)],
+    }
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_files(files)

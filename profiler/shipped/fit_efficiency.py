@@ -2,21 +2,21 @@
 
 Run by hand when the table or the model changes (the table is not part of meshplan)::
 
-    python -m meshplan.profiler.shipped.fit_efficiency gemm.csv.gz > catalogs/seed/efficiency.yaml
+    python -m meshplan.profiler.shipped.fit_efficiency gemm.csv.gz catalogs/seed
 
 The table has the columns ``device,dtype,m,n,k,time_s`` of :mod:`meshplan.catalogs.importers.kernel_tables`.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
 from meshplan.catalogs.importers.kernel_tables import read_gemm_table
 from meshplan.profiler.fitting.gemm_model import FittedGemm, GemmSamples, fastest, fit_gemm
+from meshplan.profiler.shipped.command import write_files
 
 # Precision → (kernels of the table that compute it, bytes of one operand element). NVFP4 keeps one fp8 scale for each
 # 16 elements: 0.5 + 1/16 bytes.
@@ -30,7 +30,7 @@ _MIN_SATURATION = 0.5
 
 HEADER = """\
 # Efficiency of matrix products by device and precision, fitted to published kernel times (see NOTICE).
-# Made by `python -m meshplan.profiler.shipped.fit_efficiency gemm.csv.gz`; the model is described in
+# Made by `python -m meshplan.profiler.shipped.fit_efficiency gemm.csv.gz catalogs/seed`; the model is described in
 # profiler/fitting/gemm_model.py: time = ((2·⌈m⌉·⌈n⌉·(k + inner_saturation)/rate)⁴ + (bytes/bandwidth)⁴)^¼, for m, n, k
 # ≥ 256 and times ≥ 20 µs. The bandwidth is a parameter of this model, not the memory's: it also pays for what small
 # products waste. fp8 is the faster of per-tensor and 128×128-block scaled kernels for each shape, as a library would
@@ -54,13 +54,18 @@ same_silicon:
   gh200: h100-sxm-80gb
   h100-sxm-96gb: h100-sxm-80gb
 
+# Of these, boards with a lower power limit than the measured one: rate × √(limit/limit of the measured board), because
+# dynamic power goes with clock × voltage² and voltage can follow the clock only part of the way (500 W of 700 W).
+power_limited:
+  h100-sxm-96gb: 0.845
+
 gemm_curves:
 """
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write the YAML text to standard output."""
-    tables = load(Path(arguments[0]))
+def files(gemm_table: Path) -> dict[str, str]:
+    """Efficiency of matrix products by device and precision, from a CSV of products."""
+    tables = load(gemm_table)
     lines = []
     for device in sorted({device for device, _ in tables}):
         lines.append(f"  {device}:\n")
@@ -69,7 +74,7 @@ def main(arguments: Sequence[str]) -> None:
             if found:
                 samples = fastest(*found) if len(found) > 1 else found[0]
                 lines.append(f"    {precision}: {_row(fit_gemm(samples, element_bytes=element_bytes))}\n")
-    sys.stdout.write(HEADER + "".join(lines))
+    return {"efficiency.yaml": HEADER + "".join(lines)}
 
 
 def load(path: Path) -> dict[tuple[str, str], GemmSamples]:
@@ -95,4 +100,4 @@ def _row(fit: FittedGemm) -> str:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_files(files)

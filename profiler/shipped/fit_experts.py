@@ -2,16 +2,15 @@
 
 Run by hand when the tables change (they are not part of meshplan)::
 
-    python -m meshplan.profiler.shipped.fit_experts FOLDER_OF_AICONFIGURATOR_CORE catalogs/seed
+    python -m meshplan.profiler.shipped.fit_experts AICONFIGURATOR_CORE catalogs/seed
 """
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +22,7 @@ from meshplan.catalogs.surfaces.experts import (
     SHAPE_STEP,
     SHAPE_TOKENS,
     SKEW_KNOTS,
+    SURFACES,
     ExpertFeatures,
     ExpertSurface,
     Shape,
@@ -35,6 +35,7 @@ from meshplan.catalogs.surfaces.time_tables import STEP
 from meshplan.profiler.fitting.gemm_model import HELD_OUT_FRACTION
 from meshplan.profiler.fitting.least_squares import RelativeError, fit_positive, held_out, relative_error
 from meshplan.profiler.fitting.surface_fit import fit_grid, fit_grid_robustly
+from meshplan.profiler.shipped.command import write_files
 from meshplan.profiler.shipped.expert_tables import ExpertSamples, expert_samples
 from meshplan.profiler.shipped.fit_attention import SOURCE, octaves
 
@@ -45,20 +46,21 @@ KNOTS = (
     octaves(16, 16384, step=2),
     SKEW_KNOTS,
 )
-# Left out for their size: on these, SGLang and vLLM run mostly the same kernels of FlashInfer and Triton.
+# Left out to keep the file small: on these, SGLang and vLLM run mostly the same kernels of FlashInfer and Triton.
 LEFT_OUT = {(device, "sglang") for device in ("b300", "gb200", "gb300", "l40s", "rtx-pro-6000")}
 # R FLOP/s, B bytes/s, t₀, t_e and t_n s: of a Hopper device; the fit finds the others from there.
 _START = np.array([5e14, 3e12, 3e-5, 1e-7, 1e-9])
 ITERATIONS = 15
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write the file."""
+def files(aiconfigurator_core: Path) -> dict[str, str]:
+    """Surfaces of fused experts."""
     surfaces = [
         fit_experts(samples, device=device, quantization=quantization, framework=framework)
-        for device, framework, quantization, samples in shipped_samples(data_folder(Path(arguments[0])))
+        for device, framework, quantization, samples in shipped_samples(data_folder(aiconfigurator_core))
     ]
-    write_surfaces(Path(arguments[1]) / "expert_surfaces.json", surfaces)
+    rows, shared = stored(surfaces)
+    return {SURFACES.shipped.name: SURFACES.text(rows, **shared)}
 
 
 def shipped_samples(folder: Path) -> Iterator[tuple[str, str, str, ExpertSamples]]:
@@ -66,13 +68,12 @@ def shipped_samples(folder: Path) -> Iterator[tuple[str, str, str, ExpertSamples
     return (found for found in expert_samples(folder) if found[:2] not in LEFT_OUT)
 
 
-def write_surfaces(path: Path, surfaces: Sequence[ExpertSurface]) -> None:
-    """Write one surface a line, after the grid and the shapes that they share."""
+def stored(surfaces: Sequence[ExpertSurface]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Rows of a file, and the source, grid and shapes that they share."""
     shapes = sorted({shape for surface in surfaces for shape in surface.shapes})
-    lines = ",\n".join(json.dumps(surface_row(surface, shapes)) for surface in surfaces)
     knots = [[float(position) for position in positions] for positions in KNOTS]
-    head = f'"source": {json.dumps(SOURCE)},\n"knots": {json.dumps(knots)},\n"shapes": {json.dumps(shapes)}'
-    path.write_text(f'{{{head},\n"tables": [\n{lines}\n]}}\n', encoding="utf-8")
+    rows = [surface_row(surface, shapes) for surface in surfaces]
+    return rows, {"source": SOURCE, "knots": knots, "shapes": shapes}
 
 
 def fit_experts(
@@ -83,9 +84,9 @@ def fit_experts(
     Args:
         samples: measured layers.
         device: slug.
-        quantization: of weights and activations.
+        quantization: type of weights and activations.
         framework: whose kernels.
-        seed: of the random fifths.
+        seed: for the random fifths.
     """
 
     def error(hidden: NDArray[np.bool_]) -> RelativeError:
@@ -177,4 +178,4 @@ def _by_shape(samples: ExpertSamples, features: ExpertFeatures, residuals: Float
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_files(files)

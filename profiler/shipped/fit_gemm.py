@@ -6,30 +6,28 @@ hidden fifth of the products of the fit itself says; products that an error is s
 
 Run by hand to make the shipped file (four minutes of one core)::
 
-    python -m meshplan.profiler.shipped.fit_gemm gemm.csv.gz AICONFIGURATOR_CORE > catalogs/seed/gemm_surfaces.json
-
-The folder adds the devices that the CSV has not.
+    python -m meshplan.profiler.shipped.fit_gemm gemm.csv.gz AICONFIGURATOR_CORE catalogs/seed
 """
 
 from __future__ import annotations
 
-import json
 import math
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.importers.perf_tables import SYSTEMS, data_folder, fastest, newest_table, read_perf_table, where
-from meshplan.catalogs.surfaces.gemm import GemmSurface, base_time_s, surface_row
+from meshplan.catalogs.surfaces.gemm import SURFACES, GemmSurface, base_time_s, surface_row
 from meshplan.catalogs.surfaces.grid import grid_value
 from meshplan.catalogs.surfaces.time_tables import Points
 from meshplan.profiler.fitting.gemm_model import HELD_OUT_FRACTION, GemmSamples
 from meshplan.profiler.fitting.kriging import Prior, krige
 from meshplan.profiler.fitting.least_squares import FloatArray, fit_positive, folds, held_out, relative_error
+from meshplan.profiler.shipped.command import write_files
 from meshplan.profiler.shipped.fit_efficiency import load
 
 # Bytes of an element that moves: weights of the weight-only kernels are smaller than their 16-bit activations, and
@@ -70,7 +68,7 @@ def fit_surface(samples: GemmSamples, *, device: str, kernel: str, seed: int = 0
         samples: measured products of any size, at least two values in each direction.
         device: slug.
         kernel: name of the kernel, a key of :data:`ELEMENT_BYTES`.
-        seed: of the random fifths.
+        seed: for the random fifths.
     """
     predicted = np.empty(len(samples))
     for hidden in folds(len(samples), fraction=HELD_OUT_FRACTION, seed=seed):
@@ -158,24 +156,22 @@ def wheel_tables(folder: Path, systems: Mapping[str, str] = SYSTEMS) -> dict[tup
     return tables
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Write the JSON text to standard output."""
-    tables = load(Path(arguments[0]))
+def files(gemm_table: Path, aiconfigurator_core: Path) -> dict[str, str]:
+    """Surfaces of matrix products, from a CSV of products; the folder adds the devices that the CSV has not."""
+    tables = load(gemm_table)
     known = {device for device, _ in tables}
-    newer = wheel_tables(data_folder(Path(arguments[1])))
+    newer = wheel_tables(data_folder(aiconfigurator_core))
     tables |= {key: samples for key, samples in newer.items() if key[0] not in known}
-    sys.stdout.write(document_of(tables))
+    return {SURFACES.shipped.name: SURFACES.text(fitted_rows(tables), source=SOURCE)}
 
 
-def document_of(tables: Mapping[tuple[str, str], GemmSamples]) -> str:
-    """Fit every table; the text of a surface file."""
-    rows = [
+def fitted_rows(tables: Mapping[tuple[str, str], GemmSamples]) -> list[dict[str, Any]]:
+    """Fit every table: rows of a surface file."""
+    return [
         surface_row(fit_surface(samples, device=device, kernel=kernel))
         for (device, kernel), samples in sorted(tables.items())
     ]
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    return f'{{"source": {json.dumps(SOURCE)},\n"surfaces": [\n{lines}\n]}}\n'
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write_files(files)

@@ -19,10 +19,11 @@ import numpy as np
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.hardware import Device
-from meshplan.catalogs.importers.perf_tables import FRAMEWORKS, SYSTEMS, data_folder
+from meshplan.catalogs.importers.perf_tables import SYSTEMS, data_folder
 from meshplan.catalogs.surfaces.attention import PHASES, attention_formula, attention_surface
 from meshplan.catalogs.surfaces.collectives import shipped_curves
 from meshplan.catalogs.surfaces.experts import ELEMENT_BYTES, ExpertSurface, expert_formula, expert_surface
+from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface, latent_formula
 from meshplan.profiler.fitting.least_squares import relative_error
 from meshplan.profiler.shipped.fit_attention import SCOPES, attention_points, attention_samples, latent_samples

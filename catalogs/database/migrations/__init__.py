@@ -1,4 +1,4 @@
-"""Schema revisions of the catalog; see README.md in the parent folder.
+"""Schema revisions of the catalog; see catalogs/README.md.
 
 :func:`upgrade` runs alembic from code: no ``alembic.ini`` is needed, so an installed wheel can upgrade too.
 """

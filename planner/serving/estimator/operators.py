@@ -31,7 +31,8 @@ from meshplan.catalogs.efficiency import (
 )
 from meshplan.catalogs.hardware import Device, EvidenceLevel
 from meshplan.catalogs.surfaces.attention import attention_surface
-from meshplan.catalogs.surfaces.experts import FRAMEWORKS, expert_surface
+from meshplan.catalogs.surfaces.experts import expert_surface
+from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.gemm import gemm_surface
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
 from meshplan.planner.core.arrays import FloatArray

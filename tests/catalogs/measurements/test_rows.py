@@ -200,9 +200,9 @@ def test_a_device_is_compared_with_its_last_finished_run(store: Measurements) ->
 
 def test_old_profiles_are_stale() -> None:
     now = datetime(2027, 1, 20, tzinfo=UTC)
-    assert "60 days old" in (staleness_warning("lab", DAY, today=now) or "")
-    assert staleness_warning("lab", DAY, today=datetime(2026, 11, 22, tzinfo=UTC)) is None
-    assert "in the future" in (staleness_warning("lab", DAY, today=datetime(2026, 11, 1, tzinfo=UTC)) or "")
+    assert "60 days old" in (staleness_warning("lab", DAY, at=now) or "")
+    assert staleness_warning("lab", DAY, at=datetime(2026, 11, 22, tzinfo=UTC)) is None
+    assert "in the future" in (staleness_warning("lab", DAY, at=datetime(2026, 11, 1, tzinfo=UTC)) or "")
 
 
 def test_a_profile_travels_as_one_file(store: Measurements, tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.surfaces.attention import AttentionSurface, attention_surface, equivalent_prefill, shipped_keys
+from meshplan.catalogs.surfaces.attention import SURFACES, AttentionSurface, attention_surface, equivalent_prefill
 
-KEYS = shipped_keys()
+KEYS = sorted(SURFACES.rows)
 LLAMA_70B = {"num_heads": 8, "num_kv_heads": 1, "head_dim": 128}  # of one device out of eight
 QWEN_14B = {"num_heads": 20, "num_kv_heads": 4, "head_dim": 128}
 

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.surfaces.experts import (
     ELEMENT_BYTES,
+    SURFACES,
     ExpertSurface,
     FastestExperts,
     expert_features,
     expert_surface,
     load_of_fullest,
-    shipped_keys,
 )
 
-KEYS = shipped_keys()
+KEYS = sorted(SURFACES.rows)
 DEEPSEEK_V3 = {"hidden_size": 7168, "expert_size": 2048, "top_k": 8, "num_experts": 256}
 UNHEARD_OF = {"hidden_size": 5632, "expert_size": 1234, "top_k": 7, "num_experts": 96}
 TOKENS = np.unique(np.geomspace(1, 1e6, 200).round())

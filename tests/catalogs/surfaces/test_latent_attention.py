@@ -9,12 +9,12 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.surfaces.latent_attention import (
+    SURFACES,
     latent_attention_surface,
     latent_projection_surface,
-    shipped_keys,
 )
 
-KEYS = [key for key in shipped_keys() if key[3] != "projection"]
+KEYS = [key for key in sorted(SURFACES.rows) if key[3] != "projection"]
 STEPS = np.unique(np.geomspace(1, 1e6, 100).round())
 
 
@@ -56,7 +56,7 @@ def test_no_faster_than_the_memory(key: tuple[str, str, str, str], catalog: Cata
 
 
 def test_absorbing_products_grow_with_the_tokens() -> None:
-    for device, side, framework, _ in (key for key in shipped_keys() if key[3] == "projection"):
+    for device, side, framework, _ in (key for key in sorted(SURFACES.rows) if key[3] == "projection"):
         found = latent_projection_surface(device, side, framework)
         assert found is not None
         for dtype in found.tables:

@@ -47,7 +47,7 @@ def test_text_from_users_is_escaped() -> None:
 def test_a_series_has_one_colour_and_one_legend() -> None:
     points = [point(1, 2, series=name) for name in ("a", "b", "a", *"cdefghijklm")]
     root = drawn(points)
-    legends = [c for c in root.iter(f"{SVG}circle") if c.get("r") == "5"]
+    legends = [box for box in root.iter(f"{SVG}rect") if box.get("class") == "legend"]
     assert len(legends) == 13
     dots = [c.get("fill") for c in root.iter(f"{SVG}circle") if c.get("r") == "3"]
     assert dots[0] == dots[2] != dots[1]

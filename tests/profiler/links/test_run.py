@@ -85,10 +85,10 @@ class SimulatedTransport:
     def receive(self, source: int, num_bytes: int) -> None:
         assert self._get(source) == num_bytes
 
-    def tell(self, target: int, value: int) -> None:
+    def send_control(self, target: int, value: int) -> None:
         self._put(target, self.now_s + self.network.latency_s, value)
 
-    def hear(self, source: int) -> int:
+    def receive_control(self, source: int) -> int:
         return int(self._get(source))
 
     def gather(self, value: Any) -> list[Any]:

@@ -22,9 +22,9 @@ SIZES = (1, 64, 512, 2048, 8192)
 def surfaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder for the user's surfaces; what was read from the shipped ones is forgotten before and after."""
     monkeypatch.setenv("MESHPLAN_SURFACES", str(tmp_path / "surfaces"))
-    gemm_surfaces.forget()
+    gemm_surfaces.SURFACES.forget()
     yield tmp_path / "surfaces"
-    gemm_surfaces.forget()
+    gemm_surfaces.SURFACES.forget()
 
 
 def tables(folder: Path, system: str = "my_gpu", **changes: Any) -> Path:
@@ -52,7 +52,6 @@ def test_a_new_device_gets_surfaces(surfaces: Path, tmp_path: Path) -> None:
     assert gemm_surfaces.gemm_surface("mi300x", "bfloat16") is None
     done = fit_device(tables(tmp_path / "data"), device="mi300x", system="my_gpu")
     assert done == {"attention": 0, "latent": 0, "experts": 0, "products": 1}
-    gemm_surfaces.forget()
     found = gemm_surfaces.gemm_surface("mi300x", "bfloat16")
     assert found is not None
     assert float(found.time_s(2048, 4096, 4096)) == pytest.approx(LAUNCH + 2.0 * 2048 * 4096**2 / RATE, rel=0.2)
@@ -62,7 +61,6 @@ def test_a_new_device_gets_surfaces(surfaces: Path, tmp_path: Path) -> None:
 def test_the_users_surface_takes_the_place_of_the_shipped_one(surfaces: Path, tmp_path: Path) -> None:
     before = gemm_surfaces.gemm_surface("l40s", "bfloat16")
     fit_device(tables(tmp_path / "data", system="l40s"), device="l40s")
-    gemm_surfaces.forget()
     after = gemm_surfaces.gemm_surface("l40s", "bfloat16")
     assert before is not None
     assert after is not None

@@ -10,11 +10,11 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.surfaces.gemm import (
+    SURFACES,
     GemmSurface,
     base_time_s,
     gemm_surface,
-    shipped_keys,
-    surface_from_row,
+    surface_from_rows,
     surface_row,
 )
 from meshplan.profiler.fitting.gemm_model import GemmSamples
@@ -44,7 +44,7 @@ def test_the_fit_reproduces_a_planted_kernel(planted: GemmSamples, fitted: GemmS
 
 def test_the_stored_form_is_the_same_surface(fitted: GemmSurface) -> None:
     stored = json.loads(json.dumps(surface_row(fitted)))
-    again = surface_from_row(stored, source=fitted.source)
+    again = surface_from_rows([stored | {"source": fitted.source}])
     m = np.array([1.0, 100.0, 5000.0])
     np.testing.assert_allclose(again.time_s(m, 512, 300), fitted.time_s(m, 512, 300), rtol=2e-3)
 
@@ -58,7 +58,7 @@ def test_beyond_the_grid_time_grows_with_the_work(fitted: GemmSurface) -> None:
     assert outside == pytest.approx(4 * inside, rel=0.02)
 
 
-@pytest.mark.parametrize("key", shipped_keys())
+@pytest.mark.parametrize("key", sorted(SURFACES.rows))
 def test_shipped_surfaces_are_sound(key: tuple[str, str], database: Catalog) -> None:
     surface = gemm_surface(*key)
     assert surface is not None
