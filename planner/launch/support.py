@@ -19,7 +19,7 @@ from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, Target, emit, features_of, verified_of
-from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.precisions import PRECISIONS
 from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig
@@ -229,7 +229,7 @@ def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) ->
     if probe.choice == "zero_stage" and zero_stage not in {probe.value, 1}:
         return None
     stages, virtual = chosen["pipeline_parallel"], chosen["virtual_pipeline_stages"]
-    layers = list(deal_layers(shape.num_hidden_layers, stages * virtual))
+    layers = list(split_layers_evenly(shape.num_hidden_layers, stages * virtual))
     if probe.value == "uneven":
         layers[0], layers[-1] = layers[0] - 1, layers[-1] + 1
     shards = chosen["data_parallel"] if chosen["zero_stage"] else 1

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers, layers_problem, schedules_of
+from meshplan.planner.training.pipeline.layers import layers_problem, split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.pipeline.orders import ZIGZAG
+from meshplan.planner.training.pipeline.schedules import schedules_of
 from meshplan.planner.training.problem.problem import OFFLOADS, Phase, TrainingConfig, TrainingProblem
 
 
@@ -76,7 +77,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
 
 def _deal(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:
     """Layers of each chunk; the ends count where they lie on a chunk of their own."""
-    deal = deal_evenly if problem.fixed.get("vocabulary_parallel", False) else deal_layers
+    deal = split_layers_ignoring_ends if problem.fixed.get("vocabulary_parallel", False) else split_layers_evenly
     return deal(problem.shape.num_hidden_layers, chunks)
 
 

@@ -37,8 +37,9 @@ from meshplan.planner.training.estimator.data_parallel import FORWARD_SHARE, Dat
 from meshplan.planner.training.estimator.expert_load import arriving_load
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import activation_offload_s
-from meshplan.planner.training.pipeline.closed_forms import SCHEDULES, staged_pipeline_s
+from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.switches import Launches
 

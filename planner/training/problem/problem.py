@@ -110,7 +110,7 @@ class TrainingConfig:
         activation_recompute: ``none``, ``selective`` (attention core only), ``block`` (the first layers of each chunk)
             or ``full`` (all layers).
         pipeline_schedule: ``none`` (one stage) or another key of
-            :data:`meshplan.planner.training.pipeline.closed_forms.SCHEDULES`.
+            :data:`meshplan.planner.training.pipeline.schedules.SCHEDULES`.
         layers_per_chunk: transformer layers of each model chunk, in the order in which a token visits them; the
             chunk c lies on stage c mod pipeline_parallel (there and back in V-shaped schedules). Sums to the
             model's layers.

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, Recompute, split_layers
-from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers, schedules_of
+from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
+from meshplan.planner.training.pipeline.schedules import schedules_of
 from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, OFFLOADS, Phase, TrainingProblem
 from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
@@ -285,9 +286,9 @@ def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
     given = problem.fixed.get("layers_per_chunk")
     if given is not None:
         return [given] if len(given) == p * v else []
-    usual = deal_layers(problem.shape.num_hidden_layers, p * v)
+    usual = split_layers_evenly(problem.shape.num_hidden_layers, p * v)
     if problem.fixed.get("vocabulary_parallel", False):
-        return [deal_evenly(problem.shape.num_hidden_layers, p * v)]
+        return [split_layers_ignoring_ends(problem.shape.num_hidden_layers, p * v)]
     if v > 1 or p == 1 or not problem.rules.uneven_layers:
         return [usual]
     balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, usual)
