@@ -20,9 +20,10 @@ from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, Target, emit, features_of, verified_of
 from meshplan.planner.training.pipeline.layers import split_layers_evenly
+from meshplan.planner.training.problem.choices import CONTEXT_PARALLEL_STYLES
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.precisions import PRECISIONS
-from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 _DEVICES_PER_HOST = 8
 _NUM_REPLICAS = 4
