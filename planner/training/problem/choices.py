@@ -95,6 +95,13 @@ class Choice:
     probe_with: Mapping[str, int] = field(default_factory=dict)
 
     @property
+    def tried(self) -> tuple[Any, ...]:
+        """Values that the support matrix tries."""
+        if self.probes or not self.section:
+            return self.probes
+        return (False, True) if self.kind is bool else self.values
+
+    @property
     def dtype(self) -> type[np.generic]:
         """Type of its column: switches, or numbers and codes."""
         return np.bool_ if self.kind is bool or self.column == "on_nvme" else np.int64
