@@ -11,7 +11,7 @@ import typer
 
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
-from meshplan.cli.commands.reference import schema, support
+from meshplan.cli.commands.reference import choices, schema, support
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
@@ -28,6 +28,7 @@ app = typer.Typer(
     help="Hardware, links, node types, models and prices, and where each number comes from.",
 )
 app.command("schema")(schema)
+app.command("choices")(choices)
 app.command("support")(support)
 
 # The dtype whose peak stands for a device in a listing; older devices lack the first.

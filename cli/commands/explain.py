@@ -31,7 +31,7 @@ def explain(
         typer.Option(
             "--instead",
             metavar="CHOICE=VALUE",
-            help="Another choice, such as tensor_parallel=4; several may be given.",
+            help="Another choice, such as tensor_parallel=4 or tp=4; several may be given (see: catalog choices).",
             show_default=False,
         ),
     ] = None,
@@ -64,7 +64,7 @@ def explain(
 
     catalog = open_catalog(db)
     made = load_plan(plan, catalog)
-    choices = read_choices([*(instead or []), *(more or [])])
+    choices = read_choices([*(instead or []), *(more or [])], _known_choices(made))
     if timeline is not None:
         _draw(made, catalog, timeline, form)
     elif pareto is not None:
@@ -77,21 +77,39 @@ def explain(
         _explain(made, form)
 
 
-def read_choices(texts: list[str]) -> dict[str, int | str | bool]:
-    """``["tensor_parallel=4", "zero_stage=1"]`` as choices; names and ranges are checked with the spec.
+def _known_choices(made: Plan) -> list[str]:
+    """Choices that a spec of the plan's kind may pin; empty where it has none."""
+    from meshplan.planner.core.kinds import KINDS
+
+    spec = KINDS[made.kind].offers("SPEC")
+    section = None if spec is None else spec.model_fields.get("fixed")
+    return [] if section is None else list(section.annotation.model_fields)
+
+
+def read_choices(texts: list[str], known: list[str]) -> dict[str, int | str | bool]:
+    """``["tp=4", "zero_stage=1"]`` as choices under their full names; values are checked with the spec.
+
+    Args:
+        texts: as given.
+        known: choices that may be made; empty where the plan's kind has none.
 
     Raises:
-        SpecError: a text that is no ``choice=value``.
+        SpecError: a text that is no ``choice=value``, or an unknown choice.
     """
-    from meshplan.catalogs.errors import Problem, SpecError
+    from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+    from meshplan.planner.training.problem.choices import abbreviations_of, full_name
 
     problems, choices = [], {}
     for text in texts:
-        name, separator, value = text.partition("=")
-        if not separator or not name.strip() or not value.strip():
+        short, separator, value = (part.strip() for part in text.partition("="))
+        name = full_name(short, known) if known else short
+        if not (separator and short and value):
             problems.append(Problem(path=text, message="must be written CHOICE=VALUE, such as tensor_parallel=4"))
+        elif name is None:
+            hint = did_you_mean(closest_names(short, [*known, *abbreviations_of(known)]))
+            problems.append(Problem(path=short, message=f"unknown choice{hint} (see: meshplan catalog choices)"))
         else:
-            choices[name.strip()] = _value(value.strip())
+            choices[name] = _value(value)
     if problems:
         raise SpecError(problems, of="--instead")
     return choices

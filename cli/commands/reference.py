@@ -1,4 +1,4 @@
-"""``meshplan catalog schema|support``: what a spec may say, and which choices each emit target can express."""
+"""``meshplan catalog schema|choices|support``: what a spec may contain, and which choices each target can express."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ _SUPPORT_COLUMNS = (
 _ALL_COLUMNS = tuple(
     Column(key=key, title=key)
     for key in ("target", "feature", "takes", "refuses", "expressed_by", "verified_by", "parser_verified")
+)
+_CHOICE_COLUMNS = (
+    Column(key="name", title="Choice", wrap=False),
+    Column(key="abbreviations", title="Short", wrap=False),
+    Column(key="default", title="Default"),
+    Column(key="about", title="Meaning"),
+    Column(key="frameworks", title="Frameworks", footnote=True, wrap=False),
+)
+_ALL_CHOICE_COLUMNS = tuple(
+    Column(key=key, title=key.capitalize())
+    for key in ("name", "spec", "abbreviations", "type", "default", "about", "frameworks")
 )
 
 
@@ -50,3 +61,14 @@ def support(form: FormatOption = Format.TABLE) -> None:
     from meshplan.planner.launch.support import support_matrix
 
     show_rows(support_matrix(), _SUPPORT_COLUMNS if form is Format.TABLE else _ALL_COLUMNS, form)
+
+
+def choices(form: FormatOption = Format.TABLE) -> None:
+    """List the choices of a training plan: type, default, meaning, abbreviations, and which frameworks take them.
+
+    A framework is named, with the release that was checked, where probe plans with several values can be emitted.
+    The other forms also give the type and the place in a spec; --format markdown makes a reference page.
+    """
+    from meshplan.planner.launch.support import choice_rows
+
+    show_rows(choice_rows(), _CHOICE_COLUMNS if form is Format.TABLE else _ALL_CHOICE_COLUMNS, form)

@@ -13,7 +13,7 @@ from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Assumption, Reading
 from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
-from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.precisions import PRECISIONS
 from meshplan.planner.training.problem.spec import FixedSpec, read_training_spec
 
@@ -301,6 +301,6 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
             [Problem(path="model", message=f"the layout places {sum(chunks)} layers, {model} has {layers}")],
             of="what is imported",
         )
-    if tuple(chunks) != deal_layers(layers, len(chunks)):
-        dealt = list(deal_layers(layers, len(chunks)))
+    if tuple(chunks) != split_layers_evenly(layers, len(chunks)):
+        dealt = list(split_layers_evenly(layers, len(chunks)))
         reading.left_out.append(f"layers of each chunk {list(chunks)}: a spec deals them itself ({dealt})")

@@ -1,7 +1,8 @@
 """Which choices each target takes: found by emitting probe plans, not by a list that somebody keeps.
 
-A probe changes one choice of a plan that the target takes otherwise. What comes back as files is taken; what raises
-:class:`~meshplan.catalogs.errors.CannotExpressError` is refused, with the emitter's own reason.
+A probe changes one choice of a plan that the target takes otherwise. A probe that comes back as files is taken; one
+that raises :class:`~meshplan.catalogs.errors.CannotExpressError` is refused, with the emitter's own reason. Which
+values are tried is part of the table of choices (:mod:`meshplan.planner.training.problem.choices`).
 """
 
 from __future__ import annotations
@@ -19,59 +20,21 @@ from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, Target, emit, features_of, verified_of
-from meshplan.planner.training.pipeline.layers import deal_layers
-from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
-from meshplan.planner.training.problem.precisions import PRECISIONS
-from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig
+from meshplan.planner.training.pipeline.layers import split_layers_evenly
+from meshplan.planner.training.pipeline.schedules import SCHEDULES, schedules_of
+from meshplan.planner.training.problem.choices import BY_NAME, CHOICES, PROBE_REPLICAS, Choice, plain_defaults
+from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 _DEVICES_PER_HOST = 8
-_NUM_REPLICAS = 4
 # What a probe may change to be taken at all: stages of sharding that a target has, and norms split or not.
 _COMPANIONS = tuple(product((1, 3, 0), (True, False)))
-# Choice → the values that are tried; those of the framework's model with experts are marked below.
+# The rank mapping is no choice of the configuration, but targets differ in which they take.
+RANK_TABLE = "rank_table"
 _PROBES: Mapping[str, Sequence[Any]] = {
-    "tensor_parallel": (1, 4),
-    "sequence_parallel": (True, False),
-    "pipeline_parallel": (1, 4),
-    "virtual_pipeline_stages": (1, 2),
-    "layers_per_chunk": ("even", "uneven"),
-    "pipeline_schedule": tuple(name for name in ANY_FRAMEWORK.pipeline_schedules if name != "none"),
-    "context_parallel": (1, 2),
-    "context_parallel_style": CONTEXT_PARALLEL_STYLES,
-    "data_parallel": (1, 4),
-    "data_parallel_shard": (_NUM_REPLICAS, 2),
-    "zero_stage": (0, 1, 2, 3),
-    "expert_parallel": (1, 4),
-    "expert_tensor_parallel": (1, 2),
-    "activation_recompute": ("none", "selective", "block", "full"),
-    "zero_hpz_partition_size": (1, 2),
-    "outer_zero_stage": (0, 1),
-    "gathered_num_layers": (0, 1),
-    "optimizer_offload": (False, True),
-    "parameter_offload": (False, True),
-    "activation_offload": (False, True),
-    "offload_to": ("host", "nvme"),
-    "expert_dispatcher": ("alltoall", "deepep", "hybridep"),
-    "expert_parallel_overlap": (False, True),
-    "vocabulary_parallel": (False, True),
-    "precision": PRECISIONS,
-    "micro_batch_size": (1, 2),
-    "global_batch_size": (64,),
-    "sequence_length": (4096,),
-    "rank_table": ("in order", "devices reversed", "unequal hosts", "any order"),
-}
-_WITH_EXPERTS = ("expert_parallel", "expert_tensor_parallel", "expert_dispatcher", "expert_parallel_overlap")
-_CHUNKS = {"interleaved": 2, **dict.fromkeys(("zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"), 2)}
-# Choices that say something only beside others.
-_NEEDS: Mapping[str, Mapping[str, int]] = {
-    **{key: {"tensor_parallel": 2} for key in ("sequence_parallel", "expert_tensor_parallel")},
-    **{key: {"expert_parallel": 4} for key in ("expert_dispatcher", "expert_parallel_overlap")},
-    **{
-        key: {"pipeline_parallel": 4}
-        for key in ("layers_per_chunk", "vocabulary_parallel", "virtual_pipeline_stages", "pipeline_schedule")
-    },
-    "context_parallel_style": {"context_parallel": 4},
-    "rank_table": {"data_parallel": 2 * _DEVICES_PER_HOST},
+    **{choice.name: choice.tried for choice in CHOICES if choice.tried},
+    RANK_TABLE: ("in order", "devices reversed", "unequal hosts", "any order"),
 }
 _NOTHING_TO_VERIFY = "refused before anything is written"
 
@@ -81,7 +44,7 @@ class Probe:
     """One choice that is tried.
 
     Args:
-        choice: field of ``TrainingConfig``, or ``rank_table``.
+        choice: name of a choice, or :data:`RANK_TABLE`.
         value: what it is set to.
     """
 
@@ -108,9 +71,10 @@ def support_rows(dense: ModelShape, experts: ModelShape) -> tuple[Mapping[str, A
 def _target_rows(target: Target, dense: ModelShape, experts: ModelShape) -> Iterator[Mapping[str, Any]]:
     said = {feature.name: feature for feature in features_of(target)}
     # An engine's plan has pools and roles of its own: its rows are what its table says.
-    choices = () if target.serves else ("rank_table",) if target.wraps else tuple(_PROBES)
+    choices = () if target.serves else (RANK_TABLE,) if target.wraps else tuple(_PROBES)
     for choice in (*choices, *(name for name in said if name not in choices)):
-        shape = experts if choice in _WITH_EXPERTS else dense
+        row = BY_NAME.get(choice)
+        shape = experts if row is not None and row.about_experts else dense
         takes: list[str] = []
         refuses: list[str] = []
         verified = verified_of(target)
@@ -121,7 +85,7 @@ def _target_rows(target: Target, dense: ModelShape, experts: ModelShape) -> Iter
             else:
                 takes.append(str(value))
                 verified = emitted.parser_verified or verified
-        feature = said.get(choice) or (_DERIVED.get(choice) if takes else None)
+        feature = said.get(choice) or _without_a_flag(row, takes)
         yield {
             "target": target.name,
             "feature": choice,
@@ -133,37 +97,41 @@ def _target_rows(target: Target, dense: ModelShape, experts: ModelShape) -> Iter
         }
 
 
-def _derived(name: str, words: str) -> Feature:
-    return Feature(name=name, expressed_by=words, verified_by="as the choices that it follows from")
-
-
-# Choices that no target has a word of its own for, because others decide them.
-_DERIVED = {
-    feature.name: feature
-    for feature in (
-        _derived("data_parallel", "devices / (tensor × pipeline × context)"),
-        _derived("virtual_pipeline_stages", "chunks of layers_per_chunk / stages"),
-        _derived("pipeline_schedule", "follows from stages and chunks"),
-        _derived("sequence_parallel", "off: no word needed"),
-        _derived("pipeline_parallel", "1: no word needed"),
-        _derived("context_parallel", "1: no word needed"),
-        _derived("expert_parallel", "1: no word needed"),
-        _derived("context_parallel_style", "ring: no word needed"),
-        _derived("zero_hpz_partition_size", "1: no word needed"),
-        _derived("outer_zero_stage", "0: no word needed"),
-        _derived("gathered_num_layers", "0: no word needed"),
-        _derived("optimizer_offload", "false: no word needed"),
-        _derived("parameter_offload", "false: no word needed"),
-        _derived("activation_offload", "false: no word needed"),
-        _derived("offload_to", "host: no word needed"),
-        _derived("expert_parallel_overlap", "false: no word needed"),
-        _derived("expert_dispatcher", "alltoall: no word needed"),
-        _derived("vocabulary_parallel", "false: no word needed"),
-        _derived("expert_tensor_parallel", "1: no word needed"),
-        _derived("layers_per_chunk", "one chunk: no word needed"),
-        _derived("data_parallel_shard", "all replicas: no word needed"),
+def _without_a_flag(choice: Choice | None, takes: Sequence[str]) -> Feature | None:
+    """How a target expresses a choice that it has no flag of its own for, because others decide it."""
+    if choice is None or not takes:
+        return None
+    return Feature(
+        name=choice.name,
+        expressed_by=choice.follows or f"{', '.join(takes).lower()}: no flag needed",
+        verified_by="as the choices that it follows from",
     )
-}
+
+
+def choice_rows() -> tuple[Mapping[str, Any], ...]:
+    """Every choice of a training plan: name, abbreviations, type, default, meaning, and which frameworks take it."""
+    taken: dict[str, list[str]] = {choice.name: [] for choice in CHOICES}
+    for row in support_matrix():
+        rules = FRAMEWORKS.get(row["target"])
+        if rules is not None and row["feature"] in taken and _is_free(row):
+            taken[row["feature"]].append(f"{rules.name} {rules.version}")
+    return tuple(
+        {
+            "name": choice.name,
+            "spec": f"{choice.section}.{choice.name}" if choice.section else "",
+            "abbreviations": ", ".join(choice.abbreviations),
+            "type": choice.type_text,
+            "default": choice.follows if choice.default is None else str(choice.default).lower(),
+            "about": choice.about,
+            "frameworks": ", ".join(taken[choice.name]),
+        }
+        for choice in CHOICES
+    )
+
+
+def _is_free(row: Mapping[str, Any]) -> bool:
+    """Whether a row of the matrix leaves a choice: several values are taken, or all that were tried."""
+    return ", " in row["takes"] or not row["refuses"]
 
 
 def _tried(target: Target, shape: ModelShape, probe: Probe) -> tuple[EmittedPlan | None, str]:
@@ -188,69 +156,44 @@ def _tried(target: Target, shape: ModelShape, probe: Probe) -> tuple[EmittedPlan
 
 
 def _config(shape: ModelShape, probe: Probe, zero_stage: int, is_split: bool) -> TrainingConfig | None:
-    """A configuration with the probed choice; None where the companions say otherwise."""
+    """A configuration with the probed choice; None where the companions contradict it."""
+    choice, value = probe.choice, probe.value
+    if choice == "zero_stage" and zero_stage not in {value, 1}:
+        return None
     chosen: dict[str, Any] = {
-        "tensor_parallel": 1,
-        "pipeline_parallel": 1,
-        "virtual_pipeline_stages": 1,
-        "context_parallel": 1,
-        "data_parallel": _NUM_REPLICAS,
-        "expert_parallel": 1,
-        "expert_tensor_parallel": 1,
+        **plain_defaults(),
+        "data_parallel": PROBE_REPLICAS,
         "zero_stage": zero_stage,
-        "activation_recompute": "none",
-        "optimizer_offload": False,
-        "parameter_offload": False,
-        "activation_offload": False,
-        "offload_to": "host",
-        "expert_dispatcher": "alltoall",
-        "expert_parallel_overlap": False,
-        "context_parallel_style": "ring",
-        "zero_hpz_partition_size": 1,
-        "outer_zero_stage": 0,
-        "gathered_num_layers": 0,
-        "vocabulary_parallel": False,
-        "micro_batch_size": 1,
         "num_microbatches": 16,
         "sequence_length": 4096,
-        "precision": "bf16",
     }
-    if probe.choice in chosen:
-        chosen[probe.choice] = probe.value
-    chosen |= _NEEDS.get(probe.choice, {})
-    if probe.choice in {"parameter_offload", "offload_to"} and probe.value not in {False, "host"}:
-        chosen["optimizer_offload"] = True  # some have one word for both, and NVMe holds nothing by itself
-    if probe.choice == "activation_offload" and probe.value:
+    if choice in BY_NAME:
+        chosen |= {choice: value, **BY_NAME[choice].probe_with}
+    if choice in {"parameter_offload", "offload_to"} and value not in {False, "host"}:
+        chosen["optimizer_offload"] = True  # some have one flag for both, and NVMe holds nothing by itself
+    if choice == "activation_offload" and value:
         chosen["activation_recompute"] = "full"
-    if probe.value == "all-to-all+ring":
+    if value == "all-to-all+ring":
         chosen["context_parallel_heads"] = 2
-    if probe.choice == "pipeline_schedule":
-        chosen["virtual_pipeline_stages"] = _CHUNKS.get(probe.value, 1)
-    if probe.choice == "zero_stage" and zero_stage not in {probe.value, 1}:
+    if choice == "pipeline_schedule":
+        chosen["virtual_pipeline_stages"] = SCHEDULES[value].chunks
+    if choice == RANK_TABLE:
+        chosen["data_parallel"] = 2 * _DEVICES_PER_HOST
+    if choice == "data_parallel_shard" and not zero_stage:
         return None
-    stages, virtual = chosen["pipeline_parallel"], chosen["virtual_pipeline_stages"]
-    layers = list(deal_layers(shape.num_hidden_layers, stages * virtual))
-    if probe.value == "uneven":
+    if choice == "outer_zero_stage" and value and zero_stage:
+        chosen["data_parallel_shard"] = PROBE_REPLICAS // 2
+    stages, chunks = chosen["pipeline_parallel"], chosen["virtual_pipeline_stages"]
+    layers = list(split_layers_evenly(shape.num_hidden_layers, stages * chunks))
+    if value == "uneven":
         layers[0], layers[-1] = layers[0] - 1, layers[-1] + 1
-    shards = chosen["data_parallel"] if chosen["zero_stage"] else 1
-    if probe.choice == "data_parallel_shard":
-        if not chosen["zero_stage"]:
-            return None
-        shards = probe.value
-    if probe.choice == "outer_zero_stage" and probe.value and chosen["zero_stage"]:
-        shards = _NUM_REPLICAS // 2
-    usual = "none" if stages == 1 else "1f1b" if virtual == 1 else "interleaved"
-    return TrainingConfig(
-        **chosen,
-        data_parallel_shard=shards,
-        sequence_parallel=probe.value
-        if probe.choice == "sequence_parallel"
-        else is_split and chosen["tensor_parallel"] > 1,
-        pipeline_schedule=probe.value if probe.choice == "pipeline_schedule" else usual,
-        layers_per_chunk=tuple(layers),
-        recompute_num_layers=1 if chosen["activation_recompute"] == "block" else 0,
-        global_batch_size=chosen["micro_batch_size"] * chosen["num_microbatches"] * chosen["data_parallel"],
-    )
+    chosen["layers_per_chunk"] = tuple(layers)
+    chosen.setdefault("data_parallel_shard", chosen["data_parallel"] if chosen["zero_stage"] else 1)
+    chosen.setdefault("sequence_parallel", is_split and chosen["tensor_parallel"] > 1)
+    chosen.setdefault("pipeline_schedule", schedules_of(stages, chunks, allowed=MEGATRON.pipeline_schedules)[0])
+    chosen["recompute_num_layers"] = 1 if chosen["activation_recompute"] == "block" else 0
+    batch = chosen["micro_batch_size"] * chosen["num_microbatches"] * chosen["data_parallel"]
+    return TrainingConfig(**{**chosen, "global_batch_size": batch})
 
 
 def _plan(config: TrainingConfig, probe: Probe) -> Plan:

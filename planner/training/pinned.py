@@ -5,98 +5,68 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers, layers_problem, schedules_of
+from meshplan.planner.training.pipeline.layers import layers_problem, split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.pipeline.orders import ZIGZAG
-from meshplan.planner.training.problem.problem import OFFLOADS, Phase, TrainingConfig, TrainingProblem
+from meshplan.planner.training.pipeline.schedules import schedules_of
+from meshplan.planner.training.problem.choices import plain_defaults
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 
 def fixed_config(problem: TrainingProblem) -> TrainingConfig:
     """The configuration that ``fixed`` describes.
 
-    Defaults: degrees 1, data parallelism from the devices that are left, micro-batch 1, ZeRO-1, no recompute, experts
-    split like the dense layers' tensor parallelism only where pinned.
+    Defaults are those of :func:`~meshplan.planner.training.problem.choices.plain_defaults`; data parallelism takes the
+    devices that are left.
 
     Raises:
         SpecError: the choices do not fit the devices, the batch or the framework's rules.
     """
-    fixed, workload = problem.fixed, problem.workload
-
-    def number(name: str, default: int) -> int:
-        return int(fixed.get(name, default))
-
-    tensor, context, chunks = number("tensor_parallel", 1), number("context_parallel", 1), _chunks(problem)
-    layers = fixed.get("layers_per_chunk")
-    pipeline = number("pipeline_parallel", 1 if layers is None else max(len(layers) // chunks, 1))
+    chosen = {**plain_defaults(), **problem.fixed, **problem.settled}
+    chosen["virtual_pipeline_stages"] = chunks = _chunks_per_stage(problem)
+    layers = problem.fixed.get("layers_per_chunk")
+    if layers is not None and "pipeline_parallel" not in problem.fixed:
+        chosen["pipeline_parallel"] = max(len(layers) // chunks, 1)
+    tensor, context, pipeline = (chosen[f"{axis}_parallel"] for axis in ("tensor", "context", "pipeline"))
     model_devices = tensor * pipeline * context
-    data = number("data_parallel", max(problem.limits.max_devices // model_devices, 1))
-    micro, batch = number("micro_batch_size", 1), workload.global_batch_size
-    problems = _impossible(problem, model_devices * data, batch, micro * data, pipeline * chunks)
+    data = chosen.setdefault("data_parallel", max(problem.limits.max_devices // model_devices, 1))
+    sequences_per_pass = chosen["micro_batch_size"] * data
+    problems = _impossible(problem, model_devices * data, sequences_per_pass, pipeline * chunks)
     if problems:
         raise SpecError(problems)
-    zero = number("zero_stage", 1)
-    offloads: dict[str, Any] = {choice: bool(fixed.get(choice, False)) for choice in OFFLOADS.values()}
-    if offloads["optimizer_offload"] or offloads["parameter_offload"]:
-        offloads["offload_to"] = problem.limits.offload_to
-    schedule = _schedule(problem, pipeline, chunks)
-    config = TrainingConfig(
-        tensor_parallel=tensor,
-        pipeline_parallel=pipeline,
-        virtual_pipeline_stages=chunks,
-        context_parallel=context,
-        data_parallel=data,
-        data_parallel_shard=number("data_parallel_shard", data if zero else 1),
-        expert_parallel=number("expert_parallel", 1),
-        expert_tensor_parallel=number("expert_tensor_parallel", 1),
-        sequence_parallel=bool(fixed.get("sequence_parallel", tensor > 1 and problem.rules.sequence_parallel)),
-        zero_stage=zero,
-        activation_recompute=str(fixed.get("activation_recompute", "none")),
-        pipeline_schedule=schedule,
-        layers_per_chunk=_deal(problem, pipeline * chunks) if layers is None else layers,
-        micro_batch_size=micro,
-        num_microbatches=batch // (micro * data),
-        global_batch_size=batch,
-        sequence_length=workload.sequence_length,
-        precision=workload.precision,
-        recompute_num_layers=_block(problem),
-        **offloads,
-        vocabulary_parallel=bool(fixed.get("vocabulary_parallel", False)),
-        zero_hpz_partition_size=number("zero_hpz_partition_size", 1),
-        outer_zero_stage=number("outer_zero_stage", 0),
-        gathered_num_layers=number("gathered_num_layers", 0),
-        **_context_style(problem, context),
-        expert_capacity_factor=workload.capacity_factor,
-        quantised_weights=workload.phase is Phase.QLORA,
-        **problem.expert_transport,
-    )
+    chosen.setdefault("data_parallel_shard", data if chosen["zero_stage"] else 1)
+    chosen.setdefault("sequence_parallel", tensor > 1 and problem.rules.sequence_parallel)
+    if chosen["optimizer_offload"] or chosen["parameter_offload"]:
+        chosen["offload_to"] = problem.limits.offload_to
+    is_block = chosen["activation_recompute"] == "block"
+    chosen["recompute_num_layers"] = problem.fixed.get("recompute_num_layers", 1) if is_block else 0
+    chosen["pipeline_schedule"] = _schedule(problem, pipeline, chunks)
+    chosen.setdefault("layers_per_chunk", _layers(problem, pipeline * chunks))
+    chosen["num_microbatches"] = problem.workload.global_batch_size // sequences_per_pass
+    config = TrainingConfig(**{**chosen, **_context_style(problem, context)})
     broken = problem.rules.broken(problem.shape, config)
     if broken:
         raise SpecError([Problem(path="fixed", message=f"{problem.rules.name}: {rule.message}") for rule in broken])
     return config
 
 
-def _deal(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:
-    """Layers of each chunk; the ends count where they lie on a chunk of their own."""
-    deal = deal_evenly if problem.fixed.get("vocabulary_parallel", False) else deal_layers
-    return deal(problem.shape.num_hidden_layers, chunks)
+def _layers(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk; embedding and LM head count as layers unless they are split over all stages."""
+    is_split = problem.fixed.get("vocabulary_parallel", False)
+    split = split_layers_ignoring_ends if is_split else split_layers_evenly
+    return split(problem.shape.num_hidden_layers, chunks)
 
 
-def _chunks(problem: TrainingProblem) -> int:
-    """Chunks a stage; a V has two."""
+def _chunks_per_stage(problem: TrainingProblem) -> int:
+    """Model chunks per stage, as pinned or the fewest that the pinned schedule takes where that is a zigzag."""
     usual = 2 if problem.fixed.get("pipeline_schedule") in ZIGZAG else 1
     return int(problem.fixed.get("virtual_pipeline_stages", usual))
 
 
-def _block(problem: TrainingProblem) -> int:
-    """Layers of each chunk that are recomputed; ``block`` alone means one."""
-    is_block = problem.fixed.get("activation_recompute") == "block"
-    return int(problem.fixed.get("recompute_num_layers", 1)) if is_block else 0
-
-
 def _context_style(problem: TrainingProblem, context: int) -> dict[str, Any]:
-    """How sequences are split, where they are; all-to-alls inside a ring take two neighbours unless more are asked."""
+    """Exchange between context-parallel ranks; all-to-alls inside a ring take two neighbours unless more are pinned."""
     style = problem.fixed.get("context_parallel_style", "ring")
     if context == 1 or style == "ring":
-        return {}
+        return {"context_parallel_style": "ring", "context_parallel_heads": 1}
     heads = problem.fixed.get("context_parallel_heads", 2) if style == "all-to-all+ring" else 1
     return {"context_parallel_style": str(style), "context_parallel_heads": int(heads)}
 
@@ -115,8 +85,10 @@ def _schedule(problem: TrainingProblem, pipeline: int, chunks: int) -> str:
     raise SpecError([Problem(path="fixed.pipeline_schedule", message=message)])
 
 
-def _impossible(problem: TrainingProblem, devices: int, batch: int, per_pass: int, chunks: int) -> list[Problem]:
+def _impossible(problem: TrainingProblem, devices: int, per_pass: int, chunks: int) -> list[Problem]:
+    """What the pins cannot mean: more devices or chunks than there are, or a batch that they do not divide."""
     found = []
+    batch = problem.workload.global_batch_size
     most, layers = problem.limits.max_devices, problem.shape.num_hidden_layers
     if devices > most:
         found.append(Problem(path="fixed", message=f"the degrees need {devices} devices, there are {most}"))
@@ -128,7 +100,7 @@ def _impossible(problem: TrainingProblem, devices: int, batch: int, per_pass: in
         found.append(Problem(path="fixed", message=f"{chunks} model chunks, but the model has {layers} layers"))
     given = problem.fixed.get("layers_per_chunk")
     if given is not None:
-        per_stage = _chunks(problem)
+        per_stage = _chunks_per_stage(problem)
         wrong = layers_problem(given, layers, pipeline_parallel=chunks // per_stage, virtual_pipeline_stages=per_stage)
         if wrong is not None:
             found.append(Problem(path="fixed.layers_per_chunk", message=wrong))

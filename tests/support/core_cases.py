@@ -13,7 +13,7 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import (
@@ -136,7 +136,7 @@ def configured(problem: TrainingProblem, **choices: Any) -> TrainingConfig:
         "data_parallel_shard": chosen["data_parallel"] if chosen["zero_stage"] else 1,
         "sequence_parallel": chosen["tensor_parallel"] > 1,
         "pipeline_schedule": "none" if stages == 1 else "interleaved" if chunks > 1 else "1f1b",
-        "layers_per_chunk": deal_layers(problem.shape.num_hidden_layers, stages * chunks),
+        "layers_per_chunk": split_layers_evenly(problem.shape.num_hidden_layers, stages * chunks),
         "num_microbatches": workload.global_batch_size // (chosen["micro_batch_size"] * chosen["data_parallel"]),
         "global_batch_size": workload.global_batch_size,
         "sequence_length": workload.sequence_length,

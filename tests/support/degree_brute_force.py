@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
@@ -91,7 +91,7 @@ def _splits(problem: TrainingProblem, p: int) -> Iterator[tuple[int, str, tuple[
     """Chunks a stage, schedule, layers of each chunk."""
     shape = problem.shape
     for v in _chunks(shape.num_hidden_layers, p):
-        deals = [deal_layers(shape.num_hidden_layers, p * v)]
+        deals = [split_layers_evenly(shape.num_hidden_layers, p * v)]
         if v == 1 and p > 1:
             balanced = balance_arithmetic(shape, problem.workload.sequence_length, deals[0])
             deals += [] if balanced is None else [balanced]

@@ -9,32 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import IntEnum
+from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-
-
-class Recompute(IntEnum):
-    """Which activations the backward pass computes again."""
-
-    NONE = 0
-    SELECTIVE = 1  # the attention core (Korthikanti et al., arXiv:2205.05198)
-    FULL = 2  # every layer from its input
-    BLOCK = 3  # the first layers of each chunk from their inputs, the others not
-
-
-class ContextStyle(IntEnum):
-    """How the ranks of a context-parallel group exchange; codes of ``CONTEXT_PARALLEL_STYLES``."""
-
-    RING = 0
-    RING_PLAIN = 1
-    ALL_GATHER = 2
-    ALL_TO_ALL = 3
-    ALL_TO_ALL_AND_RING = 4
+from meshplan.planner.training.problem.choices import COLUMNS, SPLIT, Choice, ContextStyle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +64,7 @@ class PipelineSplit:
         virtual_pipeline_stages: chunks on each stage.
         layers_per_chunk: layers of each chunk in visiting order; on which stage a chunk lies is the schedule's
             (:func:`meshplan.planner.training.pipeline.orders.stage_of_chunk`).
-        schedule: a key of :data:`meshplan.planner.training.pipeline.closed_forms.SCHEDULES`.
+        schedule: a key of :data:`meshplan.planner.training.pipeline.schedules.SCHEDULES`.
         kinds: the distinct kinds of layer; ``StageClass.layers`` counts them in this order.
         classes: the distinct stages.
         class_of_stage: index into ``classes`` of each stage.
@@ -204,8 +186,8 @@ def first_layers(chunks: Sequence[Sequence[int]], num_kinds: int) -> tuple[tuple
 class Candidates:
     """A batch of training configurations that share a pipeline split. Arrays have shape [n].
 
-    The fields are those of :class:`meshplan.planner.training.problem.problem.TrainingConfig`; ``on_nvme`` says that
-    offloaded states lie there, not in host memory.
+    The arrays are the columns of :data:`meshplan.planner.training.problem.choices.COLUMNS`, names by their codes;
+    ``on_nvme`` says that offloaded states lie there, not in host memory.
     """
 
     split: PipelineSplit
@@ -265,7 +247,20 @@ class Candidates:
         """Ranks, or groups of ranks that exchange heads, among which a sequence's tokens stay split, [n]."""
         return self.context_parallel // self.head_exchange
 
-    def take(self, rows: IntArray | BoolArray) -> Candidates:
+    def take(self, rows: IntArray | BoolArray | slice) -> Candidates:
         """The candidates at ``rows``."""
-        names = [name for name in self.__slots__ if name != "split"]
-        return Candidates(split=self.split, **{name: getattr(self, name)[rows] for name in names})
+        return Candidates(split=self.split, **{one.column: getattr(self, one.column)[rows] for one in COLUMNS})
+
+    def codes(self, choice: Choice) -> Any:
+        """Column of a choice, [n]: where offloaded states lie counts only where there are any."""
+        codes = getattr(self, choice.column)
+        return codes & self.offloads_states if choice.name == "offload_to" else codes
+
+    def shared(self) -> dict[str, Any]:
+        """Choice → value, of those that all candidates share through the split."""
+        return {choice.name: getattr(self.split, choice.split) for choice in SPLIT}
+
+    def choices(self, row: int) -> dict[str, Any]:
+        """Choice → value of one candidate, without those that the question settles."""
+        alone = self.take(slice(row, row + 1))
+        return {**self.shared(), **{one.name: one.decode(alone.codes(one)[0]) for one in COLUMNS}}

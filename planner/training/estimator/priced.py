@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from meshplan.planner.training.estimator.candidates import Candidates, Recompute, split_layers
+from meshplan.planner.training.estimator.candidates import Candidates, split_layers
 from meshplan.planner.training.estimator.flops import model_flops_per_step
 from meshplan.planner.training.estimator.step import TrainingEstimate, estimate_training
-from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.choices import COLUMNS
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,10 +79,6 @@ class Priced:
 
 def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidates:
     """A batch of one."""
-
-    def one(value: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        return np.array([value], dtype=np.int64)
-
     split = split_layers(
         problem.shape,
         pipeline_parallel=config.pipeline_parallel,
@@ -90,30 +87,8 @@ def candidates_of(problem: TrainingProblem, config: TrainingConfig) -> Candidate
         schedule=config.pipeline_schedule,
         vocabulary_parallel=config.vocabulary_parallel,
     )
-    return Candidates(
-        split=split,
-        tensor_parallel=one(config.tensor_parallel),
-        context_parallel=one(config.context_parallel),
-        data_parallel=one(config.data_parallel),
-        data_parallel_shard=one(config.data_parallel_shard),
-        expert_parallel=one(config.expert_parallel),
-        expert_tensor_parallel=one(config.expert_tensor_parallel),
-        micro_batch_size=one(config.micro_batch_size),
-        num_microbatches=one(config.num_microbatches),
-        zero_stage=one(config.zero_stage),
-        recompute=one(int(Recompute[config.activation_recompute.upper()])),
-        recompute_num_layers=one(config.recompute_num_layers),
-        sequence_parallel=np.array([config.sequence_parallel]),
-        optimizer_offload=np.array([config.optimizer_offload]),
-        parameter_offload=np.array([config.parameter_offload]),
-        activation_offload=np.array([config.activation_offload]),
-        on_nvme=np.array([config.offload_to == "nvme"]),
-        context_parallel_style=one(CONTEXT_PARALLEL_STYLES.index(config.context_parallel_style)),
-        context_parallel_heads=one(config.context_parallel_heads),
-        zero_hpz_partition_size=one(config.zero_hpz_partition_size),
-        outer_zero_stage=one(config.outer_zero_stage),
-        gathered_num_layers=one(config.gathered_num_layers),
-    )
+    columns = {one.column: np.array([one.encode(getattr(config, one.name))], dtype=one.dtype) for one in COLUMNS}
+    return Candidates(split=split, **columns)
 
 
 def _recomputed_layers(config: TrainingConfig) -> int:

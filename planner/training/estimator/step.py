@@ -24,7 +24,7 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, Recompute, StageClass
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.compute import (
     LOW_PRECISION,
@@ -37,8 +37,10 @@ from meshplan.planner.training.estimator.data_parallel import FORWARD_SHARE, Dat
 from meshplan.planner.training.estimator.expert_load import arriving_load
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import activation_offload_s
-from meshplan.planner.training.pipeline.closed_forms import SCHEDULES, staged_pipeline_s
+from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.schedules import SCHEDULES
+from meshplan.planner.training.problem.choices import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.switches import Launches
 

@@ -17,7 +17,7 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.measured.switches import observed_practice
-from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import (
     Phase,
@@ -297,9 +297,9 @@ def _layers(problem: TrainingProblem, choices: Section, recipe: Recipe, chunks: 
         raise UnsupportedError(f"{chunks} model chunks for {layers} layers")
     stated = choices.counts("layers_per_stage")
     if stated is None and recipe.unstated.deals_evenly:
-        return deal_evenly(layers, chunks)
+        return split_layers_ignoring_ends(layers, chunks)
     if stated is None:
-        return deal_layers(layers, chunks, num_nextn_predict_layers=problem.shape.num_nextn_predict_layers)
+        return split_layers_evenly(layers, chunks, num_nextn_predict_layers=problem.shape.num_nextn_predict_layers)
     if len(stated) == chunks and sum(stated) == layers + 2:  # the embedding and the LM head counted as layers
         stated = tuple(count - (i == 0) - (i == chunks - 1) for i, count in enumerate(stated))
     if len(stated) != chunks or sum(stated) != layers or min(stated) < 0:

@@ -25,7 +25,7 @@ m·v − 1), which have gone round all stages: their last one ends no earlier th
 alike, an upper bound otherwise: up to 16 unlike stages are run through (:mod:`.run_through`). Measured
 (arXiv:2401.10241, Table 4): 0.37 for ZB-1p, which is ω = 0.315, and 0 for ZB-2p, which is ω = 1/3; both are kept.
 
-**V-Half, V-Min, DualPipeV, Hanayo**: run through; beyond 16 stages with the β of :data:`SCHEDULES`.
+**V-Half, V-Min, DualPipeV, Hanayo**: run through; beyond 16 stages with the β of :data:`CLOSED_FORMS`.
 
 In flight on stage i (from 0), in whole-stage activations, never more than m:
 
@@ -33,13 +33,14 @@ In flight on stage i (from 0), in whole-stage activations, never more than m:
     ZB-H1, ZB-1p, ZB-V, Hanayo  p     ZB-2p  2p − 1     DualPipeV  p + 1/2
     V-Half, V-Min  the lives of :func:`~meshplan.planner.training.pipeline.list_scheduling.life_limit`: about p/2, p/3
 
-The referee is :mod:`.simulation`; how far each closed form is from it stands in ``Schedule.error``.
+The referee is :mod:`.simulation`; how far each closed form is from it stands in ``ClosedForm.error``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,6 +54,7 @@ from meshplan.planner.training.pipeline.lookup import (
     weight_gradient_share,
 )
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.pipeline.schedules import SCHEDULES, Priced
 from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, run_through_s
 
 InFlight = Callable[[int, int, int], float]
@@ -62,31 +64,22 @@ ALIKE_RELATIVE = 1e-9
 # Forward part of a micro-batch without recompute: two of the six FLOPs a parameter and token.
 FORWARD_SHARE = 1.0 / 3.0
 # Orders that are run through whatever the stages are, and those for which β says it all where stages are alike.
-RUN_THROUGH = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"})
-RUN_WHERE_UNLIKE = frozenset({"zb-h1", "zb-1p", "zb-2p"})
+RUN_THROUGH = frozenset(name for name, row in SCHEDULES.items() if row.priced is Priced.ORDER)
+RUN_WHERE_UNLIKE = frozenset(name for name, row in SCHEDULES.items() if row.priced is Priced.FORMULA_IF_ALIKE)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Schedule:
-    """One pipeline schedule.
+class ClosedForm(NamedTuple):
+    """What a pipeline schedule takes, as formulas.
 
     Args:
         bubble: (p, v) → β.
         in_flight: (p, v, stage) → micro-batches whose activations the stage holds, without the limit m.
-        hides_neighbour_messages: stage-to-stage messages run behind compute.
-        splits_backward: weight gradients are computed apart from input gradients.
-        source: citation.
-        validated: runs with this schedule were measured and compared (``meshplan validate``).
-        error: largest relative distance of the closed form from the referee that was seen over random stage times
+        error: largest relative distance of the closed form from the simulation that was seen over random stage times
             (0.5 to 1.5 of each other, up to 16 stages); tests hold it.
     """
 
     bubble: Callable[[int, int], float]
     in_flight: InFlight
-    hides_neighbour_messages: bool
-    splits_backward: bool
-    source: str
-    validated: bool
     error: float
 
 
@@ -111,117 +104,20 @@ ZB_2P_BUBBLE = 0.0
 ZB_V_BUBBLE = 1.0 - 3.0 * WEIGHT_GRADIENT_SHARE
 # What the orders take at ω = 0.315, f = 1/3, p = 16, m = 32; only more stages than are run through need them.
 V_HALF_BUBBLE, V_MIN_BUBBLE, DUALPIPE_V_BUBBLE, HANAYO_BUBBLE = 0.76, 0.76, 0.35, 0.72
-_ZERO_BUBBLE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241"
-_CONTROLLABLE_MEMORY = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv:2405.15362"
-SCHEDULES: Mapping[str, Schedule] = {
-    "none": Schedule(
-        bubble=lambda p, v: 0.0,
-        in_flight=lambda p, v, stage: 1.0,
-        hides_neighbour_messages=True,
-        splits_backward=False,
-        source="one stage",
-        validated=True,
-        error=0.0,
-    ),
-    "gpipe": Schedule(
-        bubble=lambda p, v: 1.0,
-        in_flight=lambda p, v, stage: np.inf,
-        hides_neighbour_messages=False,
-        splits_backward=False,
-        source="Huang et al., GPipe, arXiv:1811.06965",
-        validated=False,
-        error=0.0,
-    ),
-    "1f1b": Schedule(
-        bubble=lambda p, v: 1.0,
-        in_flight=lambda p, v, stage: float(p - stage),
-        hides_neighbour_messages=False,
-        splits_backward=False,
-        source="Narayanan et al., PipeDream-Flush, arXiv:2006.09503",
-        validated=True,
-        error=0.0,
-    ),
-    "interleaved": Schedule(
-        bubble=lambda p, v: 1.0 / v,
-        in_flight=_interleaved_in_flight,
-        hides_neighbour_messages=True,
-        splits_backward=False,
-        source="Narayanan et al., arXiv:2104.04473, §2.2",
-        validated=True,
-        error=0.04,
-    ),
-    "zb-h1": Schedule(
-        bubble=lambda p, v: ZB_1P_BUBBLE,
-        in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
-        splits_backward=True,
-        source=f"{_ZERO_BUBBLE}, §2.1",
-        validated=False,
-        error=0.0,
-    ),
-    "zb-1p": Schedule(
-        bubble=lambda p, v: ZB_1P_BUBBLE,
-        in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
-        splits_backward=True,
-        source=_ZERO_BUBBLE,
-        validated=True,
-        error=0.01,
-    ),
-    "zb-2p": Schedule(
-        bubble=lambda p, v: ZB_2P_BUBBLE,
-        in_flight=lambda p, v, stage: float(2 * p - 1),
-        hides_neighbour_messages=False,
-        splits_backward=True,
-        source=_ZERO_BUBBLE,
-        validated=True,
-        error=0.01,
-    ),
-    "zb-v": Schedule(
-        bubble=lambda p, v: ZB_V_BUBBLE,
-        in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
-        splits_backward=True,
-        source=_CONTROLLABLE_MEMORY,
-        validated=False,
-        error=0.01,
-    ),
-    "v-half": Schedule(
-        bubble=lambda p, v: V_HALF_BUBBLE,
-        in_flight=_v_shaped_in_flight("v-half"),
-        hides_neighbour_messages=False,
-        splits_backward=True,
-        source=_CONTROLLABLE_MEMORY,
-        validated=False,
-        error=0.01,
-    ),
-    "v-min": Schedule(
-        bubble=lambda p, v: V_MIN_BUBBLE,
-        in_flight=_v_shaped_in_flight("v-min"),
-        hides_neighbour_messages=False,
-        splits_backward=True,
-        source=_CONTROLLABLE_MEMORY,
-        validated=False,
-        error=0.01,
-    ),
-    "dualpipe-v": Schedule(
-        bubble=lambda p, v: DUALPIPE_V_BUBBLE,
-        in_flight=lambda p, v, stage: p + 0.5,
-        hides_neighbour_messages=False,
-        splits_backward=True,
-        source="DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
-        validated=False,
-        error=0.01,
-    ),
-    "hanayo": Schedule(
-        bubble=lambda p, v: HANAYO_BUBBLE,
-        in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
-        splits_backward=False,
-        source="Liu et al., Hanayo, arXiv:2308.15762",
-        validated=False,
-        error=0.01,
-    ),
+# (p, v) → β; (p, v, stage) → in flight; error, see :class:`ClosedForm`.
+CLOSED_FORMS: Mapping[str, ClosedForm] = {
+    "none": ClosedForm(lambda p, v: 0.0, lambda p, v, stage: 1.0, 0.0),
+    "gpipe": ClosedForm(lambda p, v: 1.0, lambda p, v, stage: np.inf, 0.0),
+    "1f1b": ClosedForm(lambda p, v: 1.0, lambda p, v, stage: float(p - stage), 0.0),
+    "interleaved": ClosedForm(lambda p, v: 1.0 / v, _interleaved_in_flight, 0.04),
+    "zb-h1": ClosedForm(lambda p, v: ZB_1P_BUBBLE, lambda p, v, stage: float(p), 0.0),
+    "zb-1p": ClosedForm(lambda p, v: ZB_1P_BUBBLE, lambda p, v, stage: float(p), 0.01),
+    "zb-2p": ClosedForm(lambda p, v: ZB_2P_BUBBLE, lambda p, v, stage: float(2 * p - 1), 0.01),
+    "zb-v": ClosedForm(lambda p, v: ZB_V_BUBBLE, lambda p, v, stage: float(p), 0.01),
+    "v-half": ClosedForm(lambda p, v: V_HALF_BUBBLE, _v_shaped_in_flight("v-half"), 0.01),
+    "v-min": ClosedForm(lambda p, v: V_MIN_BUBBLE, _v_shaped_in_flight("v-min"), 0.01),
+    "dualpipe-v": ClosedForm(lambda p, v: DUALPIPE_V_BUBBLE, lambda p, v, stage: p + 0.5, 0.01),
+    "hanayo": ClosedForm(lambda p, v: HANAYO_BUBBLE, lambda p, v, stage: float(p), 0.01),
 }
 
 
@@ -238,7 +134,7 @@ def pipeline_s(
 
     An upper bound where stages differ; :func:`staged_pipeline_s` knows each of them.
     """
-    bubble: FloatArray | float = SCHEDULES[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
+    bubble: FloatArray | float = CLOSED_FORMS[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
     if schedule == "zb-2p":  # below 2p − 1 micro-batches there are too few forwards to fill the first round trip
         few = np.clip((2 * pipeline_parallel - 1 - num_microbatches) / max(pipeline_parallel - 1, 1), 0.0, 1.0)
         bubble = bubble + (ZB_1P_BUBBLE - bubble) * few
@@ -256,7 +152,7 @@ def staged_pipeline_s(
     """Seconds from the first forward to the last backward, [n], from the time of every stage.
 
     Args:
-        schedule: a key of :data:`SCHEDULES`.
+        schedule: a key of :data:`CLOSED_FORMS`.
         virtual_pipeline_stages: v.
         num_microbatches: m, [n].
         stages_s: forward + backward of one micro-batch on each stage, [p, n].
@@ -330,7 +226,7 @@ def least_bubble(schedule: str, *, pipeline_parallel: int, virtual_pipeline_stag
     """
     if schedule in RUN_THROUGH | RUN_WHERE_UNLIKE:
         return 0.0  # a slow stage can hide all of it: m·max t is what is sure
-    bubble = SCHEDULES[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
+    bubble = CLOSED_FORMS[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
     return bubble * (1.0 - FORWARD_SHARE) if schedule in ("1f1b", "interleaved") else bubble
 
 
@@ -384,5 +280,5 @@ def in_flight(
     schedule: str, *, pipeline_parallel: int, virtual_pipeline_stages: int, stage: int, num_microbatches: IntArray
 ) -> FloatArray:
     """Micro-batches whose activations stage ``stage`` holds at its peak, [n]."""
-    held = SCHEDULES[schedule].in_flight(pipeline_parallel, virtual_pipeline_stages, stage)
+    held = CLOSED_FORMS[schedule].in_flight(pipeline_parallel, virtual_pipeline_stages, stage)
     return np.minimum(held, num_microbatches.astype(np.float64))

@@ -1,14 +1,11 @@
-"""Degrees of parallelism: how layers are dealt to pipeline stages, and which schedules such a split can run under.
-
-A token visits model chunks in order; with p stages and v chunks a stage, chunk c lies on stage c mod p.
-"""
+"""How the layers of a model are split into chunks, in the order in which a token visits them."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 
-def deal_layers(num_layers: int, num_chunks: int, *, num_nextn_predict_layers: int = 0) -> tuple[int, ...]:
+def split_layers_evenly(num_layers: int, num_chunks: int, *, num_nextn_predict_layers: int = 0) -> tuple[int, ...]:
     """Layers of each chunk: even where that divides, else the embedding and the LM head count as a layer each.
 
     Megatron-LM names the second rule ``--account-for-embedding-in-pipeline-split`` and
@@ -20,18 +17,18 @@ def deal_layers(num_layers: int, num_chunks: int, *, num_nextn_predict_layers: i
 
     Args:
         num_layers: transformer layers.
-        num_chunks: pipeline stages × chunks a stage, at most ``num_layers`` + 2.
+        num_chunks: pipeline stages × chunks per stage, at most ``num_layers`` + 2.
         num_nextn_predict_layers: multi-token-prediction layers.
 
-    >>> deal_layers(80, 8)
+    >>> split_layers_evenly(80, 8)
     (10, 10, 10, 10, 10, 10, 10, 10)
-    >>> deal_layers(126, 16)
+    >>> split_layers_evenly(126, 16)
     (7, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 7)
-    >>> deal_layers(61, 16, num_nextn_predict_layers=1)
+    >>> split_layers_evenly(61, 16, num_nextn_predict_layers=1)
     (4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 4, 1)
     """
     if num_nextn_predict_layers:
-        return _deal_to_the_emptiest(num_layers, num_chunks, at_end=1 + 2 * num_nextn_predict_layers)
+        return _assign_to_least_loaded(num_layers, num_chunks, at_end=1 + 2 * num_nextn_predict_layers)
     if num_layers % num_chunks == 0:
         return (num_layers // num_chunks,) * num_chunks
     base, extra = divmod(num_layers + 2, num_chunks)
@@ -43,17 +40,17 @@ def deal_layers(num_layers: int, num_chunks: int, *, num_nextn_predict_layers: i
     return tuple(units)
 
 
-def deal_evenly(num_layers: int, num_chunks: int) -> tuple[int, ...]:
+def split_layers_ignoring_ends(num_layers: int, num_chunks: int) -> tuple[int, ...]:
     """Layers of each chunk without regard to embedding and LM head, what is left over to the last chunks.
 
-    >>> deal_evenly(32, 6)
+    >>> split_layers_ignoring_ends(32, 6)
     (5, 5, 5, 5, 6, 6)
     """
     base, extra = divmod(num_layers, num_chunks)
     return (base,) * (num_chunks - extra) + (base + 1,) * extra
 
 
-def _deal_to_the_emptiest(num_layers: int, num_chunks: int, *, at_end: int) -> tuple[int, ...]:
+def _assign_to_least_loaded(num_layers: int, num_chunks: int, *, at_end: int) -> tuple[int, ...]:
     """Even where ``at_end`` layers' worth of other work lies on the last chunk; what is left over to later chunks."""
     at_start = 1 if (num_layers + at_end) % num_chunks else 0
     loads = [at_start, *[0] * (num_chunks - 2), at_end]
@@ -75,7 +72,7 @@ def layers_problem(
         layers_per_chunk: as given.
         num_layers: transformer layers of the model.
         pipeline_parallel: stages; None where the list decides.
-        virtual_pipeline_stages: chunks a stage.
+        virtual_pipeline_stages: chunks per stage.
 
     >>> layers_problem([10, 12], 24, pipeline_parallel=2, virtual_pipeline_stages=1)
     '10 + 12 = 22 layers, the model has 24: add 2'
@@ -86,55 +83,10 @@ def layers_problem(
     chunks = given if pipeline_parallel is None else pipeline_parallel * virtual_pipeline_stages
     if given != chunks:
         return (
-            f"{given} numbers for {pipeline_parallel} stages × {virtual_pipeline_stages} chunks: give {chunks}, one a "
-            "chunk, in the order of a token"
+            f"{given} numbers for {pipeline_parallel} stages × {virtual_pipeline_stages} chunks: give {chunks}, one "
+            "per chunk, in the order of a token"
         )
     if total == num_layers:
         return None
-    difference = f"add {num_layers - total}" if total < num_layers else f"take {total - num_layers} away"
+    difference = f"add {num_layers - total}" if total < num_layers else f"remove {total - num_layers}"
     return f"{' + '.join(map(str, layers_per_chunk))} = {total} layers, the model has {num_layers}: {difference}"
-
-
-# Schedules that the search looks at, by chunks a stage; those that it looks at where it may take what no measured run
-# has confirmed; then those that are only taken when pinned: GPipe is never faster than 1F1B and holds more, ZB-H1 is
-# ZB-1p by hand. (Waves are, too: their searched order is longer than their paper's.)
-_SEARCHED = {1: ("1f1b", "zb-1p", "zb-2p"), 2: ("interleaved", "zb-v")}
-_UNVALIDATED = {2: ("v-half", "v-min", "dualpipe-v")}
-_PINNED = {1: ("gpipe", "zb-h1")}
-
-
-def schedules_of(
-    pipeline_parallel: int,
-    virtual_pipeline_stages: int,
-    *,
-    allowed: Collection[str],
-    pinned: str | None = None,
-    unvalidated: bool = False,
-) -> tuple[str, ...]:
-    """The pipeline schedules that a split can run under, the usual one first.
-
-    Args:
-        pipeline_parallel: stages.
-        virtual_pipeline_stages: chunks a stage.
-        allowed: what the framework can run.
-        pinned: the one that the user asks for.
-        unvalidated: whether schedules without measured runs count too.
-
-    >>> schedules_of(4, 2, allowed=("none", "1f1b", "interleaved"))
-    ('interleaved',)
-    >>> schedules_of(4, 2, allowed=("interleaved", "v-half"), pinned="v-half")
-    ('v-half',)
-    """
-    if pipeline_parallel == 1:
-        names: tuple[str, ...] = ("none",)
-    else:
-        names = _SEARCHED.get(virtual_pipeline_stages, ("interleaved",))
-        others = _UNVALIDATED.get(virtual_pipeline_stages, ())
-        waves = ("hanayo",) if virtual_pipeline_stages % 2 == 0 else ()
-        if unvalidated:
-            names = (*names, *others)
-        elif pinned is not None and pinned in others:
-            names = (*names, pinned)
-        if pinned is not None and pinned in (*_PINNED.get(virtual_pipeline_stages, ()), *waves):
-            names = (*names, pinned)
-    return tuple(name for name in names if name in allowed and pinned in (None, name))

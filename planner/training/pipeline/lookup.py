@@ -20,6 +20,7 @@ from meshplan.planner.training.pipeline.orders import (
     zb_h2,
     zb_v,
 )
+from meshplan.planner.training.pipeline.schedules import SCHEDULES
 
 # Part of a micro-batch's time that is weight gradients. Fitted: it makes ZB-1p's bubble 0.37 of 1F1B's, as in the
 # throughput of the twelve ZB-1p runs of arXiv:2401.10241, Table 4. A third for matrix products alone, less with
@@ -28,7 +29,7 @@ WEIGHT_GRADIENT_SHARE = 0.315
 # ZB-2p's twelve runs of the same table have no bubble, as with a third (mean error 1.9 %, with 0.315 2.5 %).
 ZB_2P_WEIGHT_GRADIENT_SHARE = 1.0 / 3.0
 # Schedules whose stages follow each other into the next step without a flush (arXiv:2401.10241, §4).
-UNFLUSHED = frozenset({"zb-1p", "zb-2p", "zb-v", "v-half", "v-min"})
+UNFLUSHED = frozenset(name for name, row in SCHEDULES.items() if not row.flushes)
 # Units between neighbouring stages down and up the V, forward and backward together (arXiv:2405.15362, §3): they make
 # the peak a half and a third of 1F1B's.
 V_UNITS = {"v-half": (4, 2), "v-min": (2, 2)}
@@ -54,7 +55,7 @@ def pipeline_order(schedule: str, p: int, v: int, m: int, *, nominal: Nominal = 
     """The order of every operation under a schedule.
 
     Args:
-        schedule: a key of ``pipeline.SCHEDULES``.
+        schedule: a key of :data:`~meshplan.planner.training.pipeline.schedules.SCHEDULES`.
         p: stages.
         v: chunks a stage.
         m: micro-batches.

@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from meshplan.planner.training.pipeline.schedules import SCHEDULES
+
 FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
 # A pass of a written order: forward, input gradient, weight gradient, whole backward, or the oldest W that is left.
 F, B, W, BW, OLDEST = "F", "B", "W", "BW", "oldest W"
 # Schedules whose chunks lie there and back over the stages.
-ZIGZAG = frozenset({"zb-v", "v-half", "v-min", "dualpipe-v", "hanayo"})
+ZIGZAG = frozenset(name for name, row in SCHEDULES.items() if row.is_zigzag)
 
 
 class Op(NamedTuple):

@@ -28,6 +28,7 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.pipeline.list_scheduling import Nominal
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, pipeline_order
 from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder
+from meshplan.planner.training.pipeline.schedules import SCHEDULES
 
 # From here on a micro-batch more adds max t: exact where one stage is clearly the slowest; where another is nearly as
 # slow, that one may rule for longer, and the time is up to 1 % too long (tests hold both, over random stage times).
@@ -36,7 +37,7 @@ ROUNDS = 3
 DUALPIPE_V_ROUNDS = 4
 # Micro-batches of a searched order that are run, more where ROUNDS · p are: fewer miss how fast it settles.
 SEARCHED_MICROBATCHES = 128
-SEARCHED = frozenset({"v-half", "v-min", "hanayo", "dualpipe"})
+SEARCHED = frozenset({"dualpipe", *(name for name, row in SCHEDULES.items() if row.is_list_scheduled)})
 # More stages take a second and more of NumPy for a batch of candidates; they keep the upper bound.
 MOST_STAGES = 16
 

@@ -15,16 +15,8 @@ from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
     AS_IT_COMES,
     FUSED_DISPATCHERS,
-    ExpertTransport,
     TrainingPractice,
 )
-
-# How context parallelism exchanges a sequence's parts, by increasing code in candidates: keys and values round a ring,
-# with causal work dealt evenly (the framework's way) or not; gathered on every rank; heads for tokens in an all-to-all
-# (DeepSpeed Ulysses, arXiv:2309.14509); all-to-alls of some ranks inside a ring of the others (USP, arXiv:2405.07719).
-CONTEXT_PARALLEL_STYLES = ("ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring")
-# Choices that the search leaves at their defaults unless it is asked to vary them: no measured run has them.
-SEARCHABLE = ("context_parallel_style", "zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers")
 
 
 class Phase(Enum):
@@ -90,57 +82,10 @@ class TrainingWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingConfig:
-    """Every choice of one training plan.
+    """Every choice of one training plan; what each means stands in :data:`.choices.CHOICES`.
 
     Devices = tensor × pipeline × context × data. Expert layers regroup the same devices of one pipeline stage as
     expert_tensor × expert × expert-data ("parallel folding", arXiv:2504.14960).
-
-    Args:
-        tensor_parallel: devices that split each matrix product.
-        pipeline_parallel: stages.
-        virtual_pipeline_stages: model chunks on each stage, 1 without interleaving.
-        context_parallel: devices that split each sequence.
-        data_parallel: replicas of the model (replicate × shard).
-        data_parallel_shard: of those, how many share one copy of the sharded states; equals data_parallel × 1
-            unless states are sharded in smaller groups (HSDP). 1 when zero_stage is 0.
-        expert_parallel: devices over which the experts of a layer are spread.
-        expert_tensor_parallel: devices that split each expert's matrix products.
-        sequence_parallel: norms and dropout are split over the tensor-parallel devices.
-        zero_stage: 0 nothing, 1 optimizer states, 2 + gradients, 3 + parameters are sharded.
-        activation_recompute: ``none``, ``selective`` (attention core only), ``block`` (the first layers of each chunk)
-            or ``full`` (all layers).
-        pipeline_schedule: ``none`` (one stage) or another key of
-            :data:`meshplan.planner.training.pipeline.closed_forms.SCHEDULES`.
-        layers_per_chunk: transformer layers of each model chunk, in the order in which a token visits them; the
-            chunk c lies on stage c mod pipeline_parallel (there and back in V-shaped schedules). Sums to the
-            model's layers.
-        micro_batch_size: sequences of one forward pass on one replica.
-        num_microbatches: forward passes of one replica in one step.
-        global_batch_size: sequences in one optimizer step.
-        sequence_length: tokens in one sequence.
-        precision: of matrix products, one of :data:`meshplan.planner.training.problem.precisions.PRECISIONS`.
-        recompute_num_layers: layers of each chunk, from its first, that ``block`` recomputes; 0 otherwise.
-        optimizer_offload: optimizer states lie in host memory and the optimizer's step runs there.
-        parameter_offload: parameters lie there too, and are fetched before each use; with the optimizer states
-            also the gradients.
-        activation_offload: the kept inputs of recomputed layers lie in host memory.
-        offload_to: where offloaded states lie: ``host`` memory or ``nvme``.
-        expert_capacity_factor: rows that every expert gets over the mean, other tokens are dropped; 0 dropless.
-        expert_dispatcher: who carries tokens to experts: ``alltoall`` (NCCL), ``deepep`` or ``hybridep``.
-        expert_parallel_overlap: tokens of one micro-batch travel while another one computes.
-        quantised_weights: the frozen weights of the blocks lie in four bits (QLoRA).
-        context_parallel_style: one of :data:`CONTEXT_PARALLEL_STYLES`; ``ring`` where no sequence is split.
-        context_parallel_heads: of ``all-to-all+ring``: the ranks that exchange heads, neighbours inside the ring of
-            context_parallel / context_parallel_heads; 1 otherwise.
-        zero_hpz_partition_size: under zero_stage 3, neighbours among the ranks that share one copy which hold a second,
-            16-bit copy of the parameters between them, so that the backward pass gathers from them (hpZ of ZeRO++,
-            arXiv:2306.10209, §3.2; DeepSpeed's name); 1 without.
-        outer_zero_stage: 1 shards the optimizer states over the groups of data_parallel_shard too, whose copies of
-            parameters and gradients are then brought together once a step (Megatron-FSDP's
-            ``--outer-dp-sharding-strategy optim``); 0 keeps a copy in each group.
-        gathered_num_layers: under zero_stage 3, layers of each chunk, from its first, whose parameters stay gathered
-            from the forward to the backward pass (FSDP2's ``reshard_after_forward=False`` on these layers).
-        vocabulary_parallel: embedding and LM head are split over all pipeline stages (arXiv:2411.05288).
     """
 
     tensor_parallel: int
@@ -261,7 +206,7 @@ class TrainingProblem:
         objective: see :class:`TrainingObjective`.
         num_training_tokens: of the whole run; None when the spec does not say.
         fixed: choice → value that the user pinned (fields of :class:`TrainingConfig`).
-        search_over: of :data:`SEARCHABLE`, what the search varies too.
+        search_over: choices of :data:`.choices.SEARCHABLE` that the search varies too.
     """
 
     shape: ModelShape
@@ -278,18 +223,22 @@ class TrainingProblem:
     def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
         """The same question with other pins, and the workload's practice as they say."""
         problem = replace(self, fixed=dict(fixed))
-        asked = problem.expert_transport
         practice = replace(
             self.workload.practice,
-            fused_dispatch=asked["expert_dispatcher"] in FUSED_DISPATCHERS,
-            overlaps_experts=asked["expert_parallel_overlap"],
+            fused_dispatch=problem.settled["expert_dispatcher"] in FUSED_DISPATCHERS,
+            overlaps_experts=problem.settled["expert_parallel_overlap"],
         )
         return replace(problem, workload=replace(self.workload, practice=practice))
 
     @property
-    def expert_transport(self) -> ExpertTransport:
-        """How tokens reach their experts, as pinned."""
+    def settled(self) -> dict[str, Any]:
+        """Choices that the question settles: the same for all of its candidates."""
         return {
+            "global_batch_size": self.workload.global_batch_size,
+            "sequence_length": self.workload.sequence_length,
+            "precision": self.workload.precision,
+            "expert_capacity_factor": self.workload.capacity_factor,
+            "quantised_weights": self.workload.phase is Phase.QLORA,
             "expert_dispatcher": str(self.fixed.get("expert_dispatcher", ALL_TO_ALL)),
             "expert_parallel_overlap": bool(self.fixed.get("expert_parallel_overlap", False)),
         }

@@ -8,13 +8,14 @@ models is what ``meshplan catalog schema`` prints for editors.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, create_model, model_validator
 
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.spec_fields import Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
 from meshplan.planner.core.spec_reader import read_spec
+from meshplan.planner.training.problem.choices import PINNABLE, Choice
 from meshplan.planner.training.problem.problem import Phase, TrainingObjective
 
 MAX_SEQUENCE_LENGTH = 16_777_216
@@ -124,71 +125,32 @@ class ConstraintsSpec(SpecModel):
     price: PriceSpec = PriceSpec()
 
 
-class FixedSpec(SpecModel):
-    """Choices that the user pins; the search decides the others."""
+def _pin_type(choice: Choice) -> Any:
+    """The spec field of a choice."""
+    if choice.values:
+        return Literal[choice.values]
+    if choice.kind is tuple:
+        return Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)]
+    if choice.kind is bool:
+        return Annotated[bool, Field(strict=True)]
+    return Annotated[int, Field(strict=True, ge=choice.least, le=choice.most)]
 
-    tensor_parallel: Count | None = None
-    pipeline_parallel: Count | None = None
-    virtual_pipeline_stages: Count | None = None
-    context_parallel: Count | None = None
-    data_parallel: Count | None = None
-    data_parallel_shard: Count | None = None
-    expert_parallel: Count | None = None
-    expert_tensor_parallel: Count | None = None
-    micro_batch_size: Count | None = None
-    zero_stage: Annotated[int, Field(strict=True, ge=0, le=3)] | None = None
-    sequence_parallel: Annotated[bool, Field(strict=True)] | None = None
-    activation_recompute: Literal["none", "selective", "block", "full"] | None = None
-    recompute_num_layers: Count | None = Field(
-        default=None, description="layers of each model chunk that activation_recompute 'block' recomputes"
+
+if TYPE_CHECKING:
+
+    class _Pins(SpecModel):
+        def __getattr__(self, name: str) -> Any: ...
+
+else:
+    _Pins = create_model(
+        "_Pins",
+        __base__=SpecModel,
+        **{one.name: (_pin_type(one) | None, Field(default=None, description=one.about)) for one in PINNABLE},
     )
-    optimizer_offload: Annotated[bool, Field(strict=True)] | None = None
-    parameter_offload: Annotated[bool, Field(strict=True)] | None = None
-    activation_offload: Annotated[bool, Field(strict=True)] | None = None
-    context_parallel_style: Literal["ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring"] | None = Field(
-        default=None, description="how the ranks of a split sequence exchange; counts where context_parallel > 1"
-    )
-    context_parallel_heads: Annotated[int, Field(strict=True, ge=2)] | None = Field(
-        default=None, description="of all-to-all+ring: neighbours that exchange heads inside the ring"
-    )
-    zero_hpz_partition_size: Count | None = Field(
-        default=None, description="zero_stage 3: neighbours that hold a second copy of the parameters; 1: none"
-    )
-    outer_zero_stage: Annotated[int, Field(strict=True, ge=0, le=1)] | None = Field(
-        default=None, description="zero_stage 3 in groups of data_parallel_shard: 1 shards the optimizer over them too"
-    )
-    gathered_num_layers: Annotated[int, Field(strict=True, ge=0)] | None = Field(
-        default=None, description="zero_stage 3: layers of each model chunk that stay gathered between the passes"
-    )
-    expert_dispatcher: Literal["alltoall", "deepep", "hybridep"] | None = Field(
-        default=None, description="who carries tokens to experts; alltoall (NCCL) unless said"
-    )
-    expert_parallel_overlap: Annotated[bool, Field(strict=True)] | None = Field(
-        default=None, description="tokens of one micro-batch travel while another computes; false unless said"
-    )
-    pipeline_schedule: (
-        Literal[
-            "none",
-            "gpipe",
-            "1f1b",
-            "interleaved",
-            "zb-h1",
-            "zb-1p",
-            "zb-2p",
-            "zb-v",
-            "v-half",
-            "v-min",
-            "dualpipe-v",
-            "hanayo",
-        ]
-        | None
-    ) = None
-    vocabulary_parallel: Annotated[bool, Field(strict=True)] | None = Field(
-        default=None, description="embedding and LM head split over all pipeline stages (not validated)"
-    )
-    layers_per_chunk: Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)] | None = Field(
-        default=None, description="layers of each model chunk in the order of a token, such as [9, 10, 10, 7]"
-    )
+
+
+class FixedSpec(_Pins):
+    """Choices that the user pins; the search decides the others."""
 
     @model_validator(mode="after")
     def _block_has_layers(self) -> FixedSpec:

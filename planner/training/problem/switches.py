@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypedDict
 
 # Who carries tokens to their experts unless somebody else is asked.
 ALL_TO_ALL = "alltoall"
@@ -33,13 +32,6 @@ class TrainingPractice:
     launches: Launches = Launches.EAGER
     fused_dispatch: bool = False
     overlaps_experts: bool = False
-
-
-class ExpertTransport(TypedDict):
-    """How tokens reach their experts: choices of :class:`~meshplan.planner.training.problem.problem.TrainingConfig`."""
-
-    expert_dispatcher: str
-    expert_parallel_overlap: bool
 
 
 AS_IT_COMES = TrainingPractice()

@@ -12,33 +12,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
-from meshplan.planner.core.arrays import BoolArray, IntArray
-from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, Recompute, split_layers
-from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers, schedules_of
-from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, OFFLOADS, Phase, TrainingProblem
+from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
+from meshplan.planner.training.pipeline.schedules import schedules_of
+from meshplan.planner.training.problem.choices import COLUMNS, Choice, Recompute
+from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
-COLUMNS = (
-    "tensor_parallel",
-    "context_parallel",
-    "data_parallel",
-    "micro_batch_size",
-    "expert_parallel",
-    "expert_tensor_parallel",
-    "zero_stage",
-    "data_parallel_shard",
-    "recompute",
-    "sequence_parallel",
-)
 ZERO_STAGES = (0, 1, 2, 3)
-TextArray = NDArray[np.str_]
-_MODE_NAMES: TextArray = np.array([mode.name.lower() for mode in Recompute])
 
 
 def divisors(number: int) -> list[int]:
@@ -51,52 +38,12 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // d for d in small)})
 
 
-# One name for all rows, or an array of names [n].
-StyleNames = Any
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleColumns:
-    """Candidates under the names that framework rules ask for; arrays [n] or one number for all."""
-
-    tensor_parallel: IntArray
-    pipeline_parallel: int
-    virtual_pipeline_stages: int
-    pipeline_schedule: str
-    vocabulary_parallel: bool
-    context_parallel: IntArray
-    data_parallel: IntArray
-    data_parallel_shard: IntArray
-    expert_parallel: IntArray
-    expert_tensor_parallel: IntArray
-    sequence_parallel: BoolArray
-    optimizer_offload: BoolArray
-    parameter_offload: BoolArray
-    activation_offload: BoolArray
-    offload_to: TextArray
-    activation_recompute: TextArray
-    context_parallel_style: StyleNames
-    context_parallel_heads: IntArray | int
-    zero_hpz_partition_size: IntArray | int
-    outer_zero_stage: IntArray | int
-    gathered_num_layers: IntArray | int
-    zero_stage: IntArray
-    micro_batch_size: IntArray
-    num_microbatches: IntArray
-    global_batch_size: int
-    sequence_length: int
-    expert_capacity_factor: float
-    expert_dispatcher: str
-    expert_parallel_overlap: bool
-    quantised_weights: bool
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
     """All templates of a problem, ascending by devices of one stage.
 
     Args:
-        columns: name (of :data:`COLUMNS`) → array [n].
+        columns: column of a candidate that every template chooses → array [n].
         stage_devices: tensor × context × data parallelism, ascending [n].
         illegal: reason → values of a single choice that no candidate may take.
     """
@@ -173,9 +120,8 @@ def make_templates(problem: TrainingProblem) -> Templates:
             f"tensor_parallel={t}" for t in tensor_all if not _kv_fits(shape, t)
         ),
     }
-    return Templates(
-        columns={name: rows[name][order] for name in COLUMNS}, stage_devices=stage_devices[order], illegal=illegal
-    )
+    columns = {name: column[order] for name, column in rows.items()}
+    return Templates(columns=columns, stage_devices=stage_devices[order], illegal=illegal)
 
 
 def _recompute_modes(problem: TrainingProblem) -> list[int]:
@@ -285,9 +231,9 @@ def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
     given = problem.fixed.get("layers_per_chunk")
     if given is not None:
         return [given] if len(given) == p * v else []
-    usual = deal_layers(problem.shape.num_hidden_layers, p * v)
+    usual = split_layers_evenly(problem.shape.num_hidden_layers, p * v)
     if problem.fixed.get("vocabulary_parallel", False):
-        return [deal_evenly(problem.shape.num_hidden_layers, p * v)]
+        return [split_layers_ignoring_ends(problem.shape.num_hidden_layers, p * v)]
     if v > 1 or p == 1 or not problem.rules.uneven_layers:
         return [usual]
     balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, usual)
@@ -304,72 +250,36 @@ def template_candidates(
 ) -> Candidates:
     """Templates ``rows`` under ``split``; the framework's rules have not been asked yet."""
     columns = {name: array[rows] for name, array in templates.columns.items()}
+    num_rows = len(columns["data_parallel"])
+    plain = {
+        one.column: np.full(num_rows, one.encode(one.default), dtype=one.dtype) for one in COLUMNS if one.is_optional
+    }
+    for name in OFFLOADS.values():
+        plain[name][:] = bool(problem.fixed.get(name, False))
+    plain["on_nvme"][:] = problem.limits.offload_to == "nvme"
     batch = problem.workload.global_batch_size
-    microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
-    return Candidates(
-        split=split,
-        num_microbatches=microbatches,
-        recompute_num_layers=np.zeros_like(microbatches),
-        on_nvme=np.full(len(microbatches), problem.limits.offload_to == "nvme"),
-        **{name: np.full(len(microbatches), bool(problem.fixed.get(name, False))) for name in OFFLOADS.values()},
-        context_parallel_style=np.zeros_like(microbatches),
-        context_parallel_heads=np.ones_like(microbatches),
-        zero_hpz_partition_size=np.ones_like(microbatches),
-        outer_zero_stage=np.zeros_like(microbatches),
-        gathered_num_layers=np.zeros_like(microbatches),
-        **columns,
-    )
+    num_microbatches = batch // (columns["micro_batch_size"] * columns["data_parallel"])
+    return Candidates(split=split, num_microbatches=num_microbatches, **plain, **columns)
 
 
-def _style_names(batch: Candidates) -> StyleNames:
-    """Names of the rows' styles; one for all of them where they are alike, which is quicker to compare."""
-    first = int(batch.context_parallel_style[0]) if len(batch) else 0
-    if (batch.context_parallel_style == first).all():
-        return CONTEXT_PARALLEL_STYLES[first]
-    return np.array(CONTEXT_PARALLEL_STYLES)[batch.context_parallel_style]
+def rule_view(problem: TrainingProblem, batch: Candidates) -> SimpleNamespace:
+    """Candidates as the framework's rules see them: choice → array [n], or one value for all.
 
-
-# Defaults of the choices that some rules are about alone.
-_USUAL: Mapping[str, str | int] = {
-    "context_parallel_style": "ring",
-    "context_parallel_heads": 1,
-    "zero_hpz_partition_size": 1,
-    "outer_zero_stage": 0,
-    "gathered_num_layers": 0,
-}
-
-
-def _one_or_all(column: IntArray, usual: int) -> IntArray | int:
-    """The usual value where every row has it: rules are quicker over one number."""
-    return usual if (column == usual).all() else column
+    An optional choice that is alike in every candidate is that one value: rules are quicker over one than over many.
+    """
+    view = {**problem.settled, **batch.shared()}
+    for choice in COLUMNS:
+        codes = batch.codes(choice)
+        is_alike = choice.is_optional and len(batch) > 0 and (codes == codes[0]).all()
+        view[choice.name] = choice.decode(codes[0]) if is_alike else choice.decoded(codes)
+    return SimpleNamespace(**view)
 
 
 def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Counter[str]) -> Candidates:
     """The candidates that the framework's rules allow; the others are counted in ``refused``."""
-    view = RuleColumns(
-        pipeline_parallel=batch.split.pipeline_parallel,
-        virtual_pipeline_stages=batch.split.virtual_pipeline_stages,
-        pipeline_schedule=batch.split.schedule,
-        vocabulary_parallel=batch.split.vocabulary_parallel,
-        num_microbatches=batch.num_microbatches,
-        offload_to=np.where(batch.on_nvme & batch.offloads_states, "nvme", "host"),
-        activation_recompute=_MODE_NAMES[batch.recompute],
-        **{name: getattr(batch, name) for name in OFFLOADS.values()},
-        context_parallel_style=_style_names(batch),
-        context_parallel_heads=_one_or_all(batch.context_parallel_heads, 1),
-        zero_hpz_partition_size=_one_or_all(batch.zero_hpz_partition_size, 1),
-        outer_zero_stage=_one_or_all(batch.outer_zero_stage, 0),
-        gathered_num_layers=_one_or_all(batch.gathered_num_layers, 0),
-        global_batch_size=problem.workload.global_batch_size,
-        sequence_length=problem.workload.sequence_length,
-        expert_capacity_factor=problem.workload.capacity_factor,
-        quantised_weights=problem.workload.phase is Phase.QLORA,
-        **problem.expert_transport,
-        **{name: getattr(batch, name) for name in COLUMNS if name != "recompute"},
-    )
+    view = rule_view(problem, batch)
     keep = np.ones(len(batch), dtype=bool)
-    said = {name: getattr(view, name) for name in _USUAL}
-    plain = {name for name, value in said.items() if isinstance(value, str | int) and value == _USUAL[name]}
+    plain = {choice.name for choice in COLUMNS if choice.is_optional and _is_default(view, choice)}
     for rule in problem.rules.rules:
         if rule.about and plain.issuperset(rule.about):
             continue
@@ -379,3 +289,9 @@ def legal_candidates(problem: TrainingProblem, batch: Candidates, refused: Count
             refused[rule.message] += count
             keep &= holds
     return batch.take(keep)
+
+
+def _is_default(view: SimpleNamespace, choice: Choice) -> bool:
+    """Whether a choice is at its default in every candidate."""
+    value = getattr(view, choice.name)
+    return not isinstance(value, np.ndarray) and value == choice.default

@@ -145,6 +145,9 @@ def test_explain_prices_another_choice(meshplan: Command, plan_id: str) -> None:
     document = json.loads(meshplan("explain", "base", "--instead", "tensor_parallel=4", "--format", "json").out)
     assert document["other"]["config"]["tensor_parallel"] == 4
     assert document["comparison"]["plans"][0] == plan_id
+    short = json.loads(meshplan("explain", "base", "--instead", "tp=4", "--format", "json").out)
+    assert short["instead"] == {"tensor_parallel": 4}
+    assert short["reason"] == document["reason"]
 
 
 def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id: str) -> None:
@@ -161,6 +164,7 @@ def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id
     ("choice", "words"),
     [
         ("tensor_paralel=4", "did you mean 'tensor_parallel'"),
+        ("tpp=4", "unknown choice; did you mean 'tp'"),
         ("tensor_parallel=3", "does not divide"),
         ("tensor_parallel", "CHOICE=VALUE"),
         ("tensor_parallel=many", "valid integer"),

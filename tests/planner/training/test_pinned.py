@@ -132,7 +132,7 @@ def test_layers_may_be_dealt_by_the_user() -> None:
     ("fixed", "message"),
     [
         ({"layers_per_chunk": (3, 3)}, "3 \\+ 3 = 6 layers, the model has 8: add 2"),
-        ({"layers_per_chunk": (5, 5)}, "the model has 8: take 2 away"),
+        ({"layers_per_chunk": (5, 5)}, "the model has 8: remove 2"),
         ({"layers_per_chunk": (4, 4), "pipeline_parallel": 4}, "2 numbers for 4 stages × 1 chunks: give 4"),
     ],
 )

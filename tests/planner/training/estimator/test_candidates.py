@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.planner.training.estimator.candidates import LayerKind, PipelineSplit, layer_kinds, split_layers
-from meshplan.planner.training.pipeline.layers import deal_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly
 
 
 def split_of(shape, stages: int, chunks: int = 1, layers: tuple[int, ...] | None = None) -> PipelineSplit:
@@ -19,7 +19,7 @@ def split_of(shape, stages: int, chunks: int = 1, layers: tuple[int, ...] | None
         shape,
         pipeline_parallel=stages,
         virtual_pipeline_stages=chunks,
-        layers_per_chunk=layers or deal_layers(shape.num_hidden_layers, stages * chunks),
+        layers_per_chunk=layers or split_layers_evenly(shape.num_hidden_layers, stages * chunks),
         schedule="1f1b",
     )
 
@@ -95,7 +95,7 @@ def test_no_layer_is_lost(data: st.DataObject) -> None:
 def test_uneven_layers_differ_by_little(layers: int) -> None:
     """Away from the two ends, which carry the embedding and the LM head, stages differ by one layer."""
     for stages in range(2, layers // 2):
-        dealt = deal_layers(layers, stages)
+        dealt = split_layers_evenly(layers, stages)
         inner = dealt[1:-1]
         assert sum(dealt) == layers
         assert max(inner, default=0) - min(inner, default=0) <= 1

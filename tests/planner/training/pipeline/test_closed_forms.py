@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshplan.planner.training.pipeline.closed_forms import SCHEDULES, in_flight, pipeline_s
+from meshplan.planner.training.pipeline.closed_forms import CLOSED_FORMS, in_flight, pipeline_s
 
 # (kind, chunk, micro-batch); kind F or B.
 Op = tuple[str, int, int]
@@ -136,7 +136,7 @@ def test_unequal_stages(times: list[float], m: int) -> None:
 
 @given(p=st.integers(2, 16), v=st.integers(1, 4), stage=st.integers(0, 15), m=st.integers(1, 200))
 def test_no_stage_holds_more_than_the_first_or_than_all(p: int, v: int, stage: int, m: int) -> None:
-    for name in SCHEDULES:
+    for name in CLOSED_FORMS:
         if name == "none" or stage >= p:
             continue
         args = {"pipeline_parallel": p, "virtual_pipeline_stages": v, "num_microbatches": np.array([m])}
@@ -145,7 +145,7 @@ def test_no_stage_holds_more_than_the_first_or_than_all(p: int, v: int, stage: i
 
 
 def test_bubbles_are_ordered_as_their_papers_say() -> None:
-    steps = {name: closed_form(name, 2, 32, [1.0] * 8) for name in SCHEDULES}
+    steps = {name: closed_form(name, 2, 32, [1.0] * 8) for name in CLOSED_FORMS}
     assert steps["zb-2p"] <= steps["zb-v"] < steps["zb-1p"] < steps["interleaved"] < steps["1f1b"] == steps["gpipe"]
     assert steps["1f1b"] == 32 + 7
     assert steps["interleaved"] == 32 + 7 / 2

@@ -6,14 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshplan.planner.training.pipeline.layers import deal_evenly, deal_layers
+from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2))
 def test_every_layer_is_dealt_once(layers: int, chunks: int, nextn: int) -> None:
     if chunks > layers + 2:
         return
-    for dealt in (deal_layers(layers, chunks, num_nextn_predict_layers=nextn), deal_evenly(layers, chunks)):
+    for dealt in (
+        split_layers_evenly(layers, chunks, num_nextn_predict_layers=nextn),
+        split_layers_ignoring_ends(layers, chunks),
+    ):
         assert len(dealt) == chunks
         assert sum(dealt) == layers
         assert min(dealt) >= 0
@@ -29,10 +32,10 @@ def test_every_layer_is_dealt_once(layers: int, chunks: int, nextn: int) -> None
 )
 def test_an_even_deal_leaves_the_rest_to_the_last_chunks(layers: int, chunks: int, dealt: tuple[int, ...]) -> None:
     """As InternEvo's partition_uniform."""
-    assert deal_evenly(layers, chunks) == dealt
+    assert split_layers_ignoring_ends(layers, chunks) == dealt
 
 
 def test_prediction_layers_make_room_on_the_last_chunk() -> None:
     """DeepSeek-V3's 61 layers on 16 chunks: the last one has a layer, the prediction layer and two losses."""
-    assert deal_layers(61, 16, num_nextn_predict_layers=1) == (4,) * 15 + (1,)
-    assert deal_layers(61, 32, num_nextn_predict_layers=1)[-1] == 0
+    assert split_layers_evenly(61, 16, num_nextn_predict_layers=1) == (4,) * 15 + (1,)
+    assert split_layers_evenly(61, 32, num_nextn_predict_layers=1)[-1] == 0

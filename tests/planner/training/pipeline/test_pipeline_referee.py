@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.planner.training.pipeline.closed_forms import (
-    SCHEDULES,
+    CLOSED_FORMS,
     in_flight,
     least_bubble,
     pipeline_s,
@@ -71,7 +71,7 @@ def test_gpipe_and_1f1b_are_exact(stages: list[float], m: int, forward: float, s
 def test_interleaved_is_a_close_lower_bound(stages: list[float], v: int, rounds: int, forward: float) -> None:
     m = rounds * len(stages)
     error = closed_s("interleaved", stages, v, m, forward) / refereed_s("interleaved", stages, v, m, forward) - 1.0
-    assert -SCHEDULES["interleaved"].error <= error <= 1e-9
+    assert -CLOSED_FORMS["interleaved"].error <= error <= 1e-9
 
 
 def test_interleaved_is_within_one_percent_of_the_referee_nearly_always() -> None:
@@ -128,7 +128,7 @@ def test_what_is_run_through_is_within_one_percent_of_the_referee(
     m = more + (2 * len(stages) if schedule == "dualpipe-v" else 1)
     referee = refereed_s(schedule, stages, RUN[schedule], m, forward)
     assert closed_s(schedule, stages, RUN[schedule], m, forward) == pytest.approx(
-        referee, rel=SCHEDULES[schedule].error
+        referee, rel=CLOSED_FORMS[schedule].error
     )
 
 
@@ -138,7 +138,7 @@ def test_very_many_micro_batches_are_told_from_few(schedule: str, v: int) -> Non
     for p, m in ((3, 150), (5, 170)):
         stages = [float(t) for t in random.uniform(0.5, 1.5, p)]
         referee = refereed_s(schedule, stages, v, m, 1 / 3)
-        assert closed_s(schedule, stages, v, m, 1 / 3) == pytest.approx(referee, rel=SCHEDULES[schedule].error)
+        assert closed_s(schedule, stages, v, m, 1 / 3) == pytest.approx(referee, rel=CLOSED_FORMS[schedule].error)
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-1p"])
@@ -185,7 +185,7 @@ def test_1f1b_is_never_slower_than_the_textbook_and_never_faster_than_its_slowes
     rounds=st.integers(1, 6),
     v=st.integers(1, 4),
     forward=st.sampled_from([1 / 4, 1 / 3]),
-    schedule=st.sampled_from([name for name in SCHEDULES if name not in ("none", "v-half", "v-min", "hanayo")]),
+    schedule=st.sampled_from([name for name in CLOSED_FORMS if name not in ("none", "v-half", "v-min", "hanayo")]),
 )
 def test_no_stage_times_are_faster_than_the_least_bubble_allows(
     stages: list[float], rounds: int, v: int, forward: float, schedule: str
@@ -217,7 +217,7 @@ def test_a_batch_is_priced_as_its_members_are() -> None:
         assert whole == pytest.approx(single)
 
 
-@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "none"])
+@pytest.mark.parametrize("schedule", [name for name in CLOSED_FORMS if name != "none"])
 @pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 4), (4, 12), (8, 8), (8, 32)])
 def test_what_is_said_to_be_in_flight_is_what_the_order_holds(schedule: str, p: int, m: int) -> None:
     v = 2 if schedule == "interleaved" or schedule in ZIGZAG else 1

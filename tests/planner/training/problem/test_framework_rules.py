@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.choices import CONTEXT_PARALLEL_STYLES
 from meshplan.planner.training.problem.framework_rules import rank_coordinates
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.training.problem.megatron import MEGATRON
-from meshplan.planner.training.problem.problem import CONTEXT_PARALLEL_STYLES, TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig
 
 DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8))
 CONFIGS = st.builds(

@@ -1,0 +1,195 @@
+"""The pipeline schedules that are known: one row each, from which every other list of them is made.
+
+What a schedule takes (its bubble, its activations in flight) stands in :mod:`.closed_forms`, in which order its stages
+work in :mod:`.orders` and :mod:`.list_scheduling`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Searched(Enum):
+    """When the search considers a schedule."""
+
+    ALWAYS = "always"
+    UNVALIDATED = "with constraints.unvalidated_schedules"
+    PINNED = "only if fixed.pipeline_schedule names it"
+
+
+class Priced(Enum):
+    """How the time of a step is found."""
+
+    FORMULA = "closed form"
+    FORMULA_IF_ALIKE = "closed form for stages that are alike, otherwise the order is run through"
+    ORDER = "the order is run through"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineSchedule:
+    """One pipeline schedule.
+
+    Args:
+        name: as in ``fixed.pipeline_schedule``.
+        source: citation.
+        chunks: fewest model chunks per stage.
+        chunk_step: more chunks per stage come in steps of so many; 0: exactly ``chunks``.
+        searched: see :class:`Searched`.
+        priced: see :class:`Priced`.
+        validated: runs with this schedule were measured and compared (``meshplan validate``).
+        is_zigzag: chunks lie on the stages there and back (a V, or waves); otherwise round and round.
+        is_list_scheduled: its order is found by list scheduling; otherwise it is written down.
+        splits_backward: weight gradients are computed apart from input gradients.
+        flushes: the pipeline empties between steps.
+        hides_neighbour_messages: stage-to-stage messages run behind compute.
+    """
+
+    name: str
+    source: str
+    chunks: int = 1
+    chunk_step: int = 0
+    searched: Searched = Searched.ALWAYS
+    priced: Priced = Priced.FORMULA
+    validated: bool = False
+    is_zigzag: bool = False
+    is_list_scheduled: bool = False
+    splits_backward: bool = False
+    flushes: bool = True
+    hides_neighbour_messages: bool = False
+
+    def takes(self, chunks: int) -> bool:
+        """Whether stages of that many chunks can run under it."""
+        extra = chunks - self.chunks
+        return extra == 0 or (self.chunk_step > 0 and extra > 0 and extra % self.chunk_step == 0)
+
+
+_ZERO_BUBBLE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv:2401.10241"
+_CONTROLLABLE_MEMORY = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv:2405.15362"
+# What a pipeline of one stage is called.
+NO_PIPELINE = "none"
+_ROWS = (
+    PipelineSchedule(name=NO_PIPELINE, source="one stage", validated=True, hides_neighbour_messages=True),
+    # Never faster than 1F1B, and holds more activations: only if pinned.
+    PipelineSchedule(name="gpipe", source="Huang et al., GPipe, arXiv:1811.06965", searched=Searched.PINNED),
+    PipelineSchedule(name="1f1b", source="Narayanan et al., PipeDream-Flush, arXiv:2006.09503", validated=True),
+    PipelineSchedule(
+        name="interleaved",
+        source="Narayanan et al., arXiv:2104.04473, §2.2",
+        chunks=2,
+        chunk_step=1,
+        validated=True,
+        hides_neighbour_messages=True,
+    ),
+    # ZB-1p written by hand: only if pinned.
+    PipelineSchedule(
+        name="zb-h1",
+        source=f"{_ZERO_BUBBLE}, §2.1",
+        searched=Searched.PINNED,
+        priced=Priced.FORMULA_IF_ALIKE,
+        splits_backward=True,
+    ),
+    PipelineSchedule(
+        name="zb-1p",
+        source=_ZERO_BUBBLE,
+        priced=Priced.FORMULA_IF_ALIKE,
+        validated=True,
+        splits_backward=True,
+        flushes=False,
+    ),
+    PipelineSchedule(
+        name="zb-2p",
+        source=_ZERO_BUBBLE,
+        priced=Priced.FORMULA_IF_ALIKE,
+        validated=True,
+        splits_backward=True,
+        flushes=False,
+    ),
+    PipelineSchedule(
+        name="zb-v",
+        source=_CONTROLLABLE_MEMORY,
+        chunks=2,
+        priced=Priced.ORDER,
+        is_zigzag=True,
+        splits_backward=True,
+        flushes=False,
+    ),
+    PipelineSchedule(
+        name="v-half",
+        source=_CONTROLLABLE_MEMORY,
+        chunks=2,
+        searched=Searched.UNVALIDATED,
+        priced=Priced.ORDER,
+        is_zigzag=True,
+        is_list_scheduled=True,
+        splits_backward=True,
+        flushes=False,
+    ),
+    PipelineSchedule(
+        name="v-min",
+        source=_CONTROLLABLE_MEMORY,
+        chunks=2,
+        searched=Searched.UNVALIDATED,
+        priced=Priced.ORDER,
+        is_zigzag=True,
+        is_list_scheduled=True,
+        splits_backward=True,
+        flushes=False,
+    ),
+    PipelineSchedule(
+        name="dualpipe-v",
+        source="DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
+        chunks=2,
+        searched=Searched.UNVALIDATED,
+        priced=Priced.ORDER,
+        is_zigzag=True,
+        splits_backward=True,
+    ),
+    # Its list schedule is longer than the order of its paper: only if pinned.
+    PipelineSchedule(
+        name="hanayo",
+        source="Liu et al., Hanayo, arXiv:2308.15762",
+        chunks=2,
+        chunk_step=2,
+        searched=Searched.PINNED,
+        priced=Priced.ORDER,
+        is_zigzag=True,
+        is_list_scheduled=True,
+    ),
+)
+SCHEDULES: Mapping[str, PipelineSchedule] = {row.name: row for row in _ROWS}
+
+
+def schedules_of(
+    pipeline_parallel: int,
+    virtual_pipeline_stages: int,
+    *,
+    allowed: Collection[str],
+    pinned: str | None = None,
+    unvalidated: bool = False,
+) -> tuple[str, ...]:
+    """The pipeline schedules that a split can run under, the usual one first.
+
+    Args:
+        pipeline_parallel: stages.
+        virtual_pipeline_stages: chunks per stage.
+        allowed: what the framework can run.
+        pinned: the only one that the user asks for.
+        unvalidated: whether schedules without measured runs count too.
+
+    >>> schedules_of(4, 2, allowed=("none", "1f1b", "interleaved"))
+    ('interleaved',)
+    >>> schedules_of(4, 2, allowed=("interleaved", "v-half"), pinned="v-half")
+    ('v-half',)
+    """
+    asked = {Searched.ALWAYS, Searched.UNVALIDATED} if unvalidated else {Searched.ALWAYS}
+    if pipeline_parallel == 1:
+        fitting = [SCHEDULES[NO_PIPELINE]]
+    else:
+        fitting = [row for row in _ROWS if row.name != NO_PIPELINE and row.takes(virtual_pipeline_stages)]
+    return tuple(
+        row.name
+        for row in fitting
+        if row.name in allowed and (row.searched in asked if pinned is None else row.name == pinned)
+    )
