@@ -17,24 +17,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.milp import BACKENDS, DEFAULT_BACKEND, solve_program, solve_relaxed
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, as_plain
 from meshplan.planner.gpu_allocation.nodes.program import (
-    arriving,
     fleet_program,
     loads,
-    share_columns,
+    routing_program,
     stage_weight,
     unit_cost,
 )
 from meshplan.planner.gpu_allocation.replicas import solve as gpu_allocation
-from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program, solve_relaxed
 
-SOLVER = "mixed-integer program (SCIP)"
 # Boxes after which SCIP's best fleet is taken with its gap: about half a minute for 40 kinds and 50 buckets.
 MAX_NODES = 50_000
 # The same for the routing in steps over a given fleet, which need not be the emptiest, only fit.
@@ -44,13 +41,14 @@ _FITS = 1e-6
 
 
 def solve_fleet(
-    problem: FleetProblem, *, backend: str = "scip", on_progress: OnProgress | None = None
+    problem: FleetProblem, *, backend: str = DEFAULT_BACKEND, on_progress: OnProgress | None = None
 ) -> Solution[FleetAllocation]:
     """Find the best fleet and a routing that fits it.
 
     Args:
         problem: the question.
-        backend: of the program, where it is needed: ``scip``, or ``cbc`` to hold against it.
+        backend: one of :data:`~meshplan.planner.core.milp.BACKENDS`; any but the default solves the program even where
+            the search over fleets would answer.
         on_progress: called when a better fleet is found, where the search over fleets is used.
 
     Raises:
@@ -58,7 +56,7 @@ def solve_fleet(
     """
     if problem.routing_steps is not None:
         return _in_steps(problem, backend)
-    plain = as_plain(problem) if backend == "scip" else None
+    plain = as_plain(problem) if backend == DEFAULT_BACKEND else None
     if plain is None:
         return _by_program(problem, backend)
     solution = gpu_allocation.solve(plain, on_progress=on_progress)
@@ -138,7 +136,7 @@ def _by_program(problem: FleetProblem, backend: str) -> Solution[FleetAllocation
         gap=gap,
         wall_s=time.monotonic() - started,
         cpu_s=time.process_time() - cpu_started,
-        solver=SOLVER if backend == "scip" else "mixed-integer program (CBC)",
+        solver=f"mixed-integer program ({BACKENDS[backend].label})",
     )
 
 
@@ -224,24 +222,11 @@ def route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> tupl
         [kinds, buckets] shares, and the peak: above 1 the replicas do not carry the scenario; ∞ where a bucket has
         nowhere to go.
     """
-    program, load = Program(), loads(problem, scenario)
-    peak = program.column(0.0, math.inf, cost=1.0)
-    columns: dict[tuple[int, int], int] = {}
-    room = np.array([problem.fill(g) * _usable(problem, count) for g, count in enumerate(replicas)])
-    for group in arriving(problem, scenario):
-        serves: npt.NDArray[np.bool_] = np.isfinite(load[:, group]).all(axis=1) & (room > 0.0)
-        found, _ = share_columns(problem, program, serves, most=math.inf)
-        columns.update({(g, b): column for g, column in found.items() for b in group})
-    for g, size in enumerate(room.tolist()):
-        row: dict[int, float] = {}
-        for b in range(len(problem.buckets)):
-            if (g, b) in columns:
-                row[columns[g, b]] = row.get(columns[g, b], 0.0) - float(load[g, b])
-        if row:
-            program.row({peak: size, **row}, low=0.0)
+    load = loads(problem, scenario)
     shares = np.zeros(load.shape)
     if not any(problem.scenarios[scenario].request_rate_per_s):
         return shares, 0.0
+    program, columns = routing_program(problem, scenario, replicas)
     steps = problem.routing_steps
     solved = solve_relaxed(program) if steps is None else solve_program(program, max_nodes=ROUTING_MAX_NODES)
     if not solved.values:

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.milp import Program, solve_program
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
 from meshplan.planner.gpu_allocation.replicas.instance import Instance
-from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 
 # Estimated seconds of one integer program: of reading it, and of an iteration of its simplex method.
@@ -97,23 +97,32 @@ def cost_of(instance: Instance, usable: FloatArray) -> float:
     return float(instance.price @ (usable + instance.spare * (usable > 0)))
 
 
+def cut_program(instance: Instance, cuts: FloatArray) -> Program:
+    """The cheapest whole fleet within the cuts: the program of the module's text; column g is m_g.
+
+    Args:
+        instance: the problem.
+        cuts: [cuts, types] a of the inequalities a · m ≥ 1.
+    """
+    program = Program()
+    rent = list(enumerate(zip(instance.most.tolist(), instance.price.tolist(), strict=True)))
+    columns = [program.column(f"usable {g}", 0.0, most, cost=price, whole=True) for g, (most, price) in rent]
+    for k, cut in enumerate(cuts):
+        coefficients = {column: float(value) for column, value in zip(columns, cut, strict=True) if value > 0.0}
+        program.row(f"cut {k}", coefficients, low=1.0)
+    if instance.spare:
+        for g, (most, price) in rent:
+            used = program.column(f"use {g}", 0.0, 1.0, cost=price * instance.spare, whole=True)
+            program.row(f"spare {g}", {used: most, columns[g]: -1.0}, low=0.0)
+    return program
+
+
 def _cheapest(instance: Instance, cuts: FloatArray) -> tuple[tuple[FloatArray, float] | None, int]:
     """The cheapest whole fleet within the cuts and the bound on it, and the iterations that it took."""
-    program = Program()
-    columns = [
-        program.column(0.0, most, cost=price, whole=True)
-        for most, price in zip(instance.most.tolist(), instance.price.tolist(), strict=True)
-    ]
-    for cut in cuts:
-        program.row({column: float(value) for column, value in zip(columns, cut, strict=True) if value > 0.0}, low=1.0)
-    if instance.spare:
-        for column, most, price in zip(columns, instance.most.tolist(), instance.price.tolist(), strict=True):
-            used = program.column(0.0, 1.0, cost=price * instance.spare, whole=True)
-            program.row({used: most, column: -1.0}, low=0.0)
-    solved = solve_program(program, max_nodes=_MAX_NODES)
+    solved = solve_program(cut_program(instance, cuts), max_nodes=_MAX_NODES)
     if not solved.values:
         return None, solved.num_iterations
-    fleet = np.round(np.array([solved.values[column] for column in columns]))
+    fleet = np.round(np.array(solved.values[: len(instance.price)]))
     return (fleet, solved.bound), solved.num_iterations
 
 

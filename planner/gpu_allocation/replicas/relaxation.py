@@ -16,7 +16,8 @@ weak duality and for *any* w ≥ 0, the bounds
 
 computed here in plain sums, so a wrong LP answer could cost time, never a wrong proof. (Dantzig–Wolfe decomposition:
 Dantzig & Wolfe, Operations Research 8(1), 1960; the Lagrangian bound: Geoffrion, Math. Programming Study 2, 1974.)
-GLOP solves the programs: a row per type and group, whatever the number of buckets.
+GLOP solves the programs: a row per type and group, whatever the number of buckets. They are linear, grow by columns
+and go on from the last basis, so they live in the solver and are no :class:`~meshplan.planner.core.milp.Program`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.milp import new_solver
 from meshplan.planner.gpu_allocation.replicas.loads import Corner, LoadPolytope, floored
 
 # Relative distance at which a relaxation counts as solved to the end.
@@ -65,11 +67,7 @@ class _Columns:
         self._clear()
 
     def _clear(self) -> None:
-        from ortools.linear_solver import pywraplp
-
-        self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
-        if self.solver is None:
-            raise SolverError("OR-tools was built without GLOP; install ortools >= 9.10 from PyPI")
+        self.solver: Any = new_solver("GLOP")
         infinity = self.infinity = self.solver.infinity()
         self.rows = [self.solver.Constraint(0.0, infinity) for _ in range(self.polytope.num_types)]
         self.convexity = [self.solver.Constraint(1.0, 1.0) for _ in range(self.polytope.num_groups)]
