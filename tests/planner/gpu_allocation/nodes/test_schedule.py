@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.milp import Program, solve_program
 from meshplan.planner.core.solution import Status
 from meshplan.planner.gpu_allocation.nodes.problem import FleetProblem, Offer, ReplicaKind, Scenario
 from meshplan.planner.gpu_allocation.nodes.program import loads, share_columns
 from meshplan.planner.gpu_allocation.nodes.schedule import LEVEL_STEP, Schedule, solve_schedule, traffic_levels
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.replicas.problem import Bucket
-from meshplan.planner.core.milp import Program, solve_program
 
 
 def market(prices: list[float], table: list[list[float]], rates: list[float], **offer: int) -> FleetProblem:
