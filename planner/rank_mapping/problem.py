@@ -1,7 +1,7 @@
 """Which rank goes on which node, when every directed link has its own measured bandwidth: the question as data.
 
 A cell (pipeline r, stage q) of a pipeline × data-parallel job takes one node; tensor parallelism stays inside the
-node. The solver is :mod:`meshplan.planner.rank_mapping.solve`, the notation is in ``planner/solvers/README.md``.
+node. The solver is :mod:`meshplan.planner.rank_mapping.solve`.
 """
 
 from __future__ import annotations

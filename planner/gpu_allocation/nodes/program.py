@@ -8,7 +8,7 @@ Notation
     x_sgb         share of bucket b sent to kind g            load_sgb = rate_sb / max_request_rate_gb
     u_g           max_utilization · (1 − interruption_headroom_o) · (1 − headroom_g)
     π_t           weight of fleet t: 1, or that of its scenario
-    a_to, z_to    units started and stopped against today's
+    a_to, z_to    units started and stopped against the present fleet
 
 Objective     min Σ_t π_t Σ_o c_o · N_to + (start · a_to + stop · z_to) / switch_hours     (or watts, or devices)
 Constraints   Σ_{g mixed, prefill} x_sgb = 1;  Σ_{g prefill} x_sgb = Σ_{g decode} x_sgb       for each s, b
@@ -166,13 +166,13 @@ def _limits(problem: FleetProblem, program: Program, units: list[tuple[int, ...]
 
 
 def _pairs(problem: FleetProblem, program: Program, counts: list[int], most: list[int]) -> None:
-    """At most one prefill and one decode kind of a service in use, side by side."""
-    apart = [g for g, kind in enumerate(problem.kinds) if kind.role is not Role.MIXED]
-    chosen = {g: program.column(f"choose {problem.kinds[g].name}", 0, 1, whole=True) for g in apart}
+    """At most one prefill and one decode kind of a service in use, of one provider and region."""
+    split = [g for g, kind in enumerate(problem.kinds) if kind.role is not Role.MIXED]
+    chosen = {g: program.column(f"choose {problem.kinds[g].name}", 0, 1, whole=True) for g in split}
     for g, flag in chosen.items():
         program.row(f"choose {problem.kinds[g].name}", {flag: float(most[g]), counts[g]: -1.0}, low=0.0)
-    for service in {problem.kinds[g].service for g in apart}:
-        mine = [g for g in apart if problem.kinds[g].service == service]
+    for service in {problem.kinds[g].service for g in split}:
+        mine = [g for g in split if problem.kinds[g].service == service]
         prefill, decode = ([g for g in mine if problem.kinds[g].role is role] for role in (Role.PREFILL, Role.DECODE))
         for alike in (prefill, decode):
             program.row(f"one kind per role, service {service}", {chosen[g]: 1.0 for g in alike}, high=1.0)

@@ -1,6 +1,6 @@
 """Solves the fleet problem: units to rent, replicas on them, and the share of each bucket that goes to each kind.
 
-Where nothing couples the kinds but the routing, the question is the plain one and the search over fleets answers it
+Where only the routing couples the kinds, the question is the plain one and the search over fleets answers it
 (:mod:`meshplan.planner.gpu_allocation.replicas.solve`). Elsewhere SCIP proves the program of
 :mod:`meshplan.planner.gpu_allocation.nodes.program`; its counts are kept and the routing is computed anew, so
 that the fullest kind is as empty as possible.
@@ -19,6 +19,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.milp import BACKENDS, DEFAULT_BACKEND, solve_program, solve_relaxed
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
@@ -32,11 +33,11 @@ from meshplan.planner.gpu_allocation.nodes.program import (
 )
 from meshplan.planner.gpu_allocation.replicas import solve as gpu_allocation
 
-# Boxes after which SCIP's best fleet is taken with its gap: about half a minute for 40 kinds and 50 buckets.
+# Nodes of SCIP's tree after which its best fleet is taken with its gap: about 30 s for 40 kinds and 50 buckets.
 MAX_NODES = 50_000
-# The same for the routing in steps over a given fleet, which need not be the emptiest, only fit.
+# The same for the routing in steps over a given fleet, which need not be the best, only fit.
 ROUTING_MAX_NODES = 500
-# What the routing may overrun a capacity by: SCIP's tolerance on a row.
+# Share by which the routing may exceed a capacity: SCIP's tolerance on a row.
 _FITS = 1e-6
 
 
@@ -249,5 +250,5 @@ def bucket_prices(problem: FleetProblem, scenario: int = 0) -> list[float | None
     for (s, b), row in built.served.items():
         if s == scenario and solved.duals:
             rate = sum(problem.scenarios[s].request_rate_per_s[k] for k in together[b])
-            prices[b] = solved.duals[row] / rate / 3600.0 * 1e6
+            prices[b] = solved.duals[row] / rate / SECONDS_PER_HOUR * 1e6
     return prices

@@ -1,14 +1,14 @@
-"""Wide problems: a small integer program over the fleet alone, sharpened by the inequalities that routings leave.
+"""Benders decomposition for wide problems: integer programs over the fleet alone, with a cut for every failed routing.
 
-Every price vector w that was ever used proves Σ_g u_g · w_g · m_g ≥ L(w) for the usable replicas m of any fleet that
-works. The cheapest whole fleet that meets all the inequalities known so far is
+Every price vector w gives a cut Σ_g u_g · w_g · m_g ≥ L(w) on the usable replicas m of any feasible fleet. The cheapest
+whole fleet within all cuts known so far is
 
     min Σ_g c_g · (m_g + spare · y_g)   with   a_k · m ≥ 1 for every cut k,   m_g ≤ most_g · y_g,   m whole
 
 in as many columns as there are types, however many buckets there are. Its optimum bounds every fleet from below. If it
-can be routed it is the cheapest of all; if not, the best balance over it leaves a cut that it breaks, and the program
-is solved again (Benders, Numerische Mathematik 4, 1962). Fleets found on the way are mended: a replica is added, and
-exchanged, until they carry the load.
+can be routed it is the cheapest of all; if not, the best balance over it gives a cut that it violates, and the program
+is solved again (Benders, Numerische Mathematik 4, 1962). Infeasible fleets found on the way are repaired: replicas are
+added, and exchanged, until they carry the load.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 _PROGRAM_S, _ITERATION_S = 0.1, 4.5e-4
 # Boxes after which SCIP's bound is taken as it is.
 _MAX_NODES = 300
-# Replicas added to a fleet that does not carry the load before it is given up.
+# Most replicas added to a fleet that does not carry the load.
 _MOST_ADDED = 3
 # Relative distance at which bound and fleet count as met: SCIP's tolerance.
 _MET = 1e-6
@@ -36,7 +36,7 @@ _MET = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharpened:
-    """What the integer programs brought.
+    """The fleet and bound after the integer programs.
 
     Args:
         usable: [types] the best fleet.
@@ -76,7 +76,7 @@ def sharpen(
         if bound >= cost * (1.0 - _MET):
             bound = cost
             break
-        found, worked = _mended(instance, candidate, cost, cuts)
+        found, worked = _repaired(instance, candidate, cost, cuts)
         spent += worked
         if found is None:
             continue
@@ -126,7 +126,7 @@ def _cheapest(instance: Instance, cuts: FloatArray) -> tuple[tuple[FloatArray, f
     return (fleet, solved.bound), solved.num_iterations
 
 
-def _mended(instance: Instance, fleet: FloatArray, cost: float, cuts: CutPool) -> tuple[FloatArray | None, float]:
+def _repaired(instance: Instance, fleet: FloatArray, cost: float, cuts: CutPool) -> tuple[FloatArray | None, float]:
     """The fleet, or one with a few replicas more, that carries the load for less than ``cost``; None where none does.
 
     What is added is what the broken cut gains most from for its price.

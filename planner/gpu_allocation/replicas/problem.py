@@ -61,7 +61,7 @@ class GpuType:
     Args:
         name: unique in the problem.
         usd_per_hour: of one replica, USD/h.
-        max_count: most replicas to be had; None for any number.
+        max_count: most replicas; None for any number.
         region: where it is; None where it does not matter.
         terms: one of :data:`TERMS`.
         interruption_headroom: share of a replica's capacity kept free, in [0, 1).
@@ -184,7 +184,7 @@ class _Reader(InstanceReader):
             self.say(f"{path}.{key}", "prices are in USD here, no exchange rates are kept; convert to usd_per_hour")
         region, most = item.get("region"), item.get("max_count")
         name = self.text(item.get("name") or None, f"{path}.name", "a name")
-        unpriced = "usd_per_hour" not in item and bool(foreign)  # which has been said
+        unpriced = "usd_per_hour" not in item and bool(foreign)  # which is reported
         return GpuType(
             name=name,
             usd_per_hour=0.0 if unpriced else self._amount(item.get("usd_per_hour"), f"{path}.usd_per_hour"),
