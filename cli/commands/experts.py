@@ -144,7 +144,7 @@ def experts(
         setting,
         recordings,
         num_redundant_experts=slots,
-        windows_apart=windows,
+        separate_windows=windows,
         advice=advice,
         seed=seed,
         **question,

@@ -1,4 +1,4 @@
-"""What a placement looks like: load of each device before and after, and the traffic between devices.
+"""Pictures of a placement: load of each device before and after, and the traffic between devices.
 
 Pure functions from arrays to text: a self-contained SVG, and bars for a terminal. A bar is the mean over layers of a
 device's time in units of the ideal time (1 = perfect balance), its whisker reaches to the device's busiest layer. Many

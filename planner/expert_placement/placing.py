@@ -1,4 +1,4 @@
-"""Places experts by recorded routing and says what that is worth: the placement, today's beside it, and advice."""
+"""Places experts by recorded routing: the new placement, its comparison with the current one, and advice."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ from meshplan.planner.expert_placement.problem.recordings import ExpertRecording
 from meshplan.planner.expert_placement.search.solve import answer, objective_of, solve
 from meshplan.planner.expert_placement.setting import (
     ExpertSetting,
+    current_placement,
     emitted_layer_ids,
     placement_document,
-    placement_today,
     step_effect,
 )
 
-# Redundant slots looked at: so many a device.
-SLOTS_A_DEVICE = (0, 1, 2, 4)
+# Redundant slots per device on the curve of slots against balance.
+SLOTS_PER_DEVICE = (0, 1, 2, 4)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -51,7 +51,7 @@ class Placed:
         setting: where the experts live.
         problem: what was asked.
         solution: what the solver found; its assignment is None where no placement exists.
-        today: [L, S] map in force, or the order that frameworks start from.
+        current: [L, S] map in force, or the order that frameworks start from.
         layer_ids: number of each placed layer in the model.
         document: everything as plain JSON.
     """
@@ -59,14 +59,14 @@ class Placed:
     setting: ExpertSetting
     problem: ExpertPlacementProblem
     solution: Solution[Placement]
-    today: IntArray
+    current: IntArray
     layer_ids: tuple[int, ...]
     document: Mapping[str, Any]
 
     @property
     def placement(self) -> IntArray:
-        """[L, S] the new map; today's where no placement exists."""
-        return self.today if self.solution.assignment is None else self.solution.assignment.physical_to_logical_map
+        """[L, S] the new map; the current one where no placement exists."""
+        return self.current if self.solution.assignment is None else self.solution.assignment.physical_to_logical_map
 
 
 def place(
@@ -74,7 +74,7 @@ def place(
     recordings: Mapping[str, ExpertRecording],
     *,
     num_redundant_experts: int = 0,
-    windows_apart: bool = False,
+    separate_windows: bool = False,
     visits_at_balance: float | None = None,
     advice: bool = False,
     seed: int = 0,
@@ -86,9 +86,9 @@ def place(
         setting: the devices.
         recordings: scenario name → recording.
         num_redundant_experts: spare slots of a layer.
-        windows_apart: every time window is a scenario.
-        visits_at_balance: let tokens visit fewer devices (dispatch in the manner of DeepEP) at this balancedness of
-            each layer; needs token traces. None leaves the balance as it is.
+        separate_windows: every time window is a scenario.
+        visits_at_balance: least balancedness of each layer at which balance may be given up for fewer devices per token
+            (DeepEP's dispatch sends a token once to each device); needs token traces. None gives up nothing.
         advice: add the curves (more solves).
         seed: of the solver.
         choices: further keys of the instance (``objective``, ``min_balancedness``, ``max_moved_experts``).
@@ -100,7 +100,7 @@ def place(
         setting,
         recordings,
         num_redundant_experts=num_redundant_experts,
-        windows_apart=windows_apart,
+        separate_windows=separate_windows,
         **choices,
     )
     problem = ExpertPlacementProblem.from_document(instance, Path())
@@ -122,7 +122,7 @@ def place(
         setting=setting,
         problem=problem,
         solution=solution,
-        today=placement_today(problem),
+        current=current_placement(problem),
         layer_ids=emitted_layer_ids(setting, first),
         document={},
     )
@@ -142,7 +142,7 @@ def _trace(recordings: Mapping[str, ExpertRecording], problem: ExpertPlacementPr
 def _with_fewer_visits(
     problem: ExpertPlacementProblem, solution: Solution[Placement], trace: IntArray | None, floor: float
 ) -> Solution[Placement]:
-    """The solution with balance given up, down to the floor, for fewer devices that a token visits."""
+    """The solution with balance given up, down to the floor, for fewer devices per token."""
     if trace is None or problem.objective is not Objective.BALANCE:
         message = "fewer visits need token traces (megatron recordings) and objective 'balance'"
         raise SpecError([Problem(path="LOADS", message=message)], of="the question")
@@ -162,13 +162,13 @@ def _with_fewer_visits(
 
 
 def _names_are_free(problem: ExpertPlacementProblem) -> bool:
-    """Whether devices may be renamed layer by layer without loss to the objective."""
+    """Whether renaming devices layer by layer leaves the objective unchanged."""
     bound_to_names = problem.objective in (Objective.MIGRATE, Objective.BALANCE_AFFINITY)
     return not bound_to_names and problem.num_nodes > 1 and problem.num_expert_groups == 1
 
 
 def _document(placed: Placed, trace: IntArray | None, *, advice: bool, seed: int) -> dict[str, Any]:
-    problem, today = placed.problem, placed.today
+    problem, current = placed.problem, placed.current
     document: dict[str, Any] = {
         "question": {
             "objective": problem.objective.value,
@@ -182,9 +182,9 @@ def _document(placed: Placed, trace: IntArray | None, *, advice: bool, seed: int
     }
     if placed.solution.assignment is None:
         return document
-    document["today"] = _facts(problem, today, trace)
+    document["today"] = _facts(problem, current, trace)
     document["new"] = _facts(problem, placed.placement, trace)
-    effect = step_effect(placed.setting, problem.load, problem.device_speed, today, placed.placement)
+    effect = step_effect(placed.setting, problem.load, problem.device_speed, current, placed.placement)
     if effect is not None:
         document["step_time"] = asdict(effect)
     tokens = placed.setting.tokens_per_batch
@@ -200,7 +200,7 @@ def _document(placed: Placed, trace: IntArray | None, *, advice: bool, seed: int
 
 
 def _facts(problem: ExpertPlacementProblem, placement: IntArray, trace: IntArray | None) -> dict[str, Any]:
-    """What one map does, today's or the new one."""
+    """Balance and traffic of one map."""
     devices, per_node = problem.num_devices, problem.devices_per_node
     facts: dict[str, Any] = {
         "balancedness": float(problem.case_balancedness(placement).min()),
@@ -223,10 +223,10 @@ def _facts(problem: ExpertPlacementProblem, placement: IntArray, trace: IntArray
 
 
 def _advice(problem: ExpertPlacementProblem, seed: int) -> dict[str, Any]:
-    """The curves: slots, and what the problem has the data for."""
+    """The curves of slots and, where the problem has the data, of traffic and of moves."""
     experts, devices = problem.num_experts, problem.num_devices
     least = -experts % devices
-    spare = [least + devices * each for each in SLOTS_A_DEVICE]
+    spare = [least + devices * each for each in SLOTS_PER_DEVICE]
     curves: dict[str, Any] = {
         "slots": [
             asdict(point)
@@ -245,9 +245,9 @@ def _without_map(point: dict[str, Any]) -> dict[str, Any]:
 
 
 def views(placed: Placed) -> list[PlacementView]:
-    """Today's placement and the new one, to be drawn."""
+    """The current and the new placement, to be drawn."""
     problem = placed.problem
     return [
         view(name, each, problem.load, problem.device_speed, problem.transitions)
-        for name, each in (("before", placed.today), ("after", placed.placement))
+        for name, each in (("before", placed.current), ("after", placed.placement))
     ]

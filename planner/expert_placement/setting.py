@@ -1,7 +1,7 @@
-"""From a training plan and recorded routing to a placement of its experts, and what that does to the step.
+"""From a training plan and recorded routing to an instance of expert placement, and its effect on the step time.
 
-The plan says over how many devices the experts are spread, what one expert weighs and what the links carry; the
-recordings say how busy the experts are. Without a plan the same goes by hand (:class:`ExpertSetting`).
+The plan gives the number of expert-parallel devices, the size of an expert and the bandwidth of the links; the
+recordings give the load of the experts. Without a plan the setting is given by hand (:class:`ExpertSetting`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshplan.planner.expert_placement.problem.objectives import layer_balancedn
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
 from meshplan.planner.expert_placement.problem.recordings import ExpertRecording, read_recording
 
-BYTES_16_BIT = 2.0  # of a weight
+BYTES_16_BIT = 2.0  # per weight
 EXPERT_TERMS = ("experts", "expert-parallel communication")  # names in the plan's breakdown
 
 
@@ -32,9 +32,9 @@ class ExpertSetting:
 
     Args:
         num_devices: expert-parallel devices.
-        devices_per_node: of these in one scale-up domain.
+        devices_per_node: expert-parallel devices in one scale-up domain.
         top_k: experts that a token visits.
-        num_experts: of a layer; None where only the recording says.
+        num_experts: routed experts per layer; None where only the recording tells.
         layer_ids: number of each MoE layer in the model, or empty where unknown.
         num_layers: all layers of the model, or None.
         expert_bytes: weights of one expert in one layer on one device, or None.
@@ -42,7 +42,7 @@ class ExpertSetting:
         network_bandwidth_bytes_per_s: of one device to other domains, or None.
         tokens_per_batch: that all these devices route in one pass of one layer, or None.
         step_s: optimizer step under balanced routing, or None.
-        expert_s: of it: expert products and their exposed all-to-all, or None.
+        expert_s: part of the step in expert GEMMs and their exposed all-to-all, or None.
     """
 
     num_devices: int
@@ -80,7 +80,7 @@ def setting_of_plan(plan: Plan, machine: Machine) -> ExpertSetting:
         raise _error(
             "PLAN",
             f"plan {plan.plan_id} keeps all {shape.moe.num_experts} experts on every device (expert_parallel 1); plan "
-            "with fixed: {expert_parallel: 8}, say",
+            "with, for example, fixed: {expert_parallel: 8}",
         )
     tensor = int(config["expert_tensor_parallel"])
     per_device = config["micro_batch_size"] * config["sequence_length"] / config["context_parallel"]
@@ -108,10 +108,10 @@ def expert_bytes(shape: ModelShape) -> float:
 
 
 def recording_format(path: Path) -> str:
-    """The format of a recording by its name: see :mod:`expert_recordings`.
+    """The format of a recording by its name: see :mod:`meshplan.planner.expert_placement.problem.recordings`.
 
     Raises:
-        SpecError: the name does not say.
+        SpecError: the name does not determine it.
     """
     if path.is_dir():
         return "trtllm" if (path / "meta_info.json").is_file() else "megatron"
@@ -133,7 +133,7 @@ def read_recordings(
     Args:
         files: name → file or folder.
         given_format: of all of them; by their names where None.
-        num_experts: for formats that do not say.
+        num_experts: for formats without it.
 
     Raises:
         SpecError: malformed, or of different shapes.
@@ -159,16 +159,16 @@ def placement_document(
     recordings: Mapping[str, ExpertRecording],
     *,
     num_redundant_experts: int = 0,
-    windows_apart: bool = False,
+    separate_windows: bool = False,
     **other: Any,
 ) -> dict[str, Any]:
     """An instance for ``ExpertPlacementProblem.from_document``.
 
     Args:
         setting: the devices.
-        recordings: scenario name → recording; several make the question ``robust`` unless ``other`` says otherwise.
+        recordings: scenario name → recording; several make the question ``robust`` unless ``other`` has an objective.
         num_redundant_experts: spare slots of a layer.
-        windows_apart: every time window is a scenario of its own.
+        separate_windows: every time window is a scenario.
         other: further keys (``objective``, ``max_moved_experts`` …).
 
     Raises:
@@ -177,9 +177,9 @@ def placement_document(
     first = next(iter(recordings.values()))
     _check_model(setting, first)
     cases = {
-        f"{name} {window}" if windows_apart and len(recording.load) > 1 else name: load
+        f"{name} {window}" if separate_windows and len(recording.load) > 1 else name: load
         for name, recording in recordings.items()
-        for window, load in enumerate(recording.load if windows_apart else recording.load.sum(axis=0)[None])
+        for window, load in enumerate(recording.load if separate_windows else recording.load.sum(axis=0)[None])
     }
     objective = other.pop("objective", None) or ("robust" if len(cases) > 1 else "balance")
     document = first.to_document(
@@ -210,7 +210,7 @@ def _check_model(setting: ExpertSetting, recording: ExpertRecording) -> None:
     _, layers, experts = recording.load.shape
     problems = []
     if setting.num_experts is not None and experts != setting.num_experts:
-        message = f"holds {experts} experts a layer, the plan's model has {setting.num_experts}"
+        message = f"holds {experts} experts per layer, the plan's model has {setting.num_experts}"
         problems.append(Problem(path="LOADS", message=message))
     if setting.layer_ids and layers not in (len(setting.layer_ids), setting.num_layers):
         message = (
@@ -229,7 +229,7 @@ def emitted_layer_ids(setting: ExpertSetting, recording: ExpertRecording) -> tup
     return recording.layer_ids
 
 
-def placement_today(problem: ExpertPlacementProblem) -> IntArray:
+def current_placement(problem: ExpertPlacementProblem) -> IntArray:
     """[L, S] the present map, else what frameworks start from: experts in order, one copy each.
 
     Where the experts do not divide evenly, the first ones are repeated to fill the spare slots.
@@ -247,7 +247,7 @@ class StepEffect:
 
     Args:
         balanced_s: step under perfectly balanced routing, as the plan predicts it.
-        before_s: with the placement of today.
+        before_s: with the current placement.
         after_s: with the new one.
         time_ratio: after / before; below 1 is faster.
     """
@@ -261,20 +261,20 @@ class StepEffect:
 def step_effect(
     setting: ExpertSetting, load: FloatArray, speed: FloatArray, before: IntArray, after: IntArray
 ) -> StepEffect | None:
-    """Step time with either placement; None where no plan stands behind the setting.
+    """Step time with either placement; None where the setting has no step time.
 
     step = balanced step + (expert products + exposed all-to-all) · (mean over layers of 1 / balancedness − 1)
 
     Args:
-        setting: of a plan.
+        setting: with the times of a plan.
         load: [L, E] tokens.
         speed: [G].
-        before: [L, S] map of today.
+        before: [L, S] current map.
         after: [L, S] new map.
 
     Assumes:
-        A layer ends with its busiest device, in its products and in its all-to-all alike; the layers that the
-        recording holds stand for all; imbalance that the calibration's runs had is not taken out again.
+        The busiest device determines both the GEMMs and the all-to-all of a layer; the recorded layers are
+        representative of all; the imbalance in the runs that the constants were fitted to is not subtracted.
     """
     if setting.step_s is None or setting.expert_s is None:
         return None

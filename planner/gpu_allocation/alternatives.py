@@ -1,7 +1,7 @@
-"""What other fleets cost: one type only, one type fewer, more traffic, one more unit, other promises. Each is solved.
+"""What other fleets cost: one type only, one type fewer, more traffic, one more unit, other SLOs. Each is solved.
 
-They keep the head-room that the replay asked for; kinds that the replay has not seen get the largest of it. None of
-them is replayed.
+Alternatives reuse the capacity margins found by the simulation; replica kinds absent from the chosen fleet get the
+largest of these margins. Alternatives are not simulated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from meshplan.planner.gpu_allocation.search import Compiled, Searched, assemble
 
 # Multiples of the traffic whose fleets are shown.
 GROWTH = (1.1, 1.25, 1.5, 2.0)
-# Multiples of every promised latency on the front of cost against promises.
+# Multiples of every latency limit on the Pareto front of cost against SLOs.
 SLO_FACTORS = (0.5, 0.7, 0.85, 1.0, 1.25, 1.5, 2.0, 3.0)
 UNITS = {FleetObjective.COST: "USD/h", FleetObjective.POWER: "W", FleetObjective.NUM_DEVICES: "devices"}
 _LEAST_SAVING = 1e-9
@@ -47,7 +47,7 @@ def alternatives(searched: Searched) -> dict[str, Any]:
 
 
 def pareto(searched: Searched) -> list[dict[str, Any]]:
-    """Cost against promises: every limit times a factor, capacities priced anew, the fleet solved anew."""
+    """Cost against SLOs: every limit times a factor, capacities and fleet computed anew."""
     compiled = searched.compiled
     rows = []
     for factor in SLO_FACTORS:
@@ -74,39 +74,39 @@ def scaled(problem: FleetProblem, factor: float) -> FleetProblem:
 
 
 def notes(searched: Searched, found: Mapping[str, Any]) -> list[str]:
-    """What the alternatives mean, in words."""
+    """The alternatives as sentences."""
     cost, unit = searched.solution.objective, UNITS[searched.compiled.problem.objective]
     if cost is None or not found:
         return []
-    said = []
+    lines = []
     singles = {name: value for name, value in found["single_type"].items() if value is not None}
     if singles:
         best = min(singles, key=lambda name: (singles[name], name))
         saved = singles[best] - cost
         if saved > _LEAST_SAVING:
-            said.append(f"{saved:.2f} {unit} ({saved / singles[best]:.1%}) below the best single type, {best}")
+            lines.append(f"{saved:.2f} {unit} ({saved / singles[best]:.1%}) below the best single type, {best}")
         else:
-            said.append(f"as good as the best single type, {best}")
+            lines.append(f"as good as the best single type, {best}")
     else:
-        said.append("no single type can serve all of it")
+        lines.append("no single type can serve all of it")
     for name, value in found["without"].items():
         if value is None:
-            said.append(f"without {name} there is no plan")
+            lines.append(f"without {name} there is no plan")
         else:
-            said.append(f"without {name}: {value - cost:+.2f} {unit}")
+            lines.append(f"without {name}: {value - cost:+.2f} {unit}")
     for name, value in found["one_more"].items():
-        said.append(f"one more {name} saves {cost - value:.2f} {unit}")
+        lines.append(f"one more {name} saves {cost - value:.2f} {unit}")
     for row in found["larger_quota"]:
         more, saved = row["more_devices"], cost - row["objective"]
-        said.append(
+        lines.append(
             f"{more} more device{'s' * (more > 1)} for {row['quota']} save{'s' * (more == 1)} {saved:.2f} {unit}"
         )
     step = next((row for row in found["growth"] if row["objective"] is not None), None)
     if step is not None:
         added = step["objective"] - cost
         more = f"{step['rate_factor'] - 1.0:.0%} more traffic"
-        said.append(f"{more} needs no more" if added <= _LEAST_SAVING else f"{more} costs {added:+.2f} {unit}")
-    return said
+        lines.append(f"{more} needs no more" if added <= _LEAST_SAVING else f"{more} costs {added:+.2f} {unit}")
+    return lines
 
 
 def _base(searched: Searched) -> FleetProblem:
@@ -114,7 +114,7 @@ def _base(searched: Searched) -> FleetProblem:
 
 
 def with_headroom_of(searched: Searched, problem: FleetProblem) -> FleetProblem:
-    """Kinds keep the head-room they got, the others get the largest."""
+    """The problem with the margins of the plan; kinds that it does not use get the largest of them."""
     known = {kind.name: kind.headroom for kind in searched.compiled.problem.kinds if kind.headroom}
     allocation = searched.solution.assignment
     if allocation is not None:
@@ -141,7 +141,7 @@ def _only(problem: FleetProblem, node_types: set[str]) -> FleetProblem:
 
 
 def _one_more(problem: FleetProblem, present: float) -> Iterator[tuple[str, float]]:
-    """Capped offers of which one more unit is worth something, whether the cap is met or not, and the cost then."""
+    """Capped offers of which one more unit lowers the cost, whether the cap is reached or not, and the cost then."""
     for o, offer in enumerate(problem.offers):
         if offer.max_count is None:
             continue
@@ -151,9 +151,9 @@ def _one_more(problem: FleetProblem, present: float) -> Iterator[tuple[str, floa
 
 
 def _larger_quota(problem: FleetProblem, present: float) -> Iterator[dict[str, Any]]:
-    """Quotas that are worth something larger by their smallest unit, and what the fleet costs then.
+    """Quotas whose increase by their smallest unit lowers the cost, and what the fleet costs then.
 
-    Every quota is tried: one that the fleet leaves room in may be what kept a quite different fleet out.
+    Every quota is tried: even one that the fleet does not exhaust may exclude a different, cheaper fleet.
     """
     for q, quota in enumerate(problem.quotas):
         unit = min(problem.offers[o].num_devices for o in quota.offers)

@@ -20,12 +20,12 @@ _LEAST_SHARE = 1e-6
 
 
 def answer_document(searched: Searched, *, seed: int = 0) -> dict[str, Any]:
-    """Everything that a plan says of its fleet.
+    """The whole answer of a plan.
 
     Returns:
-        ``objective``, ``usd_per_hour`` (mean over scenarios), ``fleets`` (one a stage: offers and kinds), ``services``
-        (buckets with rates, routing weights and prices), ``replays``, ``headroom``, ``carries`` (multiple of the
-        traffic), ``alternatives``, ``notes``.
+        ``objective``, ``usd_per_hour`` (mean over scenarios), ``fleets`` (one per stage: offers and kinds),
+        ``services`` (buckets with rates, routing weights and prices), ``replays``, ``headroom``, ``carries`` (multiple
+        of the traffic), ``alternatives``, ``notes``.
     """
     compiled, allocation = searched.compiled, searched.solution.assignment
     if allocation is None:
@@ -51,9 +51,9 @@ def answer_document(searched: Searched, *, seed: int = 0) -> dict[str, Any]:
 
 
 def schedule_document(searched: Searched, seed: int) -> dict[str, Any]:
-    """The fleet of every hour, with the head-room that the peak hour asked for.
+    """The fleet of every hour, with the capacity margins of the peak hour and those of each band of traffic.
 
-    See :mod:`meshplan.planner.gpu_allocation.schedule` for what is replayed and mended.
+    See :mod:`meshplan.planner.gpu_allocation.schedule`.
 
     Returns:
         ``usd``, ``bound_usd``, ``gap``, ``switching_usd``, ``num_switches``, ``constant_usd`` (the peak's fleet
@@ -214,7 +214,7 @@ def services_document(compiled: Compiled, allocation: FleetAllocation, *, priced
 
 
 def _weights(compiled: Compiled, allocation: FleetAllocation, s: int, b: int) -> dict[str, float]:
-    """Kind → share, rounded away where nothing is meant; those of each role sum to 1 or to each other."""
+    """Kind → share, without those that are rounding; MIXED and PREFILL shares sum to 1, DECODE to what PREFILL has."""
     rows = {
         kind.name: row[b]
         for kind, row in zip(compiled.problem.kinds, allocation.routing[s], strict=True)
@@ -224,7 +224,7 @@ def _weights(compiled: Compiled, allocation: FleetAllocation, s: int, b: int) ->
 
 
 def replay_document(compiled: Compiled, one: Replay) -> dict[str, Any]:
-    """One scenario's proof."""
+    """The simulation of one scenario."""
     return {
         "scenario": compiled.problem.scenarios[one.scenario].name,
         "num_requests": one.num_requests,

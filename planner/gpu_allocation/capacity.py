@@ -1,4 +1,4 @@
-"""What one replica of each kind serves of each bucket within the promises: the serving estimator's closed form.
+"""Request rate that one replica of each kind sustains for each bucket within the SLOs: a closed form, without queueing.
 
 A kind is an offer, a layout and formats. For a bucket of mean lengths s, o its curve over the running requests n is
 rate(n), tpot(n) and the time to the first token (:mod:`meshplan.planner.serving.estimator.steady_state`). The capacity
@@ -7,8 +7,8 @@ is
     max { rate(n) : tpot(n) ≤ tpot limit, first(n) ≤ ttft limit, first(n) + (o − 1)·tpot(n) ≤ e2e limit }
 
 with the first token and the end-to-end time of the *longest* request of the bucket, so that a bucket counts as served
-only where all of it is. Queueing has no part in it: the utilisation ceiling and the head-room that the replay asks for
-(:mod:`meshplan.planner.gpu_allocation.replay`) make up for that.
+only where all of it is. Queueing is left out: the utilisation ceiling and the capacity margins that the simulation asks
+for (:mod:`meshplan.planner.gpu_allocation.replay`) make up for that.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Curve:
     steps: float
 
     def capacity(self, promises: Sequence[Objective]) -> float:
-        """Most requests/s within the promises; 0 where even one request alone breaks one."""
+        """Most requests/s within the SLOs; 0 where even one request alone violates one."""
         kept = np.ones(len(self.rate_per_s), dtype=bool)
         for promise in promises:
             kept &= self._value(promise.metric) <= promise.limit_s
@@ -105,7 +105,7 @@ def replicas(question: AllocationQuestion, rejected: Counter[str]) -> list[Repli
 
     Args:
         question: with everything looked up.
-        rejected: reason → layouts turned down for it; grows.
+        rejected: reason → number of layouts rejected for it; grows.
     """
     found: list[Replica] = []
     first = 0
@@ -171,9 +171,9 @@ def _sized(service: Service, prompt: float, output: float) -> ServingProblem:
 
 
 def _worth_it(places: list[PlacedWorker], most_devices: int | None) -> list[PlacedWorker]:
-    """Without stages where a worker without them fits the same node type: they add latency and win nothing per device.
+    """Workers without pipeline stages where one fits the node type: stages add latency and gain nothing per device.
 
-    Beyond one scale-up domain only what fits nothing smaller is kept.
+    No worker is larger than a scale-up domain unless the spec allows it.
     """
     allowed = [place for place in places if place.layout.num_devices <= (most_devices or place.machine.domain_size)]
     flat = {place.node_type for place in allowed if place.layout.pipeline_parallel == 1}
@@ -201,7 +201,7 @@ def _curve(service: Service, bucket: SizedBucket, priced: PricedWorker, first_al
 def _name(
     question: AllocationQuestion, service: Service, layout: Layout, quantization: Quantization, role: Role
 ) -> str:
-    """Only what tells kinds apart: the service where there are several, degrees above 1, formats to choose from."""
+    """Only what distinguishes kinds: the service where there are several, degrees above 1, formats to choose from."""
     degrees = (
         ("TP", layout.tensor_parallel),
         ("PP", layout.pipeline_parallel),
@@ -219,12 +219,12 @@ def _name(
 
 
 def capacities(found: Sequence[Replica], num_buckets: int, promises: Sequence[Sequence[Objective]]) -> FloatArray:
-    """[replicas, buckets] most requests/s within the promises of each replica's service.
+    """[replicas, buckets] most requests/s within the SLOs of each replica's service.
 
     Args:
         found: kinds of replicas.
         num_buckets: of the question, all services together.
-        promises: [services] on latency.
+        promises: [services] SLOs on latency.
     """
     table = np.zeros((len(found), num_buckets))
     for r, replica in enumerate(found):
@@ -236,15 +236,16 @@ def capacities(found: Sequence[Replica], num_buckets: int, promises: Sequence[Se
 def offerings(
     found: Sequence[Replica], offers: Sequence[Offer], capacity: FloatArray
 ) -> tuple[list[Offering], FloatArray]:
-    """Kinds worth having, and their rows of capacities: those that serve something and that no other kind outdoes.
+    """The kinds that no other kind dominates, and their rows of capacities.
 
-    A kind is outdone on its offer by one whose devices divide its own and that serves, per device, no less of anything.
+    On one offer a kind is dominated by one whose number of devices divides its own and which serves, per device, at
+    least as much of every bucket.
     """
     kept: list[Offering] = []
     rows: list[FloatArray] = []
     for o, offer in enumerate(offers):
         here = [r for r, replica in enumerate(found) if replica.node_type == offer.node_type and capacity[r].any()]
-        here = [r for r in here if not any(_outdoes(found, capacity, other, r) for other in here if other != r)]
+        here = [r for r in here if not any(_dominates(found, capacity, other, r) for other in here if other != r)]
         for r in here:
             kind = ReplicaKind(
                 name=f"{offer.name} {found[r].name}",
@@ -258,8 +259,8 @@ def offerings(
     return kept, np.array(rows).reshape(len(kept), capacity.shape[1])
 
 
-def _outdoes(found: Sequence[Replica], capacity: FloatArray, a: int, b: int) -> bool:
-    """Whether kind a makes kind b superfluous; of two equals the first is kept."""
+def _dominates(found: Sequence[Replica], capacity: FloatArray, a: int, b: int) -> bool:
+    """Whether kind a dominates kind b; of two equals the first does."""
     one, other = found[a], found[b]
     size, larger = one.layout.num_devices, other.layout.num_devices
     if one.service != other.service or one.role is not other.role or larger % size:
@@ -271,17 +272,17 @@ def _outdoes(found: Sequence[Replica], capacity: FloatArray, a: int, b: int) -> 
 
 
 def pool_of(replica: Replica, service: Service, num_workers: int) -> Pool:
-    """Alike workers of a kind, with the engine's own limits."""
+    """The workers of one kind, with the engine's default limits."""
     problem = service.problem
     device = problem.machines[replica.node_type].device
     limits = problem.rules.default_limits(device)
-    lanes = replica.layout.attention_data_parallel
+    ranks = replica.layout.attention_data_parallel
     caching = limits.prefix_caching and problem.workload.prefix_hit_rate > 0.0
     return Pool(
         role=replica.role,
         layout=replica.layout,
         num_workers=num_workers,
-        limits=replace(limits, max_num_seqs=limits.max_num_seqs * lanes, prefix_caching=caching),
+        limits=replace(limits, max_num_seqs=limits.max_num_seqs * ranks, prefix_caching=caching),
         quantization=replica.quantization,
         node_type=replica.node_type,
     )

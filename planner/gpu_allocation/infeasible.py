@@ -1,4 +1,4 @@
-"""No fleet keeps every promise: which bucket, cap or limit binds, and the least change that would do."""
+"""No fleet meets every SLO: which bucket, cap or limit binds, and the least change that makes a fleet possible."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _BISECTIONS = 10
 
 
 def explain_allocation(compiled: Compiled) -> dict[str, Any]:
-    """The part of an infeasible plan's ``solution`` that tells what to do.
+    """The part of an infeasible plan's ``solution`` that names the cause and the remedies.
 
     Returns:
         ``binding_constraint``, ``least_change`` (changes, each of which alone makes the question feasible),
-        ``unservable_buckets`` where promises bind, ``served_fraction`` where caps do.
+        ``unservable_buckets`` where SLOs bind, ``served_fraction`` where caps do.
     """
     beyond = _beyond(compiled)
     if beyond:
-        return _promises(compiled, beyond)
+        return _by_slo(compiled, beyond)
     changes = [*_limits(compiled.problem), *_quotas(compiled.problem), *_caps(compiled.problem)]
     fraction = served_fraction(compiled.problem)
     capped = [f"{offer.name} ({offer.max_count})" for offer in compiled.problem.offers if offer.max_count is not None]
@@ -42,13 +42,13 @@ def explain_allocation(compiled: Compiled) -> dict[str, Any]:
     return {"binding_constraint": binding, "served_fraction": fraction, "least_change": changes}
 
 
-# --- promises ---------------------------------------------------------------------------------------------------------
+# --- SLOs -------------------------------------------------------------------------------------------------------------
 
 
 def _beyond(compiled: Compiled) -> list[int]:
-    """Buckets with traffic that no kind (or no pair of prefill and decode kinds) serves within the promises.
+    """Buckets with traffic that no kind (or no pair of prefill and decode kinds) serves within the SLOs.
 
-    Where the router cannot tell buckets apart, a kind has to serve all of them.
+    A kind has to serve all of the buckets that the router cannot distinguish.
     """
     problem = compiled.problem
     table = np.array(problem.max_request_rate_per_s).reshape(len(problem.kinds), len(problem.buckets)) > 0.0
@@ -62,7 +62,7 @@ def _beyond(compiled: Compiled) -> list[int]:
     return [int(b) for b in np.flatnonzero(arrives & ~served)]
 
 
-def _promises(compiled: Compiled, beyond: list[int]) -> dict[str, Any]:
+def _by_slo(compiled: Compiled, beyond: list[int]) -> dict[str, Any]:
     named, changes = [], []
     first = 0
     for index, service in enumerate(compiled.question.services):
@@ -73,7 +73,7 @@ def _promises(compiled: Compiled, beyond: list[int]) -> dict[str, Any]:
             changes += _eased(compiled, index, service, mine)
     shown = "; ".join(named[:MAX_NAMED]) + (f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else "")
     return {
-        "binding_constraint": f"no replica on any offer serves {shown} within the promises",
+        "binding_constraint": f"no replica on any offer serves {shown} within the SLOs",
         "unservable_buckets": beyond,
         "served_fraction": 0.0,
         "least_change": changes,
@@ -81,7 +81,7 @@ def _promises(compiled: Compiled, beyond: list[int]) -> dict[str, Any]:
 
 
 def _eased(compiled: Compiled, index: int, service: Service, beyond: list[int]) -> list[dict[str, Any]]:
-    """The nearest promises: the smallest factor on the limits that are too tight with which every bucket is served."""
+    """The nearest feasible SLOs: the smallest factor on the limits too tight with which every bucket is served."""
     curves = [
         [replica.curves[b] for replica in compiled.replicas if replica.service == index and b in replica.curves]
         for b in beyond

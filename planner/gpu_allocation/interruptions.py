@@ -1,13 +1,13 @@
-"""Replicas that vanish: which states a pool of interruptible units is found in, and how often.
+"""Interruptible replicas: how many of a pool serve, and what share of the time.
 
 Notation
     λ        interruptions of one unit per second      r       seconds until a replacement serves
     n        units in use                              q       share of the time that a unit is away, λ·r / (1 + λ·r)
 
-Equation     units fail alone, so the number away is Binomial(n, q) in the long run. Units that hold several replicas
-             take all of them along; a replica over several units goes with any of them. Spares take over.
-Assumption   a state outlasts the requests in it: r is minutes, a request seconds. The requests that a vanishing
-             replica was serving are counted as lost with the chance 1 − exp(−λ·w) of a request that stays w seconds.
+Equation     units fail independently, so the number away is Binomial(n, q) in the long run. An interrupted unit takes
+             all its replicas with it; a replica over several units fails with any of them. Spares take over.
+Assumption   a state outlasts the requests in it: r is minutes, a request seconds. A request that stays w seconds is
+             lost to an interruption of its replica with probability 1 − exp(−λ·w).
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.gpu_allocation.nodes.problem import Offer, ReplicaKind
 
 # States rarer than this are not simulated; their requests count as lost.
 LEAST_SHARE = 5e-4
 # Share of the time that the states of one pool may leave out.
 _LEFT_OUT = 1e-9
-_SECONDS_PER_HOUR = 3600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolState:
-    """What is left of a system's pools.
+    """One state of a system's pools.
 
     Args:
         usable: [pools] replicas that serve.
@@ -40,8 +40,8 @@ class PoolState:
 
 
 def interruptions_per_s(offer: Offer, kind: ReplicaKind) -> float:
-    """How often one replica of a kind vanishes."""
-    return max(-(-kind.num_devices // offer.num_devices), 1) * offer.interruptions_per_hour / _SECONDS_PER_HOUR
+    """How often one replica of a kind is interrupted, 1/s."""
+    return max(-(-kind.num_devices // offer.num_devices), 1) * offer.interruptions_per_hour / SECONDS_PER_HOUR
 
 
 def states_of(offer: Offer, kind: ReplicaKind, *, count: int, usable: int) -> list[PoolState]:
@@ -71,7 +71,7 @@ def states_of(offer: Offer, kind: ReplicaKind, *, count: int, usable: int) -> li
 
 
 def states_together(pools: Sequence[Sequence[PoolState]]) -> list[PoolState]:
-    """States of pools that serve together and fail apart; those too rare to simulate are left out."""
+    """Joint states of pools that serve together and fail independently; those too rare to simulate are left out."""
     found = []
     for parts in product(*pools):
         share = math.prod(part.share for part in parts)

@@ -42,11 +42,11 @@ class Service:
 
     Args:
         name: unique in the question.
-        problem: model, machines, promises, engine, constants; its workload is that of no bucket.
+        problem: model, machines, SLOs, engine, constants; its workload is that of no bucket.
         buckets: requests by size.
         burstiness: coefficient of variation of the gaps between arrivals.
         trace: recorded requests; None for a histogram.
-        tied: groups of its buckets that the router cannot tell apart.
+        tied: groups of its buckets that the router cannot distinguish.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Service:
 
     @property
     def promises(self) -> tuple[Objective, ...]:
-        """On latency."""
+        """The SLOs on latency."""
         return self.problem.promises
 
     @property
@@ -72,11 +72,11 @@ class AllocationQuestion:
     """Everything looked up.
 
     Args:
-        spec: the question in words.
+        spec: the question as it was written.
         services: at least one.
         offers: what can be rented.
         quotas: limits on several of them together.
-        prices: name of the offer → what its money rests on.
+        prices: name of the offer → its price, with the source.
         sources: what → citation.
     """
 
@@ -141,7 +141,7 @@ def cut_trace(trace: Requests, workload: AllocationWorkloadSpec) -> tuple[SizedB
 
 
 def indistinct(buckets: Sequence[SizedBucket]) -> tuple[tuple[int, ...], ...]:
-    """Groups of buckets that a router cannot tell apart by the prompt: those whose ranges of prompts meet."""
+    """Groups of buckets that a router cannot distinguish by the prompt: those whose prompt lengths overlap."""
     order = sorted(range(len(buckets)), key=lambda b: buckets[b].range.input_tokens)
     groups: list[list[int]] = []
     most = -1

@@ -1,14 +1,14 @@
-"""The proof of an allocation: its traffic, routed as planned, through the serving simulator.
+"""Checks an allocation: its traffic, routed as planned, runs through the serving simulator.
 
 Requests of every bucket arrive in one stream (gaps of a Gamma distribution with the workload's burstiness, or the
 trace's own), a router sends each to a kind by the plan's weights, and each kind serves its part with the replicas that
-carry load (spares stand idle). Units that are interrupted are missing as often as stated: every state of such a pool
-is served, and each request meets one of them (:mod:`meshplan.planner.gpu_allocation.interruptions`).
+carry load (spares stand idle). Interruptible units are absent as often as stated: the pool is simulated in each of its
+states, and each request is assigned to one of them (:mod:`meshplan.planner.gpu_allocation.interruptions`).
 
-Attained is the share of a service's requests that keep a promise's limit; a promise at the 99th percentile is kept
-where the lower end of that share's 95 % interval is at least 0.99. Requests of one run miss a promise together (a burst
-fills the queue for minutes), so there are :data:`NUM_RUNS` independent runs, and the interval is the wider of Student's
-over the means of the runs and of Wilson's, as if all requests were independent.
+The attainment of an SLO is the share of a service's requests within its limit; an SLO at the 99th percentile is met
+where the lower end of the attainment's 95 % interval is at least 0.99. Violations within one run are correlated (a
+burst fills the queue for minutes), so there are :data:`NUM_RUNS` independent runs, and the interval is the wider of
+Student's over the means of the runs and Wilson's, which takes all requests to be independent.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from meshplan.planner.serving.simulation.run import ServingRun
 
 # Independent runs, and Student's t of their number less one at 97.5 %.
 NUM_RUNS, STUDENT_T = 20, 2.093
-# Runs after which a plan that is far from its promises is given up.
+# Runs after which a plan that is far from its SLOs is given up.
 NUM_SCREENED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """One promise of one service, held against the replay.
+    """One SLO of one service, and its attainment in the simulation.
 
     Args:
         service: its index.
-        promise: on latency.
+        promise: the SLO.
         attained: share of requests within the limit (a mean: the mean latency, s).
         lower: lower end of its 95 % interval (a mean: the upper end of the latency's, s).
-        is_kept: the interval's end keeps the promise.
+        is_kept: the SLO is met at the end of the interval.
     """
 
     service: int
@@ -63,7 +63,7 @@ class Kept:
 
     @property
     def falls_short(self) -> bool:
-        """Missed even without the interval: more runs would not help."""
+        """Violated even without the interval: more runs would not help."""
         if self.promise.percentile == "mean":
             return self.attained > self.promise.limit_s
         return self.attained < QUANTILES[self.promise.percentile]
@@ -71,15 +71,15 @@ class Kept:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replay:
-    """What the simulation says of a plan in one scenario.
+    """Outcome of the simulation of a plan in one scenario.
 
     Args:
         scenario: its index.
-        kept: every promise.
+        kept: every SLO.
         num_requests: replayed, all services and runs.
         num_runs: independent runs.
-        num_rejected: that fit no replica.
-        by_kind: kind → share of its requests that keep every promise; only kinds that were sent some.
+        num_rejected: requests that fit no replica.
+        by_kind: kind → share of its requests that meet every SLO; only kinds that were sent some.
         burstiness: of the arrivals, largest over the services.
         note: why something was not replayed; empty otherwise.
     """
@@ -95,7 +95,7 @@ class Replay:
 
     @property
     def is_kept(self) -> bool:
-        """Every promise is kept, and everything was replayed."""
+        """Every SLO is met, and everything was replayed."""
         return not self.note and not self.num_rejected and all(one.is_kept for one in self.kept)
 
 
@@ -161,10 +161,9 @@ def replay(
 def sample(
     service: Service, rates: NDArray[np.float64], num: int, burstiness: float, seed: tuple[int, int]
 ) -> tuple[Requests, IntArray]:
-    """Requests of a service and the bucket of each, ``num`` of them, at the rates of a scenario.
+    """``num`` requests of a service at the rates of a scenario, and the bucket of each.
 
-    A trace is played with its own lengths and gaps, again from the start where it is short, at the scenario's rate;
-    its requests keep the bucket that they were cut into.
+    A trace keeps its own lengths and gaps, is repeated where it is short, and is scaled to the scenario's rate.
     """
     rng = np.random.default_rng(seed)
     rate = float(rates.sum())
@@ -221,14 +220,14 @@ class _Runs:
 
     @property
     def by_kind(self) -> dict[int, float]:
-        """Kind → share of its requests that keep every promise."""
+        """Kind → share of its requests that meet every SLO."""
         return {g: float(np.concatenate(runs).mean()) for g, runs in self.of_kind.items()}
 
     def serve(self, requests: Requests, bucket: IntArray, shares: NDArray[np.float64], seed: int) -> None:
         """Route and serve everything.
 
         Raises:
-            SpecError: the plan pairs prefill and decode kinds in a way that the simulator has no word for.
+            SpecError: the simulator cannot express how the plan pairs prefill and decode kinds.
         """
         rng = np.random.default_rng((seed, 1))
         kinds = [offering.kind for offering in self.offerings]
@@ -315,7 +314,7 @@ class _Runs:
         return serve(site_of(problem), ServingConfig(engine=problem.rules.name, pools=pools), workload)
 
     def _noted(self, run: ServingRun, chosen: IntArray, here: BoolArray) -> BoolArray:
-        """Keep what the requests that met this state saw; which of them keep every promise."""
+        """Record the latencies of the requests in this state; which of them meet every SLO."""
         everything = here.copy()
         for promise in self.service.promises:
             within = attained(run, [promise])
@@ -329,7 +328,7 @@ class _Runs:
         return everything
 
     def kept(self, index: int, promise: Objective) -> Kept:
-        """A promise held against what was served."""
+        """The attainment of an SLO over all runs."""
         if promise.percentile == "mean":
             runs = [run[~np.isnan(run)] for run in self.latency[promise]]
             means = np.array([run.mean() if len(run) else 0.0 for run in runs])
@@ -356,11 +355,11 @@ def lower_limit(within: Sequence[BoolArray]) -> float:
 
 
 def _half_width(means: NDArray[np.float64]) -> float:
-    """Of Student's interval of the mean of independent runs."""
+    """Half the width of Student's interval of the mean of independent runs."""
     return STUDENT_T * float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else math.inf
 
 
 def with_headroom(problem: FleetProblem, more: Mapping[int, float]) -> FleetProblem:
-    """The problem with other head-rooms: kind → share of its capacity that stays free."""
+    """The problem with other capacity margins: kind → share of its capacity that stays free."""
     kinds = tuple(replace(kind, headroom=more[g]) if g in more else kind for g, kind in enumerate(problem.kinds))
     return replace(problem, kinds=kinds)

@@ -1,4 +1,4 @@
-"""From the words of an allocation spec to a question with everything looked up, every misfit reported at once."""
+"""From an allocation spec to a question with everything looked up; every invalid value is reported at once."""
 
 from __future__ import annotations
 
@@ -91,9 +91,9 @@ def _offers(
             if price.terms == SPOT and asked.interruption_headroom is None and asked.interruptions_per_hour is None:
                 problems.say(
                     f"{path}.interruption_headroom",
-                    "spot nodes are taken away: say which share of a replica's capacity stays free for the traffic of "
-                    "interrupted ones, such as 0.2 (0 for none), or how often they go (interruptions_per_hour) and for "
-                    "how long (interruption_s), and the replay finds the share",
+                    "spot nodes are interrupted: give the share of a replica's capacity that stays free for the "
+                    "traffic of interrupted ones, such as 0.2 (0 for none), or how often (interruptions_per_hour) and "
+                    "for how long (interruption_s) they are, and the simulation finds the share",
                 )
             if spec.objective is FleetObjective.POWER and node.device.tdp_w is None:
                 problems.say(f"{path}.type", f"the board power of {node.device.name} is not known; leave it out")
@@ -152,7 +152,7 @@ def _offer(spec: AllocationSpec, asked: OfferSpec, node: NodeType, price: Price,
     parts += [] if zone is None else [zone]
     if price.terms != ON_DEMAND:
         parts.append(price.terms)
-    # The provider is often the first word of the node type: it is not said twice.
+    # The provider is often the first word of the node type: it is not repeated.
     if len(parts) > 1 and parts[0].startswith(f"{parts[1]}-"):
         del parts[1]
     return Offer(
@@ -196,7 +196,7 @@ def _service(
     base: Path,
     problems: Problems,
 ) -> tuple[Service, ResolvedServing] | None:
-    """One service with its problem; None where something is missing, which has been said."""
+    """One service with its problem; None where something is missing, which is reported."""
     trace: Requests | None = None
     try:
         if service.workload.trace is not None:
@@ -211,7 +211,8 @@ def _service(
         problems.say(f"{path}workload.request_rate_per_s", message)
         return None
     if spec.constraints.disaggregated and any(promise.metric == "e2e" for promise in service.promises):
-        problems.say(f"{path}slo", "prefill and decode apart are planned by ttft and tpot; promise those, not e2e")
+        message = "disaggregated prefill and decode are planned by ttft and tpot; give SLOs on those, not on e2e"
+        problems.say(f"{path}slo", message)
     if not nodes:
         return None
     try:

@@ -1,9 +1,9 @@
-"""A fleet for every hour, with head-room that grows until replays keep the promises off the peak too.
+"""A fleet for every hour, with margins that grow until the simulation meets the SLOs off the peak, too.
 
-Small fleets need more head-room than the peak's: bursts do not even out over few replicas. So the hours are cut into
-bands of traffic, and each band plans for its traffic times a margin of its own. Of every band the fleets in use for
-most hours are replayed at the most traffic that each is given; where a promise is missed the band's margin grows, and
-the whole schedule is planned again.
+Small fleets need larger margins than the peak's: bursts do not even out over few replicas. So the hours are grouped
+into bands of traffic, and each band plans for its traffic times its margin. In every band the fleet that is in use for
+most hours is simulated at the highest traffic that it has to carry; where an SLO is violated the band's margin grows,
+and the whole schedule is planned again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from meshplan.planner.gpu_allocation.search import Compiled, Searched, replay_sc
 
 # Upper ends of the bands, as shares of the peak.
 BANDS = (0.125, 0.25, 0.5, 0.75, 1.0)
-FLEETS_A_BAND = 1
-# Growth of a band's margin where a promise is missed.
+FLEETS_PER_BAND = 1
+# Growth of a band's margin where an SLO is violated.
 GROWTH = 1.15
 MAX_ROUNDS = 5
 
@@ -35,9 +35,9 @@ class HourReplay:
 
     Args:
         fleet: its number in the schedule.
-        num_hours: that it holds for, in its band.
+        num_hours: hours of its band in which it is in use.
         share_of_peak: traffic that it was replayed with.
-        replay: what the simulator saw.
+        replay: outcome of the simulation.
     """
 
     fleet: int
@@ -66,10 +66,10 @@ class HourlyPlan:
 def plan_hours(
     searched: Searched, factors: Sequence[float], *, start_usd: float, stop_usd: float, seed: int
 ) -> HourlyPlan:
-    """Schedule, replay, and widen margins until every replayed fleet keeps its promises.
+    """Schedule, replay, and widen margins until every replayed fleet meets its SLOs.
 
     Args:
-        searched: the plan of the peak hour; kinds that it does not use get the largest head-room of those it does.
+        searched: the plan of the peak hour; kinds that it does not use get the largest margin of those it does.
         factors: [hours] traffic as a share of the peak's.
         start_usd: of a unit.
         stop_usd: of a unit.
@@ -116,7 +116,7 @@ def _replays(
     rows = []
     for k in np.unique(band).tolist():
         fleets, counts = np.unique(fleet_of[(band == k) & (traffic > 0.0)], return_counts=True)
-        for place in np.argsort(-counts, kind="stable")[:FLEETS_A_BAND].tolist():
+        for place in np.argsort(-counts, kind="stable")[:FLEETS_PER_BAND].tolist():
             fleet = int(fleets[place])
             most = float(traffic[(band == k) & (fleet_of == fleet)].max())
             proven = searched.solution.assignment
@@ -129,7 +129,7 @@ def _replays(
 
 
 def _replayed(compiled: Compiled, fleet: FleetAllocation, share: float, seed: int) -> Replay:
-    """A few runs, and all of them where those leave hope."""
+    """All runs, unless a few show already that an SLO is violated."""
     at = replace(compiled, problem=scaled(compiled.problem, share))
     screened = replay_scenario(at, fleet, 0, range(seed, seed + NUM_SCREENED))
     if any(kept.falls_short for kept in screened.kept):

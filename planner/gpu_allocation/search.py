@@ -1,4 +1,4 @@
-"""From a question to a proven plan: capacities, cheapest fleet, its replay, head-room until promises are kept."""
+"""From a question to a simulated plan: capacities, the cheapest fleet, and capacity margins until all SLOs are met."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from meshplan.planner.gpu_allocation.replay import NUM_RUNS, NUM_SCREENED, Repla
 from meshplan.planner.serving.problem.requests import Objective
 from meshplan.planner.serving.simulation.metrics import QUANTILES
 
-# A kind whose requests miss a promise is filled to this share of what it was, and the fleet is planned again.
+# A replica kind whose requests violate an SLO may be loaded to this share of what it was; the fleet is planned again.
 TIGHTEN = 0.95
-# To this where more than so many of its requests miss it beyond those that may.
+# TIGHTEN_MUCH is used instead where the SLO miss rate exceeds its allowance by more than FAR.
 TIGHTEN_MUCH, FAR = 0.88, 0.03
 MAX_ROUNDS = 40
-# Less than this of a kind's capacity is not worth planning with: its promises break for another reason than load.
+# Below this share of a kind's capacity no further margin is tried: its SLOs are violated for another reason than load.
 LEAST_FILL = 0.25
 
 
@@ -34,7 +34,7 @@ class Compiled:
         replicas: every kind that was priced, on no offer yet.
         offerings: kinds of the problem, in its order.
         problem: for the solver.
-        rejected: reason → layouts turned down.
+        rejected: reason → number of layouts rejected for it.
     """
 
     question: AllocationQuestion
@@ -49,11 +49,11 @@ class Searched:
     """What the search found.
 
     Args:
-        compiled: the problem as it was solved last, with its head-rooms.
+        compiled: the problem as it was solved last, with its capacity margins.
         solution: the fleet and its proof.
         replays: of every scenario; empty where the plan was not replayed.
         num_rounds: plans that were replayed.
-        first_cost: objective before any head-room was added.
+        first_cost: objective before any capacity margin was added.
     """
 
     compiled: Compiled
@@ -76,7 +76,7 @@ def assemble(
     promises: Sequence[Sequence[Objective]],
     rejected: Counter[str] | None = None,
 ) -> Compiled:
-    """The fleet problem for given promises, from kinds that are priced already."""
+    """The fleet problem for given SLOs, from kinds that are priced already."""
     buckets = [bucket for service in question.services for bucket in service.buckets]
     kept, table = offerings(found, question.offers, capacities(found, len(buckets), promises))
     spec = question.spec
@@ -144,12 +144,12 @@ def _scenarios(question: AllocationQuestion) -> tuple[Scenario, ...]:
 
 
 def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgress | None = None) -> Searched:
-    """Plan, replay, add head-room where a promise is missed, and plan again until all are kept.
+    """Plan, replay, add a capacity margin where an SLO is violated, and plan again until all are met.
 
     Args:
         compiled: the question.
         seed: of the replayed requests.
-        on_progress: told after every round.
+        on_progress: called after every round.
     """
     headroom: dict[int, float] = {}
     problem, first = compiled.problem, None
@@ -161,7 +161,7 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
         if solution.assignment is None or not compiled.question.spec.replay.enabled:
             done = Searched(compiled=current, solution=solution, replays=(), num_rounds=rounds - 1, first_cost=first)
             return best if best is not None and solution.assignment is None else done
-        # Other requests every time: those that pass are not the ones that the head-room was chosen by.
+        # New requests every round: a plan must not be judged by the requests that its margins were chosen by.
         replays = _replays(current, solution.assignment, (2 * seed * MAX_ROUNDS + rounds) * NUM_RUNS)
         best = Searched(compiled=current, solution=solution, replays=replays, num_rounds=rounds, first_cost=first)
         if on_progress is not None:
@@ -177,9 +177,11 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
 
 
 def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tuple[Replay, ...]:
-    """A few runs of every scenario; all of them where those leave hope; and, where all passed, as many others.
+    """Simulated runs of every scenario, in up to three steps.
 
-    Only the last count: a plan that passed by luck, after several that did not, is found out.
+    A plan that clearly violates an SLO in :data:`NUM_SCREENED` runs is not simulated further. Otherwise all
+    :data:`NUM_RUNS` are, and if they meet every SLO, as many runs with other seeds decide: after several failed rounds
+    one may pass by chance.
     """
     screened = tuple(
         replay_scenario(compiled, allocation, s, range(first, first + NUM_SCREENED))
@@ -198,7 +200,7 @@ def _replays(compiled: Compiled, allocation: FleetAllocation, first: int) -> tup
 
 
 def replay_scenario(compiled: Compiled, allocation: FleetAllocation, scenario: int, seeds: Sequence[int]) -> Replay:
-    """One scenario's traffic as the spec wants it replayed."""
+    """One scenario, with the number of requests and the burstiness that the spec asks for."""
     spec = compiled.question.spec.replay
     return replay(
         compiled.question,
@@ -213,7 +215,7 @@ def replay_scenario(compiled: Compiled, allocation: FleetAllocation, scenario: i
 
 
 def _tightened(compiled: Compiled, replays: Sequence[Replay], headroom: dict[int, float]) -> dict[int, float]:
-    """Kind → more head-room, for the kinds of services with a broken promise that fall short of it themselves."""
+    """Kind → larger capacity margin, for services with a violated SLO: the kinds that miss it, or else all of them."""
     more: dict[int, float] = {}
     for one in replays:
         broken: dict[int, float] = {}

@@ -1,4 +1,4 @@
-"""The allocation question as users write it: services, a market, promises; every error at once with its path.
+"""The allocation question as users write it: services, a market, SLOs; every error at once with its path.
 
 A document of the kind ``gpu-allocation`` with ``gpu_types`` gives capacities by hand
 (:mod:`meshplan.planner.gpu_allocation.replicas.problem`); one with ``market`` gives models and workloads, read here.
@@ -102,16 +102,16 @@ class ServiceSpec(SpecModel):
 
     @property
     def promises(self) -> tuple[Objective, ...]:
-        """The promises on latency."""
+        """The SLOs on latency."""
         return promises_of(self.slo)
 
 
 class OfferSpec(SpecModel):
-    """Nodes of a type, on every terms and in every region that are listed and priced."""
+    """Nodes of one type: an offer for each provider, region and terms that are listed here and priced."""
 
     type: str = Field(min_length=1, description="node type of the catalog, such as aws-g5-xlarge")
     max_nodes: Nodes | None = Field(default=None, description="of each price that matches; none: any number")
-    present_nodes: Nodes = Field(default=0, description="that run today")
+    present_nodes: Nodes = Field(default=0, description="that are rented at present")
     providers: Annotated[list[str], Field(min_length=1)] | None = None
     regions: Annotated[list[str], Field(min_length=1)] | None = None
     terms: Annotated[list[str], Field(min_length=1)] | None = Field(
@@ -122,7 +122,7 @@ class OfferSpec(SpecModel):
         default=None, description="share of a spot replica's capacity kept free for the traffic of interrupted ones"
     )
     zones: Annotated[list[str], Field(min_length=1)] | None = Field(
-        default=None, description="parts of the region, each an offer of its own with its own max_nodes"
+        default=None, description="parts of the region, each a separate offer with its own max_nodes"
     )
     interruptions_per_hour: Annotated[float, Field(ge=0, le=60)] | None = Field(
         default=None, description="how often a spot node is taken away; the replay takes it away as often"
@@ -174,12 +174,12 @@ class MarketSpec(SpecModel):
     offers: Annotated[list[OfferSpec], Field(min_length=1, max_length=64)]
     quotas: Annotated[list[QuotaSpec], Field(max_length=64)] = Field(default_factory=list)
     rent: Literal["node", "device"] = Field(
-        default="node", description="what cannot be rented apart: whole nodes, or single devices at a node's share"
+        default="node", description="what is rented: whole nodes, or single devices at a share of the node's price"
     )
 
 
 class AllocationConstraintsSpec(SpecModel):
-    """What the fleet must keep."""
+    """Limits on the fleet."""
 
     target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules replicas obey")
     max_utilization: Annotated[float, Field(gt=0, le=1)] = MAX_UTILIZATION
@@ -232,7 +232,7 @@ class ScheduleSpec(SpecModel):
 
 
 class ReplaySpec(SpecModel):
-    """How the plan is proven by simulation."""
+    """How the plan is checked by simulation."""
 
     num_requests: Annotated[int, Field(strict=True, ge=500, le=1_000_000)] = Field(
         default=5000, description="of each service in each of the runs"
@@ -268,19 +268,19 @@ class AllocationSpec(SpecModel):
         given = [name for name, part in single.items() if part is not None]
         if self.services is not None and given:
             raise ValueError(
-                f"give services, or {', '.join(single)} in place; {', '.join(given)} stand beside services"
+                f"give services, or {', '.join(single)} in place; {', '.join(given)} given in addition to services"
             )
         missing = [name for name in single if name not in given]
         if self.services is None and missing:
             raise ValueError(f"{', '.join(missing)} missing: give model, workload and slo, or a list of services")
         if self.slo is not None and not self.slo:
-            raise ValueError("slo is empty: without a promise every replica serves any rate; give {ttft_p99_s: …}")
+            raise ValueError("slo is empty: without an SLO every replica serves any rate; give {ttft_p99_s: …}")
         names = [service.name or service.model for service in self.services or ()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"two services are called {', '.join(twice)}; give each a name of its own")
+            raise ValueError(f"two services are called {', '.join(twice)}; give each another name")
         if self.scenarios is not None and self.schedule is not None:
-            raise ValueError("scenarios and schedule both say when traffic changes; give one of them")
+            raise ValueError("scenarios and schedule both describe how traffic changes; give one of them")
         return self
 
     @property

@@ -1,7 +1,7 @@
-"""What a placement is worth before it is rolled out.
+"""What to know of a placement before it is rolled out.
 
-How many redundant slots pay; what balance is left when a batch samples the loads; how far today's placement is from the
-best; how many devices a token really has to visit.
+Balance against the number of redundant slots; balance of single batches, which sample the mean load; distance of the
+current placement from the best; number of devices that a token visits.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class SampledBalance:
         mean: over the sampled batches.
         low: 5 % of the batches are less balanced.
         high: 5 % of the batches are more balanced.
-        at_the_mean_load: balancedness that the mean load promises.
+        at_the_mean_load: balancedness under the mean load.
     """
 
     mean: float
@@ -90,7 +90,7 @@ def redundancy_curve(
     """Balance and memory against the number of redundant slots.
 
     Args:
-        problem: its own number of redundant slots, present placement and traffic are left aside.
+        problem: its number of redundant slots, present placement and traffic are not used.
         redundant: numbers of spare slots of a layer; those that do not divide evenly over the devices are left out.
         bytes_per_expert: weights of one expert in one layer.
         seed: of the solver.
@@ -220,8 +220,8 @@ def distinct_devices_per_token(
 ) -> FloatArray:
     """[L] mean number of devices (or nodes) that a token is sent to in each layer.
 
-    This is what dispatch in the manner of DeepEP pays for: one copy of a token for each device, however many of its
-    experts lie there. A token uses copy number (token index mod copies) of an expert, so tokens spread over the copies.
+    DeepEP's dispatch sends one copy of a token to each device, however many of its experts lie there. A token uses copy
+    number (token index mod copies) of an expert, so tokens spread over the copies.
 
     Args:
         token_experts: [L, tokens, top_k] expert ids; −1 where a layer lacks the token.
@@ -256,7 +256,7 @@ def share_nodes_by_trace(
     """[L, S] the same placement, the devices of each layer renamed so that tokens visit few nodes.
 
     Renaming costs no balance; devices that the same tokens visit come to share a node. It pays where a token is sent
-    once to each node and spread there (DeepEP); traffic from layer to layer is left aside.
+    once to each node and spread there (DeepEP); traffic from layer to layer is not considered.
     """
     together = covisits(token_experts, placement, num_experts=num_experts, num_devices=num_devices)
     by_device = placement.reshape(placement.shape[0], num_devices, -1)

@@ -1,16 +1,16 @@
-"""Fewer devices for each token: experts that the same tokens choose come to share a device, at a floor of balance.
+"""Fewer devices per token: experts that the same tokens choose are put on one device, down to a floor of balance.
 
-Dispatch in the manner of DeepEP sends a token once to every device that holds one of its experts, so what counts is the
-number of *distinct* devices, not where the token was in the layer before. Layers do not see each other here.
+DeepEP's dispatch sends a token once to every device that holds one of its experts, so what counts is the number of
+*distinct* devices, not where the token was in the layer before. Layers are independent here.
 
-*Stand-in.* Σ over pairs of experts on one device of n_ef / (c_e c_f), n_ef = tokens that choose both, c = copies: every
-pair that shares a device saves about one visit for each of its tokens. A swap of slots i (device a) and j (device b)
-gains
+*Surrogate objective.* Σ over pairs of experts on one device of n_ef / (c_e c_f), n_ef = tokens that choose both, c =
+copies: every pair that shares a device saves about one visit for each of its tokens. A swap of slots i (device a) and j
+(device b) gains
 
     A(e_i, b) − A(e_i, a) + A(e_j, a) − A(e_j, b) − 2 n_ij,      A(e, d) = Σ over slots f on d of n_ef / (c_e c_f)
 
-*Search.* In each layer the best swap that keeps both devices within the layer's limit, while one gains. A layer is kept
-only where its tokens really visit fewer devices.
+*Search.* In each layer the best swap that keeps both devices within the layer's limit, while one gains. A layer's
+change is kept only where its tokens visit fewer devices under the true measure.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.advice.advice import distinct_devices_per_token
-from meshplan.planner.expert_placement.problem.objectives import layer_balancedness, replica_counts
+from meshplan.planner.expert_placement.problem.objectives import LEAST_GAIN, layer_balancedness, replica_counts
 
-LEAST_GAIN = 1e-9
 ROUNDING = 1e-12
 
 
@@ -46,7 +45,7 @@ def fewer_visits(
     for layer in range(placement.shape[0]):
         weight = together(token_experts[layer], num_experts) / np.outer(counts[layer], counts[layer])
         slots = placement[layer].reshape(num_devices, -1).copy()
-        swap_while_it_gains(slots, weight, load[layer] / counts[layer], device_speed, float(limit[layer]))
+        swap_greedily(slots, weight, load[layer] / counts[layer], device_speed, float(limit[layer]))
         found[layer] = slots.ravel()
     shape = {"num_experts": num_experts, "num_devices": num_devices}
     before = distinct_devices_per_token(token_experts, placement, **shape)
@@ -66,14 +65,14 @@ def together(token_experts: IntArray, num_experts: int) -> FloatArray:
     return pairs
 
 
-def swap_while_it_gains(
+def swap_greedily(
     slots: IntArray, weight: FloatArray, piece: FloatArray, device_speed: FloatArray, limit: float
 ) -> None:
     """Best legal swaps of one layer, in place.
 
     Args:
         slots: [G, s] expert in each slot.
-        weight: [E, E] what two experts on one device save.
+        weight: [E, E] visits saved by two experts on one device.
         piece: [E] load / replicas.
         device_speed: [G].
         limit: time that no device may exceed.
@@ -84,7 +83,7 @@ def swap_while_it_gains(
     least = LEAST_GAIN * max(float(weight.max(initial=0.0)), LEAST_GAIN)
     flat = slots.reshape(-1)
     to_device = weight[:, slots].sum(axis=2)  # [E, G]
-    for _ in range(flat.size):  # as many swaps as slots: more would start to shuffle for nothing
+    for _ in range(flat.size):  # at most as many swaps as slots: later ones gain next to nothing
         pull = to_device[flat]  # [S, G]
         leave = pull[:, home] - pull[np.arange(flat.size), home][:, None]  # slot i to the device of slot j
         gain = leave + leave.T - 2.0 * weight[np.ix_(flat, flat)]

@@ -1,4 +1,4 @@
-"""What an expert placement is judged by, as array functions.
+"""The objectives of an expert placement, as array functions.
 
 Notation (all arrays are NumPy; L layers, E experts, G devices, S = E + redundant experts slots, s = S / G):
 
@@ -19,6 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+
+# Gains below this, relative or in units of the ideal time of a layer, are rounding.
+LEAST_GAIN = 1e-9
 
 
 class Objective(Enum):
@@ -56,6 +59,11 @@ def device_time(load: FloatArray, placement: IntArray, device_speed: FloatArray)
     piece = np.take_along_axis(load / counts, placement, axis=1)
     time: FloatArray = piece.reshape(load.shape[0], device_speed.size, -1).sum(axis=2) / device_speed
     return time
+
+
+def balance_of_time(busiest: FloatArray) -> FloatArray:
+    """[…] balancedness of layers from the time of their busiest device, in units of the ideal time; 1 without load."""
+    return np.divide(1.0, busiest, out=np.ones_like(busiest), where=busiest > 0)
 
 
 def layer_balancedness(load: FloatArray, placement: IntArray, device_speed: FloatArray) -> FloatArray:

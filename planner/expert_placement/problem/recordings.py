@@ -86,7 +86,7 @@ def read_recording(path: Path, recording_format: str, *, num_experts: int | None
     Args:
         path: file or folder, see the module docstring.
         recording_format: ``sglang``, ``vllm``, ``trtllm``, ``megatron``, ``npz`` or ``csv``.
-        num_experts: experts of a layer, for formats that do not say (megatron, csv); default: the largest id + 1.
+        num_experts: experts of a layer, for formats without it (megatron, csv); default: the largest id + 1.
 
     Raises:
         SpecError: malformed input, with the place.

@@ -3,10 +3,10 @@
 ====================  ==========================================  ========================================
 objective             solver                                      bound
 ====================  ==========================================  ========================================
-balance               :mod:`expert_balance`                       :mod:`expert_bounds`, or exact search
-robust                :mod:`expert_balance` with several loads    smallest bound of the scenarios
-balance+affinity      :mod:`expert_affinity`                      most frequent neighbours of each expert
-migrate               :mod:`expert_migration`                     bound of the balance without a budget
+balance               ``balance/balance.py``                      ``balance/bounds.py``, or exact search
+robust                ``balance/balance.py`` with several loads   smallest bound of the scenarios
+balance+affinity      ``locality/affinity.py``                    most frequent neighbours of each expert
+migrate               ``locality/migration.py``                   bound of the balance without a budget
 ====================  ==========================================  ========================================
 """
 
@@ -19,11 +19,12 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.expert_placement.problem.objectives import (
     Objective,
     RobustMeasure,
+    balance_of_time,
     balancedness,
     cross_device_fraction,
     cross_node_fraction,
@@ -77,7 +78,7 @@ def solve(
         seed: of the random choices.
         time_limit_s: wall-clock limit; None leaves it to the fixed amount of work (well below a second for 58 layers of
             256 experts on 64 devices).
-        on_progress: told of each stage.
+        on_progress: called at the end.
 
     Raises:
         SolverError: no placement meets ``min_balancedness``, though the bound does not rule one out.
@@ -188,7 +189,7 @@ def most_balanced(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
     best = balance(cases, problem.num_redundant_experts, speed, worst, effort, seed)
     if len(cases) == 1:
         bounds = worst[None]  # the exact search may have raised it
-    return best, float(balance_from(bounds).mean(axis=1).min())
+    return best, float(balance_of_time(bounds).mean(axis=1).min())
 
 
 def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> _Found:
@@ -226,13 +227,8 @@ def _solve_robust(problem: ExpertPlacementProblem, effort: Effort, seed: int) ->
         placement = _flat(found.slots)
         if problem.over_cases(problem.case_balancedness(placement)) > reached:
             chosen = placement
-    bound = problem.over_cases(balance_from(bounds).mean(axis=1))
+    bound = problem.over_cases(balance_of_time(bounds).mean(axis=1))
     return _Found(placement=chosen, bound=bound, solver="portfolio")
-
-
-def balance_from(times: FloatArray) -> FloatArray:
-    """Balancedness of layers whose busiest device takes ``times``; 1 where there is no load."""
-    return np.divide(1.0, times, out=np.ones_like(times), where=times > 0)
 
 
 def _solve_balance(problem: ExpertPlacementProblem, effort: Effort, seed: int) -> _Found:
@@ -247,7 +243,7 @@ def _solve_balance(problem: ExpertPlacementProblem, effort: Effort, seed: int) -
             effort,
             seed,
         )
-        return _Found(placement=_flat(slots), bound=float(balance_from(times).mean()), solver="groups, then nodes")
+        return _Found(placement=_flat(slots), bound=float(balance_of_time(times).mean()), solver="groups, then nodes")
     best, bound = most_balanced(problem, effort, seed)
     return _Found(placement=_flat(best.slots), bound=bound, solver="portfolio")
 
@@ -290,9 +286,9 @@ def _solve_migration(problem: ExpertPlacementProblem, effort: Effort, seed: int)
 
 
 def _with_nodes(problem: ExpertPlacementProblem, found: _Found) -> _Found:
-    """The same placement with devices renamed alike in all layers, so that much of the traffic stays inside nodes.
+    """The same placement, devices renamed in the same way in all layers so that much traffic stays inside nodes.
 
-    Left as it is where names matter: a present placement, unequal speeds, groups of experts, or a single node.
+    Unchanged where names matter: a present placement, unequal speeds, groups of experts, or a single node.
     """
     transitions, speed = problem.transitions, problem.device_speed
     fixed = problem.objective is Objective.MIGRATE or problem.num_expert_groups > 1 or bool((speed != speed[0]).any())

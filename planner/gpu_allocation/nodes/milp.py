@@ -1,4 +1,4 @@
-"""The plain problem as one mixed-integer program: the referee of the search over fleets.
+"""The plain problem as one mixed-integer program, to hold the search over fleets against.
 
 The program is that of :mod:`meshplan.planner.gpu_allocation.nodes.program`, with an offer and a kind for each
 type. It has a column for every servable (type, bucket): it is for checking, not for large questions.
@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from meshplan.planner.core.milp import solve_program
 from meshplan.planner.gpu_allocation.nodes.problem import lifted
 from meshplan.planner.gpu_allocation.nodes.program import fleet_program
 from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
-from meshplan.planner.gpu_allocation.replicas.program import BACKENDS, solve_program
-
-__all__ = ["BACKENDS", "Proven", "prove"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ def prove(problem: GpuAllocationProblem, backend: str) -> Proven:
 
     Args:
         problem: the question.
-        backend: one of :data:`BACKENDS`.
+        backend: one of :data:`~meshplan.planner.core.milp.BACKENDS`.
 
     Raises:
         SolverError: the solver stopped without a proof.

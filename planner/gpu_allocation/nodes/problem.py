@@ -4,11 +4,11 @@ Where a plain :class:`~meshplan.planner.gpu_allocation.replicas.problem.GpuAlloc
 rents *units* (a node, or a device where a provider sells single ones) of *offers*, and lays replicas of several *kinds*
 on them. What it adds, each part optional:
 
-* replica shapes that share an offer: a tensor-parallel group of four devices is a kind of its own;
+* replica shapes that share an offer: a tensor-parallel group of four devices is a kind;
 * scenarios of traffic (peak and off-peak), carried by one fleet (robust) or by one each (expected cost);
-* several models: a bucket belongs to a model, and a kind serves the buckets of its own only;
+* several models: a bucket belongs to a model, and a kind serves the buckets of its model only;
 * prefill and decode in kinds of different offers (Splitwise, Patel et al., arXiv:2311.18677);
-* limits on power and money, and the cost of changing the fleet that runs today.
+* limits on power and money, and the cost of changing the present fleet.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Offer:
     Args:
         name: unique in the problem.
         usd_per_hour: of one unit.
-        num_devices: accelerators of a unit: what cannot be rented apart.
+        num_devices: accelerators per unit, which is the smallest amount rented.
         max_count: most units; None for any number.
         node_type: catalog name; empty where there is none.
         provider: who rents it out.
@@ -55,7 +55,7 @@ class Offer:
         interruptions_per_hour: how often one unit is taken away; what the replay plays.
         interruption_s: until a replacement serves.
         power_w: of a unit at full load; None where unknown.
-        present: units that run today.
+        present: units rented at present.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """A limit on several offers together: what an account may rent in a region, say.
+    """A limit on several offers together, such as an account's in a region.
 
     Args:
         name: as it is shown.
@@ -150,14 +150,13 @@ class FleetProblem:
         objective: see :class:`FleetObjective`.
         max_power_w: of all units rented.
         max_usd_per_hour: of all units rented, in every scenario.
-        start_usd: of a unit that does not run today.
-        stop_usd: of a unit that runs today and is given back.
+        start_usd: cost of each unit beyond those present.
+        stop_usd: cost of each present unit that is given back.
         switch_hours: hours over which the cost of switching is spread.
-        tied: groups of buckets that the router cannot tell apart (it sees a prompt, not the answer to come): they are
-            sent in the same shares. Buckets in no group are routed by themselves.
+        tied: groups of buckets that the router cannot distinguish (it sees a prompt, not its answer): they have the
+            same shares. Buckets in no group are routed by themselves.
         quotas: limits on several offers together.
-        routing_steps: shares are whole multiples of one over this, which is all that the router can express; None for
-            any share.
+        routing_steps: the router's shares are whole multiples of one over this; None for any share.
     """
 
     name: str

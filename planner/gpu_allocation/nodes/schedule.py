@@ -5,7 +5,7 @@ Notation
     c             USD/h of a unit                                         s, p    USD to start and to give back a unit
     φ(N)          most traffic that fleet N carries, in the same multiples
 
-Objective     min Σ_t c·N_t + s·Σ(N_t − N_t−1)⁺ + p·Σ(N_t−1 − N_t)⁺     with φ(N_t) ≥ f_t and N_0 today's fleet
+Objective     min Σ_t c·N_t + s·Σ(N_t − N_t−1)⁺ + p·Σ(N_t−1 − N_t)⁺     with φ(N_t) ≥ f_t and N_0 the present fleet
 
 Method        Candidates are cheapest fleets: at every level of traffic that occurs (within 1 %), at each level among
               those that hold the level below's, and among those that the level above's holds, so that
@@ -36,7 +36,7 @@ from meshplan.planner.core.solution import Solution, Status, relative_gap, statu
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, Scenario
 from meshplan.planner.gpu_allocation.nodes.solve import allocation_of, route, solve_fleet
 
-# Fleets that were asked for before.
+# Fleets that were solved for before.
 Memory = dict[FleetProblem, Solution[FleetAllocation]]
 # Distance of two levels of traffic.
 LEVEL_STEP = 0.01
@@ -54,7 +54,7 @@ class Schedule:
         fleets: distinct fleets in use.
         fleet_of: [hours] which of them.
         rent_usd: of all hours.
-        switching_usd: of all changes, that from today's fleet included.
+        switching_usd: of all changes, that from the present fleet included.
         num_switches: hours in which the fleet changes.
         constant_usd: rent of the cheapest fleet for the busiest hour throughout, with the change to it.
     """
@@ -120,8 +120,8 @@ def solve_schedule(
 def traffic_levels(traffic: FloatArray) -> FloatArray:
     """Levels in rising order, such that every hour lies at most LEVEL_STEP below one; 0 is one where it occurs.
 
-    Few different rates are their own levels. Many share a grid that hangs on the busiest hour alone: schedules with the
-    same peak ask about the same levels.
+    Few different rates are their own levels. Many share a grid that depends on the busiest hour alone: schedules with
+    the same peak have the same levels.
     """
     rates = np.unique(traffic)
     if len(rates) <= 1.0 / LEVEL_STEP:
@@ -171,7 +171,7 @@ def _candidates(
 
 
 def _rising(problem: FleetProblem, levels: FloatArray, memory: Memory) -> list[FleetAllocation]:
-    """At each level the cheapest fleet that holds the level below's: nothing is given back while traffic rises."""
+    """At each level the cheapest fleet that contains the one below it: nothing is given back while traffic rises."""
     fleets: list[FleetAllocation] = []
     held = (0,) * len(problem.offers)
     for level in levels:
@@ -186,7 +186,7 @@ def _rising(problem: FleetProblem, levels: FloatArray, memory: Memory) -> list[F
 def _falling(
     problem: FleetProblem, levels: FloatArray, top: Solution[FleetAllocation], memory: Memory
 ) -> list[FleetAllocation]:
-    """At each level the cheapest fleet that the level above's holds: nothing new is rented while traffic falls."""
+    """At each level the cheapest fleet within that of the level above: nothing new is rented while traffic falls."""
     fleets: list[FleetAllocation] = []
     held = None if top.assignment is None else top.assignment.units[0]
     for level in levels:
@@ -242,8 +242,8 @@ def _best_schedule(
     carries = np.array([candidate.carries for candidate in candidates])
     rent = units @ price
     change = _changes(units, units, start_usd, stop_usd)  # [from, to]
-    today = np.array([[offer.present for offer in problem.offers]], dtype=float)
-    first = _changes(today, units, start_usd, stop_usd)[0]
+    present = np.array([[offer.present for offer in problem.offers]], dtype=float)
+    first = _changes(present, units, start_usd, stop_usd)[0]
     came_from = np.zeros((len(traffic), len(candidates)), dtype=np.int32)
     cost = first.copy()
     for hour, factor in enumerate(traffic.tolist()):
@@ -294,7 +294,7 @@ def _bound(
     start_usd: float,
     stop_usd: float,
 ) -> float:
-    """See the module's text."""
+    """The lower bound on every schedule's cost, by the method of the module's docstring."""
     least = np.array([solution.bound or 0.0 for solution in found])
     below = np.searchsorted(levels, traffic * (1.0 + _ROUNDING), side="right") - 1
     needed = np.where(below >= 0, least[np.maximum(below, 0)], 0.0)
@@ -303,9 +303,9 @@ def _bound(
         (offer.usd_per_hour for o, offer in enumerate(problem.offers) if o in useful or offer.present), default=0.0
     )
     start, stop = (usd / dearest if dearest > 0.0 else 0.0 for usd in (start_usd, stop_usd))
-    today = sum(offer.present * offer.usd_per_hour for offer in problem.offers)
-    values = np.unique(np.concatenate([needed, [today]]))
-    cost = start * np.maximum(values - today, 0.0) + stop * np.maximum(today - values, 0.0)
+    present = sum(offer.present * offer.usd_per_hour for offer in problem.offers)
+    values = np.unique(np.concatenate([needed, [present]]))
+    cost = start * np.maximum(values - present, 0.0) + stop * np.maximum(present - values, 0.0)
     for hour, need in enumerate(needed.tolist()):
         if hour:
             rising = np.minimum.accumulate(cost - start * values) + start * values

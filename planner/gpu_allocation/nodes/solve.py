@@ -1,6 +1,6 @@
 """Solves the fleet problem: units to rent, replicas on them, and the share of each bucket that goes to each kind.
 
-Where nothing couples the kinds but the routing, the question is the plain one and the search over fleets answers it
+Where only the routing couples the kinds, the question is the plain one and the search over fleets answers it
 (:mod:`meshplan.planner.gpu_allocation.replicas.solve`). Elsewhere SCIP proves the program of
 :mod:`meshplan.planner.gpu_allocation.nodes.program`; its counts are kept and the routing is computed anew, so
 that the fullest kind is as empty as possible.
@@ -17,40 +17,39 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.milp import BACKENDS, DEFAULT_BACKEND, solve_program, solve_relaxed
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetObjective, FleetProblem, as_plain
 from meshplan.planner.gpu_allocation.nodes.program import (
-    arriving,
     fleet_program,
     loads,
-    share_columns,
+    routing_program,
     stage_weight,
     unit_cost,
 )
 from meshplan.planner.gpu_allocation.replicas import solve as gpu_allocation
-from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program, solve_relaxed
 
-SOLVER = "mixed-integer program (SCIP)"
-# Boxes after which SCIP's best fleet is taken with its gap: about half a minute for 40 kinds and 50 buckets.
+# Nodes of SCIP's tree after which its best fleet is taken with its gap: about 30 s for 40 kinds and 50 buckets.
 MAX_NODES = 50_000
-# The same for the routing in steps over a given fleet, which need not be the emptiest, only fit.
+# The same for the routing in steps over a given fleet, which need not be the best, only fit.
 ROUTING_MAX_NODES = 500
-# What the routing may overrun a capacity by: SCIP's tolerance on a row.
+# Share by which the routing may exceed a capacity: SCIP's tolerance on a row.
 _FITS = 1e-6
 
 
 def solve_fleet(
-    problem: FleetProblem, *, backend: str = "scip", on_progress: OnProgress | None = None
+    problem: FleetProblem, *, backend: str = DEFAULT_BACKEND, on_progress: OnProgress | None = None
 ) -> Solution[FleetAllocation]:
     """Find the best fleet and a routing that fits it.
 
     Args:
         problem: the question.
-        backend: of the program, where it is needed: ``scip``, or ``cbc`` to hold against it.
+        backend: one of :data:`~meshplan.planner.core.milp.BACKENDS`; any but the default solves the program even where
+            the search over fleets would answer.
         on_progress: called when a better fleet is found, where the search over fleets is used.
 
     Raises:
@@ -58,7 +57,7 @@ def solve_fleet(
     """
     if problem.routing_steps is not None:
         return _in_steps(problem, backend)
-    plain = as_plain(problem) if backend == "scip" else None
+    plain = as_plain(problem) if backend == DEFAULT_BACKEND else None
     if plain is None:
         return _by_program(problem, backend)
     solution = gpu_allocation.solve(plain, on_progress=on_progress)
@@ -138,7 +137,7 @@ def _by_program(problem: FleetProblem, backend: str) -> Solution[FleetAllocation
         gap=gap,
         wall_s=time.monotonic() - started,
         cpu_s=time.process_time() - cpu_started,
-        solver=SOLVER if backend == "scip" else "mixed-integer program (CBC)",
+        solver=f"mixed-integer program ({BACKENDS[backend].label})",
     )
 
 
@@ -224,24 +223,11 @@ def route(problem: FleetProblem, scenario: int, replicas: Sequence[int]) -> tupl
         [kinds, buckets] shares, and the peak: above 1 the replicas do not carry the scenario; ∞ where a bucket has
         nowhere to go.
     """
-    program, load = Program(), loads(problem, scenario)
-    peak = program.column(0.0, math.inf, cost=1.0)
-    columns: dict[tuple[int, int], int] = {}
-    room = np.array([problem.fill(g) * _usable(problem, count) for g, count in enumerate(replicas)])
-    for group in arriving(problem, scenario):
-        serves: npt.NDArray[np.bool_] = np.isfinite(load[:, group]).all(axis=1) & (room > 0.0)
-        found, _ = share_columns(problem, program, serves, most=math.inf)
-        columns.update({(g, b): column for g, column in found.items() for b in group})
-    for g, size in enumerate(room.tolist()):
-        row: dict[int, float] = {}
-        for b in range(len(problem.buckets)):
-            if (g, b) in columns:
-                row[columns[g, b]] = row.get(columns[g, b], 0.0) - float(load[g, b])
-        if row:
-            program.row({peak: size, **row}, low=0.0)
+    load = loads(problem, scenario)
     shares = np.zeros(load.shape)
     if not any(problem.scenarios[scenario].request_rate_per_s):
         return shares, 0.0
+    program, columns = routing_program(problem, scenario, replicas)
     steps = problem.routing_steps
     solved = solve_relaxed(program) if steps is None else solve_program(program, max_nodes=ROUTING_MAX_NODES)
     if not solved.values:
@@ -264,5 +250,5 @@ def bucket_prices(problem: FleetProblem, scenario: int = 0) -> list[float | None
     for (s, b), row in built.served.items():
         if s == scenario and solved.duals:
             rate = sum(problem.scenarios[s].request_rate_per_s[k] for k in together[b])
-            prices[b] = solved.duals[row] / rate / 3600.0 * 1e6
+            prices[b] = solved.duals[row] / rate / SECONDS_PER_HOUR * 1e6
     return prices

@@ -1,4 +1,4 @@
-"""The answer of a GPU allocation as plain JSON: the decision, its proof, and what one would ask next."""
+"""The answer of a GPU allocation as plain JSON: the decision, its proof, and what other decisions would cost."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.solution import Solution, relative_gap
 from meshplan.planner.gpu_allocation.replicas.infeasible import explain, impossible
 from meshplan.planner.gpu_allocation.replicas.instance import Instance, instance_of
 from meshplan.planner.gpu_allocation.replicas.problem import Allocation, GpuAllocationProblem
 from meshplan.planner.gpu_allocation.replicas.search import Budget, cheapest_fleet, round_up
 
-# Work spent on each "what if this type were not to be had"; enough for a proof at the sizes where it is asked.
+# Work spent on the cost without each type; enough for a proof at the sizes where it is computed.
 _WHAT_IF_WORK_S = 0.3
-_SECONDS_PER_HOUR = 3600.0
 _MILLION = 1e6
-_WORTH_SAYING_USD_PER_HOUR = 1e-6
+_LEAST_USD_PER_HOUR = 1e-6
 
 
 def answer(problem: GpuAllocationProblem, solution: Solution[Allocation]) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def _bucket_prices(problem: GpuAllocationProblem, instance: Instance, allocation
     result: list[float | None] = [None] * len(problem.buckets)
     per_hour = np.where(instance.servable, prices[:, None] * np.where(instance.servable, instance.load, 1.0), np.inf)
     for b, usd_per_hour in zip(instance.buckets.tolist(), per_hour.min(axis=0).tolist(), strict=True):
-        result[b] = usd_per_hour / problem.request_rate_per_s[b] / _SECONDS_PER_HOUR * _MILLION
+        result[b] = usd_per_hour / problem.request_rate_per_s[b] / SECONDS_PER_HOUR * _MILLION
     return result
 
 
@@ -110,13 +110,13 @@ def _notes(
     cost: float,
     singles: dict[str, float | None],
 ) -> list[str]:
-    """What the numbers mean, in words."""
+    """The results as sentences."""
     notes = []
     possible = {name: usd for name, usd in singles.items() if usd is not None}
     if possible:
         best = min(possible, key=lambda name: (possible[name], name))
         saved = possible[best] - cost
-        if saved > _WORTH_SAYING_USD_PER_HOUR:
+        if saved > _LEAST_USD_PER_HOUR:
             notes.append(
                 f"{saved:.2f} USD/h ({saved / possible[best]:.1%}) below the best single type, {best} at "
                 f"{possible[best]:.2f} USD/h"
@@ -127,7 +127,7 @@ def _notes(
         notes.append("no single type can serve all of it")
     worth = instance.utilization * np.array(allocation.prices_usd_per_hour) - instance.price
     for g, gpu_type in enumerate(problem.gpu_types):
-        if gpu_type.max_count is not None and worth[g] > _WORTH_SAYING_USD_PER_HOUR:
+        if gpu_type.max_count is not None and worth[g] > _LEAST_USD_PER_HOUR:
             notes.append(
                 f"max_count {gpu_type.max_count} of {gpu_type.name} binds: one more would save about {worth[g]:.2f} "
                 "USD/h (linear relaxation)"

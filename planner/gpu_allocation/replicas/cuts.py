@@ -1,14 +1,14 @@
-"""Wide problems: a small integer program over the fleet alone, sharpened by the inequalities that routings leave.
+"""Benders decomposition for wide problems: integer programs over the fleet alone, with a cut for every failed routing.
 
-Every price vector w that was ever used proves Σ_g u_g · w_g · m_g ≥ L(w) for the usable replicas m of any fleet that
-works. The cheapest whole fleet that meets all the inequalities known so far is
+Every price vector w gives a cut Σ_g u_g · w_g · m_g ≥ L(w) on the usable replicas m of any feasible fleet. The cheapest
+whole fleet within all cuts known so far is
 
     min Σ_g c_g · (m_g + spare · y_g)   with   a_k · m ≥ 1 for every cut k,   m_g ≤ most_g · y_g,   m whole
 
 in as many columns as there are types, however many buckets there are. Its optimum bounds every fleet from below. If it
-can be routed it is the cheapest of all; if not, the best balance over it leaves a cut that it breaks, and the program
-is solved again (Benders, Numerische Mathematik 4, 1962). Fleets found on the way are mended: a replica is added, and
-exchanged, until they carry the load.
+can be routed it is the cheapest of all; if not, the best balance over it gives a cut that it violates, and the program
+is solved again (Benders, Numerische Mathematik 4, 1962). Infeasible fleets found on the way are repaired: replicas are
+added, and exchanged, until they carry the load.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.milp import Program, solve_program
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
 from meshplan.planner.gpu_allocation.replicas.instance import Instance
-from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 
 # Estimated seconds of one integer program: of reading it, and of an iteration of its simplex method.
 _PROGRAM_S, _ITERATION_S = 0.1, 4.5e-4
 # Boxes after which SCIP's bound is taken as it is.
 _MAX_NODES = 300
-# Replicas added to a fleet that does not carry the load before it is given up.
+# Most replicas added to a fleet that does not carry the load.
 _MOST_ADDED = 3
 # Relative distance at which bound and fleet count as met: SCIP's tolerance.
 _MET = 1e-6
@@ -36,7 +36,7 @@ _MET = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharpened:
-    """What the integer programs brought.
+    """The fleet and bound after the integer programs.
 
     Args:
         usable: [types] the best fleet.
@@ -76,7 +76,7 @@ def sharpen(
         if bound >= cost * (1.0 - _MET):
             bound = cost
             break
-        found, worked = _mended(instance, candidate, cost, cuts)
+        found, worked = _repaired(instance, candidate, cost, cuts)
         spent += worked
         if found is None:
             continue
@@ -97,27 +97,36 @@ def cost_of(instance: Instance, usable: FloatArray) -> float:
     return float(instance.price @ (usable + instance.spare * (usable > 0)))
 
 
+def cut_program(instance: Instance, cuts: FloatArray) -> Program:
+    """The cheapest whole fleet within the cuts: the program of the module's text; column g is m_g.
+
+    Args:
+        instance: the problem.
+        cuts: [cuts, types] a of the inequalities a · m ≥ 1.
+    """
+    program = Program()
+    rent = list(enumerate(zip(instance.most.tolist(), instance.price.tolist(), strict=True)))
+    columns = [program.column(f"usable {g}", 0.0, most, cost=price, whole=True) for g, (most, price) in rent]
+    for k, cut in enumerate(cuts):
+        coefficients = {column: float(value) for column, value in zip(columns, cut, strict=True) if value > 0.0}
+        program.row(f"cut {k}", coefficients, low=1.0)
+    if instance.spare:
+        for g, (most, price) in rent:
+            used = program.column(f"use {g}", 0.0, 1.0, cost=price * instance.spare, whole=True)
+            program.row(f"spare {g}", {used: most, columns[g]: -1.0}, low=0.0)
+    return program
+
+
 def _cheapest(instance: Instance, cuts: FloatArray) -> tuple[tuple[FloatArray, float] | None, int]:
     """The cheapest whole fleet within the cuts and the bound on it, and the iterations that it took."""
-    program = Program()
-    columns = [
-        program.column(0.0, most, cost=price, whole=True)
-        for most, price in zip(instance.most.tolist(), instance.price.tolist(), strict=True)
-    ]
-    for cut in cuts:
-        program.row({column: float(value) for column, value in zip(columns, cut, strict=True) if value > 0.0}, low=1.0)
-    if instance.spare:
-        for column, most, price in zip(columns, instance.most.tolist(), instance.price.tolist(), strict=True):
-            used = program.column(0.0, 1.0, cost=price * instance.spare, whole=True)
-            program.row({used: most, column: -1.0}, low=0.0)
-    solved = solve_program(program, max_nodes=_MAX_NODES)
+    solved = solve_program(cut_program(instance, cuts), max_nodes=_MAX_NODES)
     if not solved.values:
         return None, solved.num_iterations
-    fleet = np.round(np.array([solved.values[column] for column in columns]))
+    fleet = np.round(np.array(solved.values[: len(instance.price)]))
     return (fleet, solved.bound), solved.num_iterations
 
 
-def _mended(instance: Instance, fleet: FloatArray, cost: float, cuts: CutPool) -> tuple[FloatArray | None, float]:
+def _repaired(instance: Instance, fleet: FloatArray, cost: float, cuts: CutPool) -> tuple[FloatArray | None, float]:
     """The fleet, or one with a few replicas more, that carries the load for less than ``cost``; None where none does.
 
     What is added is what the broken cut gains most from for its price.

@@ -1,8 +1,9 @@
-"""Better fleets near a given one: one replica out for up to two in, or two out for up to one, guided by known prices.
+"""Local search around a fleet: one replica out for up to two in, or two out for up to one, filtered by known cuts.
 
-Every price vector w that the relaxation has used left a valid inequality Σ_g u_g · w_g · m_g ≥ L(w), which any fleet
-that works must meet. Hundreds of them describe the fleets that work so well that of thousands of cheaper neighbours a
-handful is left; those are routed, the roomiest first. One that fails leaves the inequality that would have told.
+Every price vector w that the relaxation has used gives a valid inequality Σ_g u_g · w_g · m_g ≥ L(w), which every
+feasible fleet satisfies. Checking candidates against the few hundred most recent cuts discards almost all cheaper
+neighbours without solving a routing problem. The survivors are routed in order of decreasing slack; each infeasible one
+adds the cut that excludes it.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.gpu_allocation.replicas.instance import Instance
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 
-# Inequalities remembered: the newest, which come from the boxes now searched.
+# Cuts kept: the newest, which come from the boxes now searched.
 _MOST_CUTS = 400
-# Inequalities that sift the neighbours first.
+# Cuts with the least slack at the given fleet, against which neighbours are filtered first.
 _NARROW_CUTS = 40
 # Routings tried in one round of exchanges.
 _MOST_TRIALS = 12
-# Estimated seconds to list and sift the neighbours of a fleet.
-_SIFTING_S, _SIFTING_S_PER_ENTRY = 0.004, 1.5e-7
+# Estimated seconds to list and filter the neighbours of a fleet.
+_FILTER_S, _FILTER_S_PER_ENTRY = 0.004, 1.5e-7
 
 
 class CutPool:
@@ -34,7 +35,7 @@ class CutPool:
         self._num_types = num_types
 
     def add(self, cut: FloatArray) -> None:
-        """Remember cut · m ≥ 1."""
+        """Keep cut · m ≥ 1."""
         self._cuts.append(cut)
         if len(self._cuts) > 2 * _MOST_CUTS:
             del self._cuts[:_MOST_CUTS]
@@ -51,18 +52,18 @@ def improve(
 
     Args:
         instance: the problem.
-        usable: [types] a fleet that works.
+        usable: [types] a feasible fleet.
         cost: what it costs, USD/h.
         cutoff: what the new one may cost at most, USD/h.
-        pool: inequalities; failures are added.
+        pool: cuts; each infeasible candidate adds one.
 
     Returns:
         The fleet found, or None, and the estimated work, s.
     """
     candidates = _cheaper_neighbours(instance, usable, cost, cutoff)
-    work_s = _SIFTING_S + _SIFTING_S_PER_ENTRY * candidates.size
+    work_s = _FILTER_S + _FILTER_S_PER_ENTRY * candidates.size
     cuts = pool.matrix()
-    cuts = cuts[np.argsort(cuts @ usable, kind="stable")]  # those met most narrowly here tell most neighbours apart
+    cuts = cuts[np.argsort(cuts @ usable, kind="stable")]  # the tightest here exclude most neighbours
     narrow, rest = cuts[:_NARROW_CUTS], cuts[_NARROW_CUTS:]
     candidates = candidates[_room(candidates, narrow) >= 1.0 - WHOLE]
     room = np.minimum(_room(candidates, narrow), _room(candidates, rest))
@@ -85,7 +86,7 @@ def improve(
 
 
 def _room(candidates: FloatArray, cuts: FloatArray) -> FloatArray:
-    """[candidates] how far each is from the inequality that it meets most narrowly."""
+    """[candidates] the least slack of each over the cuts."""
     if not len(cuts):
         return np.full(len(candidates), np.inf)
     room: FloatArray = (candidates @ cuts.T).min(axis=1)

@@ -1,4 +1,4 @@
-"""Why no fleet serves the load, with the proof, and the least that would have to change.
+"""Why no fleet serves the load: the proof, and the least changes that make one possible.
 
 Two reasons exist. A bucket has no type that meets the objective for it (with a usable replica at all). Or the caps are
 below the need: then prices p_b ≥ 0 of the buckets with
@@ -6,7 +6,7 @@ below the need: then prices p_b ≥ 0 of the buckets with
     Σ_g u_g · usable_g · max_b (p_b / load_gb)  <  Σ_b p_b                                   (Farkas)
 
 prove it: the left side is the most traffic, valued at p, that the whole fleet can serve, the right side what arrives.
-The best balance over everything that can be had gives both the prices (p_b = min_g w_g · load_gb) and the part of the
+The best balance over the largest fleet gives both the prices (p_b = min_g w_g · load_gb) and the part of the
 traffic that can be served, 1 / peak.
 """
 
@@ -31,7 +31,7 @@ def impossible(instance: Instance) -> bool:
 
 
 def explain(problem: GpuAllocationProblem) -> dict[str, Any]:
-    """What binds in a problem without a fleet.
+    """The binding constraint of an infeasible problem.
 
     Returns:
         ``binding`` (one line), and as they apply ``unservable_buckets``, ``served_fraction_upper_bound``,

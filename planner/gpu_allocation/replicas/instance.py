@@ -27,7 +27,7 @@ class Instance:
         price: [types] USD/h of a replica.
         utilization: [types] load that a usable replica may carry.
         cap: [types] most usable replicas (spares not counted), ∞ where there is no limit.
-        most: [types] like ``cap``, but never more than could be of use.
+        most: [types] like ``cap``, but never more than all traffic needs.
         spare: replicas of each type in use that carry no load.
     """
 
@@ -50,7 +50,7 @@ class Instance:
         return int(self.load.size) <= _NARROW
 
     def without(self, g: int) -> Instance:
-        """The same question with none of type ``g`` to be had."""
+        """The same question without type ``g``."""
         cap, most = self.cap.copy(), self.most.copy()
         cap[g] = most[g] = 0.0
         return Instance(
@@ -108,8 +108,8 @@ def instance_of(problem: GpuAllocationProblem) -> Instance:
 def families(instance: Instance) -> FloatArray:
     """[families, types] 1 where a type belongs to the family: near-identical types, of each more than one.
 
-    One type of a family does nearly what another does, so that what matters is how many of them there are together.
-    With spares it matters more which types are in use at all, since each brings spares of its own: no families then.
+    Types of a family substitute for each other, so their total count matters more than the count of each. With spares
+    it matters more which types are in use at all, since each adds its spares: no families then.
     """
     if instance.spare:
         return np.zeros((0, len(instance.price)))

@@ -1,4 +1,4 @@
-"""Which loads can a fleet be asked to carry? The set of load vectors that routings produce, and its cheapest point.
+"""The polytope of loads: all vectors of busy replicas that some routing produces, and its cheapest point by price.
 
 Notation
     g, b        GPU type, bucket (buckets without traffic are left out)
@@ -11,11 +11,11 @@ w ≥ 0 of a busy replica its cheapest point sends each bucket whole to one type
 
     L(w) = min_x w · ℓ(x) = Σ_b min_g w_g · load_gb
 
-which costs one pass over the matrix. Everything else in this solver asks only this question. L(w) is also the proof:
-*every* w ≥ 0 gives a valid inequality Σ_g w_g · usable_g ≥ L(w) for the usable replicas of any fleet that works.
+which costs one pass over the matrix: the oracle of the column generation. L(w) is also a proof: *every* w ≥ 0 gives a
+valid inequality Σ_g w_g · usable_g ≥ L(w) for the usable replicas of any feasible fleet.
 
-The buckets are cut into groups, each with a polytope of its own (the whole is their sum): many small polytopes are
-described by far fewer corners than one large one. Buckets that waver between the same types share a group.
+The buckets are partitioned into groups, each with its polytope (the whole is their sum): many small polytopes are
+described by far fewer corners than one large one. Buckets with the same two cheapest types share a group.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _LARGE = 5_000  # entries of the load matrix
 
 @dataclass(frozen=True, slots=True)
 class Corner:
-    """One corner of each group's polytope: the answer to a question about prices.
+    """One corner of each group's polytope: the cheapest at given prices.
 
     Args:
         loads: [groups, types] busy replicas.
         costs: [groups] price · load; they sum to L(w).
-        types: [buckets, in the order of ``LoadPolytope.order``] the type to which each bucket goes.
+        types: [buckets, in the order of ``LoadPolytope.order``] the type to which each bucket is routed.
     """
 
     loads: FloatArray
@@ -49,7 +49,7 @@ class Corner:
 
 
 class LoadPolytope:
-    """The loads that routings can produce, asked by price.
+    """The polytope, with an oracle: prices → cheapest corner.
 
     Args:
         load: [types, buckets] busy replicas for all traffic of a bucket; ∞ where the type cannot serve it. Every
@@ -88,7 +88,7 @@ def floored(price: FloatArray) -> FloatArray:
 
 
 def _group_buckets(load: FloatArray, price: FloatArray, num_groups: int) -> tuple[IntArray, IntArray]:
-    """Order the buckets by cheapest type, then by how close the second comes; cut into groups of equal cost."""
+    """Order the buckets by cheapest type, then by how much dearer the second is; split into groups of equal cost."""
     cost = price[:, None] * load
     ranked = np.sort(cost, axis=0)
     best = ranked[0]

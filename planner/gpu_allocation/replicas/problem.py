@@ -26,17 +26,14 @@ Source: the problem is that of Mélange (Griggs et al., arXiv:2404.14527), with 
 
 from __future__ import annotations
 
-import math
 import re
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.catalogs.errors import SpecError, closest_names, did_you_mean
+from meshplan.planner.core.instance_reader import InstanceReader, describe
 
 KIND = "gpu-allocation"
 TERMS = ("on-demand", "spot", "reserved")
@@ -54,10 +51,7 @@ _TYPE_KEYS = ("name", "usd_per_hour", "max_count", "region", "terms", "interrupt
 _BUCKET_KEYS = ("input_tokens", "output_tokens")
 _RANGE_ENDS = 2
 _MOST_SHOWN = 5
-_MOST_CHARACTERS = 60
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour|currency")
-# Stands in for a number that was refused: a legal price, share and rate, so that it raises no second complaint.
-_HARMLESS = 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +61,7 @@ class GpuType:
     Args:
         name: unique in the problem.
         usd_per_hour: of one replica, USD/h.
-        max_count: most replicas to be had; None for any number.
+        max_count: most replicas; None for any number.
         region: where it is; None where it does not matter.
         terms: one of :data:`TERMS`.
         interruption_headroom: share of a replica's capacity kept free, in [0, 1).
@@ -134,8 +128,8 @@ class GpuAllocationProblem:
         """
         reader = _Reader(base)
         problem = reader.problem(document)
-        if reader.problems or problem is None:
-            raise SpecError(reader.problems)
+        if reader or problem is None:
+            raise SpecError(reader)
         return problem
 
 
@@ -156,94 +150,65 @@ class Allocation:
     prices_usd_per_hour: tuple[float, ...]
 
 
-class _Reader:
-    """Reads values and collects what is wrong with them."""
-
-    def __init__(self, base: Path) -> None:
-        self.problems: list[Problem] = []
-        self._base = base
-
-    def say(self, path: str, message: str) -> None:
-        self.problems.append(Problem(path=path, message=message))
+class _Reader(InstanceReader):
+    """Reads the parts of an instance. What stands in for a wrong value is never seen: the problems are raised."""
 
     def problem(self, document: Any) -> GpuAllocationProblem | None:
-        if not isinstance(document, Mapping):
-            self.say("", f"expected an object with the keys {', '.join(_PROBLEM_KEYS)}, got {_describe(document)}")
+        if not self._is_object(document, "", _PROBLEM_KEYS):
             return None
-        self._unknown_keys(document, _PROBLEM_KEYS, "")
-        if document.get("kind", KIND) != KIND:
-            self.say("kind", f"expected {KIND!r}, got {_describe(document['kind'])}")
-        name = document.get("name", "")
-        if not isinstance(name, str):
-            self.say("name", f"expected text, got {_describe(name)}")
+        self.one_of(document.get("kind", KIND), "kind", [KIND])
         types = [self._type(item, f"gpu_types[{i}]") for i, item in enumerate(self._list(document, "gpu_types"))]
         buckets = [self._bucket(item, f"buckets[{i}]") for i, item in enumerate(self._list(document, "buckets"))]
         self._unique([gpu_type.name for gpu_type in types])
-        rate = self._array(document.get("request_rate_per_s"), "request_rate_per_s", len(buckets))
-        capacity = self._capacities(document, types, len(buckets))
-        utilization = self._number(document.get("max_utilization", 1.0), "max_utilization")
-        if not 0.0 < utilization <= 1.0:
-            self.say("max_utilization", f"expected a share above 0 and up to 1 (such as 0.85), got {utilization}")
-        spare = self._count(document.get("min_spare_replicas", 0), "min_spare_replicas")
         return GpuAllocationProblem(
-            name=name,
+            name=self.text(document.get("name", ""), "name"),
             gpu_types=tuple(types),
             buckets=tuple(buckets),
-            request_rate_per_s=rate,
-            max_request_rate_per_s=capacity,
-            max_utilization=utilization,
-            min_spare_replicas=spare,
+            request_rate_per_s=self._rates(document.get("request_rate_per_s"), "request_rate_per_s", len(buckets)),
+            max_request_rate_per_s=self._capacities(document, types, len(buckets)),
+            max_utilization=self.number(
+                document.get("max_utilization", 1.0),
+                "max_utilization",
+                "a share above 0 and up to 1 (such as 0.85)",
+                lambda share: 0.0 < share <= 1.0,
+            )
+            or 1.0,
+            min_spare_replicas=self._count(document.get("min_spare_replicas", 0), "min_spare_replicas"),
         )
 
     def _type(self, item: Any, path: str) -> GpuType:
-        if not isinstance(item, Mapping):
-            self.say(path, f"expected an object with the keys {', '.join(_TYPE_KEYS)}, got {_describe(item)}")
+        if not self._is_object(item, path, _TYPE_KEYS, also=_is_currency):
             return GpuType(name="", usd_per_hour=0.0)
-        self._dollars_only(item, path)
-        self._unknown_keys({key: value for key, value in item.items() if not _is_currency(key)}, _TYPE_KEYS, path)
-        name, region, terms = item.get("name"), item.get("region"), item.get("terms", TERMS[0])
-        if not isinstance(name, str) or not name:
-            self.say(f"{path}.name", f"expected a name, got {_describe(name)}")
-            name = ""
-        if region is not None and not isinstance(region, str):
-            self.say(f"{path}.region", f"expected text or null, got {_describe(region)}")
-        if terms not in TERMS:
-            close = did_you_mean(closest_names(terms, TERMS)) if isinstance(terms, str) else ""
-            self.say(f"{path}.terms", f"expected one of {', '.join(TERMS)}, got {_describe(terms)}{close}")
-        most = item.get("max_count")
-        headroom = self._number(item.get("interruption_headroom", 0.0), f"{path}.interruption_headroom")
-        if not 0.0 <= headroom < 1.0:
-            self.say(f"{path}.interruption_headroom", f"expected a share from 0 to below 1, got {headroom}")
+        foreign = [key for key in item if _is_currency(key)]
+        for key in foreign:
+            self.say(f"{path}.{key}", "prices are in USD here, no exchange rates are kept; convert to usd_per_hour")
+        region, most = item.get("region"), item.get("max_count")
+        name = self.text(item.get("name") or None, f"{path}.name", "a name")
+        unpriced = "usd_per_hour" not in item and bool(foreign)  # which is reported
         return GpuType(
             name=name,
-            usd_per_hour=self._price(item, path),
+            usd_per_hour=0.0 if unpriced else self._amount(item.get("usd_per_hour"), f"{path}.usd_per_hour"),
             max_count=None if most is None else self._count(most, f"{path}.max_count"),
-            region=region,
-            terms=terms,
-            interruption_headroom=headroom,
+            region=None if region is None else self.text(region, f"{path}.region", "text or null"),
+            terms=self.one_of(item.get("terms", TERMS[0]), f"{path}.terms", TERMS),
+            interruption_headroom=self.number(
+                item.get("interruption_headroom", 0.0),
+                f"{path}.interruption_headroom",
+                "a share from 0 to below 1",
+                lambda share: 0.0 <= share < 1.0,
+            )
+            or 0.0,
         )
 
-    def _dollars_only(self, item: Mapping[str, Any], path: str) -> None:
-        for key in item:
-            if _is_currency(key):
-                self.say(f"{path}.{key}", "prices are in USD here, no exchange rates are kept; convert to usd_per_hour")
-
-    def _price(self, item: Mapping[str, Any], path: str) -> float:
-        if "usd_per_hour" not in item and any(_is_currency(key) for key in item):
-            return _HARMLESS  # that has been said
-        return self._amount(item.get("usd_per_hour"), f"{path}.usd_per_hour")
-
     def _bucket(self, item: Any, path: str) -> Bucket:
-        if not isinstance(item, Mapping):
-            self.say(path, f"expected an object with the keys {', '.join(_BUCKET_KEYS)}, got {_describe(item)}")
+        if not self._is_object(item, path, _BUCKET_KEYS):
             return Bucket(input_tokens=(0, 0), output_tokens=(0, 0))
-        self._unknown_keys(item, _BUCKET_KEYS, path)
         ranges = [self._range(item.get(key), f"{path}.{key}") for key in _BUCKET_KEYS]
         return Bucket(input_tokens=ranges[0], output_tokens=ranges[1])
 
     def _range(self, value: Any, path: str) -> tuple[int, int]:
         if not isinstance(value, list) or len(value) != _RANGE_ENDS:
-            self.say(path, f"expected [least, most] tokens, got {_describe(value)}")
+            self.say(path, f"expected [least, most] tokens, got {describe(value)}")
             return (0, 0)
         low, high = (self._count(end, f"{path}[{i}]") for i, end in enumerate(value))
         if low > high:
@@ -256,7 +221,7 @@ class _Reader:
         path = "max_request_rate_per_s"
         table = document.get(path)
         if not isinstance(table, Mapping):
-            self.say(path, f"expected an object with one array per GPU type, got {_describe(table)}")
+            self.say(path, f"expected an object with one array per GPU type, got {describe(table)}")
             return ()
         known = [gpu_type.name for gpu_type in types]
         for key in table:
@@ -267,108 +232,60 @@ class _Reader:
             if name and name not in table:
                 self.say(path, f"no array for the GPU type {name!r}; a type that serves nothing needs zeros")
             elif name:
-                rows.append(self._array(table[name], f"{path}.{name}", num_buckets))
+                rows.append(self._rates(table[name], f"{path}.{name}", num_buckets))
         return tuple(rows)
 
-    def _array(self, value: Any, path: str, length: int) -> tuple[float, ...]:
-        if isinstance(value, Mapping):
-            value = self._from_file(value, path)
-            if value is None:
-                return ()
+    def _rates(self, value: Any, path: str, length: int) -> tuple[float, ...]:
+        """One rate per bucket; entries of a list are judged one by one, because true is no number."""
         if not isinstance(value, list):
-            self.say(path, f'expected an array or {{"file": …, "key": …}}, got {_describe(value)}')
-            return ()
+            array = self.array(value, path)
+            if array is None:
+                return ()
+            if array.ndim != 1:
+                self.say(path, f"is {array.ndim}-dimensional; needs a list of numbers")
+                return ()
+            value = array.tolist()
         if len(value) != length:
             self.say(path, f"has {len(value)} entries, but there are {length} buckets; give one per bucket")
-        before = len(self.problems)
+        before = len(self)
         amounts = tuple(self._amount(entry, f"{path}[{i}]") for i, entry in enumerate(value))
-        extra = len(self.problems) - before - _MOST_SHOWN
+        extra = len(self) - before - _MOST_SHOWN
         if extra > 0:
-            del self.problems[-extra:]
+            del self[-extra:]
             self.say(path, f"{extra} more entries are wrong in the same array")
         return amounts
-
-    def _from_file(self, reference: Mapping[str, Any], path: str) -> list[Any] | None:
-        self._unknown_keys(reference, ("file", "key"), path)
-        file, key = reference.get("file"), reference.get("key")
-        if not isinstance(file, str) or not isinstance(key, str):
-            self.say(path, 'an array in a file is written {"file": "name.npz", "key": "name of the array"}')
-            return None
-        place = (self._base / file).resolve()
-        if not place.is_relative_to(self._base.resolve()) or place.suffix != ".npz":
-            self.say(path, f"{file!r} is not an .npz file in the instance's own folder; copy it there")
-            return None
-        try:
-            with np.load(place, allow_pickle=False) as archive:
-                if key not in archive:
-                    self.say(path, f"{file!r} has no array {key!r}{did_you_mean(closest_names(key, archive.files))}")
-                    return None
-                array = archive[key]
-        except (OSError, ValueError, zipfile.BadZipFile) as error:
-            self.say(path, f"cannot read {file!r}: {error}")
-            return None
-        if array.ndim != 1 or array.dtype.kind not in "iuf":
-            self.say(path, f"{key!r} in {file!r} is {array.ndim}-dimensional {array.dtype}; needs a list of numbers")
-            return None
-        numbers: list[Any] = array.tolist()
-        return numbers
 
     def _list(self, document: Mapping[str, Any], key: str) -> list[Any]:
         value = document.get(key)
         if not isinstance(value, list) or not value:
-            self.say(key, f"expected a list with at least one entry, got {_describe(value)}")
+            self.say(key, f"expected a list with at least one entry, got {describe(value)}")
             return []
         return value
 
-    def _number(self, value: Any, path: str) -> float:
-        """A finite number; after a complaint, one that no caller complains about again."""
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            self.say(path, f"expected a number, got {_describe(value)}")
-            return _HARMLESS
-        try:
-            number = float(value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            self.say(path, f"expected a finite number, got {_describe(value)}")
-            return _HARMLESS
-        return number
+    def _is_object(
+        self, item: Any, path: str, known: Sequence[str], also: Callable[[Any], bool] = lambda key: False
+    ) -> bool:
+        """Whether it is one; its keys are ``known`` or ``also`` lets them pass."""
+        if not isinstance(item, Mapping):
+            self.say(path, f"expected an object with the keys {', '.join(known)}, got {describe(item)}")
+            return False
+        self.keys({key: value for key, value in item.items() if not also(key)}, known, path)
+        return True
 
     def _amount(self, value: Any, path: str) -> float:
-        number = self._number(value, path)
-        if number < 0.0:
-            self.say(path, f"must not be negative, got {number}")
-        return number
+        return self.number(value, path) or 0.0
 
     def _count(self, value: Any, path: str) -> int:
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            self.say(path, f"expected a whole number from 0 up, got {_describe(value)}")
-            return 0
-        return value
+        whole = int(value) if isinstance(value, float) and value.is_integer() else value
+        return self.integer(whole, path, least=0) or 0
 
     def _unique(self, names: Sequence[str]) -> None:
         for i, name in enumerate(names):
             if name and name in names[:i]:
                 self.say(f"gpu_types[{i}].name", f"{name!r} is also the name of gpu_types[{names.index(name)}]")
 
-    def _unknown_keys(self, item: Mapping[str, Any], known: Sequence[str], path: str) -> None:
-        for key in item:
-            if key not in known:
-                where = f"{path}.{key}" if path else str(key)
-                self.say(where, f"unknown key{did_you_mean(closest_names(str(key), known))}")
-
 
 def _is_currency(key: Any) -> bool:
     """Whether a key of a type gives its price in other money than dollars."""
     match = _OTHER_CURRENCY.fullmatch(str(key))
     return match is not None and match["currency"] != "usd"
-
-
-def _describe(value: Any) -> str:
-    """A value as messages show it, cut short."""
-    if value is None:
-        return "nothing"
-    text = repr(value)
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"

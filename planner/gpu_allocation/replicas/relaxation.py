@@ -16,7 +16,8 @@ weak duality and for *any* w ≥ 0, the bounds
 
 computed here in plain sums, so a wrong LP answer could cost time, never a wrong proof. (Dantzig–Wolfe decomposition:
 Dantzig & Wolfe, Operations Research 8(1), 1960; the Lagrangian bound: Geoffrion, Math. Programming Study 2, 1974.)
-GLOP solves the programs: a row per type and group, whatever the number of buckets.
+GLOP solves the programs: a row per type and group, whatever the number of buckets. They are linear, grow by columns
+and go on from the last basis, so they live in the solver and are no :class:`~meshplan.planner.core.milp.Program`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.milp import new_solver
 from meshplan.planner.gpu_allocation.replicas.loads import Corner, LoadPolytope, floored
 
 # Relative distance at which a relaxation counts as solved to the end.
@@ -36,7 +38,7 @@ EXACT = 1e-9
 # Numbers this close (relative, absolute below 1) to a whole count are one, and loads this much above a capacity fit it:
 # ten times finer than what the plain program's solvers let pass.
 WHOLE = 1e-7
-# A corner must promise this much, relative to its group's dual, to be worth a column.
+# A corner's reduced cost must be below minus this, relative to its group's dual, to become a column.
 _IMPROVES = 1e-12
 # Weights of a corner below this are rounding of the LP solver.
 _NOISE = 1e-9
@@ -65,11 +67,7 @@ class _Columns:
         self._clear()
 
     def _clear(self) -> None:
-        from ortools.linear_solver import pywraplp
-
-        self.solver: Any = pywraplp.Solver.CreateSolver("GLOP")
-        if self.solver is None:
-            raise SolverError("OR-tools was built without GLOP; install ortools >= 9.10 from PyPI")
+        self.solver: Any = new_solver("GLOP")
         infinity = self.infinity = self.solver.infinity()
         self.rows = [self.solver.Constraint(0.0, infinity) for _ in range(self.polytope.num_types)]
         self.convexity = [self.solver.Constraint(1.0, 1.0) for _ in range(self.polytope.num_groups)]
@@ -175,7 +173,7 @@ class Relaxed:
         usable: [types + families] usable replicas, fractional.
         needed: [types] usable replicas that a routing found on the way needs, recomputed from the routing.
         bound: no fleet in the box is cheaper, USD/h.
-        missing: busy replicas that found no place within the box; above 0 when it may hold no fleet that works.
+        missing: busy replicas beyond the capacities of the box; above 0 when it may hold no feasible fleet.
         prices: [types] USD/h of one more busy replica.
     """
 
@@ -194,7 +192,7 @@ class FleetRelaxation:
         utilization: [types] load that one usable replica may carry.
         members: [families, types] 1 where a type belongs to a family, whose replicas are bounded together; else 0.
         penalty_usd_per_hour: [types] price of a missing busy replica, far above any real one.
-        on_cut: told of every valid inequality met: cut · m ≥ 1.
+        on_cut: called with every valid inequality found: cut · m ≥ 1.
     """
 
     def __init__(
@@ -238,7 +236,7 @@ class FleetRelaxation:
             self._columns.add(corner, group)
 
     def raise_penalty(self, factor: float) -> None:
-        """Make missing replicas dearer still."""
+        """Raise the price of missing replicas."""
         self._penalty = self._penalty * factor
         for variable, penalty in zip(self._missing, self._penalty, strict=True):
             self._columns.solver.Objective().SetCoefficient(variable, float(penalty))
@@ -295,7 +293,7 @@ class FleetRelaxation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Balance:
-    """The routing that leaves the most room, for given capacities.
+    """The routing with the lowest peak utilisation, for given capacities.
 
     Args:
         peak: highest load / capacity of any type; above 1 the capacities do not suffice.
@@ -323,7 +321,7 @@ def balance(
         load: [types, buckets] busy replicas, ∞ where a type cannot serve a bucket.
         capacity: [types] busy replicas that fit; types with 0 take no load.
         tolerance: relative distance of peak and bound to stop at.
-        decide: stop as soon as it is plain whether the capacities suffice (peak at most 1, or bound above 1).
+        decide: stop as soon as it is known whether the capacities suffice (peak at most 1, or bound above 1).
 
     Returns:
         The routing, or None when some bucket has no type with capacity that can serve it.

@@ -1,6 +1,6 @@
-"""Whole replicas: branch and bound over the fleet, with dives for good fleets early.
+"""Branch and bound over the replica counts of a fleet, with a diving heuristic for good fleets early.
 
-Notation (loads and relaxation: the two files before this one)
+Notation (the load polytope: :mod:`~meshplan.planner.gpu_allocation.replicas.loads`)
     m_g   usable replicas of type g, whole; n_g = m_g + spare when m_g > 0, else 0, are rented
     c_g   USD/h of one replica
 
@@ -11,7 +11,7 @@ The step at m_g = 0 (the spares) needs no indicator: within a box low ≤ m ≤ 
 slope c_g · (1 + spare / high_g) where low_g = 0, and exact once the box excludes 0. So a type is branched on where m_g
 is fractional *or* where the envelope still lies below the true cost.
 
-Near-identical types make up for each other, so a bound on one of them alone proves little. They form families, and
+Near-identical types substitute for each other, so a bound on one of them alone proves little. They form families, and
 boxes bound the replicas of a family together as well, low_f ≤ Σ_{g in f} m_g ≤ high_f; families are branched on first.
 
 Bound          the least bound of the open boxes; where all prices are multiples of some step (cents), so are all
@@ -40,7 +40,7 @@ from meshplan.planner.gpu_allocation.replicas.relaxation import EXACT, WHOLE, Fl
 _ROUGH = 1e-4
 # Price of a missing replica, relative to a real one; raised where the loads call for it.
 _PENALTY, _MOST_RAISES = 1e3, 4
-# Narrow problems are mostly proven before a dive would pay; wide ones start with one.
+# Boxes before the first dive (narrow problems are mostly proven by then; wide ones start with one) and between dives.
 _NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
 _PRICE_DECIMALS = 6
 # Relative distance within which the bound of a whole box counts as met by the best fleet.
@@ -55,7 +55,7 @@ _EXCHANGE_SHARE = 0.2
 # Relative distance from which integer programs hardly bring cost and bound closer: large fleets round well.
 _CLOSE = 2e-3
 # A family is branched on where its replicas lie at least this far from a whole number.
-_FAMILY_WAVERS = 0.02
+_FAMILY_FRACTIONAL = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class _Box:
         low: [types + families].
         high: [types + families].
         relaxed: of it.
-        is_stopped: the relaxation went only as far as the goal of its time: too little to branch on.
+        is_stopped: the relaxation was stopped at the goal (see ``_goal``), too early to branch on.
     """
 
     low: FloatArray
@@ -138,7 +138,7 @@ class FleetSearch:
         polytope = LoadPolytope(load, start)
         self._cuts = CutPool(len(price))
         self._members = families(instance)
-        # What is branched on: types, and families as if each were one of its types' mean price.
+        # Price of what is branched on: of each type, and of each family the mean over its types.
         self._rent = np.concatenate([price, self._members @ price / np.maximum(self._members.sum(axis=1), 1.0)])
         num_types = len(price)
         self._dear = np.zeros(len(self._rent), dtype=bool)
@@ -157,7 +157,7 @@ class FleetSearch:
         self._prices = start
 
     def sharpened(self, fleet: Fleet, budget: Budget) -> Fleet:
-        """The fleet that integer programs over the cuts make of what the search has found, within the whole budget."""
+        """The fleet and bound after integer programs over the cuts have improved both, within the whole budget."""
         if fleet.usable is None or fleet.bound >= fleet.cost * (1.0 - _CLOSE):
             return fleet
         spent = self._relaxation.work_s + self._exchange_work_s
@@ -220,11 +220,11 @@ class FleetSearch:
         return self._cost - max(self._step - slack, slack)
 
     def _goal(self) -> float:
-        """What the bound of every box is raised to before any of them is looked at more closely."""
+        """Bounds of all boxes are raised to this value before any box is branched on."""
         return min(self._cutoff(), self._cost * (1.0 - self._gap))
 
     def _relax(self, low: FloatArray, high: FloatArray, *, goal: bool = True) -> _Box | None:
-        """Relax a box, no further than to the goal, and take note of the fleet near its solution.
+        """Relax a box, no further than to the goal, and consider the rounded-up solution as an incumbent.
 
         Returns:
             None when nothing better is inside.
@@ -273,13 +273,13 @@ class FleetSearch:
             return _Box(low, high, relaxed)
 
     def _consider(self, needed: FloatArray) -> None:
-        """Round up: what a fractional fleet carries, the next whole one carries too."""
+        """Round up: the next whole fleet carries whatever the fractional one does."""
         whole = round_up(needed)
         if not (whole > self._most).any():
             self._accept(whole)
 
     def _accept(self, whole: FloatArray) -> None:
-        """Keep a fleet that works if it is the cheapest so far."""
+        """Keep a feasible fleet if it is the cheapest so far."""
         cost = float(self._price @ (whole + self._spare * (whole > 0)))
         if cost < self._cost * (1.0 - EXACT):
             self._best, self._cost = whole, cost
@@ -298,15 +298,15 @@ class FleetSearch:
         return bool((high[num_types:] < self._members @ high[:num_types]).any())
 
     def _branching(self, usable: FloatArray, low: FloatArray, high: FloatArray) -> int | None:
-        """The type or family whose whole number costs most to ignore; None when the relaxation is exact here.
+        """The type or family with the largest fractional part times price; None when the relaxation is exact here.
 
-        Families go first: another type of the family makes up for what one type alone is denied.
+        Families go first: where one type is bounded, another of its family takes its place.
         """
         num_types = len(self._price)
         nearest = np.round(usable)
         distance = np.abs(usable - nearest)
         score = np.where(distance > WHOLE * np.maximum(1.0, nearest), distance, 0.0)
-        together = np.where(score[num_types:] > _FAMILY_WAVERS, score[num_types:], 0.0)
+        together = np.where(score[num_types:] > _FAMILY_FRACTIONAL, score[num_types:], 0.0)
         if together.any():
             return num_types + int((together * np.maximum(self._rent[num_types:], 1e-9)).argmax())
         score, usable, nearest = score[:num_types], usable[:num_types], nearest[:num_types]
@@ -319,10 +319,10 @@ class FleetSearch:
         return int((score * np.maximum(self._price, 1e-9)).argmax())
 
     def _branch(self, box: _Box) -> list[_Box]:
-        """Cut the box in two at the count of a type or a family."""
+        """Split the box in two at the count of a type or a family."""
         usable = box.relaxed.usable
         g = self._branching(usable, box.low, box.high)
-        if g is None:  # whole: the fleet in it has been taken note of, unless a capacity is met to the last digit
+        if g is None:  # whole: it is the incumbent or dearer, unless a capacity is met to the last digit
             self._least_whole = min(self._least_whole, box.relaxed.bound)
             return []
         nearest = round(float(usable[g]))
@@ -337,11 +337,11 @@ class FleetSearch:
         return [child for child in children if child is not None]
 
     def _dive(self, box: _Box, *, together: bool) -> None:
-        """Round one type after the other and relax again after each: dear types first, cheap ones make up the rest.
+        """Diving heuristic: fix one type after the other at a whole count, dearest first, and relax again after each.
 
         Args:
             box: where to begin.
-            together: round families before types, all but the cheaper half of them.
+            together: fix the dearer half of the families before the types.
         """
         current: _Box | None = box
         num_types = len(self._price)
@@ -350,7 +350,7 @@ class FleetSearch:
             nearest = np.round(usable)
             distance = np.abs(usable - nearest)
             fractional = (distance > WHOLE * np.maximum(1.0, nearest)) & (low < high)
-            dear = fractional & self._dear & (distance > _FAMILY_WAVERS)
+            dear = fractional & self._dear & (distance > _FAMILY_FRACTIONAL)
             fractional[num_types:] = False
             if together and dear.any():
                 fractional = dear
@@ -378,7 +378,7 @@ def cheapest_fleet(instance: Instance, budget: Budget, on_progress: OnProgress |
     fleet = search.run()
     if fleet.usable is not None:
         return fleet if instance.narrow else search.sharpened(fleet, budget)
-    # No whole fleet came up on the way: everything that can be had decides.
+    # The search met no whole fleet: whether the largest fleet is feasible decides.
     everything = balance(instance.load, instance.utilization * instance.most)
     if everything is None or everything.bound > 1.0 + WHOLE:
         return None

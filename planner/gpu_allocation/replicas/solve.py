@@ -1,4 +1,4 @@
-"""Solves the GPU allocation problem: the cheapest whole fleet, and the share of each bucket that goes to each type.
+"""The cheapest whole fleet, by hand-made branch and bound; the simple way is the MILP of ``nodes/milp.py``.
 
 Notation
     g, b      GPU type, bucket with traffic          c_g       USD/h of a replica
@@ -12,15 +12,15 @@ Constraints   Σ_g x_gb = 1 for each b;  x_gb = 0 where max_request_rate_gb = 0
 
 The shares are continuous and enter only through the load of each type, so they are projected out: what is searched is
 the fleet m, in as many dimensions as there are types, against the polytope of loads that routings can produce
-(``gpu_allocation_loads``). Its linear relaxation is solved by column generation (``gpu_allocation_relaxation``),
-whole counts by branch and bound (``gpu_allocation_search``); the number of buckets costs one matrix pass a question.
+(``loads.py``). Its linear relaxation is solved by column generation (``relaxation.py``), whole counts by branch and
+bound (``search.py``); the number of buckets costs one matrix pass per oracle call.
 
 Bound         for all prices w ≥ 0 of a busy replica: Σ_g u_g · w_g · m_g ≥ Σ_b min_g w_g · load_gb. At w_g = c_g / u_g
               this is the closed bound Σ_b min_g c_g · load_gb / u_g; branching sharpens it until it meets the fleet.
               Wide problems leave a gap there; integer programs over the fleet and the inequalities met so far raise the
-              bound further (``gpu_allocation_cuts``; SCIP, to its tolerance of 1e-6).
-Status        ``optimal`` where bound and cost agree to 1e-9 (relative). Loads may overrun a capacity by 1e-7 replicas a
-              replica, which is how exactly sums of shares can be told apart.
+              bound further (``cuts.py``; SCIP, to its tolerance of 1e-6).
+Status        ``optimal`` where bound and cost agree to 1e-9 (relative). Loads may exceed a capacity by 1e-7 of it,
+              the precision of sums of shares.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ SOLVER = "branch and bound over fleets, column generation over loads (GLOP)"
 # Estimated work after which an answer with a gap beats a later proof; a count, so that every run stops at the same box.
 # Narrow problems (few entries of the load matrix) are nearly always proven long before.
 DEFAULT_WORK_NARROW_S, DEFAULT_WORK_WIDE_S = 5.0, 1.0
-# How far from the lowest peak the final routing may be: it is for comfort, the fleet is settled.
+# Relative distance of the final routing from the lowest peak; the fleet is settled by then.
 _ROUTING_TOLERANCE = 1e-4
 
 

@@ -93,8 +93,8 @@ def test_two_halves_without_a_link_between_them_are_disconnected(tmp_path: Path)
     [
         (np.ones((3, 4)).tolist(), "is 3 × 4, expected num_nodes × num_nodes = 4 × 4"),
         (np.ones(4).tolist(), "is 4, expected"),
-        ([[1.0, 2.0], [3.0]], "not a rectangular matrix"),
-        ([["25 GB/s"] * 4] * 4, "not a rectangular matrix of numbers"),
+        ([[1.0, 2.0], [3.0]], "not a rectangular array"),
+        ([["25 GB/s"] * 4] * 4, "not a rectangular array of numbers"),
         (..., "is missing"),
     ],
 )
@@ -133,7 +133,7 @@ def test_degrees_must_fill_the_nodes(tmp_path: Path) -> None:
 def test_unknown_keys_get_a_suggestion(tmp_path: Path) -> None:
     problems = problems_of(tmp_path, pipeline_paralel=2, pipeline_parallel=...)
     assert "did you mean 'pipeline_parallel'" in problems["pipeline_paralel"]
-    assert problems["pipeline_parallel"] == "is missing"
+    assert problems["pipeline_parallel"] == "is missing; expected a whole number >= 1"
 
 
 def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
@@ -160,28 +160,8 @@ def test_every_problem_is_reported_at_once(tmp_path: Path) -> None:
     }
 
 
-class TestArraysFromFiles:
-    def test_read_beside_the_instance(self, tmp_path: Path) -> None:
-        np.savez(tmp_path / "links.npz", bandwidth=np.full((4, 4), 5e9))
-        reference = {"file": "links.npz", "key": "bandwidth"}
-        problem = RankMappingProblem.from_document(document(bandwidth_bytes_per_s=reference), tmp_path)
-        assert problem.bandwidth_bytes_per_s[0, 1] == 5e9
-
-    @pytest.mark.parametrize(
-        ("reference", "path", "words"),
-        [
-            ({"file": "../links.npz", "key": "a"}, "bandwidth_bytes_per_s.file", "leaves the folder"),
-            ({"file": "none.npz", "key": "a"}, "bandwidth_bytes_per_s.file", "no 'none.npz' beside"),
-            ({"file": "links.npz", "key": "bandwith"}, "bandwidth_bytes_per_s.key", "did you mean 'bandwidth'"),
-            ({"file": "links.npz"}, "bandwidth_bytes_per_s", "must be an embedded matrix or"),
-            ({"file": "text.npz", "key": "a"}, "bandwidth_bytes_per_s.file", "not a NumPy archive"),
-            ({"file": "objects.npz", "key": "a"}, "bandwidth_bytes_per_s.file", "not a NumPy archive"),
-            ({"file": "bare.npy", "key": "a"}, "bandwidth_bytes_per_s.file", "bare array"),
-        ],
-    )
-    def test_refused(self, tmp_path: Path, reference: dict[str, str], path: str, words: str) -> None:
-        np.savez(tmp_path / "links.npz", bandwidth=np.full((4, 4), 5e9))
-        np.savez(tmp_path / "objects.npz", a=np.array([{}], dtype=object))
-        np.save(tmp_path / "bare.npy", np.full((4, 4), 5e9))
-        (tmp_path / "text.npz").write_text("not an archive")
-        assert words in problems_of(tmp_path, bandwidth_bytes_per_s=reference)[path]
+def test_a_matrix_is_read_from_a_file_beside_the_instance(tmp_path: Path) -> None:
+    np.savez(tmp_path / "links.npz", bandwidth=np.full((4, 4), 5e9))
+    reference = {"file": "links.npz", "key": "bandwidth"}
+    problem = RankMappingProblem.from_document(document(bandwidth_bytes_per_s=reference), tmp_path)
+    assert problem.bandwidth_bytes_per_s[0, 1] == 5e9

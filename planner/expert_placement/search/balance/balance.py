@@ -1,14 +1,14 @@
 """The most balanced placement of one load, or of the worst of several, for all layers at once.
 
-Layers do not see each other under this objective, so every step below works on all of them as rows of one array, and
-a row leaves as soon as it meets its bound. The members of the portfolio, in the order in which they run:
+Layers are independent under this objective, so every step below works on all of them as rows of one array, and a row
+is finished as soon as it meets its bound. The members of the portfolio, in the order in which they run:
 
 1. the counts and the packing of EPLB (largest piece first), made legal;
-2. exchanges between the busiest devices and several others (:mod:`expert_exchange`);
+2. exchanges between the busiest devices and several others (``exchange.py``);
 3. for rows still above their bound, other replica counts, packed and exchanged anew;
 4. for rows still above it, generations of single replica moves from the best placement, exchanged again;
-5. instead of 4, with two slots on each of equal devices, a search over the counts alone (:mod:`expert_pairing`);
-6. instead of 3 and 4, the exact search where layers are small (:mod:`expert_exact`).
+5. instead of 4, with two slots on each of equal devices, a search over the counts alone (``pairing.py``);
+6. instead of 3 and 4, the exact search where layers are small (``exact.py``).
 
 Each keeps the best of what came before, so the answer is never worse than the first. Work is counted in exchanges
 looked at, not in seconds, so that the same seed gives the same answer on any machine.
@@ -34,27 +34,27 @@ CLOSE_ENOUGH = 2e-5
 # Other replica counts are tried on rows further than this from it: a quarter of the 0.1 % that one may measure.
 WORTH_OTHER_COUNTS = 2.5e-4
 HALVING_ROUNDS = 8  # rounds in which all devices are paired, before the busiest ones get several partners each
-BUSIEST_FRACTION = 8  # then one device in so many …
-PARTNERS = 7  # … looks at so many partners a round
-PATIENCE = 6  # rounds without gain after which a row rests …
-SHORT_PATIENCE = 3  # … and after which one of many trials of a row does
+BUSIEST_FRACTION = 8  # afterwards the busiest 1 / 8 of the devices …
+PARTNERS = 7  # … are each tried with this many partners per round
+PATIENCE = 6  # rounds without gain after which a row is finished …
+SHORT_PATIENCE = 3  # … and after which one of many trials of a row is
 MOST_ROUNDS = 200
 COUNT_SHIFTS = (0.5, 0.25, 0.1, 1.0)
 FILLING_PIECES = (1, 2, 3)
 MOST_TRIALS = 200  # rows of one generation of replica moves …
-MOST_TRIALS_OF_A_ROW = 40  # … and copies of one layer among them
-SWAPS_OF_A_KICK = 3  # where no expert has a spare copy, a trial swaps so many pairs of pieces instead
+MOST_TRIALS_PER_ROW = 40  # … and copies of one layer among them
+SWAPS_PER_PERTURBATION = 3  # where no expert has a spare copy, a trial swaps this many pairs of pieces instead
 FROM_THE_BUSIEST = 0.5  # share of the moves that give a copy to an expert of the busiest device
 MOVE_AGAIN = 0.3  # chance that a trial makes one more move
-TRIAL_OVERHEAD_SLOTS = 10  # setting up a trial costs as much as one pair of devices for so many slots
+TRIAL_OVERHEAD_SLOTS = 10  # setting up a trial costs as much as one pair of devices per this many slots
 MOST_GENERATIONS = 200
-# Exchanges looked at before the search ends: so many, and so many for each slot, but at most a number that takes
-# about 0.4 s on one core of a 2020s server.
+# Exchanges evaluated before the search ends: a constant plus a number per slot, at most what takes about 0.4 s on one
+# core of a 2020s server.
 WORK_AT_LEAST = 1.5e7
-WORK_OF_A_SLOT = 5e3
+WORK_PER_SLOT = 5e3
 WORK_AT_MOST = 1.4e8
-# Three pieces a device average out least where the pairing is not exact (expert_pairing), so that the search gains
-# longest there: it may spend so many times as much.
+# Without an exact pairing (``pairing.py``), three pieces per device average out least and the search improves longest:
+# it may spend this many times as much.
 SLOTS_THAT_GAIN_LONGEST = 3
 PATIENCE_THERE = 2.0
 
@@ -105,7 +105,7 @@ class Best:
 
 def default_work(num_cases: int, num_layers: int, num_slots: int, slots_per_device: int) -> float:
     """Work that is proportionate to a problem."""
-    work = min(num_cases * (WORK_AT_LEAST + WORK_OF_A_SLOT * num_layers * num_slots), WORK_AT_MOST)
+    work = min(num_cases * (WORK_AT_LEAST + WORK_PER_SLOT * num_layers * num_slots), WORK_AT_MOST)
     return work * (PATIENCE_THERE if slots_per_device == SLOTS_THAT_GAIN_LONGEST else 1.0)
 
 
@@ -154,8 +154,8 @@ def balance(
 def eplb_time(load: FloatArray, num_redundant: int, speed: FloatArray) -> FloatArray:
     """[L] time of the busiest device under EPLB's own placement, which need not be legal.
 
-    EPLB may put two copies of an expert on one device and so split a load unevenly, which now and then balances better
-    than the legal placement that is made from it. A row worse than this is worked on, however close to its bound.
+    EPLB may put two copies of an expert on one device and so split a load unevenly, which sometimes balances better
+    than the legal placement derived from it. The search goes on for rows worse than this, however close to their bound.
     """
     mean = load.mean(axis=0)
     counts = greedy_counts(mean, num_redundant, mean.shape[1] + num_redundant)
@@ -235,11 +235,11 @@ def pack_and_exchange(
 ) -> Best:
     """Members 1 and 2: longest piece first, then exchanges."""
     balancer = PairBalancer(longest_first(load.mean(axis=0), counts, speed), load / counts, speed)
-    exchange_until_rest(balancer, bound, effort, halving_rounds=HALVING_ROUNDS, patience=patience)
+    exchange_until_stalled(balancer, bound, effort, halving_rounds=HALVING_ROUNDS, patience=patience)
     return Best(slots=balancer.slots, counts=counts, time=balancer.time.max(axis=1))
 
 
-def exchange_until_rest(
+def exchange_until_stalled(
     balancer: PairBalancer, bound: FloatArray, effort: Effort, *, halving_rounds: int, patience: int = PATIENCE
 ) -> None:
     """Exchange until every row is close to its bound or has had ``patience`` rounds without gain.
@@ -304,7 +304,7 @@ def perturb(
             return
         # The mean over layers counts, so the rows with the largest gaps get the most trials.
         gap = best.time[hard] / bound[hard] - 1.0
-        trials = np.ceil(np.minimum(gap / gap.sum() * MOST_TRIALS, MOST_TRIALS_OF_A_ROW)).astype(np.int64)
+        trials = np.ceil(np.minimum(gap / gap.sum() * MOST_TRIALS, MOST_TRIALS_PER_ROW)).astype(np.int64)
         row = np.repeat(hard, trials)
         slots, counts = best.slots[row], best.counts[row]
         changed = swap_pieces(slots, rng) if counts.shape[1] == slots[0].size else np.zeros(row.size, dtype=bool)
@@ -319,7 +319,7 @@ def perturb(
         if not row.size:
             return
         balancer = PairBalancer(slots, load[:, row] / counts, speed)
-        exchange_until_rest(balancer, bound[row], effort, halving_rounds=2, patience=SHORT_PATIENCE)
+        exchange_until_stalled(balancer, bound[row], effort, halving_rounds=2, patience=SHORT_PATIENCE)
         best.take(row, balancer.slots, counts, balancer.time.max(axis=1))
         effort.spend(balancer.work_of(balancer.slots.size // TRIAL_OVERHEAD_SLOTS))
 
@@ -329,7 +329,7 @@ def swap_pieces(slots: IntArray, rng: np.random.Generator) -> NDArray[np.bool_]:
     num_rows, num_devices, per_device = slots.shape
     flat = slots.reshape(num_rows, -1)
     rows = np.arange(num_rows)
-    for _ in range(SWAPS_OF_A_KICK):
+    for _ in range(SWAPS_PER_PERTURBATION):
         one, two = rng.integers(num_devices * per_device, size=(2, num_rows))
         flat[rows, one], flat[rows, two] = flat[rows, two], flat[rows, one]
     return np.ones(num_rows, dtype=bool)

@@ -1,4 +1,4 @@
-"""Times that no placement can beat."""
+"""Lower bounds on the time of the busiest device."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def crowding_bound(load: FloatArray, num_devices: int) -> FloatArray:
     rank = np.arange(1, num_devices + 1)
     spread = (np.cumsum(largest, axis=1)[:, :num_devices] + smallest[:, rank * (per_device - 1)]) / rank
     shared = largest[:, :num_devices] + largest[:, 1 : num_devices + 1] + smallest[:, per_device - 2, None]
-    # Column i − 1 of `shared` speaks of the ranks i and i + 1, hence of the i + 1 largest experts.
+    # Column i − 1 of `shared` is about the ranks i and i + 1, hence the i + 1 largest experts.
     either = np.minimum(spread[:, 1:], shared[:, :-1])
     bound: FloatArray = np.maximum(np.maximum(spread[:, 0], shared[:, -1]), either.max(axis=1, initial=0.0))
     return bound

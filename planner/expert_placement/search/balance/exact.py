@@ -23,9 +23,9 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 
 MOST_COUNT_VECTORS = 20_000
 MOST_SLOTS = 24
-# States looked at in one layer before it is left with a gap.
+# States visited in one layer before it is left with a gap.
 MOST_STATES = 20_000
-PAIR = 2  # slots a device for which the pairing bound holds
+PAIR = 2  # slots per device for which the pairing bound holds
 # Improvements smaller than this are rounding.
 LEAST_GAIN = 1e-10
 # The last device takes exactly what is left, give or take the rounding of the sums.
@@ -59,7 +59,7 @@ def count_vectors(num_experts: int, num_redundant: int, num_devices: int) -> Int
 def best_layer(
     load: FloatArray, num_redundant: int, num_devices: int, incumbent: float, floor: float
 ) -> tuple[IntArray | None, float]:
-    """A better placement of one layer, and a bound on all of them.
+    """A better placement of one layer, and a bound on all placements.
 
     Args:
         load: [E], normalised.

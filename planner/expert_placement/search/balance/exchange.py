@@ -1,6 +1,6 @@
 """Exchanges between pairs of devices, many pairs at once.
 
-Two devices hold 2s pieces; which s of them should the first one keep? Two neighbourhoods answer, by the size of s:
+Two devices hold 2s pieces; an exchange decides which s of them the first one keeps. The neighbourhood depends on s:
 
 * every split, while there are at most :data:`MOST_SPLITS`: one matrix product gives the first device's load under each;
 * otherwise every swap of one piece for one, and of two for two (a sample, where these exceed :data:`MOST_SWAPS`).
@@ -22,15 +22,15 @@ from numpy.typing import NDArray
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 MOST_SPLITS = 500  # 12 pieces into 6 and 6 with one piece fixed: 462
-# What a pair of devices costs besides its exchanges, in exchanges (gathering its pieces, carrying out the best) …
+# Overhead of a pair of devices (gathering its pieces, carrying out the best), counted in exchanges …
 PAIR_OVERHEAD = 100
-# … and what one of several load cases costs, in terms of the only one.
-PASSES_OF_A_CASE = 2
+# … and the cost of each load case where there are several, relative to a single one.
+PASSES_PER_CASE = 2
 MOST_SWAPS = 1300  # two for two with 9 slots a device: 36²
 # Loads are normalised so that a perfectly balanced device takes 1; a distance above this is "never".
 FORBIDDEN = np.float32(1e6)
 
-# Gains below the rounding of double-precision sums are noise, and could go round in circles.
+# Gains below the rounding of double-precision sums are noise, and could cycle.
 LEAST_RELATIVE_GAIN = 1e-12
 
 # OpenBLAS runs a product of up to 2^18 multiplications on the calling thread. Larger ones wake its worker threads,
@@ -173,7 +173,7 @@ class Swaps:
 
 @lru_cache(maxsize=32)
 def exchange_for(slots_per_device: int, *, mirrored: bool) -> Exchange:
-    """The neighbourhood for s slots a device.
+    """The neighbourhood for s slots per device.
 
     Args:
         slots_per_device: s.
@@ -236,7 +236,7 @@ class PairBalancer:
     def work_of(self, num_pairs: int) -> float:
         """Exchanges looked at for so many pairs, overheads included; a measure of processor time."""
         num_cases = self.load.shape[0]
-        passes = 1 if num_cases == 1 else PASSES_OF_A_CASE * num_cases
+        passes = 1 if num_cases == 1 else PASSES_PER_CASE * num_cases
         return num_pairs * (self.exchange.size * passes + PAIR_OVERHEAD)
 
     def _cost_one_case(self, piece: SmallFloats, row: IntArray, first: IntArray, second: IntArray) -> SmallFloats:

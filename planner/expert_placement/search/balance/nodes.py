@@ -1,14 +1,11 @@
-"""Placement over nodes: which devices share one, and whole groups of experts on one.
+"""Placement over nodes: which devices share a node, and groups of experts that must lie on one node.
 
-Two questions:
-
-* :func:`group_devices`: to rename devices alike in all layers changes neither balance nor traffic between devices, but
-  it decides how much of that traffic stays inside a node. Devices that exchange most share a node: a start by greedy
-  filling, then the best swap of two devices while one gains.
+* :func:`group_devices`: renaming devices in the same way in all layers changes neither balance nor traffic between
+  devices, but decides how much of that traffic stays inside a node. Greedy filling, then the best swap of two devices
+  while one gains.
 * :func:`place_groups`: node-limited routing sends a token to few *groups* of experts, which helps only where a group
-  lies on one node. So groups are packed on nodes first, then every node is placed by itself; all nodes of all layers
-  are rows of one array, as layers are without groups. This is the hierarchical policy of EPLB with the solvers of this
-  folder in place of its greedy rules.
+  lies on one node. So groups are packed on nodes first, then the experts of every node on its devices; all nodes of
+  all layers are rows of one array. This is EPLB's hierarchical policy with searches in place of its greedy rules.
 """
 
 from __future__ import annotations
@@ -24,11 +21,11 @@ LEAST_GAIN = 1e-12
 
 
 def group_devices(traffic: FloatArray, devices_per_node: int) -> IntArray:
-    """[G] which device takes each place, so that much traffic stays inside nodes.
+    """[G] a permutation of the devices that keeps much traffic inside nodes.
 
     Args:
         traffic: [G, G] between devices, any unit.
-        devices_per_node: places 0 … m − 1 are the first node, and so on.
+        devices_per_node: positions 0 … m − 1 of the permutation are the first node, and so on.
     """
     num_devices = traffic.shape[0]
     weight = traffic + traffic.T

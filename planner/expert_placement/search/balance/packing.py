@@ -1,4 +1,4 @@
-"""First placements: longest processing time first, and a dealing order that is always legal."""
+"""First placements: longest processing time first, and a round-robin order that is always legal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.search.balance.replicas import pieces_in_order
 
 
-def deal_round_robin(counts: IntArray, num_devices: int) -> IntArray:
-    """Deal the pieces to the devices in turn: always legal, for any counts from 1 to ``num_devices``.
+def assign_round_robin(counts: IntArray, num_devices: int) -> IntArray:
+    """Assign the pieces to the devices in turn: always legal, for any counts from 1 to ``num_devices``.
 
-    The copies of an expert are dealt one after the other, so at most ``num_devices`` of them meet as many different
-    devices.
+    The copies of an expert follow each other, so at most ``num_devices`` of them go to as many different devices.
 
     Returns:
         [L, G, s] expert in each slot.
@@ -28,8 +27,9 @@ def longest_first(
 ) -> IntArray:
     """Place the pieces by falling size, each on the device that is least busy with it and has a free slot.
 
-    This is the packing rule of EPLB with two repairs: a device that holds a copy of the expert is passed over, and
-    speeds count. A layer that runs into a dead end (no device is left for a copy) is dealt round-robin.
+    This is the packing rule of EPLB with two changes: a device that holds a copy of the expert is skipped, and device
+    speeds are taken into account. A layer that runs into a dead end (no device is left for a copy) is assigned
+    round-robin.
 
     Args:
         load: [L, E].
@@ -74,9 +74,9 @@ def longest_first(
 
 
 def replace_illegal(slots: IntArray, used: IntArray, counts: IntArray) -> IntArray:
-    """Layers whose devices are over-full or hold a duplicate, dealt round-robin instead."""
+    """Layers whose devices are over-full or hold a duplicate, assigned round-robin instead."""
     by_device = np.sort(slots, axis=2)
     illegal = (used != slots.shape[2]).any(axis=1) | (by_device[..., 1:] == by_device[..., :-1]).any(axis=(1, 2))
     if illegal.any():
-        slots[illegal] = deal_round_robin(counts[illegal], slots.shape[1])
+        slots[illegal] = assign_round_robin(counts[illegal], slots.shape[1])
     return slots

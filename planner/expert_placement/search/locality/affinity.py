@@ -1,10 +1,10 @@
 """Least traffic between devices at a given balancedness.
 
-1. Layer by layer, forth and back, the slots of one layer are reassigned exactly while its neighbours stay
-   (:mod:`expert_assignment`); from several random starts, so that hidden groups of experts are found. This alone is the
+1. Layer by layer, alternately forward and backward, the slots of one layer are reassigned exactly while its neighbours
+   stay (``assignment.py``); from several random starts, so that hidden groups of experts are found. This alone is the
    objective of ExFlow (arXiv:2401.08383), and it may leave devices far from equally busy.
-2. The most balanced placement has its devices renamed layer by layer to follow the traffic: that costs no balance.
-3. If the best of 1 is below the floor of balancedness, swaps trade one for the other (:mod:`expert_affinity_search`).
+2. The devices of the most balanced placement are renamed layer by layer along the traffic, which leaves the balance.
+3. If the best of 1 is below the floor of balancedness, swaps trade traffic for balance (``affinity_search.py``).
 
 The best of all that meets the floor is the answer.
 """
@@ -14,21 +14,20 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.expert_placement.problem.objectives import LEAST_GAIN, balance_of_time
 from meshplan.planner.expert_placement.search.balance.balance import Effort
 from meshplan.planner.expert_placement.search.locality.affinity_search import (
     FIRST_PRICES,
     Chains,
     anneal,
-    layer_balance,
 )
 from meshplan.planner.expert_placement.search.locality.assignment import assign_greedily, reassign
 
-# Starts of the alternating assignment: so many slots over all layers and starts, within limits. Hidden groups of two or
+# Starts of the alternating assignment: fewest and most, and slots over all layers and starts. Hidden groups of two or
 # three experts are easily missed from a single start, and in small problems many starts are cheap.
 NUM_STARTS = (4, 64)
 SLOTS_OF_ALL_STARTS = 6000
 MOST_ROUND_TRIPS = 10
-LEAST_GAIN = 1e-9
 SWEEPS = (8, 60)  # of the search among swaps: fewest and most, by the effort left
 # One swap looked at costs as much as this many exchanges of a pair of devices.
 SWAP_WORK = 12.0
@@ -92,7 +91,7 @@ def place_for_affinity(
         if 1.0 - chains.same().max() <= least + LEAST_GAIN:
             break
     pool = chains_of(np.stack([slots for slots, _ in candidates]))
-    same, balance = pool.same(), layer_balance(pool.times()).mean(axis=1)
+    same, balance = pool.same(), balance_of_time(pool.times().max(axis=-1)).mean(axis=1)
     lead = int(same.argmax())
     best = int(np.where(balance >= floor, same, -1.0).argmax())
     found = candidates[best] if balance[best] >= floor else (None, "none")
@@ -143,12 +142,12 @@ def rename_along_traffic(chains: Chains) -> IntArray:
 
 
 def alternate(chains: Chains, effort: Effort) -> None:
-    """Reassign layer after layer, forth and back, until no layer gains; in place."""
+    """Reassign layer after layer, alternately forward and backward, until no layer gains; in place."""
     num_layers = chains.shape[1]
     reached = chains.same()
     for trip in range(MOST_ROUND_TRIPS):
-        forth = range(1, num_layers)
-        for layer in forth if trip == 0 else [*range(num_layers - 2, -1, -1), *forth]:
+        forward = range(1, num_layers)
+        for layer in forward if trip == 0 else [*range(num_layers - 2, -1, -1), *forward]:
             # The first trip starts from nothing: the layer ahead is still random and would only blur the choice.
             gain = chains.gains(layer, look_ahead=trip > 0)
             slots = np.ascontiguousarray(chains.slots[:, layer])

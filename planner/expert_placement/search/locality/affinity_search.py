@@ -1,12 +1,12 @@
 """Search among swaps for little traffic at a given balancedness: several chains, and all even or odd layers, at once.
 
-Even layers see each other only through odd ones, so with the odd layers held still every even layer may improve on its
-own, and the other way round. In a layer, one device offers its slots; each swap with a slot elsewhere is worth
+Traffic couples neighbouring layers only, so while the odd layers are fixed every even layer can be improved
+independently, and vice versa. In a layer, one device offers its slots; each swap with a slot elsewhere is worth
 
     Δsame + (μ / L) (P(t) − P(t′)),    P(t) = (1/κ) log Σ_d exp(κ t_d),
 
 Δsame = what the swap adds to the share of transitions that stay on their device, t = device times in units of the ideal
-time, P = a smooth stand-in for the busiest device. The swap with the largest worth plus Gumbel noise is carried out,
+time, P = a smooth maximum over the devices. The swap with the largest worth plus Gumbel noise is carried out,
 which samples swaps with probability ∝ exp(worth / temperature). Each chain steers its own price μ: up while it is below
 the floor of balancedness, down while it is above. The best placement at or above the floor is kept.
 """
@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.expert_placement.problem.objectives import balance_of_time
 
 FORBIDDEN = -1e9
 # Share of transitions that one unit of balancedness is worth to begin with. The price moves slowly, so a floor near the
-# best balance needs a dear start; the next one is tried where the one before did not reach the floor.
+# best balance needs a high first price; the next is tried where the one before did not reach the floor.
 FIRST_PRICES = (1.0, 3.0, 9.0)
 PRICE_STEP = 0.06  # relative change of the price after each sweep
 SHARPNESS = (60.0, 250.0)  # κ, first and last
@@ -102,13 +103,6 @@ class Chains:
         return gain
 
 
-def layer_balance(times: FloatArray) -> FloatArray:
-    """[…] balancedness of layers from their device times […, G]; 1 without load."""
-    busiest = times.max(axis=-1)
-    balance: FloatArray = np.divide(1.0, busiest, out=np.ones_like(busiest), where=busiest > 0)
-    return balance
-
-
 def anneal(
     chains: Chains, floor: float, num_sweeps: int, first_price: float, rng: np.random.Generator
 ) -> tuple[IntArray | None, float]:
@@ -139,7 +133,7 @@ def anneal(
             gain = np.stack([chains.gains(int(layer)) for layer in layers], axis=1)  # [B, n, E, G]
             for device in range(num_devices):
                 visit(chains, layers, gain, (device + offset) % num_devices, price, sharpness, temperature, rng)
-        balance = layer_balance(chains.times()).mean(axis=1)
+        balance = balance_of_time(chains.times().max(axis=-1)).mean(axis=1)
         legal = balance >= floor
         same = np.where(legal, chains.same(), -1.0)
         lead = int(same.argmax())

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.expert_placement.problem.objectives import LEAST_GAIN
 
 NEVER = -1e18  # gain of a move that would make a duplicate
-LEAST_GAIN = 1e-9  # relative to the largest gain; smaller ones are rounding
 
 
 def reassign(slots: IntArray, gain: FloatArray) -> None:

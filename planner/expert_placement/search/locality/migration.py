@@ -1,9 +1,9 @@
 """The best balance that few moves from the present placement can reach.
 
-One layer offers a choice of (moves, time) points; a knapsack over the layers spends the moves where they bring most.
+Each layer has a choice of (moves, time) points; a knapsack over the layers spends the moves where they gain most.
 The points of a layer come from repairs with several targets: until no device is busier than the target, the busiest one
 
-* swaps a slot with another device (two moves, fewer where an expert comes home), or
+* swaps a slot with another device (two moves, fewer where an expert returns to where it was), or
 * has one of its experts copied onto a slot whose expert has a copy to spare (one move that relieves every device with
   a copy of the expert),
 
@@ -18,15 +18,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
-from meshplan.planner.expert_placement.problem.objectives import residency
+from meshplan.planner.expert_placement.problem.objectives import LEAST_GAIN, balance_of_time, residency
 from meshplan.planner.expert_placement.search.locality.assignment import reassign
 
 # Targets, as parts of the way from perfect balance to the present time of the busiest device.
 TARGETS = (0.0, 0.02, 0.05, 0.09, 0.14, 0.22, 0.4)
 # A move that undoes an earlier one costs nothing; this keeps the ratio "excess removed for each move" finite.
 FREE_MOVE = 0.5
-ROWS_OF_A_BLOCK = 64
-LEAST_GAIN = 1e-9
+ROWS_PER_BLOCK = 64
 FORBIDDEN = np.inf
 
 
@@ -79,7 +78,7 @@ class Repairs:
 
 @dataclass(slots=True, eq=False)
 class Options:
-    """What one layer can do: points (moves, time) and their placements."""
+    """The choices of one layer: points (moves, time) and their placements."""
 
     moves: list[int] = field(default_factory=list)
     time: list[float] = field(default_factory=list)
@@ -111,7 +110,7 @@ def migrate(
     """[L, G, s] a placement of high balancedness within the budget of moves; None when a legal one needs more.
 
     Args:
-        current: [L, G, s] present placement; may hold duplicates or lack experts, which is mended first.
+        current: [L, G, s] present placement; may hold duplicates or lack experts, which is repaired first.
         ideal: [L, G, s] best placement without regard to moves.
         load: [L, E], normalised.
         speed: [G].
@@ -212,7 +211,7 @@ def explore(
     )
     active = np.flatnonzero(keep[layer_of] > 1.0 + LEAST_GAIN)
     # Blocks of rows keep the temporary arrays in the processor's cache.
-    for block in np.array_split(active, -(-active.size // ROWS_OF_A_BLOCK)) if active.size else []:
+    for block in np.array_split(active, -(-active.size // ROWS_PER_BLOCK)) if active.size else []:
         explore_block(state, block, most_moves, options)
 
 
@@ -302,7 +301,7 @@ def best_swap(state: Repairs, times: FloatArray, busy: IntArray, held: BoolArray
 def best_copy(state: Repairs, times: FloatArray, busy: IntArray, held: BoolArray) -> tuple[FloatArray, IntArray]:
     """[B] excess removed for each move by the best copy of an expert of the busiest device, and [B] which (i * S + j).
 
-    Devices that hold both the expert that gains a copy and the one that loses it are counted for each on its own; the
+    A device that holds both the expert that gains a copy and the one that loses it is counted for each separately; the
     caller checks the outcome.
     """
     num_rows, _, per_device = state.slots.shape
@@ -352,7 +351,7 @@ def spend(options: list[Options], most_moves: int) -> IntArray | None:
     value = np.zeros(budget + 1)
     choices: list[IntArray] = []
     for moves, times, _ in fronts:
-        balance = np.divide(1.0, times, out=np.ones_like(times), where=times > 0)
+        balance = balance_of_time(times)
         table = np.full((moves.size, budget + 1), -np.inf)
         for index, cost in enumerate(moves):
             if cost <= budget:

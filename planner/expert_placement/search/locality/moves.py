@@ -1,6 +1,6 @@
 """What a change of placement costs: bytes moved, and seconds on the links.
 
-An expert that a device lacks is fetched from a device that holds it at present: from its own node where one does, else
+An expert that a device lacks is fetched from a device that holds it at present: one of its node if there is one, else
 over the network; of several holders the one that has sent least. All devices send and receive at once (full duplex),
 so the change takes as long as the busiest direction of the busiest device:
 
@@ -73,12 +73,12 @@ def migration_cost(
         if not holders.size:
             from_checkpoint += 1
             continue
-        beside = holders[node[holders] == node[receiver]]
-        ledger = near if beside.size else far
-        senders = beside if beside.size else holders
-        sender = int(senders[ledger[1, senders].argmin()])
-        ledger[0, receiver] += 1
-        ledger[1, sender] += 1
+        neighbours = holders[node[holders] == node[receiver]]
+        transfers = near if neighbours.size else far
+        senders = neighbours if neighbours.size else holders
+        sender = int(senders[transfers[1, senders].argmin()])
+        transfers[0, receiver] += 1
+        transfers[1, sender] += 1
     seconds = bound = None
     if link_bandwidth_bytes_per_s is not None:
         network = network_bandwidth_bytes_per_s or link_bandwidth_bytes_per_s

