@@ -7,6 +7,7 @@ Kubernetes would expand (``$(…)``) is escaped in them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
@@ -14,6 +15,7 @@ from meshplan.planner.emit.artifact import EmittedPlan, stamp
 from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
+from meshplan.planner.emit.serving.readme import serving_overview
 from meshplan.planner.serving.problem.requests import Role
 
 PORT = 8100
@@ -197,10 +199,6 @@ def emitted(
     job: ServingJob, *, target: str, file: str, objects: Sequence[dict[str, Any]], more: Sequence[str] = ()
 ) -> EmittedPlan:
     """README and one YAML file."""
-    from pathlib import PurePosixPath
-
-    from meshplan.planner.emit.serving.readme import serving_overview
-
     listed = (*notes(job), *more)
     overview = serving_overview(job, num_hosts=0, start=f"Start with `kubectl apply -f {file}`.", notes=listed)
     head = (*stamp(job.request.plan, job.verified), f"schema: {UNCHECKED}")

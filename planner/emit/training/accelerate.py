@@ -196,18 +196,12 @@ def job(request: TrainingRequest) -> Job:
     """The user's script with Accelerate's YAML and the plan's choices beside it."""
     arguments = configuration(request)
     head = commented(stamp(request.plan, VERIFIED))
-    made = Job(
+    made = script.script_job(
+        request,
+        rules=ACCELERATE,
         target=TARGET,
-        request=request,
         verified=VERIFIED,
-        rank_order=ACCELERATE.rank_orders[0],
-        environment={},
-        program=script.program(request),
-        files=(
-            Artifact(path=CONFIG_FILE, content=head + yaml.safe_dump(arguments, sort_keys=False)),
-            script.config_file(request, VERIFIED),
-        ),
-        settings=(script.script_setting(request.script),),
+        files=(Artifact(path=CONFIG_FILE, content=head + yaml.safe_dump(arguments, sort_keys=False)),),
         notes=(*_NOTES, *adapter_notes(request.plan)),
         starter=_STARTER.format(config_file=CONFIG_FILE),
     )

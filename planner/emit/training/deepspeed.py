@@ -237,16 +237,14 @@ def job(request: TrainingRequest) -> Job:
     """The user's script with DeepSpeed's JSON and the plan's choices beside it."""
     text = json.dumps(configuration(request), indent=2) + "\n"
     tensor_note = (_TENSOR_NOTE,) if request.config.tensor_parallel > 1 else ()
-    return Job(
+    return script.script_job(
+        request,
+        rules=DEEPSPEED,
         target=TARGET,
-        request=request,
         verified=VERIFIED,
-        rank_order=DEEPSPEED.rank_orders[0],
-        environment={},
-        program=script.program(request) + f"export DEEPSPEED_CONFIG=$here/{CONFIG_FILE}\n",
-        # JSON has no comments and DeepSpeed owns every key, so the stamp is in the file beside it.
-        files=(Artifact(path=CONFIG_FILE, content=text), script.config_file(request, VERIFIED)),
-        settings=(script.script_setting(request.script),),
+        more_bash=f"export DEEPSPEED_CONFIG=$here/{CONFIG_FILE}\n",
+        # JSON has no comments and DeepSpeed owns every key, so the stamp is in training_config.json.
+        files=(Artifact(path=CONFIG_FILE, content=text),),
         notes=(
             *_NOTES,
             *tensor_note,
