@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.documents import MAX_YAML_BYTES, parse_document
-from meshplan.planner.emit.training.terms import Words, flattened
+from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.reading import Assumption, Given, Reading
@@ -98,10 +98,10 @@ def _given(
         for flag in repeated_flags(arguments)
     ]
     for name in _CONFIGURATION_FLAGS:
-        value = launch.words.get(name) or _spelled(flags, name)
+        value = launch.options.get(name) or _spelled(flags, name)
         if value and not documents:
             documents |= _configuration(value)
-    given = Given(words=flags, document=documents, launch=launch, known=known, loose=tuple(loose))
+    given = Given(arguments=flags, document=documents, launch=launch, known=known, loose=tuple(loose))
     return given, notes, script.unknown
 
 
@@ -117,7 +117,7 @@ def _flag_file(text: str) -> Script | None:
     return Script(statements=(Statement(line=1, words=words),))
 
 
-def _spelled(flags: Words, name: str) -> str:
+def _spelled(flags: Arguments, name: str) -> str:
     """The value of a flag in either spelling."""
     return next((str(value) for flag, value in flags.items() if flag.replace("_", "-") == name), "")
 
@@ -135,7 +135,7 @@ def _command(inputs: Sequence[str], variables: Mapping[str, str]) -> Script:
     return Script(statements=(Statement(line=1, words=tuple(inputs[first:])),))
 
 
-def _statement(script: Script, source: str | None, documents: Words) -> tuple[Statement | None, list[Assumption]]:
+def _statement(script: Script, source: str | None, documents: Arguments) -> tuple[Statement | None, list[Assumption]]:
     """The one command that trains or serves."""
     statements = script.statements
     fitting = [one for one in statements if _fits(one, source, documents)]
@@ -159,16 +159,16 @@ def _statement(script: Script, source: str | None, documents: Words) -> tuple[St
     return fitting[-1], notes
 
 
-def _fits(statement: Statement, source: str | None, documents: Words) -> bool:
+def _fits(statement: Statement, source: str | None, documents: Arguments) -> bool:
     launch = read_launch(statement.words)
     if documents or source in {"deepspeed", "accelerate"}:
         return bool(launch.program) and launch.num_devices is not None
-    if any(launch.words.get(name) for name in _CONFIGURATION_FLAGS[:1]):
+    if any(launch.options.get(name) for name in _CONFIGURATION_FLAGS[:1]):
         return True
     flags, _ = split_options(launch.program)
     if any(_spelled(flags, name) for name in _CONFIGURATION_FLAGS):
         return True
-    return source_of(Given(words=flags, launch=launch), source) is not None and len(statement.words) > 1
+    return source_of(Given(arguments=flags, launch=launch), source) is not None and len(statement.words) > 1
 
 
 def _is_file(word: str) -> bool:
@@ -178,7 +178,7 @@ def _is_file(word: str) -> bool:
         return False
 
 
-def _configuration(name: str) -> Words:
+def _configuration(name: str) -> Arguments:
     """The file that a command names; left out where it is not here."""
     if not _is_file(name):
         raise _refused(f"the command reads {name!r}, which is not here: run this where it is, or give the file too")

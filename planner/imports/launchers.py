@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from meshplan.catalogs.errors import Problem
-from meshplan.planner.emit.training.terms import Words, count
+from meshplan.planner.emit.terms import Arguments, count
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.reading import Launch
 
@@ -92,7 +92,7 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
         )
     return Launch(
         program=program,
-        words=own,
+        options=own,
         num_hosts=hosts,
         devices_per_host=per_host,
         num_devices=total,
@@ -126,7 +126,7 @@ def _dashed(words: Sequence[str]) -> list[str]:
     return dashed
 
 
-def _number(options: Words, names: Sequence[str], problems: list[Problem]) -> int | None:
+def _number(options: Arguments, names: Sequence[str], problems: list[Problem]) -> int | None:
     """What the LAST of ``names`` in the command says: the launcher that is nearest to the program."""
     present = [name for name in options if name in names]
     if not present:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from meshplan.catalogs.errors import closest_names
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.emit.terms import Arguments
 from meshplan.planner.emit.training.megatron.model import inexpressible_shape, model_flags
-from meshplan.planner.emit.training.terms import Words
 
 # Sizes that tell one model from another; a model that says one of them is only meant where the command says it too.
 SIZES = (
@@ -41,32 +41,32 @@ def flags_of(shape: ModelShape) -> Mapping[str, str]:
     return {flag[0]: " ".join(flag[1:]) for flag in model_flags(shape)} | {"--vocab-size": str(shape.vocab_size)}
 
 
-def models_of_size(words: Words, shapes: Iterable[ModelShape]) -> list[ModelShape]:
+def models_of_size(arguments: Arguments, shapes: Iterable[ModelShape]) -> list[ModelShape]:
     """Models whose sizes are those of the command, the most alike first."""
-    if not all(size in words for size in _GIVEN_ALWAYS):
+    if not all(size in arguments for size in _GIVEN_ALWAYS):
         return []
     found = []
     for shape in shapes:
         if inexpressible_shape(shape) is not None:
             continue
         said = flags_of(shape)
-        if all(_agrees(size, words, said) for size in SIZES):
+        if all(_agrees(size, arguments, said) for size in SIZES):
             found.append(shape)
-    return sorted(found, key=lambda shape: -_likeness(words, flags_of(shape)))
+    return sorted(found, key=lambda shape: -_likeness(arguments, flags_of(shape)))
 
 
-def disagreements(words: Words, shape: ModelShape) -> list[str]:
+def disagreements(arguments: Arguments, shape: ModelShape) -> list[str]:
     """What the command says otherwise than the model."""
     said = flags_of(shape)
     return [
-        f"{flag} {words[flag]}, the model has {said[flag]}"
+        f"{flag} {arguments[flag]}, the model has {said[flag]}"
         for flag in (*SIZES, "--vocab-size")
-        if flag in words and flag in said and str(words[flag]) != said[flag]
+        if flag in arguments and flag in said and str(arguments[flag]) != said[flag]
     ]
 
 
-def _agrees(size: str, words: Words, said: Mapping[str, str]) -> bool:
-    theirs, ours = said.get(size), words.get(size)
+def _agrees(size: str, arguments: Arguments, said: Mapping[str, str]) -> bool:
+    theirs, ours = said.get(size), arguments.get(size)
     if theirs is None:
         # As many groups as heads is what having no groups means.
         return ours is None or (size == "--num-query-groups" and str(ours) == said["--num-attention-heads"])
@@ -82,5 +82,7 @@ def _plain(size: str, said: Mapping[str, str]) -> str | None:
     return None
 
 
-def _likeness(words: Words, said: Mapping[str, str]) -> int:
-    return sum((flag in words) == (flag in said) and str(words.get(flag)) == str(said.get(flag)) for flag in _FINE)
+def _likeness(arguments: Arguments, said: Mapping[str, str]) -> int:
+    return sum(
+        (flag in arguments) == (flag in said) and str(arguments.get(flag)) == str(said.get(flag)) for flag in _FINE
+    )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from meshplan.catalogs.errors import Problem
-from meshplan.planner.emit.training.terms import Read, Words
+from meshplan.planner.emit.terms import Arguments, ReadBack
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Launch:
 
     Args:
         program: script or module, and its arguments; empty where the input is a file of flags.
-        words: the launcher's own options, dashes only.
+        options: options of the launcher itself, dashes only.
         num_hosts: None where it does not say.
         devices_per_host: None where it does not say.
         num_devices: all of them; None where that is not known.
@@ -39,7 +39,7 @@ class Launch:
     """
 
     program: tuple[str, ...] = ()
-    words: Words = field(default_factory=dict)
+    options: Arguments = field(default_factory=dict)
     num_hosts: int | None = None
     devices_per_host: int | None = None
     num_devices: int | None = None
@@ -51,15 +51,15 @@ class Given:
     """What a source reads.
 
     Args:
-        words: flags of the program → values; empty for a document alone.
+        arguments: flags of the program → values; empty for a document alone.
         document: a configuration file as dotted keys; empty where there is none.
         launch: see :class:`Launch`.
         known: what another file of ours says (``training_config.json``), by our terms.
         loose: arguments that belong to no flag.
     """
 
-    words: Words = field(default_factory=dict)
-    document: Words = field(default_factory=dict)
+    arguments: Arguments = field(default_factory=dict)
+    document: Arguments = field(default_factory=dict)
     launch: Launch = field(default_factory=Launch)
     known: Mapping[str, Any] = field(default_factory=dict)
     loose: tuple[str, ...] = ()
@@ -75,13 +75,13 @@ class Reading:
         kind: ``training`` or ``serving``.
         launch: processes.
         values: our terms → values.
-        said_by: our terms → the words that said it.
+        source_flags: our terms → the arguments that said it.
         assumed: values that nothing said.
-        unread: words that nothing here knows, as written.
+        unread: arguments that nothing here knows, as written.
         left_out: what is understood and has no place in a spec.
         problems: contradictions, and values that cannot be meant.
         model: name or path as written; empty where only sizes are known.
-        model_words: flags that describe the model, to find it by.
+        model_arguments: flags that describe the model, to find it by.
     """
 
     source: str
@@ -89,23 +89,25 @@ class Reading:
     launch: Launch
     kind: str = "training"
     values: dict[str, Any] = field(default_factory=dict)
-    said_by: dict[str, str] = field(default_factory=dict)
+    source_flags: dict[str, str] = field(default_factory=dict)
     assumed: list[Assumption] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     model: str = ""
-    model_words: Words = field(default_factory=dict)
+    model_arguments: Arguments = field(default_factory=dict)
 
-    def take(self, read: Read) -> None:
+    def take(self, read: ReadBack) -> None:
         """Values of a mapping table; a value that another table said differently is a contradiction."""
         for term, value in read.values.items():
             before = self.values.get(term)
             if before is not None and before != value:
-                self.say(term, f"{read.said_by[term]} says {value}, {self.said_by[term]} says {before}; keep one")
+                self.say(
+                    term, f"{read.source_flags[term]} says {value}, {self.source_flags[term]} says {before}; keep one"
+                )
             else:
                 self.values[term] = value
-                self.said_by[term] = read.said_by[term]
+                self.source_flags[term] = read.source_flags[term]
         self.problems += read.problems
 
     def assume(self, term: str, value: Any, why: str) -> Any:
@@ -123,3 +125,8 @@ class Reading:
 def as_written(word: str, value: Any) -> str:
     """A flag or key with its value, for lists of what was not read."""
     return f"{word} {value}".strip() if word.startswith("-") else f"{word}: {value}"
+
+
+def with_dashes(arguments: Arguments) -> dict[str, Any]:
+    """Long flags spelled with dashes, for programs that take underscores as well."""
+    return {flag.replace("_", "-") if flag.startswith("--") else flag: value for flag, value in arguments.items()}

@@ -1,49 +1,54 @@
-"""The sources of ``meshplan import``: one line each. A source has ``recognises(given)`` and ``read(given)``."""
+"""The sources of ``meshplan import``: one line each."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, cast
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
 from meshplan.planner.imports.reading import Given, Reading
 
+_PACKAGE = "meshplan.planner.imports.sources"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Something that people run today.
+    """A framework or engine whose configuration can be imported.
 
     Args:
         name: as in ``import --from``.
-        module: with ``recognises(given) -> bool`` and ``read(given) -> Reading``.
+        module: below ``imports.sources``, with ``recognises(given) -> bool`` and ``read(given) -> Reading``.
         summary: what is read.
+        reader: an object of the module that has both instead.
     """
 
     name: str
     module: str
     summary: str
+    reader: str = ""
 
     def recognises(self, given: Given) -> bool:
         """Whether the input is this source's."""
-        asked: Callable[[Given], bool] = importlib.import_module(self.module).recognises
-        return asked(given)
+        return cast(bool, self._reader().recognises(given))
 
     def read(self, given: Given) -> Reading:
         """What it says."""
-        reader: Callable[[Given], Reading] = importlib.import_module(self.module).read
-        return reader(given)
+        return cast(Reading, self._reader().read(given))
+
+    def _reader(self) -> Any:
+        module = importlib.import_module(f"{_PACKAGE}.{self.module}")
+        return getattr(module, self.reader) if self.reader else module
 
 
-_PACKAGE = "meshplan.planner.imports.sources"
 # A file is asked for before the flags of a script: a Trainer script has flags of every kind.
 SOURCES = (
-    Source(name="deepspeed", module=f"{_PACKAGE}.deepspeed", summary="DeepSpeed's JSON, with its launcher's command"),
-    Source(name="accelerate", module=f"{_PACKAGE}.accelerate", summary="Accelerate's YAML, with accelerate launch"),
-    Source(name="torchtitan", module=f"{_PACKAGE}.torchtitan", summary="a TorchTitan command line, or an older TOML"),
-    Source(name="megatron", module=f"{_PACKAGE}.megatron", summary="a Megatron-LM command line or launch script"),
-    Source(name="vllm", module=f"{_PACKAGE}.vllm", summary="a vLLM command line"),
-    Source(name="sglang", module=f"{_PACKAGE}.sglang", summary="an SGLang command line"),
+    Source(name="deepspeed", module="deepspeed", summary="DeepSpeed's JSON, with its launcher's command"),
+    Source(name="accelerate", module="accelerate", summary="Accelerate's YAML, with accelerate launch"),
+    Source(name="torchtitan", module="torchtitan", summary="a TorchTitan command line, or an older TOML"),
+    Source(name="megatron", module="megatron", summary="a Megatron-LM command line or launch script"),
+    Source(name="vllm", module="engines", reader="VLLM", summary="a vLLM command line"),
+    Source(name="sglang", module="engines", reader="SGLANG", summary="an SGLang command line"),
 )
 
 

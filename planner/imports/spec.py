@@ -59,7 +59,7 @@ class Today:
     Args:
         source: name in the registry.
         spec: plain data, ready to be written.
-        said_by: our terms → the words that said them.
+        source_flags: our terms → the words that said them.
         assumed: values that nothing said.
         left_out: understood, but a spec has no place for it.
         unread: words that nothing here knows.
@@ -67,7 +67,7 @@ class Today:
 
     source: str
     spec: Mapping[str, Any]
-    said_by: Mapping[str, str]
+    source_flags: Mapping[str, str]
     assumed: tuple[Assumption, ...]
     left_out: tuple[str, ...] = ()
     unread: tuple[str, ...] = field(default=())
@@ -77,7 +77,7 @@ class Today:
         return {
             "source": self.source,
             "spec": dict(self.spec),
-            "said_by": dict(self.said_by),
+            "said_by": dict(self.source_flags),
             "assumed": [{"term": one.term, "value": one.value, "why": one.why} for one in self.assumed],
             "left_out": list(self.left_out),
             "unread": list(self.unread),
@@ -135,7 +135,7 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
     return Today(
         source=reading.source,
         spec={**spec, "constraints": constraints, "fixed": fixed},
-        said_by=reading.said_by,
+        source_flags=reading.source_flags,
         assumed=tuple(reading.assumed),
         left_out=tuple(reading.left_out),
         unread=tuple(dict.fromkeys(reading.unread)),
@@ -148,12 +148,12 @@ def _take_answers(reading: Reading, answers: Answers) -> None:
         if value is None:
             continue
         before = reading.values.get(name)
-        if before not in {None, value} and name in reading.said_by:
+        if before not in {None, value} and name in reading.source_flags:
             reading.say(
-                name, f"{reading.said_by[name]} says {before}, --{name.replace('_', '-')} says {value}; keep one"
+                name, f"{reading.source_flags[name]} says {before}, --{name.replace('_', '-')} says {value}; keep one"
             )
         reading.values[name] = value
-        reading.said_by[name] = f"--{name.replace('_', '-')}"
+        reading.source_flags[name] = f"--{name.replace('_', '-')}"
         reading.assumed = [one for one in reading.assumed if one.term != name]
 
 
@@ -202,7 +202,7 @@ def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> i
         return launch.num_devices
     hosts = answers.nodes * (node.num_hosts if node is not None else 1)
     # torchrun's --nnodes defaults to 1, so only a stated number contradicts.
-    if named and "--nnodes" in launch.words and launch.num_hosts != hosts:
+    if named and "--nnodes" in launch.options and launch.num_hosts != hosts:
         reading.say(
             "cluster", f"the launcher starts {launch.num_hosts} hosts, --nodes says {hosts} (--env says a variable)"
         )
@@ -238,32 +238,34 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
     if written:
         slug, close = models.slug_of(written, slugs)
         if slug is not None:
-            if reading.model_words:
-                for words in models.disagreements(reading.model_words, catalog.model_shape(slug)):
+            if reading.model_arguments:
+                for words in models.disagreements(reading.model_arguments, catalog.model_shape(slug)):
                     reading.say("model", f"{slug}: {words}")
-                _list_model_words(reading, slug, catalog)
+                _list_model_arguments(reading, slug, catalog)
             return slug
         if answers.model is not None and Path(answers.model).exists():
             return str(Path(answers.model).resolve())  # a spec may be written anywhere
         hint = f" (close: {', '.join(close)})" if close else ""
         reading.say("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
         return None
-    found = models.models_of_size(reading.model_words, (catalog.model_shape(slug) for slug in slugs))
+    found = models.models_of_size(reading.model_arguments, (catalog.model_shape(slug) for slug in slugs))
     if not found:
-        sizes = ", ".join(f"{size} {reading.model_words[size]}" for size in models.SIZES if size in reading.model_words)
+        sizes = ", ".join(
+            f"{size} {reading.model_arguments[size]}" for size in models.SIZES if size in reading.model_arguments
+        )
         reading.say("model", f"no model of the catalog has these sizes ({sizes or 'none given'}): give --model")
         return None
     others = ", ".join(shape.slug for shape in found[1:])
     why = "its sizes are those of the flags" + (f"; so are those of {others} (--model)" if others else "")
     reading.assumed.append(Assumption(term="model", value=found[0].slug, why=why))
-    _list_model_words(reading, found[0].slug, catalog)
+    _list_model_arguments(reading, found[0].slug, catalog)
     return found[0].slug
 
 
-def _list_model_words(reading: Reading, slug: str, catalog: Catalog) -> None:
+def _list_model_arguments(reading: Reading, slug: str, catalog: Catalog) -> None:
     """Flags about the model that its catalog entry does not say, or says otherwise."""
     said = models.flags_of(catalog.model_shape(slug))
-    for flag, value in reading.model_words.items():
+    for flag, value in reading.model_arguments.items():
         if said.get(flag) != str(value):
             theirs = f" (the catalog's {slug}: {said[flag]})" if flag in said else ""
             reading.unread.append(f"{flag} {value}".strip() + theirs)
@@ -272,7 +274,7 @@ def _list_model_words(reading: Reading, slug: str, catalog: Catalog) -> None:
 def _precision(reading: Reading) -> None:
     name = reading.values["precision"]
     if name not in PRECISIONS:
-        why = reading.said_by.get("precision", "no precision is stated")
+        why = reading.source_flags.get("precision", "no precision is stated")
         reading.assumed = [one for one in reading.assumed if one.term != "precision"]
         reading.values["precision"] = "bf16"
         reading.assumed.append(

@@ -11,12 +11,13 @@ from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import EmitError, UnknownEntryError
+from meshplan.catalogs.errors import EmitError
 from meshplan.planner.core.plan import digest, shape_from_document
 from meshplan.planner.emit import gpu_allocation as fleet
 from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
-from meshplan.planner.emit.serving.request import HostType, ServingRequest
+from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.launch.registry import emit_serving
+from meshplan.planner.launch.serving import host_type
 from meshplan.planner.serving.problem.requests import Role
 
 if TYPE_CHECKING:
@@ -98,7 +99,7 @@ def _request(
     return ServingRequest(
         plan=part,
         shape=shape_from_document(plan.provenance["models"][service["name"]]),
-        host_types={str(pool["node_type"]): _host_type(str(pool["node_type"]), catalog) for pool in pools},
+        host_types={str(pool["node_type"]): host_type(str(pool["node_type"]), catalog) for pool in pools},
         model_path=options.model_path,
         max_sequence_length=_longest_request(plan, str(service["name"])),
         image=options.image,
@@ -109,11 +110,3 @@ def _longest_request(plan: Plan, service: str) -> int:
     """Prompt and answer together, tokens."""
     buckets = next(one["buckets"] for one in (plan.answer or {})["services"] if one["name"] == service)
     return max(bucket["input_tokens"][1] + bucket["output_tokens"][1] for bucket in buckets)
-
-
-def _host_type(node_type: str, catalog: Catalog) -> HostType:
-    try:
-        node = catalog.node_type(node_type)
-    except UnknownEntryError as error:
-        raise EmitError(f"the catalog no longer knows the hosts of this plan: {error}") from error
-    return HostType(devices_per_host=node.devices_per_host, device=node.device)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
 from meshplan.planner.core.plan import shape_from_document
@@ -26,13 +27,12 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     """Launcher files of a serving plan, in memory; see :func:`meshplan.planner.service.emit_plan`."""
     if not plan.config:
         raise EmitError(f"plan {plan.plan_id} found no configuration to launch")
-    cluster = plan.spec["cluster"]
     length = _longest_request(plan)
     request = ServingRequest(
         plan=plan,
         shape=shape_from_document(plan.provenance["model"]),
         host_types={
-            str(pool["node_type"]): _host_type(str(pool["node_type"]), cluster, catalog)
+            str(pool["node_type"]): host_type(str(pool["node_type"]), catalog, plan.spec["cluster"].get("devices"))
             for pool in plan.config["pools"]
         },
         model_path=options.model_path,
@@ -49,11 +49,14 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     return emit_serving(target_name, request)
 
 
-def _host_type(node_type: str, cluster: dict[str, object], catalog: Catalog) -> HostType:
-    """Hosts of a node type of the catalog, or of the devices that the spec describes in place."""
-    devices = cluster.get("devices")
+def host_type(node_type: str, catalog: Catalog, devices: Mapping[str, Any] | None = None) -> HostType:
+    """Hosts of a node type of the catalog, or of the ``devices`` that the spec describes in place.
+
+    Raises:
+        EmitError: the catalog no longer knows them.
+    """
     try:
-        if isinstance(devices, dict):
+        if devices is not None:
             return HostType(devices_per_host=int(devices["per_node"]), device=catalog.device(str(devices["type"])))
         node = catalog.node_type(node_type)
     except UnknownEntryError as error:

@@ -69,7 +69,7 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
     """
     names = {*FixedSpec.model_fields, "num_microbatches", "global_batch_size", "sequence_length", "precision"}
     if not handed:
-        names &= reading.said_by.keys() | {"data_parallel"}
+        names &= reading.source_flags.keys() | {"data_parallel"}
     planned = {name: getattr(config, name) for name in names}
     if config.zero_stage == 0 and "data_parallel_shard" in planned:
         planned["data_parallel_shard"] = 1

@@ -11,7 +11,7 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.orchestrators import serving_kubernetes as kube
-from meshplan.planner.emit.serving.job import PoolProgram, ServingJob, Word
+from meshplan.planner.emit.serving.job import Argument, PoolProgram, ServingJob
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.requests import Role, Router
 
@@ -53,12 +53,12 @@ def wrap(job: ServingJob) -> EmittedPlan:
 
 def _component(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
     module, model = _MODULES[job.target]
-    words: list[Word] = ["python3", "-m", module, model, job.request.model]
+    words: list[Argument] = ["python3", "-m", module, model, job.request.model]
     words += [word for flag in program.flags for word in flag]
     role = program.pool.role
     if job.target == "vllm" and role is not Role.MIXED:
         words += ["--disaggregation-mode", role.value]
-    values = kube.slots(head="", node_rank="")
+    values = kube.placeholders(head="", node_rank="")
     if job.target == "sglang" and role is Role.PREFILL:
         words += ["--disaggregation-bootstrap-port", values["bootstrap_port"]]
     node = kube.container(job, program, words, values, ready=False)

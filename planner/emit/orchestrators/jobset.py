@@ -6,17 +6,15 @@ pinned to its node by the label ``kubernetes.io/hostname``, so that the rank tab
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training import torchrun
 from meshplan.planner.emit.training.job import Job
 
 TARGET = "jobset"
-FILE = PurePosixPath("jobset.yaml")
 _GROUP = "node"
 
 
@@ -27,14 +25,7 @@ def wrap(job: Job) -> EmittedPlan:
         CannotExpressError: ranks of a host are not consecutive, or the files are too large.
         EmitError: no rank table, or a host without a name.
     """
-    launch = torchrun.launch_of(job)
-    file = kubernetes.documents(launch, FILE, [kubernetes.config_map(launch, TARGET), _jobset(launch)])
-    pinned = bool(job.request.hosts)
-    notes = (*kubernetes.notes(launch), *(() if pinned else (kubernetes.SCHEDULER_NOTE,)))
-    overview = readme.overview(launch, start=f"Start with `kubectl apply -f {FILE}`.", notes=notes)
-    return EmittedPlan(
-        target=TARGET, artifacts=(overview, file), parser_verified=kubernetes.SCHEMA, notes=(*job.notes, *notes)
-    )
+    return kubernetes.emitted(job, target=TARGET, objects=lambda launch: (_jobset(launch),))
 
 
 def _jobset(launch: torchrun.Launch) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.orchestrators import serving_kubernetes as kube
-from meshplan.planner.emit.serving.job import PoolProgram, ServingJob, Word
+from meshplan.planner.emit.serving.job import Argument, PoolProgram, ServingJob
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.requests import Role, Router
 
@@ -62,7 +62,7 @@ def _uri(job: ServingJob) -> str:
 def _workload(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
     """Replicas, degrees and pods of one pool."""
     port = _PORT_BEHIND_SIDECAR if program.pool.role is Role.DECODE else _PORT
-    values = kube.slots(head="$(LWS_LEADER_ADDRESS)", node_rank="$(LWS_WORKER_INDEX)", port=port)
+    values = kube.placeholders(head="$(LWS_LEADER_ADDRESS)", node_rank="$(LWS_WORKER_INDEX)", port=port)
     made = {
         "replicas": program.pool.num_workers,
         "parallelism": _parallelism(program),
@@ -101,7 +101,7 @@ def _parallelism(program: PoolProgram) -> dict[str, Any]:
 
 
 def _pod(job: ServingJob, program: PoolProgram, values: dict[str, str], *, head: bool) -> dict[str, Any]:
-    words: list[Word] = [_MODEL if word == job.request.model else word for word in program.words(head=head)]
+    words: list[Argument] = [_MODEL if word == job.request.model else word for word in program.command(head=head)]
     words += ["--served-model-name", job.request.model]
     node = kube.container(job, program, words, values, ready=head)
     return {"containers": [node], "volumes": kube.volumes(job)}

@@ -6,7 +6,7 @@ needs nothing but the framework. Values are data of a YAML writer, never pasted 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,9 +14,10 @@ import yaml
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.hardware import Device
-from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
+from meshplan.planner.emit.artifact import Artifact, EmittedPlan, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.training import torchrun
+from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training.job import Job
 
 MOUNT = "/meshplan"
 CONFIG_MAP_LIMIT_BYTES = 2**20  # kubernetes.io/docs/concepts/configuration/configmap: 1 MiB
@@ -65,6 +66,33 @@ def yaml_text(document: dict[str, Any]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120, allow_unicode=False)
 
 
+def emitted(
+    job: Job,
+    *,
+    target: str,
+    objects: Callable[[torchrun.Launch], Sequence[dict[str, Any]]],
+    more_notes: Sequence[str] = (),
+) -> EmittedPlan:
+    """README and ``TARGET.yaml``: the ConfigMap of the job's files, then ``objects``.
+
+    Args:
+        job: what runs.
+        target: name in the registry.
+        objects: launch → what starts its pods.
+        more_notes: what the user should know about this target.
+
+    Raises:
+        CannotExpressError: ranks of a host are not consecutive, or the files are too large.
+        EmitError: no rank table.
+    """
+    launch = torchrun.launch_of(job)
+    path = PurePosixPath(f"{target}.yaml")
+    file = documents(launch, path, [config_map(launch, target), *objects(launch)])
+    notes = (*image_notes(launch), *(() if job.request.hosts else (SCHEDULER_NOTE,)), *more_notes)
+    overview = readme.overview(launch, start=f"Start with `kubectl apply -f {path}`.", notes=notes)
+    return EmittedPlan(target=target, artifacts=(overview, file), parser_verified=SCHEMA, notes=(*job.notes, *notes))
+
+
 def object_name(launch: torchrun.Launch) -> str:
     """Name of every object: letters, digits and dashes, far below the 63 characters of a DNS label."""
     return f"meshplan-{launch.job.request.plan.plan_id}"
@@ -109,7 +137,7 @@ def image(launch: torchrun.Launch) -> str:
     return launch.job.request.image or f"registry.invalid/{launch.job.target}:replace-me"
 
 
-def notes(launch: torchrun.Launch) -> tuple[str, ...]:
+def image_notes(launch: torchrun.Launch) -> tuple[str, ...]:
     """What is left to the user."""
     return () if launch.job.request.image else (IMAGE_NOTE,)
 

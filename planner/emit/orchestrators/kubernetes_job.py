@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training import torchrun
 from meshplan.planner.emit.training.job import Job
 
 TARGET = "job"
-FILE = PurePosixPath("job.yaml")
 
 
 def wrap(job: Job) -> EmittedPlan:
@@ -24,16 +22,7 @@ def wrap(job: Job) -> EmittedPlan:
         EmitError: no rank table.
     """
     refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
-    launch = torchrun.launch_of(job)
-    objects = [kubernetes.config_map(launch, TARGET), _service(launch), _job(launch)]
-    notes = (*kubernetes.notes(launch), kubernetes.SCHEDULER_NOTE)
-    overview = readme.overview(launch, start=f"Start with `kubectl apply -f {FILE}`.", notes=notes)
-    return EmittedPlan(
-        target=TARGET,
-        artifacts=(overview, kubernetes.documents(launch, FILE, objects)),
-        parser_verified=kubernetes.SCHEMA,
-        notes=(*job.notes, *notes),
-    )
+    return kubernetes.emitted(job, target=TARGET, objects=lambda launch: (_service(launch), _job(launch)))
 
 
 def _service(launch: torchrun.Launch) -> dict[str, Any]:

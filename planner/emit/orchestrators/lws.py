@@ -65,8 +65,8 @@ def _set(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
 
 
 def _template(job: ServingJob, program: PoolProgram, *, head: bool) -> dict[str, Any]:
-    values = kube.slots(head="$(LWS_LEADER_ADDRESS)", node_rank="$(LWS_WORKER_INDEX)")
-    node = kube.container(job, program, program.words(head=head), values, ready=head)
+    values = kube.placeholders(head="$(LWS_LEADER_ADDRESS)", node_rank="$(LWS_WORKER_INDEX)")
+    node = kube.container(job, program, program.command(head=head), values, ready=head)
     return {"spec": {"containers": [node], "volumes": kube.volumes(job)}}
 
 

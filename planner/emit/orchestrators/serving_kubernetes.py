@@ -7,13 +7,15 @@ Kubernetes would expand (``$(…)``) is escaped in them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import EmittedPlan, stamp
 from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
-from meshplan.planner.emit.serving.job import PoolProgram, RouterProgram, ServingJob, Slot, Word
+from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
+from meshplan.planner.emit.serving.readme import serving_overview
 from meshplan.planner.serving.problem.requests import Role
 
 PORT = 8100
@@ -58,7 +60,7 @@ def metadata(job: ServingJob, name: str) -> dict[str, Any]:
     return {"name": name, "annotations": {"meshplan/plan-digest": job.request.plan.digest}}
 
 
-def slots(*, head: str, node_rank: str, port: int = PORT) -> dict[str, str]:
+def placeholders(*, head: str, node_rank: str, port: int = PORT) -> dict[str, str]:
     """What fills the slots of a node's words."""
     return {
         **_PORTS,
@@ -70,13 +72,13 @@ def slots(*, head: str, node_rank: str, port: int = PORT) -> dict[str, str]:
     }
 
 
-def text(word: Word, values: Mapping[str, str]) -> str:
+def text(word: Argument, values: Mapping[str, str]) -> str:
     """A word as Kubernetes takes it: slots filled, everything else literal."""
-    return word.filled(values) if isinstance(word, Slot) else word.replace("$(", "$$(")
+    return word.filled(values) if isinstance(word, Template) else word.replace("$(", "$$(")
 
 
 def container(
-    job: ServingJob, program: PoolProgram, words: Sequence[Word], values: Mapping[str, str], *, ready: bool
+    job: ServingJob, program: PoolProgram, words: Sequence[Argument], values: Mapping[str, str], *, ready: bool
 ) -> dict[str, Any]:
     """One node of a worker.
 
@@ -84,7 +86,7 @@ def container(
         job: what is served.
         program: the pool.
         words: the command.
-        values: of :func:`slots`.
+        values: of :func:`placeholders`.
         ready: it answers requests: a probe waits for it.
     """
     request = job.request
@@ -106,7 +108,7 @@ def container(
         made["ports"] = [{"containerPort": port, "protocol": "TCP"}]
         # Loading may take an hour; until then the pod takes no requests.
         made["readinessProbe"] = {
-            "httpGet": {"path": job.health_path, "port": port},
+            "httpGet": {"path": HEALTH_PATH, "port": port},
             "periodSeconds": 10,
             "failureThreshold": 360,
         }
@@ -144,7 +146,7 @@ def router_objects(job: ServingJob, addresses: Mapping[Role, Sequence[str]]) -> 
     made: dict[str, Any] = {
         "name": "main",
         "image": image(job),
-        "command": [text(word, values) for word in router.words],
+        "command": [text(word, values) for word in router.command],
         "ports": [{"containerPort": port, "protocol": "TCP"}],
     }
     pod: dict[str, Any] = {"containers": [made]}
@@ -197,10 +199,6 @@ def emitted(
     job: ServingJob, *, target: str, file: str, objects: Sequence[dict[str, Any]], more: Sequence[str] = ()
 ) -> EmittedPlan:
     """README and one YAML file."""
-    from pathlib import PurePosixPath
-
-    from meshplan.planner.emit.serving.readme import serving_overview
-
     listed = (*notes(job), *more)
     overview = serving_overview(job, num_hosts=0, start=f"Start with `kubectl apply -f {file}`.", notes=listed)
     head = (*stamp(job.request.plan, job.verified), f"schema: {UNCHECKED}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -37,6 +38,11 @@ _RUN = """\
 export MASTER_ADDR="$(head -n 1 <<< "$SKYPILOT_NODE_IPS")"
 exec bash ./{launch_script} "$SKYPILOT_NODE_RANK"
 """
+START = f"Start with `sky launch {FILE}` in this folder: all of it is copied to every host."
+NOTES = (
+    "Which machine becomes which host is the cloud's choice.",
+    "SkyPilot takes the cheapest cloud that has the accelerators; it knows nothing of the plan's network.",
+)
 
 
 def wrap(job: Job) -> EmittedPlan:
@@ -50,25 +56,18 @@ def wrap(job: Job) -> EmittedPlan:
     launch = torchrun.launch_of(job)
     head = commented((*stamp(job.request.plan, job.verified), f"schema: {VERIFIED}"))
     task = Artifact(path=FILE, content=head + kubernetes.yaml_text(_task(launch)))
-    notes = (
-        "Which machine becomes which host is the cloud's choice.",
-        "SkyPilot takes the cheapest cloud that has the accelerators; it knows nothing of the plan's network.",
-    )
-    start = f"Start with `sky launch {FILE}` in this folder: all of it is copied to every host."
-    overview = readme.overview(launch, start=start, notes=notes)
+    overview = readme.overview(launch, start=START, notes=NOTES)
     return EmittedPlan(
         target=TARGET,
         artifacts=(overview, task, *kubernetes.mounted_files(launch)),
         parser_verified=VERIFIED,
-        notes=(*job.notes, *notes),
+        notes=(*job.notes, *NOTES),
     )
 
 
 def _task(launch: torchrun.Launch) -> dict[str, Any]:
     request = launch.job.request
-    resources: dict[str, Any] = {"accelerators": {_accelerator(launch): kubernetes.devices_per_pod(launch)}}
-    if request.image:
-        resources["image_id"] = f"docker:{request.image}"
+    resources = task_resources(request.device, kubernetes.devices_per_pod(launch), request.image, TARGET)
     variables = {entry["name"]: entry["value"] for entry in kubernetes.environment(launch, "")}
     del variables["MASTER_ADDR"]  # read from the list of nodes when the task runs
     return {
@@ -81,8 +80,18 @@ def _task(launch: torchrun.Launch) -> dict[str, Any]:
     }
 
 
-def _accelerator(launch: torchrun.Launch) -> str:
-    return accelerator_name(launch.job.request.device, TARGET)
+def task_resources(
+    device: Device | None, count: int, image: str, target: str, *, ports: Sequence[int] = ()
+) -> dict[str, Any]:
+    """``count`` devices of a host, ``ports`` that are opened, and the image where one is named.
+
+    Raises:
+        CannotExpressError: SkyPilot has no such accelerator.
+    """
+    resources: dict[str, Any] = {"accelerators": {accelerator_name(device, target): count}}
+    if ports:
+        resources["ports"] = list(ports)
+    return {**resources, "image_id": f"docker:{image}"} if image else resources
 
 
 def accelerator_name(device: Device | None, target: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
@@ -14,7 +13,7 @@ from meshplan.planner.emit.serving.readme import serving_overview
 from meshplan.planner.emit.target import Feature
 
 TARGET = "skypilot-serve"
-FILE = PurePosixPath("task.yaml")
+FILE = skypilot.FILE
 VERIFIED = skypilot.VERIFIED
 _RUN = """\
 export MESHPLAN_HOSTS="$(tr '\\n' ' ' <<< "$SKYPILOT_NODE_IPS")"
@@ -40,33 +39,27 @@ def wrap(job: ServingJob) -> EmittedPlan:
         raise CannotExpressError(TARGET, f"hosts of {len(types)} types ({', '.join(types)})", "one type of host")
     hosts = request.host_type(types[0])
     launch = serving_script.launch_of(job)
-    name = skypilot.accelerator_name(hosts.device, TARGET)
-    resources: dict[str, Any] = {"accelerators": {name: hosts.devices_per_host}, "ports": [request.port]}
-    if request.image:
-        resources["image_id"] = f"docker:{request.image}"
+    resources = skypilot.task_resources(
+        hosts.device, hosts.devices_per_host, request.image, TARGET, ports=(request.port,)
+    )
     router = "" if job.router is None else _ROUTER.format(router=serving_script.ROUTER_SCRIPT)
-    task = {
+    task: dict[str, Any] = {
         "name": serving_kubernetes.object_name(job),
         "num_nodes": launch.num_hosts,
         "resources": resources,
         "workdir": ".",
         "run": _RUN.format(router=router, launch=serving_script.LAUNCH_SCRIPT),
     }
-    notes = (
-        "Which machine becomes which host is the cloud's choice.",
-        "SkyPilot takes the cheapest cloud that has the accelerators; it knows nothing of the plan's network.",
-    )
-    start = f"Start with `sky launch {FILE}` in this folder: all of it is copied to every host."
     head = (*stamp(request.plan, job.verified), f"schema: {VERIFIED}")
     return EmittedPlan(
         target=TARGET,
         artifacts=(
-            serving_overview(job, num_hosts=launch.num_hosts, start=start, notes=notes),
+            serving_overview(job, num_hosts=launch.num_hosts, start=skypilot.START, notes=skypilot.NOTES),
             kubernetes.yaml_file(FILE, head, [task]),
             *serving_script.scripts(launch),
         ),
         parser_verified=VERIFIED,
-        notes=(*job.notes, *notes),
+        notes=(*job.notes, *skypilot.NOTES),
     )
 
 

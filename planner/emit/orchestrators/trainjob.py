@@ -6,18 +6,16 @@ script says the same things by flags, which win, and adds what no variable carri
 
 from __future__ import annotations
 
-from pathlib import PurePosixPath
 from typing import Any
 
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.training import readme, torchrun
+from meshplan.planner.emit.training import torchrun
 from meshplan.planner.emit.training.job import Job
 
 TARGET = "trainjob"
-FILE = PurePosixPath("trainjob.yaml")
 RUNTIME = "torch-distributed"
 _NODE = "node"  # replicated Job and container of that runtime
 
@@ -30,17 +28,8 @@ def wrap(job: Job) -> EmittedPlan:
         EmitError: no rank table.
     """
     refuse_named_hosts(job.request.hosts, job.request.plan.mapping, target=TARGET)
-    launch = torchrun.launch_of(job)
-    file = kubernetes.documents(launch, FILE, [kubernetes.config_map(launch, TARGET), _train_job(launch)])
-    notes = (
-        *kubernetes.notes(launch),
-        kubernetes.SCHEDULER_NOTE,
-        f"The runtime {RUNTIME} must be installed in the cluster (it comes with Kubeflow Trainer).",
-    )
-    overview = readme.overview(launch, start=f"Start with `kubectl apply -f {FILE}`.", notes=notes)
-    return EmittedPlan(
-        target=TARGET, artifacts=(overview, file), parser_verified=kubernetes.SCHEMA, notes=(*job.notes, *notes)
-    )
+    note = f"The runtime {RUNTIME} must be installed in the cluster (it comes with Kubeflow Trainer)."
+    return kubernetes.emitted(job, target=TARGET, objects=lambda launch: (_train_job(launch),), more_notes=(note,))
 
 
 def _train_job(launch: torchrun.Launch) -> dict[str, Any]:

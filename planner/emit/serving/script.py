@@ -16,7 +16,7 @@ from meshplan.planner.emit.artifact import Artifact, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.serving.hosts import Worker, place
-from meshplan.planner.emit.serving.job import PoolProgram, RouterProgram, ServingJob, Slot, Word
+from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.serving.problem.requests import Role
 
@@ -109,10 +109,10 @@ def router_of(launch: ServingLaunch) -> RouterProgram | None:
     """The router over the addresses that the hosts turn out to have."""
     if launch.job.router is None:
         return None
-    addresses: dict[Role, list[Word]] = {}
+    addresses: dict[Role, list[Argument]] = {}
     for worker in launch.workers:
         role = launch.program(worker).pool.role
-        address = Slot(text=f"{{address_{worker.nodes[0].host}}}:{launch.port(worker)}")
+        address = Template(text=f"{{address_{worker.nodes[0].host}}}:{launch.port(worker)}")
         addresses.setdefault(role, []).append(address)
     return launch.job.router(addresses)
 
@@ -169,9 +169,9 @@ _VARIABLES = {
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 
 
-def _shell(word: Word, values: Mapping[str, str]) -> str:
+def _shell(word: Argument, values: Mapping[str, str]) -> str:
     """A word as shell text: quoted, or with the variables that fill its slots."""
-    if isinstance(word, Slot):
+    if isinstance(word, Template):
         return f'"{word.filled(values)}"'
     return word if _PLAIN.fullmatch(word) else shlex.quote(word)
 
@@ -203,7 +203,7 @@ def _launch_text(launch: ServingLaunch) -> str:
         + _PROLOGUE.format(workers_file=WORKERS_FILE, addresses=_addresses_text(launch), num_hosts=launch.num_hosts)
         + functions
         + _CHECKS.format(gpu_checks=_gpu_checks(launch.job.request), program=_first_program(launch))
-        + _START.format(health_path=launch.job.health_path)
+        + _START.format(health_path=HEALTH_PATH)
     )
 
 
@@ -256,7 +256,7 @@ def _router_text(launch: ServingLaunch, router: RouterProgram) -> str:
             f'router_file="$folder/{name}"\n'
             f'cat > "$router_file" << MESHPLAN_END\n{text.filled(values)}MESHPLAN_END\n'
         )
-    words: Sequence[str] = [_shell(word, values) for word in router.words]
+    words: Sequence[str] = [_shell(word, values) for word in router.command]
     lines.append(f'exec {" ".join(words)} "$@"\n')
     return "".join(lines)
 

@@ -1,8 +1,8 @@
 """A serving plan as ``trtllm-serve`` commands with an options file each, and the server that leads them.
 
 ``--tp_size`` counts all devices of a stage; ``enable_attention_dp`` makes attention data parallel on all of them.
-TensorRT-LLM cannot be imported without its CUDA libraries: words are from the documentation of 1.2.1 and its
-``llm_args.py``, no parser has judged them.
+TensorRT-LLM cannot be imported without its CUDA libraries: flags and options are from the documentation of 1.2.1 and
+its ``llm_args.py``, no parser has checked them.
 """
 
 from __future__ import annotations
@@ -15,28 +15,23 @@ import yaml
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
-from meshplan.planner.emit.serving.hosts import nodes_per_worker
+from meshplan.planner.emit.serving import terms
+from meshplan.planner.emit.serving.engine import SERVE_ON, Engine
 from meshplan.planner.emit.serving.job import (
     EVERY_INTERFACE,
+    Argument,
+    Flags,
     PoolProgram,
     RouterOf,
     RouterProgram,
-    ServingJob,
-    ServingTerm,
-    Slot,
-    Word,
-    above_one,
-    flags_of,
-    one_scheme,
-    refuse_serving,
-    term_rows,
+    Template,
 )
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.terms import Arguments, Term, count, nested, write_all, write_only
 from meshplan.planner.serving.problem.engines import TRTLLM
 from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
-TARGET = "trtllm"
 _READ = "not machine-checked: from the documentation of 1.2.1"
 _KV_CACHE = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 _ROUTERS: Mapping[Router, Mapping[str, Any]] = {
@@ -70,13 +65,18 @@ http {{
   }}
 }}
 """
+_STAGE = "--tp_size"
+_ATTENTION_DATA = "enable_attention_dp"
+_GRAPHS = "cuda_graph_config"
+_REDUCE = "allreduce_strategy"
+_NCCL = "NCCL"
 
 
 def free_fraction(request: ServingRequest, pool: Pool) -> float:
     """Share of the memory left by weights and activations that the KV cache takes.
 
     (memory_fraction·M − weights − activations) / (M − weights − activations); memory_fraction itself where the plan
-    does not tell the parts.
+    does not state the parts.
 
     Raises:
         CannotExpressError: nothing is left for the cache.
@@ -90,7 +90,7 @@ def free_fraction(request: ServingRequest, pool: Pool) -> float:
     left_bytes = fraction * device.memory_bytes - taken_bytes
     if left_bytes <= 0:
         raise CannotExpressError(
-            TARGET,
+            TRTLLM.name,
             f"a KV cache of no bytes: weights and activations take {taken_bytes / 1e9:.1f} GB of "
             f"{fraction:g} × {device.memory_bytes / 1e9:.1f} GB",
             "more devices a worker, or a larger memory_fraction",
@@ -98,165 +98,154 @@ def free_fraction(request: ServingRequest, pool: Pool) -> float:
     return float(left_bytes / (device.memory_bytes - taken_bytes))
 
 
-TERMS = (
-    ServingTerm(
-        name="tensor_parallel",
-        words=lambda _, pool: {"--tp_size": str(pool.layout.devices_per_stage)},
-        said_by="--tp_size (all devices of a stage)",
-        verified_by=_READ,
-    ),
-    ServingTerm(
-        name="pipeline_parallel",
-        words=lambda _, pool: {"--pp_size": str(pool.layout.pipeline_parallel)},
-        said_by="--pp_size",
-        verified_by=_READ,
-    ),
-    ServingTerm(
-        name="expert_parallel",
-        words=lambda _, pool: above_one("--ep_size", pool.layout.expert_parallel),
-        said_by="--ep_size; moe_tensor_parallel_size in the options file",
-        verified_by=_READ,
-    ),
-    ServingTerm(
-        name="max_num_seqs",
-        words=lambda _, pool: {
-            "--max_batch_size": str(pool.limits.max_num_seqs // pool.layout.attention_data_parallel)
-        },
-        said_by="--max_batch_size (of one attention-data rank)",
-        verified_by=_READ,
-    ),
-    ServingTerm(
-        name="max_batched_tokens",
-        words=lambda _, pool: {"--max_num_tokens": str(pool.limits.max_batched_tokens)},
-        said_by="--max_num_tokens",
-        verified_by=_READ,
-    ),
-    ServingTerm(
-        name="memory_fraction",
-        words=lambda request, pool: {"--kv_cache_free_gpu_memory_fraction": f"{free_fraction(request, pool):.3f}"},
-        said_by="--kv_cache_free_gpu_memory_fraction (share of what weights and activations leave)",
-        verified_by=_READ,
-    ),
-    ServingTerm(
-        name="max_sequence_length",
-        words=lambda request, _: (
-            {} if request.max_sequence_length is None else {"--max_seq_len": str(request.max_sequence_length)}
-        ),
-        said_by="--max_seq_len",
-        verified_by=_READ,
-    ),
-)
-_OPTIONS = {
-    "attention_data_parallel": "enable_attention_dp (all devices of a stage or none)",
-    "chunked_prefill": "enable_chunked_prefill",
-    "prefix_caching": "kv_cache_config.enable_block_reuse",
-    "kv_tier": "kv_cache_config.host_cache_size (bytes of one rank)",
-    "cuda_graphs": "cuda_graph_config",
-    "custom_all_reduce": "allreduce_strategy (off: NCCL)",
-    "quantization": "kv_cache_config.dtype; formats of weights come with the checkpoint",
-    "speculation": "speculative_config (MTP, DraftTarget)",
-    "roles": "cache_transceiver_config; trtllm-serve disaggregated",
-}
+def _attention_ranks(arguments: Arguments) -> int:
+    """Attention is data parallel over all devices of a stage or none."""
+    return (count(arguments, _STAGE) or 1) if arguments.get(_ATTENTION_DATA) is True else 1
 
 
-def arguments(request: ServingRequest, pool: Pool) -> tuple[tuple[str, ...], ...]:
-    """Every flag that the plan decides for one pool.
+def _switch_term(name: str, key: str) -> Term:
+    """A limit behind one option that is on or off."""
+    return Term(
+        name=name,
+        write=lambda _, pool: {key: getattr(pool.limits, name)},
+        read=lambda arguments: {name: arguments[key]} if key in arguments else {},
+        keys=(key,),
+        expressed_by=key,
+        verified_by=_READ,
+    )
 
-    Raises:
-        CannotExpressError: TensorRT-LLM has no words for the plan.
-    """
-    refuse_serving(TRTLLM, request)
-    return flags_of(TERMS, request, pool)
+
+def _graphs(_: ServingRequest, pool: Pool) -> Arguments:
+    if not pool.limits.cuda_graphs:
+        return {_GRAPHS: None}
+    largest = pool.limits.max_num_seqs // pool.layout.attention_data_parallel
+    return {f"{_GRAPHS}.enable_padding": True, f"{_GRAPHS}.max_batch_size": largest}
 
 
-def options(request: ServingRequest, pool: Pool) -> dict[str, Any]:
-    """What the command line cannot say: the content of ``--extra_llm_api_options``."""
-    layout, limits = pool.layout, pool.limits
-    one_scheme(TRTLLM, request, pool)
-    said: dict[str, Any] = {
-        "backend": "pytorch",
-        "enable_attention_dp": layout.attention_data_parallel > 1,
-        "enable_chunked_prefill": limits.chunked_prefill,
-        "kv_cache_config": {
-            "enable_block_reuse": limits.prefix_caching,
-            "dtype": _KV_CACHE[pool.quantization.kv_cache],
-        },
-        "cuda_graph_config": None,
+def _formats(request: ServingRequest, pool: Pool) -> Arguments:
+    terms.one_scheme(TRTLLM, request, pool)
+    return {"kv_cache_config.dtype": _KV_CACHE[pool.quantization.kv_cache]}
+
+
+def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
+    return {} if pool.kv_tier is None else {"kv_cache_config.host_cache_size": int(pool.kv_tier.bytes_per_device)}
+
+
+def _expert_tensor(request: ServingRequest, pool: Pool) -> Arguments:
+    return {} if request.shape.moe is None else {"moe_tensor_parallel_size": pool.layout.expert_tensor_parallel}
+
+
+def _roles(_: ServingRequest, pool: Pool) -> Arguments:
+    if pool.role is Role.MIXED:
+        return {}
+    # Context servers send their cache at the end of a step: they do not overlap steps (disaggregated guide).
+    return {
+        "cache_transceiver_config.backend": "DEFAULT",
+        "disable_overlap_scheduler": pool.role is Role.PREFILL,
     }
-    if pool.kv_tier is not None:
-        said["kv_cache_config"]["host_cache_size"] = int(pool.kv_tier.bytes_per_device)
-    if not limits.custom_all_reduce:
-        said["allreduce_strategy"] = "NCCL"
-    if limits.cuda_graphs:
-        largest = limits.max_num_seqs // layout.attention_data_parallel
-        said["cuda_graph_config"] = {"enable_padding": True, "max_batch_size": largest}
-    if request.shape.moe is not None:
-        said["moe_tensor_parallel_size"] = layout.expert_tensor_parallel
-    if pool.role is not Role.MIXED:
-        said["cache_transceiver_config"] = {"backend": "DEFAULT"}
-        # Context servers hand their cache over at the end of a step: they do not overlap steps (disaggregated guide).
-        said["disable_overlap_scheduler"] = pool.role is Role.PREFILL
-    return said | _speculation(request)
 
 
-def _speculation(request: ServingRequest) -> dict[str, Any]:
+def _speculation(request: ServingRequest, _: Pool) -> Arguments:
     speculation = request.config.speculation
     if speculation is None:
         return {}
     tokens = speculation.num_draft_tokens
-    if request.draft_model:
-        said = {"decoding_type": "DraftTarget", "max_draft_len": tokens, "speculative_model_dir": request.draft_model}
-        return {"speculative_config": said}
-    if not request.shape.num_nextn_predict_layers:
-        raise CannotExpressError(
-            TARGET, "speculation without a draft", "a draft_model, or a model with prediction layers of its own"
-        )
-    return {"speculative_config": {"decoding_type": "MTP", "num_nextn_predict_layers": tokens}}
+    if terms.uses_own_layers(TRTLLM, request):
+        config = {"decoding_type": "MTP", "num_nextn_predict_layers": tokens}
+    else:
+        draft = request.draft_model
+        config = {"decoding_type": "DraftTarget", "max_draft_len": tokens, "speculative_model_dir": draft}
+    return {f"speculative_config.{key}": value for key, value in config.items()}
 
 
-def job(request: ServingRequest) -> ServingJob:
-    """Servers of every pool, and the server or nginx that leads them."""
-    config = request.config
-    programs = tuple(_program(request, pool) for pool in config.pools)
-    router: RouterOf | None = None
-    if config.is_disaggregated:
-        router = _leader(request)
-    elif config.pools[0].num_workers > 1:
-        router = _nginx(request)
-    notes = []
-    if any(pool.role not in request.memory for pool in config.pools):
-        notes.append("The cache's share is of free memory; the plan's is of all: it is larger than it has to be.")
-    return ServingJob(
-        target=TARGET,
-        request=request,
-        verified=None,
-        programs=programs,
-        router=router,
-        health_path="/health",
-        files=tuple(_options_file(request, pool) for pool in config.pools),
-        notes=(*notes, "No parser has judged these files: TensorRT-LLM cannot be imported without CUDA."),
-    )
+# Flags of the command first, then options of the file in the order in which it lists them.
+TERMS = (
+    terms.tensor_term(
+        _STAGE,
+        ranks_of=lambda pool: pool.layout.devices_per_stage,
+        inside={_ATTENTION_DATA: _attention_ranks},
+        note=" (all devices of a stage)",
+        verified_by=_READ,
+    ),
+    terms.degree_term("--pp_size", name="pipeline_parallel", always=True, verified_by=_READ),
+    terms.degree_term("--ep_size", name="expert_parallel", verified_by=_READ),
+    terms.max_num_seqs_term(
+        "--max_batch_size", ranks=_attention_ranks, note=" (of one attention-data rank)", verified_by=_READ
+    ),
+    terms.max_batched_tokens_term("--max_num_tokens", verified_by=_READ),
+    write_only(
+        "memory_fraction",
+        lambda request, pool: {"--kv_cache_free_gpu_memory_fraction": f"{free_fraction(request, pool):.3f}"},
+        expressed_by="--kv_cache_free_gpu_memory_fraction (share of what weights and activations leave)",
+        verified_by=_READ,
+    ),
+    terms.max_sequence_length_term("--max_seq_len", verified_by=_READ),
+    Term(
+        name="attention_data_parallel",
+        write=lambda _, pool: {_ATTENTION_DATA: pool.layout.attention_data_parallel > 1},
+        read=lambda arguments: (
+            {"attention_data_parallel": _attention_ranks(arguments)} if _ATTENTION_DATA in arguments else {}
+        ),
+        keys=(_ATTENTION_DATA,),
+        expressed_by=f"{_ATTENTION_DATA} (all devices of a stage or none)",
+        verified_by=_READ,
+    ),
+    _switch_term("chunked_prefill", "enable_chunked_prefill"),
+    _switch_term("prefix_caching", "kv_cache_config.enable_block_reuse"),
+    write_only(
+        "quantization",
+        _formats,
+        expressed_by="kv_cache_config.dtype; formats of weights come with the checkpoint",
+        verified_by=_READ,
+    ),
+    write_only(
+        "kv_tier", _kv_tier, expressed_by="kv_cache_config.host_cache_size (bytes of one rank)", verified_by=_READ
+    ),
+    Term(
+        name="cuda_graphs",
+        write=_graphs,
+        read=lambda arguments: {"cuda_graphs": False} if arguments.get(_GRAPHS, True) is None else {},
+        keys=(_GRAPHS, f"{_GRAPHS}.enable_padding", f"{_GRAPHS}.max_batch_size"),
+        expressed_by=_GRAPHS,
+        verified_by=_READ,
+    ),
+    Term(
+        name="custom_all_reduce",
+        write=lambda _, pool: {} if pool.limits.custom_all_reduce else {_REDUCE: _NCCL},
+        read=lambda arguments: {"custom_all_reduce": False} if arguments.get(_REDUCE) == _NCCL else {},
+        keys=(_REDUCE,),
+        expressed_by=f"{_REDUCE} (off: {_NCCL})",
+        verified_by=_READ,
+    ),
+    write_only("expert_tensor_parallel", _expert_tensor, expressed_by="moe_tensor_parallel_size", verified_by=_READ),
+    write_only("roles", _roles, expressed_by="cache_transceiver_config; trtllm-serve disaggregated", verified_by=_READ),
+    write_only("speculation", _speculation, expressed_by="speculative_config (MTP, DraftTarget)", verified_by=_READ),
+)
 
 
-def options_path(pool: Pool) -> PurePosixPath:
-    """File with the options of a pool."""
+def options(request: ServingRequest, pool: Pool) -> dict[str, Any]:
+    """What the command line cannot express: the content of ``--extra_llm_api_options``."""
+    written = write_all(TERMS, request, pool)
+    keys = {key: value for key, value in written.items() if not key.startswith("--")}
+    return {"backend": "pytorch", **nested(keys)}
+
+
+def _options_path(pool: Pool) -> PurePosixPath:
     return PurePosixPath(f"{pool.role.value}_options.yaml")
 
 
-def _options_file(request: ServingRequest, pool: Pool) -> Artifact:
+def _options_file(request: ServingRequest, pool: Pool) -> tuple[Artifact, ...]:
     head = commented(stamp(request.plan, None))
     body = yaml.safe_dump(options(request, pool), sort_keys=False, width=120)
-    return Artifact(path=options_path(pool), content=head + body)
+    return (Artifact(path=_options_path(pool), content=head + body),)
 
 
-def _program(request: ServingRequest, pool: Pool) -> PoolProgram:
-    flags = arguments(request, pool)
-    num_nodes = nodes_per_worker(request, pool, target=TARGET)
-    before: tuple[Word, ...] = ("trtllm-serve", request.model)
+def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) -> PoolProgram:
+    before: tuple[Argument, ...] = ("trtllm-serve", request.model)
     if num_nodes > 1:
         ranks = str(pool.layout.num_devices)
         before = (
-            *("mpirun", "-n", ranks, "--host", Slot(text="{mpi_hosts}"), "-x", "CUDA_VISIBLE_DEVICES"),
+            *("mpirun", "-n", ranks, "--host", Template(text="{mpi_hosts}"), "-x", "CUDA_VISIBLE_DEVICES"),
             *("trtllm-llmapi-launch", *before),
         )
     return PoolProgram(
@@ -264,69 +253,72 @@ def _program(request: ServingRequest, pool: Pool) -> PoolProgram:
         num_nodes=num_nodes,
         flags=flags,
         before=before,
-        head=(
-            *("--extra_llm_api_options", Slot(text=f"{{files}}/{options_path(pool)}")),
-            *("--host", EVERY_INTERFACE, "--port", Slot(text="{port}")),
-        ),
+        head=("--extra_llm_api_options", Template(text=f"{{files}}/{_options_path(pool)}"), *SERVE_ON),
         environment={},
     )
+
+
+def _router(request: ServingRequest) -> RouterOf | None:
+    if request.config.is_disaggregated:
+        return _leader(request)
+    return _nginx(request) if request.config.pools[0].num_workers > 1 else None
 
 
 def _leader(request: ServingRequest) -> RouterOf:
     """``trtllm-serve disaggregated``: sends a request to a context server, then to a generation server."""
     rule = _ROUTERS[request.config.router]
 
-    def words(addresses: Mapping[Role, Sequence[Word]]) -> RouterProgram:
+    def router(addresses: Mapping[Role, Sequence[Argument]]) -> RouterProgram:
         lines = [f"hostname: {EVERY_INTERFACE}\nport: {request.port}\nbackend: pytorch\n"]
         for role, section in _ROLES.items():
-            router = yaml.safe_dump({"router": dict(rule)}, default_flow_style=None, sort_keys=False, width=120)
+            block = yaml.safe_dump({"router": dict(rule)}, default_flow_style=None, sort_keys=False, width=120)
             urls = "".join(f'    - "{_text(address)}"\n' for address in addresses[role])
-            escaped = "".join(f"  {line}\n" for line in router.replace("{", "{{").replace("}", "}}").splitlines())
+            escaped = "".join(f"  {line}\n" for line in block.replace("{", "{{").replace("}", "}}").splitlines())
             lines.append(f"{section}:\n  num_instances: {len(addresses[role])}\n{escaped}  urls:\n{urls}")
-        file = (_DISAGGREGATED_FILE, Slot(text="".join(lines)))
-        return RouterProgram(words=("trtllm-serve", "disaggregated", "-c", Slot(text="{router_file}")), file=file)
+        return _router_program(("trtllm-serve", "disaggregated"), _DISAGGREGATED_FILE, "".join(lines))
 
-    return words
+    return router
 
 
 def _nginx(request: ServingRequest) -> RouterOf:
     if request.config.router not in _NGINX_METHODS:
         raise CannotExpressError(
-            TARGET, f"a router that is {request.config.router.value} before whole workers", "router least_loaded"
+            TRTLLM.name, f"a router that is {request.config.router.value} before whole workers", "router least_loaded"
         )
     method = _NGINX_METHODS[request.config.router]
 
-    def words(addresses: Mapping[Role, Sequence[Word]]) -> RouterProgram:
+    def router(addresses: Mapping[Role, Sequence[Argument]]) -> RouterProgram:
         servers = "".join(f"    server {_text(address)};\n" for address in addresses[Role.MIXED])
         text = _NGINX.replace("{method}", method).replace("{servers}", servers).replace("{port}", str(request.port))
-        return RouterProgram(words=("nginx", "-c", Slot(text="{router_file}")), file=(_NGINX_FILE, Slot(text=text)))
+        return _router_program(("nginx",), _NGINX_FILE, text)
 
-    return words
-
-
-def _text(address: Word) -> str:
-    return address.text if isinstance(address, Slot) else address
+    return router
 
 
-def degrees(words: Sequence[str], said: Mapping[str, Any]) -> dict[str, int]:
-    """Our degrees, read back from an argument file and its options."""
-    flags = {flag: value for flag, value in zip(words, [*words[1:], ""], strict=True) if flag.startswith("--")}
-    stage = int(flags["--tp_size"])
-    data = stage if said["enable_attention_dp"] else 1
-    return {
-        "tensor_parallel": stage // data,
-        "context_parallel": 1,
-        "pipeline_parallel": int(flags["--pp_size"]),
-        "attention_data_parallel": data,
-        "expert_parallel": int(flags.get("--ep_size", "1")),
-    }
+def _router_program(command: tuple[str, ...], name: str, text: str) -> RouterProgram:
+    return RouterProgram(command=(*command, "-c", Template(text="{router_file}")), file=(name, Template(text=text)))
 
 
-def features() -> tuple[Feature, ...]:
-    """Rows of the support matrix."""
-    return (
-        *term_rows(TERMS),
-        *(Feature(name=name, expressed_by=words, verified_by=_READ) for name, words in _OPTIONS.items()),
+def _text(address: Argument) -> str:
+    return address.text if isinstance(address, Template) else address
+
+
+def _notes(request: ServingRequest) -> Sequence[str]:
+    notes = ["No parser has judged these files: TensorRT-LLM cannot be imported without CUDA."]
+    if any(pool.role not in request.memory for pool in request.config.pools):
+        notes.insert(0, "The cache's share is of free memory; the plan's is of all: it is larger than it has to be.")
+    return notes
+
+
+ENGINE = Engine(
+    rules=TRTLLM,
+    terms=TERMS,
+    verified=None,
+    program=_program,
+    router=_router,
+    notes=_notes,
+    files=_options_file,
+    more_features=(
         Feature(
             name="router",
             expressed_by="trtllm-serve disaggregated (round_robin, load_balancing, kv_cache_aware); nginx before "
@@ -338,4 +330,6 @@ def features() -> tuple[Feature, ...]:
             expressed_by="mpirun, trtllm-llmapi-launch; CUDA_VISIBLE_DEVICES of each worker",
             verified_by=_READ,
         ),
-    )
+    ),
+)
+arguments, job, features = ENGINE.arguments, ENGINE.job, ENGINE.features

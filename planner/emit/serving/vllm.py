@@ -1,4 +1,4 @@
-"""A serving plan as ``vllm serve`` commands, one server a worker, and a router before them.
+"""A serving plan as ``vllm serve`` commands, one server per worker, and a router in front of them.
 
 vLLM's ``--data-parallel-size`` multiplies devices (tensor × pipeline × data), and its limits are those of one
 data-parallel rank. tests/conformance/engines runs its parser up to ``create_engine_config``.
@@ -8,32 +8,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import ParserVerified
-from meshplan.planner.emit.serving.hosts import nodes_per_worker
-from meshplan.planner.emit.serving.job import (
-    EVERY_INTERFACE,
-    PoolProgram,
-    RouterOf,
-    RouterProgram,
-    ServingJob,
-    ServingTerm,
-    Slot,
-    Word,
-    above_one,
-    flags_of,
-    one_scheme,
-    refuse_serving,
-    term_rows,
-    url,
-)
+from meshplan.planner.emit.serving import terms
+from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
+from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.terms import Arguments, Term, write_only
 from meshplan.planner.serving.problem.engines import VLLM
 from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
-TARGET = "vllm"
 VERIFIED = ParserVerified(
     framework="vllm",
     version=VLLM.version,
@@ -51,74 +38,85 @@ _ONLINE = {
 }
 _KV_CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
-_POLICIES = {
-    Router.ROUND_ROBIN: "round_robin",
-    Router.LEAST_LOADED: "power_of_two",
-    Router.PREFIX_AWARE: "cache_aware",
-}
 LEAST_LOADED_NOTE = (
     "The router takes the less loaded of two workers drawn at random; the plan counts on the least loaded of all."
 )
-
-
 _GIB = 2.0**30
+_TENSOR = ("--tensor-parallel-size", "-tp")
+_CONTEXT = ("--decode-context-parallel-size", "-dcp")
+_DATA = ("--data-parallel-size", "-dp")
+_EXPERTS = "--enable-expert-parallel"
+_data_ranks = terms.ranks_of_flags(*_DATA)
 
 
-def _on(flag: str, wanted: bool) -> Mapping[str, str]:
-    return {f"--{flag}": ""} if wanted else {f"--no-{flag}": ""}
+def _read_experts(arguments: Arguments) -> Mapping[str, Any]:
+    if _EXPERTS not in arguments:
+        return {}
+    return {"expert_parallel": terms.ranks_of_flags(*_TENSOR)(arguments) * _data_ranks(arguments)}
 
 
-def _chunks(request: ServingRequest, pool: Pool) -> Mapping[str, str]:
+def _pair_term(name: str, *, write: Any = None) -> Term:
+    """A limit behind a pair of flags that switch it on and off."""
+    on, off = (f"--{prefix}enable-{name.replace('_', '-')}" for prefix in ("", "no-"))
+
+    def read(arguments: Arguments) -> Mapping[str, Any]:
+        return {name: True} if on in arguments else {name: False} if off in arguments else {}
+
+    return Term(
+        name=name,
+        write=write or (lambda _, pool: {on if getattr(pool.limits, name) else off: ""}),
+        read=read,
+        keys=(on, off),
+        expressed_by=f"{on}, {off}",
+        verified_by=_PARSER,
+    )
+
+
+def _chunks(request: ServingRequest, pool: Pool) -> Arguments:
     if pool.limits.chunked_prefill:
-        return _on("enable-chunked-prefill", True)
+        return {"--enable-chunked-prefill": ""}
     longest = request.max_sequence_length
     if longest is None or pool.limits.max_batched_tokens < longest:
         raise CannotExpressError(
-            TARGET,
+            VLLM.name,
             f"whole prompts with max_batched_tokens {pool.limits.max_batched_tokens}: "
             "without chunked prefill a prompt of the longest sequence has to fit",
             f"max_batched_tokens of at least the longest sequence ({longest or 'max_sequence_length is not given'})",
         )
-    return _on("enable-chunked-prefill", False)
+    return {"--no-enable-chunked-prefill": ""}
 
 
-def _formats(request: ServingRequest, pool: Pool) -> Mapping[str, str]:
+def _formats(request: ServingRequest, pool: Pool) -> Arguments:
     formats = pool.quantization
     weights = "fp16" if "fp16" in {formats.attention, formats.mlp} else "bf16"
     if formats.kv_cache in {"bf16", "fp16"} and formats.kv_cache != weights:
-        raise CannotExpressError(TARGET, f"a KV cache in {formats.kv_cache} beside {weights}", f"kv_cache {weights}")
-    said = {
+        raise CannotExpressError(VLLM.name, f"a KV cache in {formats.kv_cache} beside {weights}", f"kv_cache {weights}")
+    arguments = {
         "--dtype": {"bf16": "bfloat16", "fp16": "float16"}[weights],
         "--kv-cache-dtype": _KV_CACHE[formats.kv_cache],
     }
-    scheme = one_scheme(VLLM, request, pool)
-    return said if scheme is None else {**said, "--quantization": _ONLINE[scheme]}
+    scheme = terms.one_scheme(VLLM, request, pool)
+    return arguments if scheme is None else {**arguments, "--quantization": _ONLINE[scheme]}
 
 
-def _speculation(request: ServingRequest, _: Pool) -> Mapping[str, str]:
+def _speculation(request: ServingRequest, _: Pool) -> Arguments:
     speculation = request.config.speculation
     if speculation is None:
         return {}
-    said: dict[str, object] = {"num_speculative_tokens": speculation.num_draft_tokens}
-    if request.draft_model:
-        said = {"method": "draft_model", "model": request.draft_model, **said}
-    elif request.shape.num_nextn_predict_layers:
-        said = {"method": "mtp", **said}
-    else:
-        raise CannotExpressError(
-            TARGET, "speculation without a draft", "a draft_model, or a model with prediction layers of its own"
-        )
-    return {"--speculative-config": json.dumps(said, separators=(",", ":"))}
+    own = terms.uses_own_layers(VLLM, request)
+    method = {"method": "mtp"} if own else {"method": "draft_model", "model": request.draft_model}
+    config = {**method, "num_speculative_tokens": speculation.num_draft_tokens}
+    return {"--speculative-config": json.dumps(config, separators=(",", ":"))}
 
 
-def _transfer(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
+def _transfer(_: ServingRequest, pool: Pool) -> Arguments:
     if pool.role not in _KV_ROLES:
         return {}
-    said = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
-    return {"--kv-transfer-config": json.dumps(said, separators=(",", ":"))}
+    config = {"kv_connector": "NixlConnector", "kv_role": _KV_ROLES[pool.role]}
+    return {"--kv-transfer-config": json.dumps(config, separators=(",", ":"))}
 
 
-def _kv_tier(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
+def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
     tier, layout = pool.kv_tier, pool.layout
     if tier is None:
         return {}
@@ -127,226 +125,136 @@ def _kv_tier(_: ServingRequest, pool: Pool) -> Mapping[str, str]:
 
 
 TERMS = (
-    ServingTerm(
-        name="tensor_parallel",
-        words=lambda _, pool: {
-            "--tensor-parallel-size": str(pool.layout.tensor_parallel * pool.layout.context_parallel)
-        },
-        said_by="--tensor-parallel-size (× context_parallel)",
+    terms.tensor_term(
+        *_TENSOR,
+        ranks_of=lambda pool: pool.layout.tensor_parallel * pool.layout.context_parallel,
+        inside={_CONTEXT[0]: terms.ranks_of_flags(*_CONTEXT)},
+        note=" (× context_parallel)",
         verified_by=_PARSER,
     ),
-    ServingTerm(
-        name="context_parallel",
-        words=lambda _, pool: above_one("--decode-context-parallel-size", pool.layout.context_parallel),
-        said_by="--decode-context-parallel-size (reuses the tensor-parallel ranks)",
-        verified_by=_PARSER,
+    terms.degree_term(
+        *_CONTEXT, name="context_parallel", note=" (reuses the tensor-parallel ranks)", verified_by=_PARSER
     ),
-    ServingTerm(
+    terms.degree_term(
+        "--pipeline-parallel-size",
+        "-pp",
         name="pipeline_parallel",
-        words=lambda _, pool: {"--pipeline-parallel-size": str(pool.layout.pipeline_parallel)},
-        said_by="--pipeline-parallel-size",
+        always=True,
         verified_by=f"{_PARSER}; stages ≤ layers by our own rule",
     ),
-    ServingTerm(
-        name="attention_data_parallel",
-        words=lambda _, pool: above_one("--data-parallel-size", pool.layout.attention_data_parallel),
-        said_by="--data-parallel-size",
-        verified_by=_PARSER,
-    ),
-    ServingTerm(
+    terms.degree_term(*_DATA, name="attention_data_parallel", verified_by=_PARSER),
+    Term(
         name="expert_parallel",
-        words=lambda _, pool: {"--enable-expert-parallel": ""} if pool.layout.expert_parallel > 1 else {},
-        said_by="--enable-expert-parallel (over tensor × data parallel ranks); expert_tensor_parallel: without it",
+        write=lambda _, pool: {_EXPERTS: ""} if pool.layout.expert_parallel > 1 else {},
+        read=_read_experts,
+        keys=(_EXPERTS,),
+        expressed_by=f"{_EXPERTS} (over tensor × data parallel ranks); expert_tensor_parallel: without it",
         verified_by=f"{_PARSER}; divisibility by our own rule",
     ),
-    ServingTerm(
-        name="max_num_seqs",
-        words=lambda _, pool: {"--max-num-seqs": str(pool.limits.max_num_seqs // pool.layout.attention_data_parallel)},
-        said_by="--max-num-seqs (of one data-parallel rank)",
+    terms.max_num_seqs_term(
+        "--max-num-seqs", ranks=_data_ranks, note=" (of one data-parallel rank)", verified_by=_PARSER
+    ),
+    terms.max_batched_tokens_term("--max-num-batched-tokens", verified_by=_PARSER),
+    _pair_term("chunked_prefill", write=_chunks),
+    write_only(
+        "memory_fraction",
+        lambda _, pool: {"--gpu-memory-utilization": f"{pool.limits.memory_fraction:g}"},
+        expressed_by="--gpu-memory-utilization",
         verified_by=_PARSER,
     ),
-    ServingTerm(
-        name="max_batched_tokens",
-        words=lambda _, pool: {"--max-num-batched-tokens": str(pool.limits.max_batched_tokens)},
-        said_by="--max-num-batched-tokens",
+    _pair_term("prefix_caching"),
+    write_only(
+        "kv_tier",
+        _kv_tier,
+        expressed_by="--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native",
         verified_by=_PARSER,
     ),
-    ServingTerm(
-        name="chunked_prefill",
-        words=_chunks,
-        said_by="--enable-chunked-prefill, --no-enable-chunked-prefill",
-        verified_by=_PARSER,
-    ),
-    ServingTerm(
-        name="memory_fraction",
-        words=lambda _, pool: {"--gpu-memory-utilization": f"{pool.limits.memory_fraction:g}"},
-        said_by="--gpu-memory-utilization",
-        verified_by=_PARSER,
-    ),
-    ServingTerm(
-        name="prefix_caching",
-        words=lambda _, pool: _on("enable-prefix-caching", pool.limits.prefix_caching),
-        said_by="--enable-prefix-caching, --no-enable-prefix-caching",
-        verified_by=_PARSER,
-    ),
-    ServingTerm(
-        name="kv_tier",
-        words=_kv_tier,
-        said_by="--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native",
-        verified_by=_PARSER,
-    ),
-    ServingTerm(
-        name="custom_all_reduce",
-        words=lambda _, pool: {} if pool.limits.custom_all_reduce else {"--disable-custom-all-reduce": ""},
-        said_by="--disable-custom-all-reduce",
-        verified_by=_PARSER,
-    ),
-    ServingTerm(
-        name="cuda_graphs",
-        words=lambda _, pool: {} if pool.limits.cuda_graphs else {"--enforce-eager": ""},
-        said_by="--enforce-eager (off; compilation goes too)",
-        verified_by=_PARSER,
-    ),
-    ServingTerm(
-        name="quantization",
-        words=_formats,
-        said_by="--dtype, --kv-cache-dtype, --quantization (made from 16 bits: fp8, fp8_block, mxfp8, w8a16); "
+    terms.off_switch_term("custom_all_reduce", "--disable-custom-all-reduce", verified_by=_PARSER),
+    terms.off_switch_term("cuda_graphs", "--enforce-eager", note=" (off; compilation goes too)", verified_by=_PARSER),
+    write_only(
+        "quantization",
+        _formats,
+        expressed_by="--dtype, --kv-cache-dtype, --quantization (made from 16 bits: fp8, fp8_block, mxfp8, w8a16); "
         "others come with the checkpoint",
         verified_by=_PARSER,
     ),
-    ServingTerm(
-        name="speculation",
-        words=_speculation,
-        said_by="--speculative-config (mtp, draft_model)",
+    write_only(
+        "speculation",
+        _speculation,
+        expressed_by="--speculative-config (mtp, draft_model)",
         verified_by=f"{_PARSER} for prediction layers; draft_model: flag and JSON only",
     ),
-    ServingTerm(name="roles", words=_transfer, said_by="--kv-transfer-config NixlConnector", verified_by=_PARSER),
-    ServingTerm(
-        name="max_sequence_length",
-        words=lambda request, _: (
-            {} if request.max_sequence_length is None else {"--max-model-len": str(request.max_sequence_length)}
-        ),
-        said_by="--max-model-len",
-        verified_by=_PARSER,
-    ),
+    write_only("roles", _transfer, expressed_by="--kv-transfer-config NixlConnector", verified_by=_PARSER),
+    terms.max_sequence_length_term("--max-model-len", verified_by=_PARSER),
 )
 
 
-def arguments(request: ServingRequest, pool: Pool) -> tuple[tuple[str, ...], ...]:
-    """Every flag that the plan and the model decide for one pool.
-
-    Raises:
-        CannotExpressError: vLLM has no words for the plan.
-    """
-    refuse_serving(VLLM, request)
-    return flags_of(TERMS, request, pool)
-
-
-def job(request: ServingRequest) -> ServingJob:
-    """Servers of every pool, and a router where there are several."""
-    config = request.config
-    programs = tuple(_program(request, pool) for pool in config.pools)
-    several = config.is_disaggregated or config.pools[0].num_workers > 1
-    notes = [LEAST_LOADED_NOTE] if several and config.router is Router.LEAST_LOADED else []
-    if any(not pool.limits.cuda_graphs for pool in config.pools):
-        notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")
-    return ServingJob(
-        target=TARGET,
-        request=request,
-        verified=VERIFIED,
-        programs=programs,
-        router=_router(request) if several else None,
-        health_path="/health",
-        notes=tuple(notes),
-    )
-
-
-def _program(request: ServingRequest, pool: Pool) -> PoolProgram:
-    flags = arguments(request, pool)
-    num_nodes = nodes_per_worker(request, pool, target=TARGET)
+def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) -> PoolProgram:
     _check_nodes(pool, num_nodes)
-    head: list[Word] = ["--host", EVERY_INTERFACE, "--port", Slot(text="{port}")]
-    follower: list[Word] = []
+    node: list[Argument] = []
     if num_nodes > 1:
-        place: list[Word] = ["--nnodes", str(num_nodes), "--node-rank", Slot(text="{node_rank}")]
-        place += ["--master-addr", Slot(text="{head}"), "--master-port", Slot(text="{internal_port}")]
+        node += ["--nnodes", str(num_nodes), "--node-rank", Template(text="{node_rank}")]
+        node += ["--master-addr", Template(text="{head}"), "--master-port", Template(text="{internal_port}")]
         if pool.layout.attention_data_parallel > 1:
-            place += ["--data-parallel-rpc-port", Slot(text="{rpc_port}")]
-        head += place
-        follower = [*place, "--headless"]
-    environment: dict[str, Word] = {}
+            node += ["--data-parallel-rpc-port", Template(text="{rpc_port}")]
+    environment: dict[str, Argument] = {}
     if pool.role in _KV_ROLES:
         environment = {
-            "VLLM_NIXL_SIDE_CHANNEL_HOST": Slot(text="{own}"),
-            "VLLM_NIXL_SIDE_CHANNEL_PORT": Slot(text="{side_port}"),
+            "VLLM_NIXL_SIDE_CHANNEL_HOST": Template(text="{own}"),
+            "VLLM_NIXL_SIDE_CHANNEL_PORT": Template(text="{side_port}"),
         }
     return PoolProgram(
         pool=pool,
         num_nodes=num_nodes,
         flags=flags,
         before=("vllm", "serve", request.model),
-        head=tuple(head),
-        follower=tuple(follower),
+        head=(*SERVE_ON, *node),
+        follower=(*node, "--headless") if node else (),
         environment=environment,
     )
 
 
 def _check_nodes(pool: Pool, num_nodes: int) -> None:
-    """A data-parallel rank lies on whole hosts, or a host holds whole ranks."""
+    """Each data-parallel rank must fill whole hosts, or each host must hold whole ranks."""
     rank = pool.layout.num_devices // pool.layout.attention_data_parallel
     on_host = pool.layout.num_devices // num_nodes
     if num_nodes > 1 and rank % on_host and on_host % rank:
         raise CannotExpressError(
-            TARGET,
+            VLLM.name,
             f"data-parallel ranks of {rank} devices on hosts that hold {on_host} of the worker",
             "ranks that fill hosts, or hosts that hold whole ranks",
         )
 
 
-def _router(request: ServingRequest) -> RouterOf:
-    policy = _POLICIES[request.config.router]
-
-    def words(addresses: Mapping[Role, Sequence[Word]]) -> RouterProgram:
-        said: list[Word] = ["vllm-router", "--host", EVERY_INTERFACE, "--port", str(request.port)]
-        said += ["--policy", policy]
-        if Role.MIXED in addresses:
-            said += ["--worker-urls", *map(url, addresses[Role.MIXED])]
-        else:
-            said += ["--vllm-pd-disaggregation", "--kv-connector", "nixl"]
-            for role, flag in ((Role.PREFILL, "--prefill"), (Role.DECODE, "--decode")):
-                for address in addresses[role]:
-                    said += [flag, url(address)]
-        return RouterProgram(words=tuple(said), verified=ROUTER_VERIFIED)
-
-    return words
+def _router(request: ServingRequest) -> RouterOf | None:
+    flags = ("--vllm-pd-disaggregation", "--kv-connector", "nixl")
+    return router_program(request, "vllm-router", disaggregated=flags, verified=ROUTER_VERIFIED)
 
 
-def degrees(words: Sequence[str]) -> dict[str, int]:
-    """Our degrees, read back from the words of an argument file."""
-    said = {flag: value for flag, value in zip(words, [*words[1:], ""], strict=True) if flag.startswith("--")}
-    tensor, context = (int(said.get(f"--{name}-parallel-size", "1")) for name in ("tensor", "decode-context"))
-    data = int(said.get("--data-parallel-size", "1"))
-    return {
-        "tensor_parallel": tensor // context,
-        "context_parallel": context,
-        "pipeline_parallel": int(said["--pipeline-parallel-size"]),
-        "attention_data_parallel": data,
-        "expert_parallel": tensor * data if "--enable-expert-parallel" in said else 1,
-    }
+def _notes(request: ServingRequest) -> Sequence[str]:
+    config = request.config
+    notes = []
+    if config.router is Router.LEAST_LOADED and _router(request) is not None:
+        notes.append(LEAST_LOADED_NOTE)
+    if any(not pool.limits.cuda_graphs for pool in config.pools):
+        notes.append("--enforce-eager switches compilation off as well as CUDA graphs.")
+    return notes
 
 
-def features() -> tuple[Feature, ...]:
-    """Rows of the support matrix."""
-    return (
-        *term_rows(TERMS),
-        Feature(
-            name="router",
-            expressed_by="vllm-router --policy round_robin, power_of_two (least loaded), cache_aware",
-            verified_by=str(ROUTER_VERIFIED),
-        ),
+ENGINE = Engine(
+    rules=VLLM,
+    terms=TERMS,
+    verified=VERIFIED,
+    program=_program,
+    router=_router,
+    notes=_notes,
+    more_features=(
+        Feature(name="router", expressed_by=f"vllm-router {POLICIES_TEXT}", verified_by=str(ROUTER_VERIFIED)),
         Feature(
             name="hosts",
             expressed_by="--nnodes, --node-rank, --master-addr, --headless; CUDA_VISIBLE_DEVICES of each worker",
             verified_by=_PARSER,
         ),
-    )
+    ),
+)
+arguments, job, features = ENGINE.arguments, ENGINE.job, ENGINE.features

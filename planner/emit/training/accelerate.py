@@ -17,21 +17,12 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.hosts import host_placements
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.terms import Arguments, Term, count, covered, feature_rows, nested, stated, write_all
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import (
-    Term,
-    Words,
-    count,
-    feature_rows,
-    handed_over,
-    nested,
-    refuse,
-    say_all,
-    stated,
-)
+from meshplan.planner.emit.training.terms import handed_over, refuse, switch_term
 from meshplan.planner.training.problem.pytorch import ACCELERATE
 
 TARGET = "accelerate"
@@ -73,15 +64,15 @@ _STARTER = r"""exec "${{ACCELERATE:-accelerate}}" launch \
 """
 
 
-def _read_sharding(words: Words) -> Mapping[str, Any]:
+def _read_sharding(arguments: Arguments) -> Mapping[str, Any]:
     """FSDP2 says it by a switch, FSDP1 by a strategy (by name, or by its number from 1 on)."""
-    strategy = words.get(_STRATEGY)
+    strategy = arguments.get(_STRATEGY)
     if strategy is not None:
         names = {**_STRATEGIES, **{str(number): stage for number, stage in enumerate(_STRATEGIES.values(), start=1)}}
         if str(strategy) not in names:
             raise ValueError(f"{_STRATEGY} is one of {', '.join(_STRATEGIES)}, not {strategy!r}")
         return {"zero_stage": names[str(strategy)]}
-    reshards = words.get(_RESHARD)
+    reshards = arguments.get(_RESHARD)
     if reshards is None:
         return {}
     if not isinstance(reshards, bool):
@@ -93,23 +84,23 @@ def _size(name: str, field: str) -> Term:
     key = f"{_SIZES}{name}"
     return Term(
         name=field,
-        words=lambda config, _: {key: getattr(config, field)},
-        read=lambda words: stated(**{field: count(words, key)}),
+        write=lambda config, _: {key: getattr(config, field)},
+        read=lambda arguments: stated(**{field: count(arguments, key)}),
         keys=(key,),
-        said_by=key.partition(".")[2],
+        expressed_by=key.partition(".")[2],
         verified_by=_PARSER,
     )
 
 
-def _read_recompute(words: Words) -> Mapping[str, Any]:
-    full = words.get(_RECOMPUTE)
+def _read_recompute(arguments: Arguments) -> Mapping[str, Any]:
+    full = arguments.get(_RECOMPUTE)
     if full not in {None, True, False}:
         raise ValueError(f"{_RECOMPUTE} is true or false, not {full!r}")
     return {} if full is None else {"activation_recompute": "full" if full else "none"}
 
 
-def _read_precision(words: Words) -> Mapping[str, Any]:
-    name = words.get("mixed_precision")
+def _read_precision(arguments: Arguments) -> Mapping[str, Any]:
+    name = arguments.get("mixed_precision")
     if name not in {None, "no", *_KNOWN_NAMES["precision"], "fp8"}:
         raise ValueError(f"mixed_precision is no, bf16, fp16 or fp8, not {name!r}")
     return {} if name is None else {"precision": "fp32" if name == "no" else name}
@@ -121,58 +112,56 @@ TERMS = (
     _size("dp_shard_size", "data_parallel_shard"),
     Term(
         name="data_parallel",
-        words=lambda config, _: {f"{_SIZES}dp_replicate_size": config.data_parallel // config.data_parallel_shard},
-        read=lambda words: stated(data_parallel_replicate=count(words, f"{_SIZES}dp_replicate_size")),
+        write=lambda config, _: {f"{_SIZES}dp_replicate_size": config.data_parallel // config.data_parallel_shard},
+        read=lambda arguments: stated(data_parallel_replicate=count(arguments, f"{_SIZES}dp_replicate_size")),
         keys=(f"{_SIZES}dp_replicate_size",),
-        said_by="parallelism_config_dp_replicate_size × parallelism_config_dp_shard_size",
+        expressed_by="parallelism_config_dp_replicate_size × parallelism_config_dp_shard_size",
         verified_by=_PARSER,
     ),
     Term(
         name="zero_stage",
-        words=lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS},
+        write=lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS},
         read=_read_sharding,
         keys=(_RESHARD, _STRATEGY),
-        said_by="fsdp_version 2, fsdp_reshard_after_forward (3: true, 2: false)",
+        expressed_by="fsdp_version 2, fsdp_reshard_after_forward (3: true, 2: false)",
         verified_by=_PARSER,
     ),
     Term(
         name="activation_recompute",
-        words=lambda config, _: {_RECOMPUTE: config.activation_recompute == "full"},
+        write=lambda config, _: {_RECOMPUTE: config.activation_recompute == "full"},
         read=_read_recompute,
         keys=(_RECOMPUTE,),
-        said_by="fsdp_activation_checkpointing (full: true, none: false)",
+        expressed_by="fsdp_activation_checkpointing (full: true, none: false)",
         verified_by=_PARSER,
     ),
-    Term(
-        name="activation_offload",
-        words=lambda config, _: {_RECOMPUTE_OFFLOAD: True} if config.activation_offload else {},
-        read=lambda words: {"activation_offload": True} if words.get(_RECOMPUTE_OFFLOAD) is True else {},
-        keys=(_RECOMPUTE_OFFLOAD,),
-        said_by="fsdp_activation_checkpointing_offload (with activation_recompute full)",
+    switch_term(
+        _RECOMPUTE_OFFLOAD,
+        "activation_offload",
+        on=True,
+        note=" (with activation_recompute full)",
         verified_by=_PARSER,
     ),
     Term(
         name="parameter_offload",
-        words=lambda config, _: {_STATES: True} if config.parameter_offload else {},
-        read=lambda words: {"parameter_offload": True, "optimizer_offload": True} if words.get(_STATES) is True else {},
+        write=lambda config, _: {_STATES: True} if config.parameter_offload else {},
+        read=lambda arguments: (
+            {"parameter_offload": True, "optimizer_offload": True} if arguments.get(_STATES) is True else {}
+        ),
         keys=(_STATES,),
-        said_by="fsdp_offload_params: parameters, gradients and optimizer states together (zero_stage 3)",
+        expressed_by="fsdp_offload_params: parameters, gradients and optimizer states together (zero_stage 3)",
         verified_by=_PARSER,
     ),
-    Term(
-        name="optimizer_offload",
-        words=lambda *_: {},  # said by the row above
-        read=lambda _: {},
-        keys=(),
-        said_by="fsdp_offload_params, with the parameters",
+    covered(
+        "optimizer_offload",
+        expressed_by="fsdp_offload_params, with the parameters",
         verified_by=_PARSER,
     ),
     Term(
         name="precision",
-        words=lambda config, _: {"mixed_precision": config.precision},
+        write=lambda config, _: {"mixed_precision": config.precision},
         read=_read_precision,
         keys=("mixed_precision",),
-        said_by="mixed_precision: bf16, fp16",
+        expressed_by="mixed_precision: bf16, fp16",
         verified_by=_PARSER,
     ),
     handed_over("micro_batch_size"),
@@ -198,27 +187,21 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
             "num_processes": request.config.world_size,
             "fsdp_config.fsdp_version": 2,
             "fsdp_config.fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            **say_all(TERMS, request.config, request.shape),
+            **write_all(TERMS, request.config, request.shape),
         }
     )
 
 
 def job(request: TrainingRequest) -> Job:
     """The user's script with Accelerate's YAML and the plan's choices beside it."""
-    words = configuration(request)
+    arguments = configuration(request)
     head = commented(stamp(request.plan, VERIFIED))
-    made = Job(
+    made = script.script_job(
+        request,
+        rules=ACCELERATE,
         target=TARGET,
-        request=request,
         verified=VERIFIED,
-        rank_order=ACCELERATE.rank_orders[0],
-        environment={},
-        program=script.program(request),
-        files=(
-            Artifact(path=CONFIG_FILE, content=head + yaml.safe_dump(words, sort_keys=False)),
-            script.config_file(request, VERIFIED),
-        ),
-        settings=(script.script_setting(request.script),),
+        files=(Artifact(path=CONFIG_FILE, content=head + yaml.safe_dump(arguments, sort_keys=False)),),
         notes=(*_NOTES, *adapter_notes(request.plan)),
         starter=_STARTER.format(config_file=CONFIG_FILE),
     )

@@ -14,21 +14,12 @@ from typing import Any
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.terms import Arguments, Term, count, covered, feature_rows, nested, stated, write_all
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import (
-    Term,
-    Words,
-    count,
-    feature_rows,
-    handed_over,
-    nested,
-    refuse,
-    say_all,
-    stated,
-)
+from meshplan.planner.emit.training.terms import handed_over, refuse, switch_term
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import DEEPSPEED
@@ -70,28 +61,28 @@ _TENSOR_NOTE = (
 )
 
 
-def _batch(config: TrainingConfig, _: ModelShape) -> Words:
+def _batch(config: TrainingConfig, _: ModelShape) -> Arguments:
     """The batch triple. Under tensor parallelism its product would count every rank, so the total is left out."""
-    words = {
+    arguments = {
         "train_micro_batch_size_per_gpu": config.micro_batch_size,
         "gradient_accumulation_steps": config.num_microbatches,
     }
-    return words if config.tensor_parallel > 1 else {"train_batch_size": config.global_batch_size, **words}
+    return arguments if config.tensor_parallel > 1 else {"train_batch_size": config.global_batch_size, **arguments}
 
 
-def _decided(words: Words, key: str) -> int | None:
+def _decided(arguments: Arguments, key: str) -> int | None:
     """``"auto"`` leaves the value to the Hugging Face Trainer: nothing is stated."""
-    return None if words.get(key) == _AUTO else count(words, key)
+    return None if arguments.get(key) == _AUTO else count(arguments, key)
 
 
-def _read_batch(words: Words) -> Mapping[str, Any]:
+def _read_batch(arguments: Arguments) -> Mapping[str, Any]:
     return stated(
-        micro_batch_size=_decided(words, "train_micro_batch_size_per_gpu"),
-        num_microbatches=_decided(words, "gradient_accumulation_steps"),
+        micro_batch_size=_decided(arguments, "train_micro_batch_size_per_gpu"),
+        num_microbatches=_decided(arguments, "gradient_accumulation_steps"),
     )
 
 
-def _zero(config: TrainingConfig, _: ModelShape) -> Words:
+def _zero(config: TrainingConfig, _: ModelShape) -> Arguments:
     if config.zero_stage == 0:
         return {"zero_optimization.stage": 0}
     return {
@@ -101,8 +92,8 @@ def _zero(config: TrainingConfig, _: ModelShape) -> Words:
     }
 
 
-def _read_zero(words: Words) -> Mapping[str, Any]:
-    stage = words.get("zero_optimization.stage")
+def _read_zero(arguments: Arguments) -> Mapping[str, Any]:
+    stage = arguments.get("zero_optimization.stage")
     if stage is not None and (isinstance(stage, bool) or stage not in _ZERO_STAGES):
         raise ValueError(f"zero_optimization.stage is 0, 1, 2 or 3, not {stage!r}")
     return stated(zero_stage=stage)
@@ -110,16 +101,16 @@ def _read_zero(words: Words) -> Mapping[str, Any]:
 
 def _offload(section: str, config: TrainingConfig) -> dict[str, Any]:
     """Where states go; on NVMe the optimizer reads and writes them beside its work."""
-    words: dict[str, Any] = {f"{section}.device": _DEVICES[config.offload_to], f"{section}.pin_memory": True}
+    arguments: dict[str, Any] = {f"{section}.device": _DEVICES[config.offload_to], f"{section}.pin_memory": True}
     if config.offload_to == "nvme":
-        words[f"{section}.nvme_path"] = NVME_PATH
+        arguments[f"{section}.nvme_path"] = NVME_PATH
         if section == _OFFLOAD:
-            words |= {f"{section}.pipeline_read": True, f"{section}.pipeline_write": True}
-    return words
+            arguments |= {f"{section}.pipeline_read": True, f"{section}.pipeline_write": True}
+    return arguments
 
 
-def _read_offload(section: str, choice: str, words: Words) -> Mapping[str, Any]:
-    device = words.get(f"{section}.device")
+def _read_offload(section: str, choice: str, arguments: Arguments) -> Mapping[str, Any]:
+    device = arguments.get(f"{section}.device")
     if device not in {None, "none", *_DEVICES.values()}:
         raise ValueError(f"{section}.device is none, cpu or nvme, not {device!r}")
     if device in {None, "none"}:
@@ -127,18 +118,14 @@ def _read_offload(section: str, choice: str, words: Words) -> Mapping[str, Any]:
     return {choice: True, **({"offload_to": "nvme"} if device == "nvme" else {})}
 
 
-def _read_checkpointing(words: Words) -> Mapping[str, Any]:
-    return {"activation_offload": True} if words.get(_CHECKPOINTING) is True else {}
-
-
-def _read_tensor(words: Words) -> Mapping[str, Any]:
+def _read_tensor(arguments: Arguments) -> Mapping[str, Any]:
     """0 (the default) switches AutoTP off."""
     key = "tensor_parallel.autotp_size"
-    return {} if words.get(key) in {None, 0} else stated(tensor_parallel=count(words, key))
+    return {} if arguments.get(key) in {None, 0} else stated(tensor_parallel=count(arguments, key))
 
 
-def _read_precision(words: Words) -> Mapping[str, Any]:
-    on = [name for name, keys in _PRECISION_KEYS.items() if any(words.get(key) is True for key in keys)]
+def _read_precision(arguments: Arguments) -> Mapping[str, Any]:
+    on = [name for name, keys in _PRECISION_KEYS.items() if any(arguments.get(key) is True for key in keys)]
     if len(on) > 1:
         raise ValueError("both bf16 and fp16 are enabled; DeepSpeed takes one")
     return {"precision": on[0]} if on else {}
@@ -147,92 +134,88 @@ def _read_precision(words: Words) -> Mapping[str, Any]:
 TERMS = (
     Term(
         name="micro_batch_size",
-        words=_batch,
+        write=_batch,
         read=_read_batch,
         keys=("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
-        said_by="train_micro_batch_size_per_gpu",
+        expressed_by="train_micro_batch_size_per_gpu",
         verified_by=_PARSER,
     ),
     Term(
         name="global_batch_size",
-        words=lambda *_: {},  # said by the row above
-        read=lambda words: stated(global_batch_size=_decided(words, "train_batch_size")),
+        write=lambda *_: {},  # written by the row above
+        read=lambda arguments: stated(global_batch_size=_decided(arguments, "train_batch_size")),
         keys=("train_batch_size",),
-        said_by="train_batch_size, gradient_accumulation_steps",
+        expressed_by="train_batch_size, gradient_accumulation_steps",
         verified_by=_PARSER,
     ),
     Term(
         name="zero_stage",
-        words=_zero,
+        write=_zero,
         read=_read_zero,
         keys=(
             "zero_optimization.stage",
             "zero_optimization.overlap_comm",
             "zero_optimization.contiguous_gradients",
         ),
-        said_by="zero_optimization.stage",
+        expressed_by="zero_optimization.stage",
         verified_by=_PARSER,
     ),
     Term(
         name="zero_hpz_partition_size",
-        words=lambda config, _: (
+        write=lambda config, _: (
             {_SECOND_COPY: config.zero_hpz_partition_size} if config.zero_hpz_partition_size > 1 else {}
         ),
-        read=lambda words: stated(zero_hpz_partition_size=count(words, _SECOND_COPY)),
+        read=lambda arguments: stated(zero_hpz_partition_size=count(arguments, _SECOND_COPY)),
         keys=(_SECOND_COPY,),
-        said_by=f"{_SECOND_COPY} (zero_stage 3)",
+        expressed_by=f"{_SECOND_COPY} (zero_stage 3)",
         verified_by=_PARSER,
     ),
     Term(
         name="optimizer_offload",
-        words=lambda config, _: _offload(_OFFLOAD, config) if config.optimizer_offload else {},
-        read=lambda words: _read_offload(_OFFLOAD, "optimizer_offload", words),
+        write=lambda config, _: _offload(_OFFLOAD, config) if config.optimizer_offload else {},
+        read=lambda arguments: _read_offload(_OFFLOAD, "optimizer_offload", arguments),
         keys=tuple(
             f"{_OFFLOAD}.{key}" for key in ("device", "pin_memory", "nvme_path", "pipeline_read", "pipeline_write")
         ),
-        said_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3), nvme (3)",
+        expressed_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3), nvme (3)",
         verified_by=_PARSER,
     ),
     Term(
         name="parameter_offload",
-        words=lambda config, _: _offload(_PARAMETERS, config) if config.parameter_offload else {},
-        read=lambda words: _read_offload(_PARAMETERS, "parameter_offload", words),
+        write=lambda config, _: _offload(_PARAMETERS, config) if config.parameter_offload else {},
+        read=lambda arguments: _read_offload(_PARAMETERS, "parameter_offload", arguments),
         keys=tuple(f"{_PARAMETERS}.{key}" for key in ("device", "pin_memory", "nvme_path")),
-        said_by="zero_optimization.offload_param.device: cpu, nvme (zero_stage 3)",
+        expressed_by="zero_optimization.offload_param.device: cpu, nvme (zero_stage 3)",
         verified_by=_PARSER,
     ),
-    Term(
-        name="offload_to",
-        words=lambda *_: {},  # said by the rows above
-        read=lambda _: {},
-        keys=(),
-        said_by="the device of offload_optimizer and offload_param: cpu, nvme",
+    covered(
+        "offload_to",
+        expressed_by="the device of offload_optimizer and offload_param: cpu, nvme",
         verified_by=_PARSER,
     ),
-    Term(
-        name="activation_offload",
-        words=lambda config, _: {_CHECKPOINTING: True} if config.activation_offload else {},
-        read=_read_checkpointing,
-        keys=(_CHECKPOINTING,),
-        said_by=f"{_CHECKPOINTING} (with activation_recompute full)",
+    switch_term(
+        _CHECKPOINTING,
+        "activation_offload",
+        on=True,
+        note=" (with activation_recompute full)",
         verified_by=f"{_PARSER}; that the script uses DeepSpeed's checkpointing is not checked",
     ),
     Term(
         name="tensor_parallel",
-        words=lambda config, _: (
+        write=lambda config, _: (
             {"tensor_parallel.autotp_size": config.tensor_parallel} if config.tensor_parallel > 1 else {}
         ),
         read=_read_tensor,
         keys=("tensor_parallel.autotp_size",),
-        said_by="tensor_parallel.autotp_size (zero_stage up to 2, without sequence_parallel)",
+        expressed_by="tensor_parallel.autotp_size (zero_stage up to 2, without sequence_parallel)",
         verified_by=_PARSER,
     ),
     Term(
         name="precision",
-        words=lambda config, _: {f"{config.precision}.enabled": True},
+        write=lambda config, _: {f"{config.precision}.enabled": True},
         read=_read_precision,
         keys=tuple(key for keys in _PRECISION_KEYS.values() for key in keys),
-        said_by="bf16.enabled, fp16.enabled",
+        expressed_by="bf16.enabled, fp16.enabled",
         verified_by=_PARSER,
     ),
     handed_over("activation_recompute"),
@@ -247,23 +230,21 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
         CannotExpressError: DeepSpeed's JSON has no word for a choice.
     """
     refuse(DEEPSPEED, request.shape, request.config, _KNOWN_NAMES)
-    return nested(say_all(TERMS, request.config, request.shape))
+    return nested(write_all(TERMS, request.config, request.shape))
 
 
 def job(request: TrainingRequest) -> Job:
     """The user's script with DeepSpeed's JSON and the plan's choices beside it."""
     text = json.dumps(configuration(request), indent=2) + "\n"
     tensor_note = (_TENSOR_NOTE,) if request.config.tensor_parallel > 1 else ()
-    return Job(
+    return script.script_job(
+        request,
+        rules=DEEPSPEED,
         target=TARGET,
-        request=request,
         verified=VERIFIED,
-        rank_order=DEEPSPEED.rank_orders[0],
-        environment={},
-        program=script.program(request) + f"export DEEPSPEED_CONFIG=$here/{CONFIG_FILE}\n",
-        # JSON has no comments and DeepSpeed owns every key, so the stamp is in the file beside it.
-        files=(Artifact(path=CONFIG_FILE, content=text), script.config_file(request, VERIFIED)),
-        settings=(script.script_setting(request.script),),
+        more_bash=f"export DEEPSPEED_CONFIG=$here/{CONFIG_FILE}\n",
+        # JSON has no comments and DeepSpeed owns every key, so the stamp is in training_config.json.
+        files=(Artifact(path=CONFIG_FILE, content=text),),
         notes=(
             *_NOTES,
             *tensor_note,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import PurePosixPath
 
@@ -19,6 +20,7 @@ from meshplan.planner.emit.training.adapters import adapter_notes, adapters_of
 from meshplan.planner.emit.training.job import Job, Setting, plan_fields
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE, RANK_TABLE_FILE
+from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -54,17 +56,50 @@ def program(request: TrainingRequest) -> str:
     return _PROGRAM.format(config_file=CONFIG_FILE, rank_table_file=RANK_TABLE_FILE, check=check)
 
 
-def job(request: TrainingRequest) -> Job:
-    """The user's script with the choices of the plan beside it."""
+def script_job(
+    request: TrainingRequest,
+    *,
+    rules: FrameworkRules,
+    target: str,
+    verified: ParserVerified,
+    notes: Sequence[str],
+    files: tuple[Artifact, ...] = (),
+    more_bash: str = "",
+    starter: str = "",
+) -> Job:
+    """The user's script with the choices of the plan in a file.
+
+    Args:
+        request: plan, model, device and host names.
+        rules: the framework, for its order of ranks.
+        target: name in the registry.
+        verified: parser that checked the program's arguments.
+        notes: what the user should know before launching.
+        files: what the framework reads.
+        more_bash: what else the script needs set.
+        starter: bash that starts one agent per host in place of torchrun.
+    """
     return Job(
-        target=TARGET,
+        target=target,
         request=request,
-        verified=VERIFIED,
-        rank_order=ANY_FRAMEWORK.rank_orders[0],
+        verified=verified,
+        rank_order=rules.rank_orders[0],
         environment={},
-        program=program(request),
-        files=(config_file(request, VERIFIED),),
+        program=program(request) + more_bash,
+        files=(*files, config_file(request, verified)),
         settings=(script_setting(request.script),),
+        notes=tuple(notes),
+        starter=starter,
+    )
+
+
+def job(request: TrainingRequest) -> Job:
+    """The user's script with the choices of the plan in a file."""
+    return script_job(
+        request,
+        rules=ANY_FRAMEWORK,
+        target=TARGET,
+        verified=VERIFIED,
         notes=(
             *adapter_notes(request.plan),
             f"torchrun knows no degrees: the script must build its process groups from {CONFIG_FILE} (its path is in "

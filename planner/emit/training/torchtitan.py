@@ -1,7 +1,7 @@
 """A training plan as TorchTitan's command line: a registered model, and flags for what the plan decides.
 
 The argument file has one flag a line and, last, the sub-command that chooses activation checkpointing. Checked against
-torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``ParallelDims`` over the emitted words.
+torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``ParallelDims`` over the emitted arguments.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.terms import Arguments, Term, count, covered, feature_rows, stated, write_all
 from meshplan.planner.emit.training.adapters import without_adapters
 from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import Term, Words, count, count_term, feature_rows, refuse, say_all, stated
+from meshplan.planner.emit.training.terms import count_term, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import TORCHTITAN, TORCHTITAN_CONFIGS
@@ -69,7 +70,7 @@ done < "$here/{arguments_file}"
 """
 
 
-def _data_parallel(config: TrainingConfig, _: ModelShape) -> Words:
+def _data_parallel(config: TrainingConfig, _: ModelShape) -> Arguments:
     """Replicas that share one copy of the states, times copies; nothing is sharded at stage 0."""
     shard = config.data_parallel_shard if config.zero_stage else 1
     return {
@@ -78,7 +79,7 @@ def _data_parallel(config: TrainingConfig, _: ModelShape) -> Words:
     }
 
 
-def _stages(config: TrainingConfig, _: ModelShape) -> Words:
+def _stages(config: TrainingConfig, _: ModelShape) -> Arguments:
     if config.pipeline_parallel == 1:
         return {f"{_PARALLELISM}pipeline-parallel-degree": "1"}
     return {
@@ -93,109 +94,109 @@ def _stages(config: TrainingConfig, _: ModelShape) -> Words:
     }
 
 
-def _local_batch_size(config: TrainingConfig, _: ModelShape) -> Words:
+def _local_batch_size(config: TrainingConfig, _: ModelShape) -> Arguments:
     """Under a pipeline one call takes all micro-batches; otherwise gradients are accumulated over calls."""
     calls = config.num_microbatches if config.pipeline_parallel > 1 else 1
     return {f"{_TRAINING}local-batch-size": str(config.micro_batch_size * calls)}
 
 
-def _experts(config: TrainingConfig, _: ModelShape) -> Words:
+def _experts(config: TrainingConfig, _: ModelShape) -> Arguments:
     if config.expert_parallel == 1:
         return {}
     return {f"{_PARALLELISM}expert-parallel-degree": str(config.expert_parallel), f"{_TRAINING}disable-cuda-graphs": ""}
 
 
-def _read_stages(words: Words) -> Mapping[str, Any]:
+def _read_stages(arguments: Arguments) -> Mapping[str, Any]:
     """``layers_per_stage`` becomes chunks a stage where the model is known."""
-    schedule = words.get(f"{_PARALLELISM}pipeline-parallel-schedule")
+    schedule = arguments.get(f"{_PARALLELISM}pipeline-parallel-schedule")
     if schedule is not None and schedule not in _SCHEDULES.values():
         raise ValueError(f"the schedule {schedule!r} has no name here; known: {', '.join(_SCHEDULES.values())}")
     named = next((ours for ours, theirs in _SCHEDULES.items() if theirs == schedule), None)
-    stages = count(words, f"{_PARALLELISM}pipeline-parallel-degree")
+    stages = count(arguments, f"{_PARALLELISM}pipeline-parallel-degree")
     is_split = stages is not None and stages > 1
     return stated(
         pipeline_parallel=stages,
         pipeline_schedule=named if is_split else None,
-        micro_batch_size=count(words, f"{_PARALLELISM}pipeline-parallel-microbatch-size") if is_split else None,
-        layers_per_stage=count(words, f"{_PARALLELISM}pipeline-parallel-layers-per-stage") if is_split else None,
+        micro_batch_size=count(arguments, f"{_PARALLELISM}pipeline-parallel-microbatch-size") if is_split else None,
+        layers_per_stage=count(arguments, f"{_PARALLELISM}pipeline-parallel-layers-per-stage") if is_split else None,
     )
 
 
-def _read_data_parallel(words: Words) -> Mapping[str, Any]:
+def _read_data_parallel(arguments: Arguments) -> Mapping[str, Any]:
     """Shards of -1 (the default) take the ranks that are left: nothing is stated then."""
     shards = f"{_PARALLELISM}data-parallel-shard-degree"
-    asked = {} if str(words.get(shards, "-1")) == "-1" else words
+    asked = {} if str(arguments.get(shards, "-1")) == "-1" else arguments
     return stated(
-        data_parallel_replicate=count(words, f"{_PARALLELISM}data-parallel-replicate-degree"),
+        data_parallel_replicate=count(arguments, f"{_PARALLELISM}data-parallel-replicate-degree"),
         data_parallel_shard=count(asked, shards),
     )
 
 
-def _read_sharding(words: Words) -> Mapping[str, Any]:
-    policy = words.get(f"{_PARALLELISM}fsdp-reshard-after-forward", "default")
+def _read_sharding(arguments: Arguments) -> Mapping[str, Any]:
+    policy = arguments.get(f"{_PARALLELISM}fsdp-reshard-after-forward", "default")
     stages = {"always": _ZERO_SHARDED_PARAMETERS, "never": _ZERO_SHARDED_GRADIENTS, "default": None}
     if policy not in stages:
         raise ValueError(f"fsdp-reshard-after-forward is always, never or default, not {policy!r}")
     return stated(zero_stage=stages[policy])
 
 
-def _read_balancer(words: Words) -> Mapping[str, Any]:
+def _read_balancer(arguments: Arguments) -> Mapping[str, Any]:
     """Without a load balancer the ring is plain; the default balances by head and tail."""
-    split = (count(words, f"{_PARALLELISM}context-parallel-degree") or 1) > 1
-    plain = str(words.get(_BALANCER, "headtail")) == "None"
+    split = (count(arguments, f"{_PARALLELISM}context-parallel-degree") or 1) > 1
+    plain = str(arguments.get(_BALANCER, "headtail")) == "None"
     return {"context_parallel_style": "ring-plain"} if plain and split else {}
 
 
-def _read_sequence_parallel(words: Words) -> Mapping[str, Any]:
-    if f"{_PARALLELISM}no-enable-sequence-parallel" in words:
+def _read_sequence_parallel(arguments: Arguments) -> Mapping[str, Any]:
+    if f"{_PARALLELISM}no-enable-sequence-parallel" in arguments:
         return {"sequence_parallel": False}
-    return {"sequence_parallel": True} if f"{_PARALLELISM}enable-sequence-parallel" in words else {}
+    return {"sequence_parallel": True} if f"{_PARALLELISM}enable-sequence-parallel" in arguments else {}
 
 
-def _read_precision(words: Words) -> Mapping[str, Any]:
-    name = words.get(f"{_TRAINING}mixed-precision-param")
+def _read_precision(arguments: Arguments) -> Mapping[str, Any]:
+    name = arguments.get(f"{_TRAINING}mixed-precision-param")
     if name not in {None, *_PRECISIONS}:
         raise ValueError(f"mixed-precision-param is {' or '.join(_PRECISIONS)}, not {name!r}")
     return {} if name is None else {"precision": _PRECISIONS[name]}
 
 
-def _read_offload(words: Words) -> Mapping[str, Any]:
+def _read_offload(arguments: Arguments) -> Mapping[str, Any]:
     """A switch of the command line, or a value of a TOML file."""
-    value = str(words.get(f"{_TRAINING}enable-cpu-offload", "false")).lower()
+    value = str(arguments.get(f"{_TRAINING}enable-cpu-offload", "false")).lower()
     return {"parameter_offload": True, "optimizer_offload": True} if value in {"", "true"} else {}
 
 
-def _read_recompute(words: Words) -> Mapping[str, Any]:
-    policies = [key.partition(":")[2] for key in words if key.startswith(SUBCOMMAND)]
+def _read_recompute(arguments: Arguments) -> Mapping[str, Any]:
+    policies = [key.partition(":")[2] for key in arguments if key.startswith(SUBCOMMAND)]
     for policy in policies:
         if policy not in _KNOWN_NAMES["activation_recompute"]:
             raise ValueError(f"{SUBCOMMAND}{policy} has no name here; known: none, selective, full")
     return stated(activation_recompute=policies[-1] if policies else None)
 
 
-def _read_batch(words: Words) -> Mapping[str, Any]:
+def _read_batch(arguments: Arguments) -> Mapping[str, Any]:
     """-1 (the default) means: local batch × replicas."""
     key = f"{_TRAINING}global-batch-size"
-    return {} if str(words.get(key, "-1")) == "-1" else stated(global_batch_size=count(words, key))
+    return {} if str(arguments.get(key, "-1")) == "-1" else stated(global_batch_size=count(arguments, key))
 
 
 TERMS = (
     count_term(f"{_PARALLELISM}tensor-parallel-degree", "tensor_parallel", verified_by=_PARSER),
     Term(
         name="sequence_parallel",
-        words=lambda config, _: (
+        write=lambda config, _: (
             {}
             if config.sequence_parallel or config.tensor_parallel == 1
             else {f"{_PARALLELISM}no-enable-sequence-parallel": ""}
         ),
         read=_read_sequence_parallel,
         keys=(f"{_PARALLELISM}no-enable-sequence-parallel", f"{_PARALLELISM}enable-sequence-parallel"),
-        said_by="--parallelism.no-enable-sequence-parallel",
+        expressed_by="--parallelism.no-enable-sequence-parallel",
         verified_by=_PARSER,
     ),
     Term(
         name="pipeline_parallel",
-        words=_stages,
+        write=_stages,
         read=_read_stages,
         keys=(
             f"{_PARALLELISM}pipeline-parallel-degree",
@@ -206,103 +207,98 @@ TERMS = (
             f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers",
             f"{_TRAINING}disable-cuda-graphs",
         ),
-        said_by="--parallelism.pipeline-parallel-degree, -schedule, -microbatch-size",
+        expressed_by="--parallelism.pipeline-parallel-degree, -schedule, -microbatch-size",
         verified_by=_PARSER,
     ),
-    Term(
-        name="layers_per_chunk",
-        words=lambda *_: {},  # said by the row above
-        read=lambda _: {},
-        keys=(),
-        said_by="--parallelism.pipeline-parallel-layers-per-stage; equal stages only",
+    covered(
+        "layers_per_chunk",
+        expressed_by="--parallelism.pipeline-parallel-layers-per-stage; equal stages only",
         verified_by="flag and type only: the split is read in the source, not run",
     ),
     count_term(f"{_PARALLELISM}context-parallel-degree", "context_parallel", verified_by=_PARSER),
     Term(
         name="context_parallel_style",
-        words=lambda config, _: {_BALANCER: "None"} if config.context_parallel_style == "ring-plain" else {},
+        write=lambda config, _: {_BALANCER: "None"} if config.context_parallel_style == "ring-plain" else {},
         read=_read_balancer,
         keys=(_BALANCER,),
-        said_by=f"{_BALANCER} None (ring-plain)",
+        expressed_by=f"{_BALANCER} None (ring-plain)",
         verified_by=_PARSER,
     ),
     Term(
         name="data_parallel_shard",
-        words=_data_parallel,
+        write=_data_parallel,
         read=_read_data_parallel,
         keys=(f"{_PARALLELISM}data-parallel-replicate-degree", f"{_PARALLELISM}data-parallel-shard-degree"),
-        said_by="--parallelism.data-parallel-replicate-degree, --parallelism.data-parallel-shard-degree",
+        expressed_by="--parallelism.data-parallel-replicate-degree, --parallelism.data-parallel-shard-degree",
         verified_by=_PARSER,
     ),
     Term(
         name="zero_stage",
-        words=lambda config, _: {
+        write=lambda config, _: {
             f"{_PARALLELISM}fsdp-reshard-after-forward": (
                 "always" if config.zero_stage == _ZERO_SHARDED_PARAMETERS else "never"
             )
         },
         read=_read_sharding,
         keys=(f"{_PARALLELISM}fsdp-reshard-after-forward",),
-        said_by="--parallelism.fsdp-reshard-after-forward (3: always, 2: never); 0: shard degree 1; 1 is refused",
+        expressed_by="--parallelism.fsdp-reshard-after-forward (3: always, 2: never); 0: shard degree 1; 1 is refused",
         verified_by=_PARSER,
     ),
     Term(
         name="parameter_offload",
-        words=lambda config, _: {f"{_TRAINING}enable-cpu-offload": ""} if config.parameter_offload else {},
+        write=lambda config, _: {f"{_TRAINING}enable-cpu-offload": ""} if config.parameter_offload else {},
         read=_read_offload,
         keys=(f"{_TRAINING}enable-cpu-offload", f"{_TRAINING}no-enable-cpu-offload"),
-        said_by="--training.enable-cpu-offload: parameters, gradients and optimizer states together (zero_stage 3)",
+        expressed_by="--training.enable-cpu-offload: parameters, gradients and optimizer states together "
+        "(zero_stage 3)",
         verified_by=_PARSER,
     ),
-    Term(
-        name="optimizer_offload",
-        words=lambda *_: {},  # said by the row above
-        read=lambda _: {},
-        keys=(),
-        said_by="--training.enable-cpu-offload, with the parameters",
+    covered(
+        "optimizer_offload",
+        expressed_by="--training.enable-cpu-offload, with the parameters",
         verified_by=_PARSER,
     ),
     Term(
         name="expert_parallel",
-        words=_experts,
-        read=lambda words: stated(expert_parallel=count(words, f"{_PARALLELISM}expert-parallel-degree")),
+        write=_experts,
+        read=lambda arguments: stated(expert_parallel=count(arguments, f"{_PARALLELISM}expert-parallel-degree")),
         keys=(f"{_PARALLELISM}expert-parallel-degree", f"{_TRAINING}disable-cuda-graphs"),
-        said_by="--parallelism.expert-parallel-degree",
+        expressed_by="--parallelism.expert-parallel-degree",
         verified_by=_PARSER,
     ),
     Term(
         name="micro_batch_size",
-        words=_local_batch_size,
-        read=lambda words: stated(
-            local_batch_size=count(words, f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size")
+        write=_local_batch_size,
+        read=lambda arguments: stated(
+            local_batch_size=count(arguments, f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size")
         ),
         keys=(f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size"),
-        said_by="--training.local-batch-size",
+        expressed_by="--training.local-batch-size",
         verified_by=_PARSER,
     ),
     Term(
         name="global_batch_size",
-        words=lambda config, _: {f"{_TRAINING}global-batch-size": str(config.global_batch_size)},
+        write=lambda config, _: {f"{_TRAINING}global-batch-size": str(config.global_batch_size)},
         read=_read_batch,
         keys=(f"{_TRAINING}global-batch-size",),
-        said_by="--training.global-batch-size",
+        expressed_by="--training.global-batch-size",
         verified_by=_PARSER,
     ),
     count_term(f"{_TRAINING}seq-len", "sequence_length", verified_by=_PARSER),
     Term(
         name="precision",
-        words=lambda *_: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
+        write=lambda *_: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
         read=_read_precision,
         keys=(f"{_TRAINING}mixed-precision-param",),
-        said_by="--training.mixed-precision-param; bf16 only",
+        expressed_by="--training.mixed-precision-param; bf16 only",
         verified_by=_PARSER,
     ),
     Term(
         name="activation_recompute",
-        words=lambda config, _: {f"{SUBCOMMAND}{config.activation_recompute}": ""},
+        write=lambda config, _: {f"{SUBCOMMAND}{config.activation_recompute}": ""},
         read=_read_recompute,
         keys=tuple(f"{SUBCOMMAND}{policy}" for policy in _KNOWN_NAMES["activation_recompute"]),
-        said_by="sub-command activation-checkpoint:none|selective|full",
+        expressed_by="sub-command activation-checkpoint:none|selective|full",
         verified_by=_PARSER,
     ),
 )
@@ -312,12 +308,17 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     """Every flag that the plan and the model decide, one tuple a flag; the sub-command last.
 
     Raises:
-        CannotExpressError: TorchTitan has no words for the model or the configuration.
+        CannotExpressError: TorchTitan has no arguments for the model or the configuration.
     """
     refuse(TORCHTITAN, request.shape, request.config, _KNOWN_NAMES)
     module, function = TORCHTITAN_CONFIGS[request.shape.slug]
-    words = {"--module": module, "--config": function, **FIXED_WORDS, **say_all(TERMS, request.config, request.shape)}
-    return tuple((flag, value) if value else (flag,) for flag, value in words.items())
+    arguments = {
+        "--module": module,
+        "--config": function,
+        **FIXED_WORDS,
+        **write_all(TERMS, request.config, request.shape),
+    }
+    return tuple((flag, value) if value else (flag,) for flag, value in arguments.items())
 
 
 def job(request: TrainingRequest) -> Job:

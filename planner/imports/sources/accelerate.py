@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from meshplan.planner.emit.terms import count, read_all
 from meshplan.planner.emit.training.accelerate import TERMS
-from meshplan.planner.emit.training.terms import count, read_all
 from meshplan.planner.imports.reading import Given, Launch, Reading, as_written
 from meshplan.planner.imports.sources import trainer
 
@@ -54,7 +54,7 @@ def read(given: Given) -> Reading:
     replicas = values.pop("data_parallel_replicate", None)
     if "data_parallel_shard" in values:
         values["data_parallel"] = values["data_parallel_shard"] * (replicas or 1)
-        reading.said_by["data_parallel"] = reading.said_by["data_parallel_shard"]
+        reading.source_flags["data_parallel"] = reading.source_flags["data_parallel_shard"]
     elif replicas:
         values["num_shard_groups"] = replicas
     reading.assume("zero_stage", _FULLY_SHARDED if kind == "FSDP" else 0, f"distributed_type {kind}")
@@ -76,7 +76,7 @@ def _launch(reading: Reading, document: dict[str, Any] | Any, launch: Launch) ->
     hosts, total = found["num_machines"], found["num_processes"]
     return Launch(
         program=launch.program,
-        words=launch.words,
+        options=launch.options,
         num_hosts=hosts,
         devices_per_host=total // hosts if total and hosts else None,
         num_devices=total,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.training.deepspeed import TERMS
-from meshplan.planner.emit.training.terms import read_all
 from meshplan.planner.imports.reading import Given, Reading, as_written
 from meshplan.planner.imports.sources import trainer
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from meshplan.planner.emit.terms import count, read_all
 from meshplan.planner.emit.training.megatron.job import FIXED_WORDS
 from meshplan.planner.emit.training.megatron.script import SETTINGS
 from meshplan.planner.emit.training.megatron.terms import TERMS
-from meshplan.planner.emit.training.terms import count, read_all
 from meshplan.planner.imports.reading import Given, Reading, as_written
 
 SOURCE = "megatron"
@@ -16,16 +16,18 @@ _TRAINING_SETTINGS = frozenset({setting.flag for setting in SETTINGS if setting.
 def recognises(given: Given) -> bool:
     """Whether this is Megatron-LM's."""
     program = " ".join(given.launch.program[:1])
-    return "--tensor-model-parallel-size" in given.words or program.endswith(("pretrain_gpt.py", "pretrain_mamba.py"))
+    return "--tensor-model-parallel-size" in given.arguments or program.endswith(
+        ("pretrain_gpt.py", "pretrain_mamba.py")
+    )
 
 
 def read(given: Given) -> Reading:
     """Degrees, batch and precision; the sizes of the model, to find it in the catalog by."""
     reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
-    reading.take(read_all(TERMS, given.words))
+    reading.take(read_all(TERMS, given.arguments))
     for term in ("tensor_parallel", "pipeline_parallel", "virtual_pipeline_stages", "context_parallel"):
         reading.assume(term, 1, _DEFAULT)
-    has_experts = "--num-experts" in given.words
+    has_experts = "--num-experts" in given.arguments
     reading.assume("expert_parallel", 1, _DEFAULT)
     # Without the flag experts are split like the rest of the layer.
     default = reading.values["tensor_parallel"] if has_experts else 1
@@ -40,18 +42,20 @@ def read(given: Given) -> Reading:
         reading.values["pipeline_schedule"] = "interleaved" if is_interleaved else "1f1b"
     if "global_batch_size" not in reading.values:
         reading.assume("num_microbatches", 1, "no --global-batch-size: micro-batch × replicas")
-    if "expert_capacity_factor" in reading.values and "--moe-pad-expert-input-to-capacity" not in given.words:
+    if "expert_capacity_factor" in reading.values and "--moe-pad-expert-input-to-capacity" not in given.arguments:
         reading.left_out.append("experts not padded to their capacity: a spec is priced with padding")
-    if has_experts and "--moe-token-dispatcher-type" not in given.words:
+    if has_experts and "--moe-token-dispatcher-type" not in given.arguments:
         reading.left_out.append("Megatron-LM's all-gather of tokens (its default): a spec is priced with an all-to-all")
-    modules = str(given.words.get("--recompute-modules", "core_attn"))
+    modules = str(given.arguments.get("--recompute-modules", "core_attn"))
     if modules != "core_attn":
         reading.left_out.append(f"--recompute-modules {modules}: selective recomputation is priced for core_attn only")
     known = {key for term in TERMS for key in term.keys} | _TRAINING_SETTINGS | FIXED_WORDS.keys()
-    reading.model_words = {word: value for word, value in given.words.items() if word not in known}
+    reading.model_arguments = {word: value for word, value in given.arguments.items() if word not in known}
     try:
-        reading.model_words |= {"--num-layers": str(count(given.words, "--num-layers"))}
+        reading.model_arguments |= {"--num-layers": str(count(given.arguments, "--num-layers"))}
     except ValueError as error:
         reading.say("model", str(error))
-    reading.left_out += [as_written(word, value) for word, value in given.words.items() if word in _TRAINING_SETTINGS]
+    reading.left_out += [
+        as_written(word, value) for word, value in given.arguments.items() if word in _TRAINING_SETTINGS
+    ]
     return reading

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshplan.planner.emit.training.terms import read_all
+from meshplan.planner.emit.terms import read_all
 from meshplan.planner.emit.training.torchtitan import ASYNC, COMPILE, KERNEL_WORDS, SUBCOMMAND, TERMS
-from meshplan.planner.imports.reading import Given, Reading, as_written
+from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
 from meshplan.planner.training.problem.pytorch import TORCHTITAN_CONFIGS
 
 SOURCE = "torchtitan"
 _SECTIONS = ("--parallelism.", "--training.", "--model.", "--activation-checkpoint.", SUBCOMMAND)
-_MODEL_WORDS = ("--module", "--config", "--model.name", "--model.flavor")
+_MODEL_FLAGS = ("--module", "--config", "--model.name", "--model.flavor")
 _DEFAULT = "not stated; TorchTitan's default"
 _FULLY_SHARDED, _SHARDED_GRADIENTS = 3, 2
 
@@ -19,53 +19,51 @@ _FULLY_SHARDED, _SHARDED_GRADIENTS = 3, 2
 def recognises(given: Given) -> bool:
     """Whether this is TorchTitan's."""
     program = " ".join(given.launch.program[:1])
-    return "torchtitan" in program or any(word.startswith("--parallelism.") for word in _words(given))
+    return "torchtitan" in program or any(word.startswith("--parallelism.") for word in _arguments(given))
 
 
 def read(given: Given) -> Reading:
     """Degrees and batch from flags; the older TOML says the same terms under the same names."""
     reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
-    words = _words(given)
-    reading.take(read_all(TERMS, words))
-    module, config = words.get("--module", ""), words.get("--config", "")
-    if not config and "--model.flavor" in words:
-        module, config = words.get("--model.name", ""), f"{words.get('--model.name')}_{words['--model.flavor']}".lower()
+    arguments = _arguments(given)
+    reading.take(read_all(TERMS, arguments))
+    module, config = arguments.get("--module", ""), arguments.get("--config", "")
+    if not config and "--model.flavor" in arguments:
+        module = arguments.get("--model.name", "")
+        config = f"{arguments.get('--model.name')}_{arguments['--model.flavor']}".lower()
     slugs = [slug for slug, names in TORCHTITAN_CONFIGS.items() if names == (module or names[0], config)]
     if slugs:
         reading.model = slugs[0]
         reading.assume("model", slugs[0], f"builds the layers of {config}" + _others(slugs[1:]))
-    known = {key for term in TERMS for key in term.keys} | KERNEL_WORDS | set(_MODEL_WORDS)
-    reading.unread += [as_written(word, value) for word, value in words.items() if word not in known]
-    if not _is_on(words, COMPILE):
+    known = {key for term in TERMS for key in term.keys} | KERNEL_WORDS | set(_MODEL_FLAGS)
+    reading.unread += [as_written(word, value) for word, value in arguments.items() if word not in known]
+    if not _is_on(arguments, COMPILE):
         reading.left_out.append(f"no {COMPILE}: operators one by one; a spec is priced with compiled ones")
-    if _is_on(words, ASYNC):
+    if _is_on(arguments, ASYNC):
         reading.left_out.append(f"{ASYNC}: a spec is priced without")
     _complete(reading)
     return reading
 
 
-def _is_on(words: dict[str, Any], flag: str) -> bool:
+def _is_on(arguments: dict[str, Any], flag: str) -> bool:
     """A switch of the command line, or a value of a TOML file."""
-    return str(words.get(flag, "false")).lower() in {"", "true"}
+    return str(arguments.get(flag, "false")).lower() in {"", "true"}
 
 
 def _others(slugs: list[str]) -> str:
     return f"; so do {', '.join(slugs)}" if slugs else ""
 
 
-def _words(given: Given) -> dict[str, Any]:
+def _arguments(given: Given) -> dict[str, Any]:
     """Flags with dashes; ``activation_checkpoint.mode`` of a TOML is the sub-command of today."""
-    words: dict[str, Any] = {f"--{key}": value for key, value in given.document.items()} | dict(given.words)
-    dashed = {
-        word.replace("_", "-") if word.startswith("--") else word: str(value).lower() if value is True else value
-        for word, value in words.items()
-    }
+    arguments: dict[str, Any] = {f"--{key}": value for key, value in given.document.items()} | dict(given.arguments)
+    dashed = {flag: "true" if value is True else value for flag, value in with_dashes(arguments).items()}
     mode = dashed.pop("--activation-checkpoint.mode", None)
     return dashed if mode is None else {**dashed, f"{SUBCOMMAND}{mode}": ""}
 
 
 def _complete(reading: Reading) -> None:
-    """TorchTitan's defaults, and the terms that follow from several of its words."""
+    """TorchTitan's defaults, and the terms that follow from several of its arguments."""
     for term in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
         reading.assume(term, 1, _DEFAULT)
     values = reading.values
@@ -75,7 +73,7 @@ def _complete(reading: Reading) -> None:
     replicas, shards = values.pop("data_parallel_replicate", 1), values.get("data_parallel_shard")
     if shards is not None:
         values["data_parallel"] = replicas * shards
-        reading.said_by["data_parallel"] = reading.said_by["data_parallel_shard"]
+        reading.source_flags["data_parallel"] = reading.source_flags["data_parallel_shard"]
     else:
         values["num_shard_groups"] = replicas
     staged = values["pipeline_parallel"] > 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from meshplan.planner.emit.serving.job import PoolProgram, Slot
+from meshplan.planner.emit.serving.job import PoolProgram, Template
 
 VALUES = {"port": "8100", "head": "10.0.0.1", "own": "10.0.0.1", "files": "/files", "mpi_hosts": "a:8,b:8"} | {
     f"{name}_port": str(20000 + offset) for offset, name in enumerate(("internal", "rpc", "side", "bootstrap"))
@@ -12,5 +12,5 @@ VALUES = {"port": "8100", "head": "10.0.0.1", "own": "10.0.0.1", "files": "/file
 def words_of(program: PoolProgram, node_rank: int = 0) -> list[str]:
     """The whole command of node ``node_rank`` with addresses and ports filled in."""
     values = {**VALUES, "node_rank": str(node_rank)}
-    words = program.words(head=node_rank == 0)
-    return [word.filled(values) if isinstance(word, Slot) else word for word in words]
+    words = program.command(head=node_rank == 0)
+    return [word.filled(values) if isinstance(word, Template) else word for word in words]

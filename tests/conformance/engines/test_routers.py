@@ -18,7 +18,7 @@ from serving_cases import aggregated, layout, random_config, serving_request
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.orchestrators import ray_serve
 from meshplan.planner.emit.serving import sglang, vllm
-from meshplan.planner.emit.serving.job import Slot
+from meshplan.planner.emit.serving.job import Template
 from meshplan.planner.emit.serving.script import launch_of, router_of
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.requests import Role
@@ -64,7 +64,7 @@ def test_random_routers_know_every_worker(engine: str) -> None:
         read += 1
         values = {f"address_{host}": f"10.0.0.{host}" for host in range(launch.num_hosts)}
         values |= {f"bootstrap_port_{number}": str(20390 + number) for number in range(8)}
-        words = [word.filled(values) if isinstance(word, Slot) else word for word in router.words]
+        words = [word.filled(values) if isinstance(word, Template) else word for word in router.command]
         said = arguments.from_cli_args(parser.parse_args(words[ROUTERS[engine][2] :]), use_router_prefix=False)
         if config.is_disaggregated:
             assert len(said.prefill_urls) == config.pool(Role.PREFILL).num_workers

@@ -55,11 +55,11 @@ def test_a_megatron_script(tmp_path: Path) -> None:
     assert found.values["tensor_parallel"] == 4
     assert found.values["global_batch_size"] == 128
     assert found.values["zero_stage"] == 1
-    assert found.model_words["--new-flag"] == "a b"
+    assert found.model_arguments["--new-flag"] == "a b"
     assert "$1" in " ".join(found.unread)
     assert ("$NUM_NODES", "4") in {(one.term, one.value) for one in found.assumed}
     assert read(MEGATRON, tmp_path, variables={"NUM_NODES": "2"}).launch.num_devices == 16
-    assert found.said_by["tensor_parallel"] == "--tensor-model-parallel-size 4"
+    assert found.source_flags["tensor_parallel"] == "--tensor-model-parallel-size 4"
     assert found.problems == []
 
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from read_back_cases import FILES, HANDED_OVER, differences, num_devices, read_back
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.training.megatron.terms import TERMS, pipeline_layout, read_layout
+from meshplan.planner.emit.training.megatron.layers import pipeline_layout, read_layout
+from meshplan.planner.emit.training.megatron.terms import TERMS
 from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.megatron import MEGATRON
@@ -144,7 +145,7 @@ def test_layouts_that_are_none(text: str) -> None:
 
 
 @pytest.mark.parametrize("term", TERMS, ids=lambda term: term.name)
-def test_every_word_of_a_row_is_one_of_its_keys(term: Any) -> None:
+def test_every_argument_of_a_row_is_one_of_its_keys(term: Any) -> None:
     for zero in (0, 1, 2, 3):
         for recompute in ("none", "selective", "full"):
             for precision in MEGATRON.precisions:
@@ -159,4 +160,4 @@ def test_every_word_of_a_row_is_one_of_its_keys(term: Any) -> None:
                     activation_recompute=recompute,
                     precision=precision,
                 )
-                assert term.words(config, MIXTRAL).keys() <= set(term.keys)
+                assert term.write(config, MIXTRAL).keys() <= set(term.keys)

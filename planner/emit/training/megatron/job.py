@@ -1,4 +1,4 @@
-"""A training plan as Megatron-LM arguments, by the rows of :mod:`.megatron_terms`.
+"""A training plan as Megatron-LM arguments, by the rows of :mod:`.terms`.
 
 The argument file has one flag a line (``--flag value``), no quotes and no escapes; the launch script reads it line by
 line without evaluating anything. What a plan does not decide (learning rate, data, tokenizer, checkpoints) is left to
@@ -19,13 +19,13 @@ from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.terms import feature_rows, write_all
 from meshplan.planner.emit.training.adapters import without_adapters
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.megatron import script as megatron_script
 from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import feature_rows, say_all
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
@@ -64,7 +64,7 @@ def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
     """Every flag that the plan and the model decide, one tuple a flag.
 
     Raises:
-        CannotExpressError: Megatron-LM has no words for the model, or refuses the configuration.
+        CannotExpressError: Megatron-LM has no arguments for the model, or refuses the configuration.
     """
     config, shape = request.config, request.shape
     _refuse(config, shape)
@@ -73,7 +73,7 @@ def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
 
 def say(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
     """The flags of :func:`arguments`, whether or not Megatron-LM takes them (its tests ask it)."""
-    said = {**say_all(TERMS, config, shape), **FIXED_WORDS}
+    said = {**write_all(TERMS, config, shape), **FIXED_WORDS}
     flags = [*model_flags(shape), *((flag, *value.split()) for flag, value in said.items())]
     for flag in flags:
         for word in flag:
@@ -115,7 +115,7 @@ def _refuse(config: TrainingConfig, shape: ModelShape) -> None:
 
 
 def _nearest(config: TrainingConfig, shape: ModelShape) -> str:
-    """The first small change after which every rule is met, in words."""
+    """The first small change after which every rule is met, in arguments."""
     for field, values in _SMALL_CHANGES:
         for value in values:
             change: dict[str, Any] = {field: value}

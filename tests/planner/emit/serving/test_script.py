@@ -27,6 +27,7 @@ from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.serving import script as serving_script
 from meshplan.planner.emit.serving import sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
+from meshplan.planner.emit.terms import flattened, read_all
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit, emit_serving, engine_names
 from meshplan.planner.launch.support import support_matrix
@@ -187,11 +188,22 @@ def test_checks_stop_a_wrong_host(tmp_path: Path) -> None:
         start(tmp_path, request)
 
 
+TABLES = {"vllm": vllm.TERMS, "sglang": sglang.TERMS, "trtllm": trtllm.TERMS}
+DEGREES = ("tensor_parallel", "pipeline_parallel", "attention_data_parallel", "expert_parallel", "context_parallel")
+LIMITS = ("max_num_seqs", "max_batched_tokens")
+SWITCHES = ("prefix_caching", "cuda_graphs", "custom_all_reduce")
+
+
+def arguments_of(text: str, options: dict) -> dict:
+    """Flags of an argument file, and for TensorRT-LLM the keys of its options file."""
+    flags = (line.partition(" ") for line in text.splitlines() if line.startswith("--"))
+    return {flag: value for flag, _, value in flags} | flattened(options)
+
+
 @pytest.mark.parametrize("engine", engine_names())
 def test_random_plans_ask_for_their_devices(engine: str) -> None:
     """The defect of peers: attention-data ranks counted twice make 256 devices of a worker of 16."""
     draw = random.Random(11)
-    read = {"vllm": vllm.degrees, "sglang": sglang.degrees}.get(engine)
     emitted = 0
     while emitted < 200:
         shape = draw.choice((LLAMA_70B, MIXTRAL, DEEPSEEK_V3))
@@ -206,9 +218,18 @@ def test_random_plans_ask_for_their_devices(engine: str) -> None:
         places = [(row[2], device) for row in rows for device in row[7].split(",")]
         assert len(places) == len(set(places)) == config.num_devices
         for one in config.pools:
-            words = serving_script.read_arguments(files[f"{one.role.value}_args.txt"])
-            said = trtllm.degrees(words, trtllm.options(request, one)) if read is None else read(words)
-            assert said == {name: getattr(one.layout, name) for name in said}
+            text = files[f"{one.role.value}_args.txt"]
+            found = read_all(
+                TABLES[engine], arguments_of(text, trtllm.options(request, one) if engine == "trtllm" else {})
+            )
+            assert not found.problems
+            assert {name: found.values[name] for name in LIMITS} == {name: getattr(one.limits, name) for name in LIMITS}
+            assert {name: found.values.get(name, True) for name in SWITCHES} == {
+                name: getattr(one.limits, name) for name in SWITCHES
+            }
+            assert {name: found.values.get(name, 1) for name in DEGREES} == {
+                name: getattr(one.layout, name) for name in DEGREES
+            }
             own = [row for row in rows if row[1] == one.role.value]
             assert sum(len(row[7].split(",")) for row in own) == one.num_devices
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.emit.terms import write_all
 from meshplan.planner.emit.training.megatron.terms import TERMS
-from meshplan.planner.emit.training.terms import say_all
 from meshplan.planner.service import make_plan
 from meshplan.planner.training.estimator.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.estimator.priced import Priced, price
@@ -145,10 +145,10 @@ def test_megatron_is_told(catalog: Catalog) -> None:
     plan = make_plan(asked(expert_capacity_factor=1.25), catalog)
     assert plan.config["expert_capacity_factor"] == 1.25
     config = configured(routed(problem_of(MOE), drops_tokens=True), expert_capacity_factor=1.25)
-    words = say_all(TERMS, config, MOE)
+    words = write_all(TERMS, config, MOE)
     assert words["--moe-expert-capacity-factor"] == "1.25"
     assert "--moe-pad-expert-input-to-capacity" in words
-    assert "--moe-expert-capacity-factor" not in say_all(TERMS, configured(problem_of(MOE)), MOE)
+    assert "--moe-expert-capacity-factor" not in write_all(TERMS, configured(problem_of(MOE)), MOE)
 
 
 @pytest.mark.parametrize(

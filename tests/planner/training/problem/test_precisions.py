@@ -137,10 +137,10 @@ def test_copies_of_the_weights_are_counted(precision: str) -> None:
     ],
 )
 def test_megatron_words_are_read(words: dict[str, str], precision: str) -> None:
-    assert read(Given(words=words)).values["precision"] == precision
+    assert read(Given(arguments=words)).values["precision"] == precision
     assert precision in PRECISIONS
 
 
 def test_an_unknown_recipe_is_a_problem() -> None:
-    found = read(Given(words={"--bf16": "", "--fp8-format": "e4m3", "--fp8-recipe": "custom"}))
+    found = read(Given(arguments={"--bf16": "", "--fp8-format": "e4m3", "--fp8-recipe": "custom"}))
     assert "not modelled" in " ".join(problem.message for problem in found.problems)

@@ -1,0 +1,137 @@
+"""A serving engine as an emit target: its table, how a node is started, what leads several workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from meshplan.planner.emit.artifact import Artifact, ParserVerified
+from meshplan.planner.emit.serving.hosts import nodes_per_worker
+from meshplan.planner.emit.serving.job import (
+    EVERY_INTERFACE,
+    Argument,
+    Flags,
+    PoolProgram,
+    RouterOf,
+    RouterProgram,
+    ServingJob,
+    Template,
+)
+from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.serving.terms import refuse_serving
+from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.terms import Term, feature_rows, write_all
+from meshplan.planner.serving.problem.engines import EngineRules
+from meshplan.planner.serving.problem.requests import Pool, Role, Router
+
+SERVE_ON: tuple[Argument, ...] = ("--host", EVERY_INTERFACE, "--port", Template(text="{port}"))
+# vllm-router is a fork of sglang-router: the policies have the same names.
+_POLICIES = {
+    Router.ROUND_ROBIN: "round_robin",
+    Router.LEAST_LOADED: "power_of_two",
+    Router.PREFIX_AWARE: "cache_aware",
+}
+POLICIES_TEXT = "--policy round_robin, power_of_two (least loaded), cache_aware"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engine:
+    """What differs between engines.
+
+    Args:
+        rules: legality rules, with the engine's name.
+        terms: the mapping table. Keys that begin with ``--`` are flags; others are left to ``files``.
+        verified: parser that checked the flags; None where none has.
+        program: (request, pool, flags, hosts of a worker) → how the pool's workers are started.
+        router: request → what leads the workers; None where one worker serves clients itself.
+        notes: request → what the user should know before launching.
+        files: (request, pool) → files that the pool's servers read.
+        more_features: further rows of the support matrix.
+    """
+
+    rules: EngineRules
+    terms: tuple[Term, ...]
+    verified: ParserVerified | None
+    program: Callable[[ServingRequest, Pool, Flags, int], PoolProgram]
+    router: Callable[[ServingRequest], RouterOf | None]
+    notes: Callable[[ServingRequest], Sequence[str]]
+    files: Callable[[ServingRequest, Pool], tuple[Artifact, ...]] = lambda *_: ()
+    more_features: tuple[Feature, ...] = ()
+
+    def arguments(self, request: ServingRequest, pool: Pool) -> Flags:
+        """Every flag that the plan and the model decide for one pool, in the order of the table.
+
+        Raises:
+            CannotExpressError: the engine cannot express the plan.
+        """
+        refuse_serving(self.rules, request)
+        written = write_all(self.terms, request, pool)
+        return tuple((flag, value) if value else (flag,) for flag, value in written.items() if flag.startswith("--"))
+
+    def job(self, request: ServingRequest) -> ServingJob:
+        """Servers of every pool, and a router where there are several.
+
+        Raises:
+            CannotExpressError: the engine cannot express the plan.
+            EmitError: the plan has no configuration, or nothing is known of its hosts or its checkpoint.
+        """
+        pools = request.config.pools
+        name = self.rules.name
+        return ServingJob(
+            target=name,
+            request=request,
+            verified=self.verified,
+            programs=tuple(
+                self.program(request, pool, self.arguments(request, pool), nodes_per_worker(request, pool, target=name))
+                for pool in pools
+            ),
+            router=self.router(request),
+            files=tuple(file for pool in pools for file in self.files(request, pool)),
+            notes=tuple(self.notes(request)),
+        )
+
+    def features(self) -> tuple[Feature, ...]:
+        """Rows of the support matrix."""
+        return (*feature_rows(self.terms), *self.more_features)
+
+
+def router_program(
+    request: ServingRequest,
+    *command: str,
+    disaggregated: Sequence[str],
+    verified: ParserVerified,
+    bootstraps: bool = False,
+) -> RouterOf | None:
+    """vllm-router or sglang-router in front of several workers; None where there is one.
+
+    Args:
+        request: the plan.
+        command: how the router is started.
+        disaggregated: its flags for separate prefill and decode workers.
+        verified: parser that checked its arguments.
+        bootstraps: a prefill worker is named with its bootstrap port.
+    """
+    config = request.config
+    if not config.is_disaggregated and config.pools[0].num_workers == 1:
+        return None
+
+    def router(addresses: Mapping[Role, Sequence[Argument]]) -> RouterProgram:
+        arguments: list[Argument] = [*command, "--host", EVERY_INTERFACE, "--port", str(request.port)]
+        arguments += ["--policy", _POLICIES[config.router]]
+        if Role.MIXED in addresses:
+            arguments += ["--worker-urls", *map(_url, addresses[Role.MIXED])]
+        else:
+            arguments += disaggregated
+            for number, address in enumerate(addresses[Role.PREFILL]):
+                port = (Template(text=f"{{bootstrap_port_{number}}}"),) if bootstraps else ()
+                arguments += ["--prefill", _url(address), *port]
+            for address in addresses[Role.DECODE]:
+                arguments += ["--decode", _url(address)]
+        return RouterProgram(command=tuple(arguments), verified=verified)
+
+    return router
+
+
+def _url(address: Argument) -> Argument:
+    """HTTP address of a server."""
+    return Template(text=f"http://{address.text}") if isinstance(address, Template) else f"http://{address}"

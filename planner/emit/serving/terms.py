@@ -1,0 +1,200 @@
+"""Rows of the mapping table that serving engines share, by the name of the engine's flag; see :mod:`..terms`.
+
+An engine's table is written for one pool and read back from the command line of one of its servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from meshplan.catalogs.errors import CannotExpressError
+from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.terms import Arguments, Term, count, stated
+from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES, EngineRules
+from meshplan.planner.serving.problem.requests import Pool
+
+# How often a limit counts, by the data-parallel ranks that the arguments state.
+Ranks = Callable[[Arguments], int]
+
+
+def degree_term(*flags: str, name: str, verified_by: str, note: str = "", always: bool = False) -> Term:
+    """A parallel degree behind one flag.
+
+    Args:
+        flags: the one that is written, then other spellings that mean the same.
+        name: field of the layout.
+        verified_by: what checked the flag.
+        note: for the support matrix.
+        always: written even where it is 1, the engine's default.
+    """
+
+    def write(_: ServingRequest, pool: Pool) -> Arguments:
+        degree = getattr(pool.layout, name)
+        return {flags[0]: str(degree)} if always or degree > 1 else {}
+
+    return Term(
+        name=name,
+        write=write,
+        read=lambda arguments: stated(**{name: count(arguments, *flags)}),
+        keys=flags,
+        expressed_by=flags[0] + note,
+        verified_by=verified_by,
+    )
+
+
+def tensor_term(
+    *flags: str, ranks_of: Callable[[Pool], int], inside: Mapping[str, Ranks], verified_by: str, note: str
+) -> Term:
+    """tensor_parallel behind a flag that counts further degrees: ranks = tensor × the degrees ``inside``.
+
+    Args:
+        flags: the one that is written, then other spellings.
+        ranks_of: pool → ranks that the flag counts.
+        inside: flags of the degrees inside it → how they are read.
+        verified_by: what checked the flag.
+        note: for the support matrix.
+    """
+
+    def read(arguments: Arguments) -> Mapping[str, Any]:
+        ranks, degrees = count(arguments, *flags), 1
+        for degree_of in inside.values():
+            degrees *= degree_of(arguments)
+        if (ranks or 1) < degrees:
+            raise ValueError(
+                f"{flags[0]} {ranks or 1} is less than the {degrees} ranks of {' × '.join(inside)} inside it"
+            )
+        return {} if ranks is None else {"tensor_parallel": ranks // degrees}
+
+    return Term(
+        name="tensor_parallel",
+        write=lambda _, pool: {flags[0]: str(ranks_of(pool))},
+        read=read,
+        keys=flags,
+        expressed_by=flags[0] + note,
+        verified_by=verified_by,
+    )
+
+
+def max_num_seqs_term(flag: str, *, verified_by: str, note: str, ranks: Ranks | None = None) -> Term:
+    """Most running requests; ``ranks`` where the engine's limit is that of one data-parallel rank."""
+
+    def write(_: ServingRequest, pool: Pool) -> Arguments:
+        parts = 1 if ranks is None else pool.layout.attention_data_parallel
+        return {flag: str(pool.limits.max_num_seqs // parts)}
+
+    def read(arguments: Arguments) -> Mapping[str, Any]:
+        limit = count(arguments, flag)
+        return stated(max_num_seqs=None if limit is None else limit * (1 if ranks is None else ranks(arguments)))
+
+    return Term(
+        name="max_num_seqs", write=write, read=read, keys=(flag,), expressed_by=flag + note, verified_by=verified_by
+    )
+
+
+def max_batched_tokens_term(flag: str, *, verified_by: str) -> Term:
+    """Token budget of one iteration of one data-parallel rank."""
+    return Term(
+        name="max_batched_tokens",
+        write=lambda _, pool: {flag: str(pool.limits.max_batched_tokens)},
+        read=lambda arguments: stated(max_batched_tokens=count(arguments, flag)),
+        keys=(flag,),
+        expressed_by=flag,
+        verified_by=verified_by,
+    )
+
+
+def off_switch_term(name: str, flag: str, *, verified_by: str, note: str = "") -> Term:
+    """A limit that is on by default, behind a flag that switches it off."""
+    return Term(
+        name=name,
+        write=lambda _, pool: {} if getattr(pool.limits, name) else {flag: ""},
+        read=lambda arguments: {name: False} if flag in arguments else {},
+        keys=(flag,),
+        expressed_by=flag + note,
+        verified_by=verified_by,
+    )
+
+
+def max_sequence_length_term(flag: str, *, verified_by: str) -> Term:
+    """Longest prompt and answer together; left to the model's configuration where the request names none."""
+    return Term(
+        name="max_sequence_length",
+        write=lambda request, _: (
+            {} if request.max_sequence_length is None else {flag: str(request.max_sequence_length)}
+        ),
+        read=lambda arguments: stated(max_sequence_length=count(arguments, flag)),
+        keys=(flag,),
+        expressed_by=flag,
+        verified_by=verified_by,
+    )
+
+
+def ranks_of_flags(*flags: str) -> Ranks:
+    """How a degree is read from one flag; 1 where it is not there."""
+    return lambda arguments: count(arguments, *flags) or 1
+
+
+def refuse_serving(rules: EngineRules, request: ServingRequest) -> None:
+    """Stop where the engine cannot express the plan.
+
+    Raises:
+        CannotExpressError: with what is wrong and the nearest that can be expressed.
+    """
+    config = request.config
+    if config.engine != rules.name:
+        raise CannotExpressError(
+            rules.name,
+            f"a plan for {config.engine}, whose times and limits are that engine's",
+            f"target {config.engine}, or a plan with engine {rules.name}",
+        )
+    wrong = rules.broken(request.shape, config)
+    if wrong:
+        raise CannotExpressError(
+            rules.name, "this configuration: " + "; ".join(wrong), f"what meshplan plan finds with engine {rules.name}"
+        )
+
+
+def uses_own_layers(rules: EngineRules, request: ServingRequest) -> bool:
+    """Whether drafts of speculative decoding come from the model's own prediction layers, not from a draft model.
+
+    Raises:
+        CannotExpressError: there is neither.
+    """
+    if request.draft_model:
+        return False
+    if not request.shape.num_nextn_predict_layers:
+        raise CannotExpressError(
+            rules.name, "speculation without a draft", "a draft_model, or a model with prediction layers of its own"
+        )
+    return True
+
+
+def one_scheme(rules: EngineRules, request: ServingRequest, pool: Pool) -> str | None:
+    """The scheme into which the engine quantizes a 16-bit checkpoint; None where the checkpoint holds the formats.
+
+    Raises:
+        CannotExpressError: the engine cannot make the formats itself.
+    """
+    formats = pool.quantization
+    used = {formats.mlp, formats.attention}
+    if request.shape.moe is not None:
+        used.add(formats.experts)
+    narrow = sorted(used - {"bf16", "fp16"})
+    published = None if request.quantized_checkpoint is not None else PUBLISHED_SCHEMES.get(request.shape.family)
+    if published is not None and published not in used:
+        raise CannotExpressError(
+            rules.name,
+            f"{formats.label} from the published checkpoint, which holds {published}",
+            f"a plan in {published}, or a checkpoint in 16 bits (quantized_checkpoint: false) or in the plan's formats",
+        )
+    if not narrow or all(request.is_quantized(scheme) for scheme in narrow):
+        return None
+    if len(used) > 1 or narrow[0] not in rules.online:
+        raise CannotExpressError(
+            rules.name,
+            f"{formats.label} from a 16-bit checkpoint",
+            "a checkpoint that holds these formats (quantized_checkpoint), or one of "
+            + ", ".join(("bf16", *rules.online)),
+        )
+    return narrow[0]

@@ -1,0 +1,90 @@
+"""How Megatron-LM writes the split of layers over pipeline stages: by a number where even, else by a layout."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.emit.terms import Arguments, Term, count, stated
+from meshplan.planner.training.problem.problem import TrainingConfig
+
+_LAYOUT = re.compile(r"[EtmL|()*0-9]+")
+_REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
+_LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
+
+
+def pipeline_layout(config: TrainingConfig, shape: ModelShape) -> str:
+    """``--pipeline-model-parallel-layout``: E embedding, t layer, m multi-token prediction, L loss, | next chunk.
+
+    Chunks are listed in the order in which a token visits them, which is the order of ``layers_per_chunk``.
+    """
+    chunks = [f"t*{layers}" if layers > 1 else "t" * layers for layers in config.layers_per_chunk]
+    chunks[0] = "E" + chunks[0]
+    chunks[-1] += "m" * shape.num_nextn_predict_layers + "L"
+    return "|".join(chunks)
+
+
+def read_layout(layout: str) -> tuple[int, ...]:
+    """Layers of each chunk, from a layout: letters, ``x*n`` and ``(…)*n``; commas say nothing.
+
+    >>> read_layout("E|(t|)*3,tm|L")
+    (0, 1, 1, 1, 1, 0)
+
+    Raises:
+        ValueError: it is no layout, or longer than any model.
+    """
+    text = layout.replace(",", "")
+    if not _LAYOUT.fullmatch(text):
+        raise ValueError(f"the layout {layout!r} has signs other than E t m L | ( ) * and numbers")
+    while (repeated := _REPEATED.search(text)) is not None:
+        times, unit = int(repeated["times"]), repeated["unit"].strip("()")
+        if times * len(unit) > _LONGEST_LAYOUT:
+            raise ValueError(f"the layout {layout!r} is longer than {_LONGEST_LAYOUT} letters")
+        text = text[: repeated.start()] + unit * times + text[repeated.end() :]
+        if len(text) > _LONGEST_LAYOUT:
+            raise ValueError(f"the layout {layout!r} is longer than {_LONGEST_LAYOUT} letters")
+    if not set(text) <= set("EtmL|"):
+        raise ValueError(f"the layout {layout!r} has a parenthesis or a number that belongs to nothing")
+    return tuple(chunk.count("t") for chunk in text.split("|"))
+
+
+def _layers(config: TrainingConfig, shape: ModelShape) -> Arguments:
+    """The split of the layers; also says how many virtual stages there are."""
+    if len(set(config.layers_per_chunk)) > 1:
+        return {"--pipeline-model-parallel-layout": pipeline_layout(config, shape)}
+    if config.virtual_pipeline_stages > 1:
+        return {"--num-virtual-stages-per-pipeline-rank": str(config.virtual_pipeline_stages)}
+    return {}
+
+
+def _read_layers(arguments: Arguments) -> Mapping[str, Any]:
+    layout = arguments.get("--pipeline-model-parallel-layout")
+    stages = count(arguments, "--pipeline-model-parallel-size") or 1
+    if layout is not None:
+        chunks = read_layout(layout)
+        if len(chunks) % stages:
+            raise ValueError(f"the layout {layout!r} has {len(chunks)} chunks for {stages} stages")
+        return {"layers_per_chunk": chunks, "virtual_pipeline_stages": len(chunks) // stages}
+    layers_per_chunk = count(arguments, "--num-layers-per-virtual-pipeline-stage")
+    if layers_per_chunk is None:
+        return stated(virtual_pipeline_stages=count(arguments, "--num-virtual-stages-per-pipeline-rank"))
+    layers = count(arguments, "--num-layers")
+    if layers is None or layers % (stages * layers_per_chunk):
+        raise ValueError(f"{layers_per_chunk} layers a virtual stage × {stages} stages do not divide {layers} layers")
+    return {"virtual_pipeline_stages": layers // (stages * layers_per_chunk)}
+
+
+LAYERS_PER_CHUNK = Term(
+    name="layers_per_chunk",
+    write=_layers,
+    read=_read_layers,
+    keys=(
+        "--pipeline-model-parallel-layout",
+        "--num-virtual-stages-per-pipeline-rank",
+        "--num-layers-per-virtual-pipeline-stage",
+    ),
+    expressed_by="--pipeline-model-parallel-layout (uneven), --num-virtual-stages-per-pipeline-rank (even)",
+    verified_by="parser",
+)
