@@ -118,7 +118,7 @@ class MeasuredMetric:
         }
 
 
-def compare(plans: Sequence[Plan]) -> Comparison:
+def compare_plans(plans: Sequence[Plan]) -> Comparison:
     """Compare two plans or more of one kind.
 
     Raises:

@@ -37,7 +37,7 @@ def compare(
     from meshplan.cli.render import show_document, show_rows, show_text, terminal_width
     from meshplan.cli.reports.comparison import comparison_report, measured_rows
     from meshplan.cli.stored import load_plan
-    from meshplan.planner.compare import compare as compare_plans
+    from meshplan.planner.compare import compare_plans
 
     catalog = open_catalog(db)
     loaded = [load_plan(handle, catalog) for handle in plans]

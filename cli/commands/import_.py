@@ -216,7 +216,7 @@ def _compare(found: Today, catalog: Catalog, form: Format) -> None:
     from meshplan.cli.render import show_document, show_text, terminal_width
     from meshplan.cli.reports.comparison import comparison_report
     from meshplan.cli.reports.plan import is_infeasible, show_plan
-    from meshplan.planner.compare import compare as compare_plans
+    from meshplan.planner.compare import compare_plans
     from meshplan.planner.service import estimate_plan, make_plan
 
     mine = estimate_plan(found.spec, catalog)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,22 @@ def read_document(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _problem(f"cannot read {path}: {error}") from error
     return parse_document(text, is_json=path.suffix == ".json", name=str(path))
+
+
+def read_spec_file(spec: Mapping[str, Any] | str | Path, base: Path | None) -> tuple[Mapping[str, Any], Path]:
+    """A spec as plain data, and the folder against which the paths in it are resolved.
+
+    Args:
+        spec: the mapping itself, or the path of a YAML or JSON file.
+        base: that folder; None for the file's own, or the working directory for a mapping.
+
+    Raises:
+        SpecError: see :func:`read_document`.
+    """
+    if isinstance(spec, Mapping):
+        return spec, base or Path()
+    path = Path(spec)
+    return read_document(path), base or path.parent
 
 
 def parse_document(text: str, *, is_json: bool = False, name: str = "spec") -> dict[str, Any]:
