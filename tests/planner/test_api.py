@@ -99,6 +99,7 @@ def test_what_is_wrong_is_said_at_once(catalog: Catalog) -> None:
 
 
 def test_a_stand_alone_answer_has_no_explanation(catalog: Catalog) -> None:
-    plan = make_plan(Path(__file__).parents[1] / "data" / "rank_mapping" / "rank-mapping-uniform-6n-pp3-dp2.json", catalog)
+    problem = Path(__file__).parents[1] / "data" / "rank_mapping" / "rank-mapping-uniform-6n-pp3-dp2.json"
+    plan = make_plan(problem, catalog)
     with pytest.raises(SpecError, match=r"rank-mapping, optimal\) has no explanation"):
         explain(plan)
