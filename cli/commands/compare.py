@@ -1,4 +1,4 @@
-"""``meshplan compare``: plans side by side, and a plan beside what was measured for it."""
+"""``meshplan compare``: plans side by side, and a plan against what was measured for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# Of the flat forms (CSV, Markdown): one line a difference.
+# Columns of the flat forms (CSV, Markdown): one line per difference.
 _FLAT_COLUMNS = tuple(Column(key=key, title=key) for key in ("section", "field", "values"))
 
 
@@ -29,7 +29,7 @@ def compare(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what differs between plans, what that changes, and why; and the prediction beside what was measured.
+    """Show what differs between plans, what that changes, and why; and the prediction against what was measured.
 
     One PLAN alone is compared with what 'plans record' attached to it.
     """

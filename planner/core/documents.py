@@ -65,7 +65,7 @@ class _StrictLoader(yaml.SafeLoader):
             key = "<<" if is_merge else str(self.construct_object(key_node, deep=True))
             if key in seen:
                 line = key_node.start_mark.line + 1
-                raise _Refused(f"line {line}: the key {key!r} stands twice; keep one")
+                raise _Refused(f"line {line}: the key {key!r} appears twice; keep one")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -88,7 +88,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice; keep one")
+        raise ValueError(f"the key {twice!r} appears twice; keep one")
     return document
 
 
@@ -154,12 +154,12 @@ def parse_document(text: str, *, is_json: bool = False, name: str = "spec") -> d
 
 
 def _require_json(document: dict[str, Any], name: str) -> None:
-    """Refuse what JSON cannot say: infinities, keys that are no text, cycles, half of a surrogate pair."""
+    """Refuse what JSON cannot express: infinities, keys that are no text, cycles, half of a surrogate pair."""
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise _problem(f"{name} holds what JSON cannot say: {error}") from error
+        raise _problem(f"{name} holds what JSON cannot express: {error}") from error
     strange = [key for key in _keys(document) if not isinstance(key, str)]
     if strange:
         raise _problem(f"{name}: the keys {strange!r} are not text; quote them")
