@@ -47,13 +47,14 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     ),
     "emit": Subcommand(module="meshplan.cli.commands.emit", help="Write the launcher files of a plan."),
     "import": Subcommand(
-        module="meshplan.cli.commands.import_", help="What you run today as a spec, and what would be better."
+        module="meshplan.cli.commands.import_",
+        help="Your current launch command as a spec, and a better plan.",
     ),
     "experts": Subcommand(
         module="meshplan.cli.commands.experts", help="Place experts by recorded routing: copies, devices, advice."
     ),
     "compare": Subcommand(
-        module="meshplan.cli.commands.compare", help="Plans side by side, or a plan beside its measurement."
+        module="meshplan.cli.commands.compare", help="Plans side by side, or a plan against its measurement."
     ),
     "plans": Subcommand(
         module="meshplan.cli.commands.plans", help="List, show, tag, delete stored plans; record measurements."
@@ -146,7 +147,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     except MeshplanError as error:
         _complain(f"error: {error}")
         sys.exit(error.exit_code)
-    except Exception as error:  # the outermost frame: a bug is told as one, without a traceback on the user
+    except Exception as error:  # the outermost frame: a bug is reported as one, without a traceback
         if DEBUG_OPTION in given:
             raise
         _complain(f"error: this is a bug of meshplan, not of your input: {type(error).__name__}: {error}")

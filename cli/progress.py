@@ -1,4 +1,4 @@
-"""One line on stderr that tells how a long search stands: incumbent, bound, what is being done.
+"""One line on stderr with the state of a long search: incumbent, bound, what is being done.
 
 Nothing is written unless stderr is a terminal and the work has taken :data:`QUIET_S`; the line is wiped at the end.
 """
@@ -21,7 +21,7 @@ _MAX_LINE = 79
 
 
 def progress_text(progress: Progress, elapsed_s: float) -> str:
-    """One line: what is done, the best so far, what it cannot beat."""
+    """One line: current activity, incumbent, bound."""
     parts = [progress.note]
     if progress.incumbent is not None:
         parts.append(f"best {progress.incumbent:.6g}")
@@ -33,7 +33,7 @@ def progress_text(progress: Progress, elapsed_s: float) -> str:
 
 @contextmanager
 def progress_line(stream: TextIO | None = None) -> Iterator[OnProgress | None]:
-    """Gives the callback for a solver; None where nobody would see the line.
+    """Yield the callback for a solver; None where stderr is no terminal.
 
     Args:
         stream: where to write; stderr where None.

@@ -1,7 +1,7 @@
-"""Plans side by side: only the choices that differ, what that changes, and why; and a plan beside its measurement.
+"""Plans side by side: only the choices that differ, what that changes, and why; and a plan against its measurement.
 
-The first plan is the reference. A difference of two predictions is certain only where their intervals lie apart; the
-comparison says which do.
+The first plan is the reference. The order of two predictions is certain only where their intervals are disjoint;
+the comparison reports which are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Difference:
 
     Args:
         field: dotted path.
-        values: one a plan; None where a plan has no such field.
+        values: one per plan; None where a plan has no such field.
     """
 
     field: str
@@ -41,9 +41,9 @@ class MetricDifference:
 
     Args:
         metric: name with its unit.
-        predicted: one a plan; None where a plan does not predict it.
+        predicted: one per plan; None where a plan does not predict it.
         changes: relative to the first plan; None where either has none.
-        apart: whether the interval lies apart from the first plan's, so that the order is certain.
+        apart: whether the interval is disjoint from the first plan's, so that the order is certain.
     """
 
     metric: str
@@ -91,7 +91,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredMetric:
-    """A prediction beside its measurement.
+    """A prediction and its measurement.
 
     Args:
         metric: name with its unit.
@@ -118,7 +118,7 @@ class MeasuredMetric:
         }
 
 
-def compare(plans: Sequence[Plan]) -> Comparison:
+def compare_plans(plans: Sequence[Plan]) -> Comparison:
     """Compare two plans or more of one kind.
 
     Raises:
@@ -139,7 +139,7 @@ def compare(plans: Sequence[Plan]) -> Comparison:
 
 
 def compare_measured(plan: Plan, measured: Mapping[str, Any]) -> tuple[MeasuredMetric, ...]:
-    """A plan's predictions beside what was measured; metrics in the plan's order."""
+    """A plan's predictions and what was measured; metrics in the plan's order."""
     return tuple(
         MeasuredMetric(
             metric=name,
@@ -154,7 +154,7 @@ def compare_measured(plan: Plan, measured: Mapping[str, Any]) -> tuple[MeasuredM
 
 
 def predictions(plan: Plan) -> Mapping[str, Interval]:
-    """What a plan promises; for a stand-alone problem its objective, which is exact."""
+    """Predicted metrics of a plan; for a stand-alone problem its objective, which is exact."""
     objective = plan.solution.get("objective")
     if plan.predicted or objective is None:
         return plan.predicted
@@ -247,12 +247,12 @@ def _question(plan: Plan) -> Mapping[str, Any]:
         return plan.spec
     try:
         return cast("Mapping[str, Any]", written_out(plan.spec))
-    except SpecError:  # of another version of meshplan: as it was written
+    except SpecError:  # a spec of another version of meshplan: as it was written
         return plan.spec
 
 
 def _scalars(answer: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The single values of a stand-alone answer; its tables are compared by nobody's eye."""
+    """The single values of a stand-alone answer; tables are left out of comparisons."""
     return {key: value for key, value in (answer or {}).items() if not isinstance(value, list | tuple)}
 
 

@@ -1,4 +1,6 @@
-"""The straight line: spec → plan → explanation, launcher files. Command line, HTTP and notebooks call this.
+"""The straight line: spec → plan → explanation, launcher files. The command line and notebooks call this.
+
+:mod:`meshplan.planner` offers these functions to users of the library.
 
 Nothing here decides and nothing depends on the kind of question: each step asks the registry of kinds
 (:mod:`meshplan.planner.core.kinds`) and calls into the kind's own folder.
@@ -11,28 +13,52 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
+from meshplan.planner.core.documents import read_spec_file
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Question, kind_of, offered
 from meshplan.planner.emit.artifact import EmitOptions, plan_artifact
+from meshplan.planner.emit.writer import write_artifacts
 
 if TYPE_CHECKING:
-    from meshplan.catalogs.database.repository import Catalog
     from meshplan.planner.core.plan import Plan
     from meshplan.planner.core.solution import OnProgress
     from meshplan.planner.emit.artifact import EmittedPlan
+    from meshplan.planner.training.explanation import Explanation
+
+
+def load_catalog(url: str | None = None) -> Catalog:
+    """Open the catalog, and create it on first use.
+
+    Args:
+        url: a file or an SQLAlchemy URL; None for ``$MESHPLAN_DB``, else a file in the user's data directory.
+
+    Raises:
+        CatalogError: it cannot be opened.
+    """
+    return Catalog.open(url)
 
 
 def make_plan(
-    document: Mapping[str, Any],
+    spec: Mapping[str, Any] | str | Path,
     catalog: Catalog,
     *,
-    base: Path = Path(),
+    base: Path | None = None,
     seed: int = 0,
     top: int = DEFAULT_TOP,
     time_limit_s: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Plan:
-    """Answer one question; the arguments are those of :class:`~meshplan.planner.core.kinds.Question`.
+    """Answer one question.
+
+    Args:
+        spec: the question as a mapping with its ``kind``, or the path of its YAML or JSON file.
+        catalog: what hardware, models and prices exist.
+        base: folder against which paths in the spec are resolved; None for the spec file's own.
+        seed: where pseudo-random choices start from.
+        top: candidates to keep in the plan's table.
+        time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
+        on_progress: called with incumbent and bound now and then.
 
     Returns:
         The plan. Where none exists its solution has the status ``infeasible`` and says what would lift it.
@@ -40,10 +66,11 @@ def make_plan(
     Raises:
         SpecError: the spec is malformed; every problem at once.
     """
+    document, folder = read_spec_file(spec, base)
     question = Question(
         document=document,
         catalog=catalog,
-        base=base,
+        base=folder,
         seed=seed,
         top=top,
         time_limit_s=time_limit_s,
@@ -52,19 +79,31 @@ def make_plan(
     return cast("Plan", kind_of(document).offers("plan")(question))
 
 
-def estimate_plan(document: Mapping[str, Any], catalog: Catalog, *, base: Path = Path()) -> Plan:
+def estimate_plan(spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, base: Path | None = None) -> Plan:
     """Price one fixed configuration: ``fixed`` pins the degrees, what it leaves out takes its plain default.
+
+    The arguments are those of :func:`make_plan`.
 
     Raises:
         SpecError: malformed, of a kind without configurations, or the pinned choices are not legal together.
     """
+    document, folder = read_spec_file(spec, base)
     kind = kind_of(document)
     estimate = kind.offers("estimate")
     if estimate is None:
         known = ", ".join(one.name for one in KINDS.values() if one.offers("estimate"))
         message = f"{kind.name} has no single configuration to price; kinds that have: {known}"
         raise SpecError([Problem(path="kind", message=message)])
-    return cast("Plan", estimate(Question(document=document, catalog=catalog, base=base)))
+    return cast("Plan", estimate(Question(document=document, catalog=catalog, base=folder)))
+
+
+def explain(plan: Plan) -> Explanation:
+    """Why the plan is as it is: proof, runner-up, limits, what its numbers rest on; ``to_document()`` gives plain JSON.
+
+    Raises:
+        SpecError: no explanation is written for plans of this kind.
+    """
+    return cast("Explanation", offered(plan, "explain", "explanation")(plan))
 
 
 def explain_instead(plan: Plan, choices: Mapping[str, int | str | bool], catalog: Catalog) -> tuple[Plan | None, str]:
@@ -106,3 +145,17 @@ def emit_plan(plan: Plan, target: str, catalog: Catalog, **options: Any) -> Emit
         raise EmitError(f"plan {plan.plan_id} of the kind {plan.kind!r} has no configuration to launch")
     emitted = launcher.files(plan, target, catalog, EmitOptions(**options))
     return replace(emitted, artifacts=(*emitted.artifacts, plan_artifact(plan)))
+
+
+def write_files(emitted: EmittedPlan, folder: str | Path, *, force: bool = False) -> tuple[Path, ...]:
+    """Write launcher files below a folder: all of them or none.
+
+    Args:
+        emitted: what :func:`emit_plan` made.
+        folder: created when missing.
+        force: replace files that exist.
+
+    Raises:
+        EmitError: a file exists and ``force`` is false, or the disk refuses. Nothing has changed then.
+    """
+    return write_artifacts(emitted.artifacts, Path(folder), force=force)

@@ -1,8 +1,8 @@
-"""Plans kept and found again: a plan is saved once under its digest, and what was measured is attached beside it.
+"""Stored plans: a plan is saved once under its digest, and measurements are attached to it.
 
 A handle is a plan's tag, its id or the beginning of it, ``latest``, or the path of a plan's JSON file. A stored or
 written plan carries its own digest; one that was edited by hand is refused, because launcher files, comparisons and
-recorded runs would all speak of a plan that nobody made.
+recorded runs would otherwise refer to a plan that was never made.
 """
 
 from __future__ import annotations

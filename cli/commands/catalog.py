@@ -15,6 +15,7 @@ from meshplan.cli.commands.reference import choices, schema, support
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
+from meshplan.planner.core.text import counted
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -51,7 +52,7 @@ def list_entries(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """List devices, links, nodes, models or prices; of several facts for one number the ruling one is shown."""
+    """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
     rows, columns = _listing(open_catalog(db), section)
     show_rows(rows, columns, form)
 
@@ -181,7 +182,8 @@ def _price_document(catalog: Catalog, file: Path, provider: str | None) -> Any:
     prices = read_prices(
         text, catalog.node_types(), provider=provider, source=f"price list {file.name}", date=read_on, name=file.name
     )
-    sys.stderr.write(f"{prices.num_prices} prices; {prices.num_unmatched} offers match no node type of the catalog\n")
+    unmatched = counted(prices.num_unmatched, "offer")
+    sys.stderr.write(f"{counted(prices.num_prices, 'price')}; {unmatched} without a node type in the catalog\n")
     return prices.document
 
 

@@ -1,4 +1,4 @@
-"""``meshplan compare``: plans side by side, and a plan beside what was measured for it."""
+"""``meshplan compare``: plans side by side, and a plan against what was measured for it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-# Of the flat forms (CSV, Markdown): one line a difference.
+# Columns of the flat forms (CSV, Markdown): one line per difference.
 _FLAT_COLUMNS = tuple(Column(key=key, title=key) for key in ("section", "field", "values"))
 
 
@@ -29,7 +29,7 @@ def compare(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Show what differs between plans, what that changes, and why; and the prediction beside what was measured.
+    """Show what differs between plans, what that changes, and why; and the prediction against what was measured.
 
     One PLAN alone is compared with what 'plans record' attached to it.
     """
@@ -37,7 +37,7 @@ def compare(
     from meshplan.cli.render import show_document, show_rows, show_text, terminal_width
     from meshplan.cli.reports.comparison import comparison_report, measured_rows
     from meshplan.cli.stored import load_plan
-    from meshplan.planner.compare import compare as compare_plans
+    from meshplan.planner.compare import compare_plans
 
     catalog = open_catalog(db)
     loaded = [load_plan(handle, catalog) for handle in plans]

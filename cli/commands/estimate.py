@@ -17,7 +17,7 @@ def estimate(spec: SpecArgument, db: DatabaseOption = None, form: FormatOption =
     """Price the one configuration that SPEC pins under 'fixed'; what it leaves out takes its plain default.
 
     Nothing is searched and nothing is stored. Exit code 3 when it does not fit the devices' memory; the breakdown is
-    printed all the same.
+    still printed.
     """
     from meshplan.cli.reports.plan import is_infeasible, show_plan
     from meshplan.planner.core.documents import read_document

@@ -19,7 +19,7 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
 
 class ExpertTarget(StrEnum):
-    """Who loads the map."""
+    """Framework that loads the map."""
 
     SGLANG = "sglang"
     TRTLLM = "trtllm"
@@ -29,14 +29,14 @@ class ExpertTarget(StrEnum):
 
 
 class Dispatch(StrEnum):
-    """What traffic is: tokens that follow their layers from device to device, or are sent to each device once."""
+    """How traffic is counted: device changes between layers, or distinct devices per layer (DeepEP)."""
 
     COHERENT = "coherent"
     DISTINCT = "distinct"
 
 
 class RecordingFormat(StrEnum):
-    """Who recorded the routing."""
+    """Framework or format that recorded the routing."""
 
     SGLANG = "sglang"
     VLLM = "vllm"
@@ -59,13 +59,13 @@ ExpertsArguments = Annotated[
 ]
 DevicesOption = Annotated[
     int | None,
-    typer.Option("--devices", metavar="G", min=1, help="Without a plan: so many devices.", show_default=False),
+    typer.Option("--devices", metavar="G", min=1, help="Number of devices, instead of a plan.", show_default=False),
 ]
 DevicesPerNodeOption = Annotated[
     int | None,
-    typer.Option("--devices-per-node", metavar="M", min=1, help="Of them on one node.", show_default=False),
+    typer.Option("--devices-per-node", metavar="M", min=1, help="Devices per node.", show_default=False),
 ]
-SlotsOption = Annotated[int, typer.Option("--slots", metavar="N", min=0, help="Redundant experts of a layer.")]
+SlotsOption = Annotated[int, typer.Option("--slots", metavar="N", min=0, help="Redundant experts per layer.")]
 RecordingFormatOption = Annotated[
     RecordingFormat | None,
     typer.Option("--from", help="Format of the recordings. Default: by their names.", show_default=False),
@@ -88,7 +88,7 @@ DispatchOption = Annotated[
 MaxMovesOption = Annotated[
     int | None,
     typer.Option(
-        "--max-moves", metavar="N", min=0, help="Best balance with so many moved experts.", show_default=False
+        "--max-moves", metavar="N", min=0, help="Best balance with at most N moved experts.", show_default=False
     ),
 ]
 AdviceOption = Annotated[
@@ -158,7 +158,7 @@ def experts(
 
 
 def _question(min_balance: float | None, dispatch: Dispatch, max_moves: int | None) -> dict[str, Any]:
-    """What is asked of the placement, in the planner's words; nothing for the best balance."""
+    """Arguments of the placement that the options stand for; none for the best balance."""
     if min_balance is not None and max_moves is not None:
         raise typer.BadParameter("--min-balance and --max-moves are two questions; ask one of them")
     if dispatch is Dispatch.DISTINCT and min_balance is None:

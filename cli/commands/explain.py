@@ -195,12 +195,12 @@ def _explain(made: Plan, form: Format) -> None:
 def _explain_instead(made: Plan, choices: dict[str, int | str | bool], catalog: Catalog, form: Format) -> None:
     from meshplan.cli.reports.comparison import choices_section, metrics_section
     from meshplan.cli.reports.parts import paragraph
-    from meshplan.planner.compare import compare
+    from meshplan.planner.compare import compare_plans
     from meshplan.planner.service import explain_instead
 
     other, reason = explain_instead(made, choices, catalog)
     label = ", ".join(f"{name}={value}" for name, value in choices.items())
-    comparison = None if other is None else compare([made, other])
+    comparison = None if other is None else compare_plans([made, other])
     if form is Format.TABLE:
         width = terminal_width()
         verdict = f"{label} instead: {reason}" if other is not None else f"no plan with {label}: {reason}"

@@ -1,4 +1,4 @@
-"""``meshplan import``: what is run today becomes a spec, to be priced and compared with what would be better."""
+"""``meshplan import``: a launch command or configuration as a spec, to be priced and compared with a better plan."""
 
 from __future__ import annotations
 
@@ -30,7 +30,12 @@ WhatArgument = Annotated[
 ]
 SourceOption = Annotated[
     str | None,
-    typer.Option("--from", metavar="NAME", help="What it is, where that is not recognised.", show_default=False),
+    typer.Option(
+        "--from",
+        metavar="NAME",
+        help="Framework or engine of the input, where it is not recognised.",
+        show_default=False,
+    ),
 ]
 NodeTypeOption = Annotated[
     str | None,
@@ -38,26 +43,28 @@ NodeTypeOption = Annotated[
 ]
 DeviceOption = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME", help="Device, where the node type does not matter.", show_default=False),
+    typer.Option("--device", metavar="NAME", help="Device, instead of a node type.", show_default=False),
 ]
 NodesOption = Annotated[
     int | None,
-    typer.Option("--nodes", metavar="N", min=1, help="Nodes, where nothing says it.", show_default=False),
+    typer.Option(
+        "--nodes", metavar="N", min=1, help="Number of nodes, where the input does not give it.", show_default=False
+    ),
 ]
 ModelOption = Annotated[
     str | None,
     typer.Option("--model", metavar="NAME", help="Model, or path of a config.json.", show_default=False),
 ]
 SequenceLengthOption = Annotated[
-    int | None, typer.Option("--sequence-length", metavar="N", min=1, help="Tokens.", show_default=False)
+    int | None, typer.Option("--sequence-length", metavar="N", min=1, help="Tokens per sequence.", show_default=False)
 ]
 GlobalBatchSizeOption = Annotated[
     int | None,
-    typer.Option("--global-batch-size", metavar="N", min=1, help="Sequences of one step.", show_default=False),
+    typer.Option("--global-batch-size", metavar="N", min=1, help="Sequences per step.", show_default=False),
 ]
 MicroBatchSizeOption = Annotated[
     int | None,
-    typer.Option("--micro-batch-size", metavar="N", min=1, help="Sequences of one pass.", show_default=False),
+    typer.Option("--micro-batch-size", metavar="N", min=1, help="Sequences per micro-batch.", show_default=False),
 ]
 InputLengthOption = Annotated[
     int | None,
@@ -78,9 +85,11 @@ EnvOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the spec there.", show_default=False)
 ]
-FreeOption = Annotated[bool, typer.Option("--free", help="Leave 'fixed' out: the spec that asks what would be better.")]
+FreeOption = Annotated[
+    bool, typer.Option("--free", help="Leave 'fixed' out, so that planning may change every choice.")
+]
 CompareOption = Annotated[
-    bool, typer.Option("--compare", help="Price it, search for a better plan, and show the difference.")
+    bool, typer.Option("--compare", help="Price it, search for a better plan, and show the differences.")
 ]
 
 
@@ -106,10 +115,10 @@ def import_(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Read what is run today into a spec whose 'fixed' holds its choices; nothing that is read is ever run.
+    """Read a current launch command or configuration into a spec that pins its choices; nothing is executed.
 
     The spec is YAML on stdout, with comments that list what was assumed and what was not understood. Next:
-    'meshplan estimate SPEC' prices it; with --free the spec asks 'meshplan plan SPEC' what would be better.
+    'meshplan estimate SPEC' prices it; with --free nothing is pinned, and 'meshplan plan SPEC' finds a better plan.
     """
     from meshplan.cli.render import show_document, show_text
     from meshplan.planner.imports.command import import_command
@@ -158,15 +167,15 @@ def spec_text(found: Today) -> str:
     import yaml
 
     is_pinned = "fixed" in found.spec
-    held = "'fixed' holds its choices: meshplan estimate prices them" if is_pinned else "its choices are free"
-    notes = [f"What runs today, read from {found.source}; {held}."]
+    held = "'fixed' pins its choices: meshplan estimate prices them" if is_pinned else "its choices are left free"
+    notes = [f"Imported from {found.source}; {held}."]
     if found.assumed:
-        notes += ["Assumed, because nothing says it:"]
+        notes += ["Assumed, because the input does not give it:"]
         notes += [f"  {one.term} = {one.value}: {one.why}" for one in found.assumed]
     if found.left_out:
-        notes += ["Understood, but a spec has no place for it:", *(f"  {text}" for text in found.left_out)]
+        notes += ["Understood, but not expressible in a spec:", *(f"  {text}" for text in found.left_out)]
     if found.unread:
-        notes += ["Not read, so not in the estimate:", *(f"  {text}" for text in found.unread)]
+        notes += ["Not understood, so not in the estimate:", *(f"  {text}" for text in found.unread)]
     return "".join(_comment(note) for note in notes) + yaml.safe_dump(_plain(found.spec), sort_keys=False)
 
 
@@ -190,15 +199,15 @@ def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _next_commands(found: Today, out: Path) -> str:
-    counts = f"{len(found.assumed)} assumed, {len(found.left_out)} left out, {len(found.unread)} not read"
+    counts = f"{len(found.assumed)} assumed, {len(found.left_out)} not expressible, {len(found.unread)} not understood"
     text = f"{out}: read from {found.source} ({counts}; the file lists them). Next:\n\n"
     if "fixed" not in found.spec:
-        return text + f"  meshplan plan {out} --tag better    # what would be better\n  meshplan compare today better\n"
+        return text + f"  meshplan plan {out} --tag better    # a better plan\n  meshplan compare current better\n"
     return text + (
-        f"  meshplan estimate {out}             # how good it is\n"
-        f"  meshplan plan {out} --tag today     # the same, stored\n"
+        f"  meshplan estimate {out}             # predicted time and memory\n"
+        f"  meshplan plan {out} --tag current   # the same, stored\n"
         "  meshplan import … --free --out free.yaml; meshplan plan free.yaml --tag better\n"
-        "  meshplan compare today better\n"
+        "  meshplan compare current better\n"
     )
 
 
@@ -216,7 +225,7 @@ def _compare(found: Today, catalog: Catalog, form: Format) -> None:
     from meshplan.cli.render import show_document, show_text, terminal_width
     from meshplan.cli.reports.comparison import comparison_report
     from meshplan.cli.reports.plan import is_infeasible, show_plan
-    from meshplan.planner.compare import compare as compare_plans
+    from meshplan.planner.compare import compare_plans
     from meshplan.planner.service import estimate_plan, make_plan
 
     mine = estimate_plan(found.spec, catalog)
@@ -230,7 +239,11 @@ def _compare(found: Today, catalog: Catalog, form: Format) -> None:
     if form in (Format.JSON, Format.YAML):
         show_document({**found.to_document(), "comparison": comparison.to_document()}, form)
         return
-    misfit = ["what runs today does not fit the devices' memory, by the estimate\n"] if is_infeasible(mine) else []
-    counts = misfit + [f"assumed: {one.term} = {one.value} ({one.why})" for one in found.assumed]
-    counts += [f"not understood: {text}" for text in found.unread]
-    show_text("".join(f"{text}\n" for text in counts) + "\n" + comparison_report(comparison, width=terminal_width()))
+    lines = (
+        ["the imported configuration does not fit the devices' memory, by the estimate\n"]
+        if is_infeasible(mine)
+        else []
+    )
+    lines += [f"assumed: {one.term} = {one.value} ({one.why})" for one in found.assumed]
+    lines += [f"not understood: {text}" for text in found.unread]
+    show_text("".join(f"{text}\n" for text in lines) + "\n" + comparison_report(comparison, width=terminal_width()))

@@ -101,7 +101,7 @@ def record(
 
 
 def _listed(row: PlanRow) -> Row:
-    """A line of the list."""
+    """One row of the list."""
     from meshplan.cli.reports.plan import report_of
 
     document: Any = row.document

@@ -13,6 +13,7 @@ import typer
 from meshplan.catalogs.units import format_bandwidth, format_duration, format_flops
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
+from meshplan.planner.core.text import counted
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -49,7 +50,7 @@ def device(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Measure this machine's device: products, attention, memory, optimizer, launch, transfers, disk."""
+    """Measure this machine's device: matrix products, attention, memory, optimizer, kernel launch, transfers, disk."""
     store = _store(db)
     if slug is not None:
         _catalog(store).device(slug)  # an unknown name is better refused before the minute of measuring
@@ -245,7 +246,9 @@ def _hand_on(store: Measurements, run_id: str, slug: str, *, with_attention: boo
     scales, absurd = scale_facts(run, ratios, with_attention=with_attention)
     catalog.add_facts("device", slug, [*curves, *scales])
     _say(
-        f"{slug}: {len(curves) + len(scales)} facts measured here" if curves or scales else f"{slug}: too few products"
+        f"{slug}: {counted(len(curves) + len(scales), 'fact')} measured here"
+        if curves or scales
+        else f"{slug}: too few matrix products"
     )
     for fact in scales:
         _say(f"  {fact.field} {fact.value:.3g} ({fact.evidence.low:.3g} … {fact.evidence.high:.3g})")
@@ -268,7 +271,9 @@ def _profiled_device(
 
     options = DeviceOptions(is_quick=quick, probes=probes, cluster=name, scratch=scratch, progress=_say)
     profile = profile_device(store, open_backend(backend), options)
-    _say(f"{len(profile.measurements)} measurements ({profile.num_resumed} from before) in {profile.wall_s:.1f} s")
+    _say(
+        f"{counted(len(profile.measurements), 'measurement')} ({profile.num_resumed} resumed) in {profile.wall_s:.1f} s"
+    )
     earlier = store.before(profile.run)
     moved = drifts(store.of_run(earlier.run_id), profile.measurements) if earlier else ()
     for drift in moved:

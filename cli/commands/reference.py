@@ -14,8 +14,8 @@ _SUPPORT_COLUMNS = (
     Column(key="target", title="Target", wrap=False),
     Column(key="feature", title="Choice", wrap=False),
     Column(key="takes", title="Takes"),
-    Column(key="expressed_by", title="Said by"),
-    Column(key="verified_by", title="Judged by", footnote=True, wrap=False),
+    Column(key="expressed_by", title="Flags"),
+    Column(key="verified_by", title="Verified by", footnote=True, wrap=False),
 )
 _ALL_COLUMNS = tuple(
     Column(key=key, title=key)
@@ -54,9 +54,9 @@ def schema(
 
 
 def support(form: FormatOption = Format.TABLE) -> None:
-    """List which choices of a plan each emit target takes, by which words, and what judged them.
+    """List which choices of a plan each emit target takes, with which flags, and which parser verified them.
 
-    Every line is found by emitting a probe plan; the CSV and JSON forms also say why a choice is refused.
+    Every line is found by emitting a probe plan; the CSV and JSON forms also give the reason why a choice is refused.
     """
     from meshplan.planner.launch.support import support_matrix
 

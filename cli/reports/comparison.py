@@ -35,7 +35,7 @@ def choices_section(comparison: Comparison, width: int) -> str:
 
 
 def metrics_section(comparison: Comparison, width: int) -> str:
-    """Every predicted metric; of two plans the change stands in its own column."""
+    """Every predicted metric; for two plans with the change in a column of its own."""
     is_pair = len(comparison.plan_ids) == 2  # noqa: PLR2004 - a pair is two
     rows = [_metric_row(item, is_pair=is_pair) for item in comparison.metrics]
     columns = (
@@ -86,7 +86,7 @@ def _metric_row(item: MetricDifference, *, is_pair: bool) -> Row:
         row[f"plan{place}"] = text
     changed = [place for place, change in enumerate(item.changes) if change]
     if changed:
-        row["verdict"] = "apart" if all(item.apart[place] for place in changed) else "overlap"
+        row["verdict"] = "disjoint" if all(item.apart[place] for place in changed) else "overlap"
     return row
 
 

@@ -1,4 +1,4 @@
-"""A placement of experts as a person reads it: today beside the new one, step time, noise, curves, a picture."""
+"""A placement of experts as a person reads it: the current one beside the new, step time, noise, curves, a picture."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Any
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import Column, Format, Row, rendered_rows, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.reports.quantities import percent, signed_percent
+from meshplan.planner.core.text import counted
 from meshplan.planner.expert_placement.pictures import text_picture
 from meshplan.planner.expert_placement.placing import Placed, views
 
 _SIDES = (
     Column(key="what", title="", wrap=False),
-    Column(key="today", title="today", right=True),
+    Column(key="today", title="current", right=True),
     Column(key="new", title="new", right=True),
 )
 _FACTS = {
     "balancedness": "balancedness (1 is ideal)",
-    "duplicates_on_device": "wasted copies on one device",
+    "duplicates_on_device": "redundant copies on the same device",
     "cross_device_fraction": "tokens that change device",
     "cross_node_fraction": "tokens that change node",
     "devices_per_token": "devices that a token visits",
@@ -43,7 +44,7 @@ _CURVE_COLUMNS = (
 
 
 def show_placement(placed: Placed, form: Format, *, files: Sequence[Path]) -> None:
-    """Print it: JSON and YAML hold all of it, CSV and Markdown the comparison with today."""
+    """Print it: JSON and YAML hold all of it, CSV and Markdown the comparison with the current placement."""
     document = {**placed.document, "files": [str(path) for path in files]}
     if form in (Format.JSON, Format.YAML):
         show_document(document, form)
@@ -54,17 +55,17 @@ def show_placement(placed: Placed, form: Format, *, files: Sequence[Path]) -> No
 
 
 def side_rows(document: Mapping[str, Any]) -> list[Row]:
-    """Each fact of today's placement and of the new one."""
-    today, new = document.get("today", {}), document.get("new", {})
+    """Each fact of the current placement and of the new one."""
+    current, new = document.get("today", {}), document.get("new", {})
     rows: list[Row] = [
-        {"what": title, "today": f"{today[key]:.4f}", "new": f"{new[key]:.4f}"}
+        {"what": title, "today": f"{current[key]:.4f}", "new": f"{new[key]:.4f}"}
         for key, title in _FACTS.items()
-        if key in today and not isinstance(today[key], int)
+        if key in current and not isinstance(current[key], int)
     ]
     rows += [
-        {"what": title, "today": str(today[key]), "new": str(new[key])}
+        {"what": title, "today": str(current[key]), "new": str(new[key])}
         for key, title in _FACTS.items()
-        if isinstance(today.get(key), int)
+        if isinstance(current.get(key), int)
     ]
     step = document.get("step_time")
     if step:
@@ -76,8 +77,9 @@ def side_rows(document: Mapping[str, Any]) -> list[Row]:
 def _report(placed: Placed, document: Mapping[str, Any], width: int) -> str:
     question, answer = document["question"], document["answer"]
     head = (
-        f"{question['num_experts']} experts (+ {question['num_redundant_experts']} copies) of "
-        f"{question['num_layers']} layers on {question['num_devices']} devices, {question['devices_per_node']} a node; "
+        f"{counted(question['num_experts'], 'expert')} (+ {question['num_redundant_experts']} redundant) of "
+        f"{counted(question['num_layers'], 'layer')} on {counted(question['num_devices'], 'device')}, "
+        f"{question['devices_per_node']} per node; "
         f"objective {question['objective']}: {answer['status']}"
     )
     if "gap" not in answer:
@@ -97,9 +99,9 @@ def _sentences(document: Mapping[str, Any]) -> list[str]:
     lines = []
     step, sampled, answer = document.get("step_time"), document.get("sampled"), document["answer"]
     if step:
-        lines.append(f"step time {signed_percent(step['time_ratio'] - 1.0)} against today")
+        lines.append(f"step time {signed_percent(step['time_ratio'] - 1.0)} against the current placement")
     if "moved_experts" in answer:
-        moved = f"{answer['moved_experts']} experts move"
+        moved = f"{counted(answer['moved_experts'], 'expert')} to move"
         if "moved_bytes" in answer:
             moved += f", {format_bytes(answer['moved_bytes'])}"
         if "migration_s" in answer:
@@ -108,7 +110,7 @@ def _sentences(document: Mapping[str, Any]) -> list[str]:
     if sampled:
         lines.append(
             f"single batches of {sampled['tokens_per_batch']} tokens reach a balancedness of {sampled['low']:.3f} to "
-            f"{sampled['high']:.3f} (the mean load promises {sampled['at_the_mean_load']:.3f})"
+            f"{sampled['high']:.3f} (expected from the mean load: {sampled['at_the_mean_load']:.3f})"
         )
     for item in document.get("scenarios", []):
         lines.append(

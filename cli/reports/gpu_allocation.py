@@ -11,6 +11,7 @@ from meshplan.cli.reports import stand_alone
 from meshplan.cli.reports.parts import TICK, effort_text, paragraph, rejected_section
 from meshplan.cli.reports.quantities import bar, percent
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
 
 # Rows of the routing table that are shown; --format json has all.
 MOST_BUCKETS = 30
@@ -33,7 +34,7 @@ def is_market_plan(plan: Plan) -> bool:
 
 
 def report(plan: Plan, *, width: int) -> str:
-    """The whole answer; an infeasible one says what binds and what would lift it."""
+    """The complete report; an infeasible plan names the binding constraint and the least change that helps."""
     if not is_market_plan(plan):
         return stand_alone.report(plan, width=width)
     sections = [headline(plan, width)]
@@ -52,16 +53,16 @@ def report(plan: Plan, *, width: int) -> str:
 
 
 def headline(plan: Plan, width: int) -> str:
-    """The question and how good the answer is."""
+    """The question, the status and the gap."""
     spec, solution = plan.spec, plan.solution
     services = spec.get("services") or [spec]
     asked = "; ".join(
         f"{one.get('model')} within {', '.join(f'{key} ≤ {limit:g}' for key, limit in one.get('slo', {}).items())}"
         for one in services
     )
-    text = f"{asked}, on {len(spec['market']['offers'])} node types"
+    text = f"{asked}, on {counted(len(spec['market']['offers']), 'node type')}"
     if solution["status"] == "infeasible":
-        known = "infeasible: no fleet keeps every promise"
+        known = "infeasible: no fleet meets every SLO"
     elif solution["gap"]:
         known = f"feasible: {solution['objective']:.6g}, at most {percent(solution['gap'])} above the least"
     else:
@@ -70,7 +71,7 @@ def headline(plan: Plan, width: int) -> str:
     if any(replay["note"] for replay in replays):
         known += "; not all of it was replayed"
     elif solution.get("kept") is not None:
-        known += "; every promise is kept in replay" if solution["kept"] else "; A PROMISE IS BROKEN IN REPLAY"
+        known += "; every SLO is met in replay" if solution["kept"] else "; AN SLO IS VIOLATED IN REPLAY"
     return paragraph(text, width) + paragraph(f"{known}; {effort_text(solution)}", width)
 
 
@@ -84,7 +85,7 @@ def top_rows(plan: Plan) -> Sequence[Row]:
 
 
 def describe(spec: Mapping[str, Any]) -> str:
-    """The question in a few words, for lists of plans."""
+    """The question in short, for lists of plans."""
     return stand_alone.describe(spec)
 
 
@@ -100,11 +101,15 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
 
 
 def infeasible_section(plan: Plan, width: int) -> str:
-    """What binds, and the changes of which each alone would do."""
+    """The binding constraint and the least changes, each sufficient by itself."""
     solution = plan.solution
-    lines = [f"What binds: {solution['binding_constraint']}"]
+    lines = [f"Binding constraint: {solution['binding_constraint']}"]
     changes = [f"  - {change['change']}" for change in solution["least_change"]]
-    lines += ["What would do, each alone:", *changes] if changes else ["What would do: none of the changes tried"]
+    lines += (
+        ["Least changes, each sufficient by itself:", *changes]
+        if changes
+        else ["Least change: none of the changes tried"]
+    )
     return "".join(paragraph(line, width, indent="    ") for line in lines)
 
 
@@ -170,27 +175,26 @@ def _range(ends: Sequence[int]) -> str:
 
 
 def proof_section(answer: Mapping[str, Any], width: int) -> str:
-    """What the simulator saw."""
+    """Attainment of each SLO in the replay."""
     rows = [
-        {**promise, "scenario": replay["scenario"] or None}
-        for replay in answer["replays"]
-        for promise in replay["promises"]
+        {**slo, "scenario": replay["scenario"] or None} for replay in answer["replays"] for slo in replay["promises"]
     ]
     if not rows:
         return paragraph("Not replayed.", width)
     several = len({row["service"] for row in rows}) > 1
     columns = (
-        Column(key="is_kept", title="", text=lambda kept: TICK if kept else "✗", wrap=False),
+        Column(key="is_kept", title="", text=lambda is_met: TICK if is_met else "✗", wrap=False),
         Column(key="scenario", title="scenario", optional=True),
         *((Column(key="service", title="service"),) if several else ()),
-        Column(key="promise", title="promise", wrap=False),
+        Column(key="promise", title="SLO", wrap=False),
         Column(key="limit_s", title="limit", right=True, text=format_duration, wrap=False),
         Column(key="attained", title="attained", right=True, derive=lambda row: _share(row, "attained"), wrap=False),
         Column(key="lower_limit", title="95 % limit", right=True, derive=lambda row: _share(row, "lower_limit")),
     )
     first = answer["replays"][0]
     title = (
-        f"Replay of {first['num_requests']:,} requests in {first['num_runs']} runs, burstiness {first['burstiness']:g}"
+        f"Replay of {counted(first['num_requests'], 'request')} in {counted(first['num_runs'], 'run')}, "
+        f"burstiness {first['burstiness']:g}"
     )
     text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
     notes = [replay["note"] for replay in answer["replays"] if replay["note"]]
@@ -198,7 +202,7 @@ def proof_section(answer: Mapping[str, Any], width: int) -> str:
 
 
 def _share(row: Row, key: str) -> str:
-    """A share with enough digits to tell 99.0 from 99.9 %; of a mean its seconds."""
+    """A share in percent with two decimals; for an SLO on a mean, seconds."""
     return format_duration(row[key]) if "_mean_" in row["promise"] else f"{100.0 * row[key]:.2f} %"
 
 
@@ -206,12 +210,12 @@ def _share(row: Row, key: str) -> str:
 
 
 def alternatives_section(answer: Mapping[str, Any], width: int) -> str:
-    """What else it would cost, and cost against promises as bars."""
+    """Cost of other fleets, and cost against the SLO as bars."""
     found = answer["alternatives"]
     rows = [{"slo": f"× {row['slo_factor']:g}", **row} for row in found["pareto"]]
     most = max((row["objective"] for row in rows if row["objective"] is not None), default=0.0)
     columns = (
-        Column(key="slo", title="promises", right=True, wrap=False),
+        Column(key="slo", title="SLO", right=True, wrap=False),
         Column(key="objective", title=answer["objective"], right=True, text=lambda cost: f"{cost:,.2f}", wrap=False),
         Column(
             key="objective",
@@ -220,7 +224,7 @@ def alternatives_section(answer: Mapping[str, Any], width: int) -> str:
             wrap=False,
         ),
     )
-    text = rendered_rows(rows, columns, Format.TABLE, title="Cost against promises (not replayed)", width=width)
+    text = rendered_rows(rows, columns, Format.TABLE, title="Cost against SLO (not replayed)", width=width)
     return text + "".join(paragraph(f"- {note}", width) for note in answer["notes"])
 
 
@@ -247,15 +251,18 @@ def schedule_section(answer: Mapping[str, Any], width: int) -> str:
     )
     title = f"Schedule ({len(rows)} of {len(schedule['hours'])} hours)"
     text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
-    said = (
-        f"{schedule['usd']:,.2f} USD over {len(schedule['hours'])} hours, {schedule['switching_usd']:,.2f} of it for "
-        f"{schedule['num_switches']} changes; at most {percent(schedule['gap'])} above the least; the fleet of the "
-        f"peak throughout would cost {schedule['constant_usd']:,.2f} USD."
+    text_below = (
+        f"{schedule['usd']:,.2f} USD over {counted(len(schedule['hours']), 'hour')}, "
+        f"{schedule['switching_usd']:,.2f} of it for "
+        f"{counted(schedule['num_switches'], 'change')}; at most {percent(schedule['gap'])} above the least; "
+        f"the fleet of the peak throughout would cost {schedule['constant_usd']:,.2f} USD."
     )
     replays = schedule["replays"]
     if replays:
-        kept, hours = sum(one["is_kept"] for one in replays), sum(one["num_hours"] for one in replays)
-        said += f" {kept} of the {len(replays)} fleets that hold for {hours} hours keep every promise in replay."
-        if kept < len(replays):
-            said += " Lower constraints.max_utilization for more head-room off the peak."
-    return text + paragraph(said, width)
+        met, hours = sum(one["is_kept"] for one in replays), sum(one["num_hours"] for one in replays)
+        text_below += (
+            f" {met} of the {len(replays)} distinct fleets ({counted(hours, 'hour')}) meet every SLO in replay."
+        )
+        if met < len(replays):
+            text_below += " Lower constraints.max_utilization for more headroom off the peak."
+    return text + paragraph(text_below, width)

@@ -10,25 +10,26 @@ from typing import Any
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
 from meshplan.planner.training.problem.problem import OFFLOADS
 
 TICK = "✔"
 
 
-# Reasons for which candidates were turned down, listed by name; the rest is counted.
+# Rejection reasons that are listed by name; the rest is counted.
 MOST_REASONS = 8
 
 
 def cluster_text(cluster: Mapping[str, Any]) -> str:
-    """The hardware of a spec in words."""
+    """The hardware of a spec: node groups, or devices by node."""
     if cluster.get("nodes"):
         return " + ".join(f"{group['count']} × {group['type']}" for group in cluster["nodes"])
     devices = cluster.get("devices", {})
-    return f"{devices.get('nodes')} nodes of {devices.get('per_node')} × {devices.get('type')}"
+    return f"{counted(devices.get('nodes', 0), 'node')} of {devices.get('per_node')} × {devices.get('type')}"
 
 
 def model_on_cluster(spec: Mapping[str, Any]) -> str:
-    """The question in a few words, for lists of plans."""
+    """The question in short, for lists of plans."""
     return f"{spec['model']} on {cluster_text(spec['cluster'])}"
 
 
@@ -50,19 +51,19 @@ def layers_text(layers: Sequence[int]) -> str:
 
 
 def rejected_section(plan: Plan, width: int) -> str:
-    """What was turned down: reasons, counts, the nearest miss."""
+    """Rejected candidates: reason, count, the nearest miss."""
     rows = [row for row in plan.rejected if row["count"]]
     if not rows:
         return ""
     shown = rows[:MOST_REASONS]
     columns = (
-        Column(key="reason", title="Turned down because"),
+        Column(key="reason", title="Rejected because"),
         Column(key="count", title="count", right=True, text=lambda count: f"{count:,}", wrap=False),
         Column(key="nearest_miss", title="example or nearest miss", derive=_miss),
     )
     text = rendered_rows(shown, columns, Format.TABLE, width=width)
     more = len(rows) - len(shown)
-    return text + (f"and {more} more reasons: --format json lists them\n" if more else "")
+    return text + (f"and {counted(more, 'more reason')}: --format json lists them\n" if more else "")
 
 
 def _miss(row: Row) -> str:
@@ -72,8 +73,8 @@ def _miss(row: Row) -> str:
     if excess is None or not isinstance(example, Mapping):
         return ""
     limit = str(row["reason"]).removeprefix("over the limit: ")
-    say = {"step time": format_duration, "cost of the run": format_usd}.get(limit, format_bytes)
-    return f"{say(excess)} too much with {config_text(example)}"
+    format_excess = {"step time": format_duration, "cost of the run": format_usd}.get(limit, format_bytes)
+    return f"{format_excess(excess)} too much with {config_text(example)}"
 
 
 def config_text(config: Mapping[str, Any]) -> str:
@@ -107,13 +108,13 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def _recompute(row: Row) -> str:
-    """The mode, with the layers of a chunk where only some are recomputed."""
+    """The mode, with the layers per chunk where only some are recomputed."""
     mode, layers = str(row["activation_recompute"]), row.get("recompute_num_layers", 0)
     return f"{mode} {layers}" if layers else mode
 
 
 def _sharding_marks(row: Row) -> str:
-    """Second copies, optimizer states over groups, layers that stay gathered."""
+    """Marks for hpZ secondary shards, outer ZeRO, and layers whose parameters stay gathered."""
     marks = [
         f"+hpz{row['zero_hpz_partition_size']}" if row.get("zero_hpz_partition_size", 1) > 1 else "",
         "+outer" if row.get("outer_zero_stage") else "",
@@ -123,7 +124,7 @@ def _sharding_marks(row: Row) -> str:
 
 
 def _context(row: Row) -> str:
-    """Degree of context parallelism, with its style where that is not the usual ring."""
+    """Degree of context parallelism, with its style where that is not the default ring."""
     style, heads = row.get("context_parallel_style"), row.get("context_parallel_heads", 1)
     degree = str(row["context_parallel"])
     if style is None:

@@ -11,6 +11,7 @@ from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document,
 from meshplan.cli.reports.parts import paragraph
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
 
 INFEASIBLE = "infeasible"
 _LISTED_FILES = 6
@@ -20,7 +21,7 @@ class Report(Protocol):
     """What a kind's report module has (:class:`meshplan.planner.core.kinds.Kind`)."""
 
     def describe(self, spec: Mapping[str, Any]) -> str:
-        """The question in a few words, for lists of plans."""
+        """The question in short, for lists of plans."""
 
     def report(self, plan: Plan, *, width: int) -> str:
         """The plan for people."""
@@ -71,8 +72,9 @@ def stored_text(
     if files:
         names = [str(path.relative_to(out)) if out else str(path) for path in files[:_LISTED_FILES]]
         more = len(files) - len(names)
-        count = "1 file" if len(files) == 1 else f"{len(files)} files"
-        lines.append(f"wrote {count} below {out}: {', '.join(names)}{f' and {more} more' if more else ''}")
+        lines.append(
+            f"wrote {counted(len(files), 'file')} below {out}: {', '.join(names)}{f' and {more} more' if more else ''}"
+        )
     if is_infeasible(plan):
         lines.append("not stored: there is no plan to launch or compare")
     elif not stored:

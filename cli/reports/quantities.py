@@ -33,7 +33,7 @@ LATENCY_TITLES = {
     "ttft": "time to first token",
     "tpot": "time per output token",
     "itl": "gap between tokens",
-    "e2e": "whole answer",
+    "e2e": "end-to-end latency",
 }
 _GIB = 2**30
 _BAR_WIDTH = 20

@@ -11,6 +11,7 @@ from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.parts import TICK, cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
 
 # Parts of an iteration below this share are left out.
 LEAST_SHARE = 0.005
@@ -18,7 +19,7 @@ _LATENCIES = ("ttft", "tpot", "itl", "e2e")
 
 
 def report(plan: Plan, *, width: int) -> str:
-    """The whole answer; an infeasible one says what binds and what would lift it."""
+    """The complete report; an infeasible plan names the binding constraint and the least change that helps."""
     sections = [headline(plan, width)]
     if not plan.config:
         shapes: Sequence[Row] = plan.solution.get("what_if", ())
@@ -51,7 +52,7 @@ def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
 
 
 def headline(plan: Plan, width: int) -> str:
-    """The question and how good the answer is."""
+    """The question, the status and the gap."""
     return paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
 
 
@@ -66,21 +67,21 @@ def question_text(spec: Mapping[str, Any]) -> str:
         requests += f", {workload['request_rate_per_s']:g} requests/s"
     elif workload.get("concurrency"):
         requests += f", {workload['concurrency']} in flight"
-    promises = ", ".join(f"{key} ≤ {limit:g}" for key, limit in spec.get("slo", {}).items())
+    limits = ", ".join(f"{key} ≤ {limit:g}" for key, limit in spec.get("slo", {}).items())
     asked = f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: {requests}"
-    return f"{asked}; {promises}" if promises else asked
+    return f"{asked}; {limits}" if limits else asked
 
 
 def status_text(plan: Plan) -> str:
     """Status, proof and effort."""
     solution = plan.solution
     if "kept" in solution:
-        kept = "every promise is kept" if solution["kept"] else "a promise is broken"
-        return f"one configuration, simulated: {kept}"
+        verdict = "every SLO is met" if solution["kept"] else "an SLO is violated"
+        return f"one configuration, simulated: {verdict}"
     count, simulated = solution.get("num_candidates", 0), solution.get("num_simulated", 0)
-    seen = f"{count:,} deployments in closed form, {simulated} simulated"
+    seen = f"{counted(count, 'deployment')} in closed form, {simulated:,} simulated"
     if solution["status"] == "infeasible":
-        return f"infeasible: {seen}, none keeps every promise"
+        return f"infeasible: {seen}, none meets every SLO"
     if solution["status"] == "optimal":
         known = f"optimal under the model, within the sampling noise of 1 %; {seen}"
     else:
@@ -116,7 +117,7 @@ def top_rows(plan: Plan) -> list[Row]:
 
 
 def describe(spec: Mapping[str, Any]) -> str:
-    """The question in a few words, for lists of plans."""
+    """The question in short, for lists of plans."""
     return model_on_cluster(spec)
 
 
@@ -139,11 +140,11 @@ def top_section(plan: Plan, width: int) -> str:
 
 
 def pool_text(pool: Mapping[str, Any]) -> str:
-    """One pool in words."""
+    """Workers, layout, formats and limits of one pool."""
     layout, limits, formats = pool["layout"], pool["limits"], pool["quantization"]
     degrees = ", ".join(f"{name} {value}" for name, value in layout.items() if value > 1) or "one device"
     role = {"mixed": "", "prefill": "prefill ", "decode": "decode "}[pool["role"]]
-    workers = f"{pool['num_workers']} {role}{'worker' if pool['num_workers'] == 1 else 'workers'}"
+    workers = counted(pool["num_workers"], f"{role}worker")
     schemes = dict.fromkeys((formats["mlp"], formats["attention"], formats["experts"]))
     return (
         f"{workers} on {pool['node_type']}: {degrees}; weights {' / '.join(schemes)}, "
@@ -153,21 +154,21 @@ def pool_text(pool: Mapping[str, Any]) -> str:
 
 
 def _tier_text(pool: Mapping[str, Any]) -> str:
-    """Where prefixes go that the devices have no room for."""
+    """The second tier of the prefix cache, if there is one."""
     tier = pool.get("kv_tier")
     if tier is None:
         return ""
     place = "host memory" if tier["store"] == "host" else "NVMe"
-    return f", its prefixes also in {format_bytes(tier['bytes_per_device'])} of {place} a device"
+    return f", its prefixes also in {format_bytes(tier['bytes_per_device'])} of {place} per device"
 
 
-# --- what clients see -------------------------------------------------------------------------------------------------
+# --- what users see --------------------------------------------------------------------------------------------------
 
 
 def predicted_section(plan: Plan, width: int) -> str:
-    """Latencies beside their promises, then rates, money and power."""
-    promises = plan.spec.get("slo", {})
-    names = sorted(plan.predicted, key=lambda name: (_is_rate(name), name not in promises))
+    """Latencies with their SLOs, then rates, cost and power."""
+    slo = plan.spec.get("slo", {})
+    names = sorted(plan.predicted, key=lambda name: (_is_rate(name), name not in slo))
     rows: list[Row] = []
     for name in names:
         interval = plan.predicted[name]
@@ -176,13 +177,13 @@ def predicted_section(plan: Plan, width: int) -> str:
                 "metric": metric_title(name),
                 "expected": metric_text(name, interval.value),
                 "between": interval_text(name, {"low": interval.low, "high": interval.high}),
-                "promised": f"≤ {metric_text(name, promises[name])}" if name in promises else "",
+                "slo": f"≤ {metric_text(name, slo[name])}" if name in slo else "",
             }
         )
     columns = (
         Column(key="metric", title="Predicted", wrap=False),
         Column(key="expected", title="expected", right=True, wrap=False),
-        Column(key="promised", title="promised", right=True, wrap=False, optional=True),
+        Column(key="slo", title="SLO", right=True, wrap=False, optional=True),
         Column(key="between", title="between"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
@@ -190,7 +191,7 @@ def predicted_section(plan: Plan, width: int) -> str:
 
 
 def sampling_text(plan: Plan, width: int) -> str:
-    """How sure the simulation is of the promised latencies."""
+    """Confidence intervals of the simulated latencies that an SLO limits."""
     sampling = (plan.answer or {}).get("sampling")
     if not sampling:
         return ""
@@ -198,9 +199,9 @@ def sampling_text(plan: Plan, width: int) -> str:
         f"{key} {metric_text(key, ends['low'])} … {metric_text(key, ends['high'])}"
         for key, ends in sampling["intervals"].items()
     )
-    text = f"Sampled with {sampling['num_requests']:,} requests; 95 % confident: {intervals}"
+    text = f"Sampled with {counted(sampling['num_requests'], 'request')}; 95 % confidence: {intervals}"
     if "attainment" in sampling:
-        text += f"; {percent(sampling['attainment'])} of them keep every limit"
+        text += f"; {percent(sampling['attainment'])} of them meet every SLO"
         text += f" (at least {percent(sampling['attainment_at_least'])})"
     return paragraph(f"{text}.", width) if intervals else ""
 
@@ -216,7 +217,8 @@ def calibration_text(plan: Plan, width: int) -> str:
         errors = calibration["error_p90"]
         shown = ", ".join(f"{name} ×/÷ {factor:.2f}" for name, factor in _factors(errors))
         if calibration["num_runs"]:
-            basis = f"{calibration['num_runs']} published runs ({calibration['engine']}, {calibration['architecture']})"
+            runs = counted(calibration["num_runs"], "published run")
+            basis = f"{runs} ({calibration['engine']}, {calibration['architecture']})"
             lines.append(f"Intervals on {node_type}: {shown}, 90 % of held-out runs; constants fitted to {basis}.")
         else:
             lines.append(f"Intervals on {node_type}: {shown}, assumed: no constants are fitted for this engine here.")
@@ -276,12 +278,12 @@ def sensitivity_section(plan: Plan, width: int) -> str:
         Column(key="change", title="What if …?"),
         Column(key="ttft_p99_s", title="TTFT p99", right=True, text=format_duration, wrap=False),
         Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
-        Column(key="broken", title="breaks", derive=lambda row: ", ".join(row["broken"]) or "nothing"),
+        Column(key="broken", title="violates", derive=lambda row: ", ".join(row["broken"]) or "nothing"),
     )
     text = rendered_rows(rows, columns, Format.TABLE, width=width)
     most = answer.get("max_request_rate_per_s")
     if most is not None:
-        text += paragraph(f"This deployment keeps every promise up to {most:.3g} requests/s.", width)
+        text += paragraph(f"This deployment meets every SLO up to {most:.3g} requests/s.", width)
     return text
 
 
@@ -296,7 +298,7 @@ def pareto_section(plan: Plan, width: int) -> str:
         return ""
     most = max(row["tokens_per_s_per_device"] for row in rows)
     columns = (
-        Column(key="keeps_promises", title="", text=lambda kept: "·" if kept else " ", wrap=False),
+        Column(key="keeps_promises", title="", text=lambda is_met: "·" if is_met else " ", wrap=False),
         Column(key="tokens_per_s_per_user", title="tok/s/user", right=True, text=_whole, wrap=False),
         Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=_whole, wrap=False),
         Column(
@@ -309,12 +311,12 @@ def pareto_section(plan: Plan, width: int) -> str:
         Column(key="label", title="worker", wrap=False),
         Column(key="quantization", title="weights"),
     )
-    title = "Speed of one user against throughput of one device (· keeps the promises), closed form"
+    title = "Speed of one user against throughput of one device (· meets the SLOs), closed form"
     text = rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
     useful = answer.get("useful_batch")
     if useful is not None:
         text += paragraph(
-            f"Beyond {useful} requests in one worker, one more brings less than a tenth of what the first one brought.",
+            f"Beyond {counted(useful, 'running request')} per worker, one more adds less than a tenth of the first.",
             width,
         )
     return text
@@ -349,9 +351,9 @@ def what_if_section(rows: Sequence[Row], width: int) -> str:
 
 
 def shapes_section(plan: Plan, width: int) -> str:
-    """The plan with its KV cache kept elsewhere, too."""
+    """The same plan with a second tier for its KV cache."""
     rows = [
-        {**row, "words": "yes" if row["by_engine"] else "none"}
+        {**row, "flags": "yes" if row["by_engine"] else "none"}
         for row in (plan.answer or {}).get("what_if_simulated", ())
     ]
     if not rows:
@@ -363,9 +365,9 @@ def shapes_section(plan: Plan, width: int) -> str:
         Column(key="ttft_p99_s", title="p99", right=True, text=format_duration, wrap=False),
         Column(key="tpot_mean_s", title="TPOT", right=True, text=format_duration, wrap=False),
         Column(key="num_rejected", title="rejected", right=True, wrap=False),
-        Column(key="words", title=f"words in {plan.config['engine']}", wrap=False),
+        Column(key="flags", title=f"flags in {plan.config['engine']}", wrap=False),
     )
-    title = "What if, not validated: this plan and load, the cache kept elsewhere, too"
+    title = "What if, not validated: this plan and load with a second tier for the KV cache"
     return rendered_rows(rows, columns, Format.TABLE, title=title, width=width)
 
 
@@ -373,12 +375,12 @@ def shapes_section(plan: Plan, width: int) -> str:
 
 
 def infeasible_section(plan: Plan, width: int) -> str:
-    """What binds, the nearest miss, and the least change."""
+    """The binding constraint, the nearest miss, and the least change."""
     solution = plan.solution
-    lines = [f"What binds: {solution.get('binding_constraint', 'unknown')}"]
+    lines = [f"Binding constraint: {solution.get('binding_constraint', 'unknown')}"]
     miss = solution.get("nearest_miss")
     if miss:
         lines.append(f"Nearest miss: {miss['limit']} {miss['excess_text']} with {miss['label']}")
     wanted = [f"{change['change']} (with {change['label']})" for change in solution.get("least_change", ())]
-    lines.append(f"What would do: {'; or '.join(wanted)}" if wanted else "What would do: none of the changes tried")
+    lines.append(f"Least change: {'; or '.join(wanted)}" if wanted else "Least change: none of the changes tried")
     return "".join(paragraph(line, width, indent="  ") for line in lines)

@@ -27,7 +27,7 @@ def top_rows(plan: Plan) -> list[Row]:
 
 
 def describe(spec: Mapping[str, Any]) -> str:
-    """The question in a few words, for lists of plans."""
+    """The question in short, for lists of plans."""
     return str(spec.get("name", ""))
 
 

@@ -31,6 +31,7 @@ from meshplan.cli.reports.quantities import (
     signed_percent,
 )
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
 from meshplan.planner.training.explanation import Explanation
 from meshplan.planner.training.problem.problem import OFFLOADS
 
@@ -40,7 +41,7 @@ _COMPONENT_TITLES = {"host": "on host", "optimizer": "optim.", "activations": "a
 
 
 def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
-    """The whole answer; an infeasible one says what binds and what would lift it."""
+    """The complete report; an infeasible plan names the binding constraint and the least change that helps."""
     sections = [headline(plan, width)]
     if plan.solution.get("status") == "infeasible" and not plan.config:
         sections += [infeasible_section(plan, width), rejected_section(plan, width)]
@@ -74,7 +75,7 @@ def question_text(spec: Mapping[str, Any]) -> str:
     """What was asked, in one line."""
     workload = spec.get("workload", {})
     batch = workload.get("global_batch_size")
-    batch_text = f"{batch} sequences" if batch is not None else f"{workload.get('global_batch_tokens')} tokens"
+    batch_text = counted(batch, "sequence") if batch is not None else f"{workload.get('global_batch_tokens')} tokens"
     return (
         f"{spec.get('model')} on {cluster_text(spec.get('cluster', {}))}: sequences of "
         f"{workload.get('sequence_length')}, global batch {batch_text}, {workload.get('precision', 'bf16')}"
@@ -90,9 +91,13 @@ def status_text(plan: Plan) -> str:
     if gap is None and status == "feasible":
         return "the best plan with these choices pinned"
     if status == "infeasible":
-        return f"infeasible: none of {count:,} legal candidates stays within the limits" if count else "infeasible"
+        return (
+            f"infeasible: none of {counted(count, 'legal candidate')} stays within the limits"
+            if count
+            else "infeasible"
+        )
     if status == "optimal":
-        known = f"optimal under the model (gap 0): no better one among {count:,} legal candidates"
+        known = f"optimal under the model (gap 0): no better one among {counted(count, 'legal candidate')}"
     else:
         known = f"feasible: at most {percent(gap or 0.0)} from the best possible, when the search stopped"
     return f"{known}; {effort_text(solution)}"
@@ -107,7 +112,7 @@ def fit_text(plan: Plan) -> str:
 
 
 def headline(plan: Plan, width: int) -> str:
-    """The question and how good the answer is."""
+    """The question, the status and the gap."""
     return paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
 
 
@@ -124,7 +129,7 @@ def mapping_section(plan: Plan, width: int) -> str:
     ]
     worth = (
         f"rank mapping by {mapping['method']}: {mapping['gain']:.1%} less than rank order "
-        f"({format_duration(mapping['identity_s'])} a step), random mappings "
+        f"({format_duration(mapping['identity_s'])} per step), random mappings "
         f"{format_duration(mapping['random_mean_s'])}, gap {percent(mapping['gap'])}"
     )
     return paragraph("; ".join([worth, *left_out]), width)
@@ -175,12 +180,12 @@ def _zero(row: Row) -> str:
 
 
 def _recompute_kept(row: Row) -> str:
-    """The mode; ``+host`` where what it keeps lies in host memory."""
+    """Recompute mode; ``+host`` where the kept activations are offloaded to host memory."""
     return f"{_recompute(row)}+host" if row.get(OFFLOADS["activations"]) else _recompute(row)
 
 
 def _zero_states(row: Row) -> str:
-    """ZeRO stage and group; what is sharded otherwise; ``+host`` or ``+nvme`` where states or parameters lie there."""
+    """ZeRO stage and group size, other sharding; ``+host`` or ``+nvme`` where states or parameters are offloaded."""
     away = row.get("optimizer_offload") or row.get("parameter_offload")
     place = f"+{row.get('offload_to', 'host')}" if away else ""
     return f"{_zero(row)}{_sharding_marks(row)}{place}"
@@ -212,7 +217,7 @@ TOP_COLUMNS = (
 
 
 def describe(spec: Mapping[str, Any]) -> str:
-    """The question in a few words, for lists of plans."""
+    """The question in short, for lists of plans."""
     return model_on_cluster(spec)
 
 
@@ -266,22 +271,27 @@ def predicted_section(plan: Plan, width: int) -> str:
 
 
 def calibration_text(plan: Plan, width: int) -> str:
-    """What the intervals rest on."""
+    """The measured runs from which the intervals come."""
     calibration = plan.provenance.get("calibration", {})
     if not calibration:
         return ""
-    said = plan.provenance.get("not_validated", ())
-    wider = "".join(paragraph(f"Not validated: {what}.{_wider(plan, what)}", width) for what in said)
+    unvalidated = plan.provenance.get("not_validated", ())
+    wider = "".join(paragraph(f"Not validated: {what}.{_wider(plan, what)}", width) for what in unvalidated)
     runs, spread = calibration["num_runs"], percent(calibration["time_error_p90"])
     if runs:
-        basis = f"{runs} published runs ({calibration['framework']}, {calibration['architecture']})"
+        basis = f"{counted(runs, 'published run')} ({calibration['framework']}, {calibration['architecture']})"
         text = f"Intervals: ±{spread}, the 90th percentile of the error on held-out runs; constants fitted to {basis}."
         return paragraph(text, width) + wider
-    return paragraph(f"Intervals: constants of the literature, not calibrated yet; ±{spread} assumed.", width) + wider
+    return (
+        paragraph(
+            f"Intervals: default constants, not calibrated for this framework and device; ±{spread} assumed.", width
+        )
+        + wider
+    )
 
 
 def _wider(plan: Plan, what: str) -> str:
-    """How wide the intervals are with what is not validated, where it makes them wider."""
+    """The interval where an unvalidated choice widens it."""
     step = plan.predicted["iteration_s"]
     if not what.startswith(("pipeline schedule", "vocabulary parallelism")):
         return ""
@@ -335,7 +345,7 @@ def time_section(plan: Plan, width: int) -> str:
     rows: list[Row] = [*shown]
     if small:
         seconds, share = (sum(row[key] for row in small) for key in ("seconds", "share"))
-        rows.append({"name": f"{len(small)} smaller parts", "seconds": seconds, "share": share, "evidence": ""})
+        rows.append({"name": counted(len(small), "smaller part"), "seconds": seconds, "share": share, "evidence": ""})
     largest = max((row["share"] for row in rows), default=1.0)
     columns = (
         Column(key="name", title="Where the step's time goes"),
@@ -348,7 +358,7 @@ def time_section(plan: Plan, width: int) -> str:
 
 
 def _evidence(row: Row) -> str:
-    """The level of evidence in short: ``fitted`` says where to look, the long form is in the JSON."""
+    """The level of evidence, shortened; the JSON has the full text."""
     return str(row["evidence"]).split(" to ")[0]
 
 
@@ -388,13 +398,13 @@ def _reason(row: Row) -> str:
 def infeasible_section(plan: Plan, width: int) -> str:
     """The binding constraint, the nearest miss and the least change."""
     solution = plan.solution
-    lines = [f"What binds: {solution.get('binding_constraint', 'unknown')}"]
+    lines = [f"Binding constraint: {solution.get('binding_constraint', 'unknown')}"]
     miss = solution.get("nearest_miss")
     if miss:
         lines.append(f"Nearest miss: {miss['excess_text']} ({miss['limit']}) with {config_text(miss['config'])}")
     changes: Iterable[Mapping[str, Any]] = solution.get("least_change", ())
     wanted = [f"{change['change']} ({change['constraint']})" for change in changes]
-    lines.append(f"What would do: {'; or '.join(wanted)}" if wanted else "What would do: none of the changes tried")
+    lines.append(f"Least change: {'; or '.join(wanted)}" if wanted else "Least change: none of the changes tried")
     return "".join(paragraph(line, width, indent="  ") for line in lines)
 
 

@@ -1,4 +1,4 @@
-"""NumPy array types by what they hold. Shapes stand in the docstrings of those who use them."""
+"""NumPy array types by what they hold. Shapes are documented where the arrays are used."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ class _StrictLoader(yaml.SafeLoader):
             key = "<<" if is_merge else str(self.construct_object(key_node, deep=True))
             if key in seen:
                 line = key_node.start_mark.line + 1
-                raise _Refused(f"line {line}: the key {key!r} stands twice; keep one")
+                raise _Refused(f"line {line}: the key {key!r} appears twice; keep one")
             seen.add(key)
         return super().construct_mapping(node, deep=deep)
 
@@ -88,7 +88,7 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(document) != len(pairs):
         keys = [key for key, _ in pairs]
         twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r} stands twice; keep one")
+        raise ValueError(f"the key {twice!r} appears twice; keep one")
     return document
 
 
@@ -118,6 +118,22 @@ def read_document(path: Path) -> dict[str, Any]:
     return parse_document(text, is_json=path.suffix == ".json", name=str(path))
 
 
+def read_spec_file(spec: Mapping[str, Any] | str | Path, base: Path | None) -> tuple[Mapping[str, Any], Path]:
+    """A spec as plain data, and the folder against which the paths in it are resolved.
+
+    Args:
+        spec: the mapping itself, or the path of a YAML or JSON file.
+        base: that folder; None for the file's own, or the working directory for a mapping.
+
+    Raises:
+        SpecError: see :func:`read_document`.
+    """
+    if isinstance(spec, Mapping):
+        return spec, base or Path()
+    path = Path(spec)
+    return read_document(path), base or path.parent
+
+
 def parse_document(text: str, *, is_json: bool = False, name: str = "spec") -> dict[str, Any]:
     """Parse the text of a spec; see :func:`read_document`."""
     try:
@@ -138,12 +154,12 @@ def parse_document(text: str, *, is_json: bool = False, name: str = "spec") -> d
 
 
 def _require_json(document: dict[str, Any], name: str) -> None:
-    """Refuse what JSON cannot say: infinities, keys that are no text, cycles, half of a surrogate pair."""
+    """Refuse what JSON cannot express: infinities, keys that are no text, cycles, half of a surrogate pair."""
     try:
         text = json.dumps(document, allow_nan=False, ensure_ascii=False)
         text.encode()
     except (TypeError, ValueError, RecursionError) as error:
-        raise _problem(f"{name} holds what JSON cannot say: {error}") from error
+        raise _problem(f"{name} holds what JSON cannot express: {error}") from error
     strange = [key for key in _keys(document) if not isinstance(key, str)]
     if strange:
         raise _problem(f"{name}: the keys {strange!r} are not text; quote them")

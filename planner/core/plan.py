@@ -1,7 +1,7 @@
 """The answer: a frozen plan, its canonical JSON and its digest.
 
-Everything that a plan shows is in here: what was chosen, what it will take, why, and what was turned down. A plan is
-made once by :mod:`meshplan.planner.service` and never changes; what is measured later is attached beside it.
+Everything that a plan shows is in here: what was chosen, what it will take, why, and what was rejected. A plan is
+made once by :mod:`meshplan.planner.service` and never changes; measurements are attached to it in the store.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 
-# Fields that tell of the run, not of the answer; no digest covers them.
+# Fields of the run, not of the answer; no digest covers them.
 CLOCK_FIELDS = ("wall_s", "cpu_s", "created_at")
 PLAN_ID_LENGTH = 12
 
@@ -30,7 +30,7 @@ class Interval:
 
 
 def canonical_json(document: Any) -> str:
-    """One text for one content: sorted keys, no spaces, no NaN, UTF-8 kept."""
+    """The same text for the same content: sorted keys, no spaces, no NaN, UTF-8 as is."""
     return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 

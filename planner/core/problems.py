@@ -1,4 +1,4 @@
-"""Collects what is wrong with a question, so that all of it is said at once."""
+"""Collects what is wrong with a question, so that every problem is reported at once."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from meshplan.catalogs.errors import Problem, SpecError
 
 
 class Problems(list[Problem]):
-    """Collects problems; adding one is a sentence."""
+    """Problems found so far, raised together."""
 
     def say(self, path: str, message: str) -> None:
         """Add one problem."""

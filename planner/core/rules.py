@@ -16,10 +16,10 @@ class LegalityRule:
     Args:
         name: short, stable; rejected candidates are counted under it.
         holds: (model, configuration or columns) → whether it is met, element-wise.
-        message: what is asked for, in our vocabulary.
+        message: what is required, in the vocabulary of specs.
         stage: where the framework notices: ``parser``, ``process groups`` or ``run time``.
         source: file of the framework and version.
-        about: choices that alone can break it: while they are at their defaults it need not be asked.
+        about: choices that can violate it; while all of them have their defaults the rule need not be checked.
     """
 
     name: str

@@ -14,7 +14,7 @@ OPTIMAL_RELATIVE_GAP = 1e-9
 
 
 class Status(Enum):
-    """Outcome of a solve; ``optimal`` is said only where ``bound`` proves it."""
+    """Outcome of a solve; ``optimal`` only where ``bound`` proves it."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -68,12 +68,12 @@ def status_of(objective: float, bound: float, *, tolerance: float = OPTIMAL_RELA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """A solver's word on the way: what it has and what it cannot beat.
+    """Progress report of a solver: incumbent and bound.
 
     Args:
         incumbent: best objective so far; None while there is none.
         bound: best bound so far; None while there is none.
-        note: what is being done, a few words.
+        note: current activity, in short.
     """
 
     incumbent: float | None

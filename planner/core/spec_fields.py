@@ -11,7 +11,7 @@ from meshplan.catalogs.errors import UnitError
 from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, format_bandwidth, format_duration, parse_quantity
 
 MAX_DEVICES = 1_000_000
-# Beyond these no link, price or run exists; they keep sums and products finite.
+# No link, price or run is beyond these limits; they keep sums and products finite.
 LINK_BYTES_PER_S = (1e3, 1e15)
 MAX_LATENCY_S = 60.0
 MAX_USD = 1e12

@@ -41,7 +41,7 @@ def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
 
 
 def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:
-    """One pydantic error in our words; an unknown key gets the closest known one."""
+    """One pydantic error as a problem; an unknown key is answered with the closest known one."""
     parts = [part for part in error["loc"] if not str(part).startswith(("list[", "function-", "constrained-"))]
     path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(".")
     message = str(error["msg"]).removeprefix("Value error, ")

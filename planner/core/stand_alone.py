@@ -25,7 +25,7 @@ def answer_plan(
         question: how it was asked.
         problem: the instance, read.
         solve: (problem, seed, time_limit_s, on_progress) → solution.
-        answer: (problem, solution) → the answer as plain JSON, see bench formats in the kind's README.
+        answer: (problem, solution) → the answer as plain JSON, in the format of the kind's README.
     """
     solution = solve(problem, seed=question.seed, time_limit_s=question.time_limit_s, on_progress=question.on_progress)
     return Plan(

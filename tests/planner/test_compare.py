@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshplan.catalogs.errors import StoreError
-from meshplan.planner.compare import compare, compare_measured
+from meshplan.planner.compare import compare_measured, compare_plans
 from meshplan.planner.core.plan import Interval, Plan
 
 
@@ -33,7 +33,7 @@ def plan(*, step_s: float = 10.0, spread: float = 1.1, config: dict[str, Any] | 
 
 def test_only_what_differs_is_listed() -> None:
     other = replace(plan(config={"tensor_parallel": 4}), spec={"kind": "training", "model": "m", "workload": {}})
-    found = compare([plan(), other])
+    found = compare_plans([plan(), other])
     assert [(item.field, item.values) for item in found.choices] == [("tensor_parallel", (2, 4))]
     assert [(item.field, item.values) for item in found.question] == [("workload.sequence_length", (1024, None))]
 
@@ -46,12 +46,12 @@ def test_a_default_that_is_left_out_is_no_difference() -> None:
         "workload": {"sequence_length": 1024, "global_batch_size": 8},
     }
     spelt_out = {**spec, "objective": "throughput", "fixed": {}, "constraints": {"target": "megatron"}}
-    assert compare([replace(plan(), spec=spec), replace(plan(), spec=spelt_out)]).question == ()
+    assert compare_plans([replace(plan(), spec=spec), replace(plan(), spec=spelt_out)]).question == ()
 
 
 def test_a_plan_does_not_differ_from_itself_or_from_its_json() -> None:
     one = plan()
-    found = compare([one, Plan.from_document(one.to_document())])
+    found = compare_plans([one, Plan.from_document(one.to_document())])
     assert (found.choices, found.question) == ((), ())
     assert found.metrics[0].changes == (0.0, 0.0)
     assert found.reasons == ("a step takes 10.00 s in both plans",)
@@ -59,7 +59,7 @@ def test_a_plan_does_not_differ_from_itself_or_from_its_json() -> None:
 
 @pytest.mark.parametrize(("seconds", "apart"), [(10.5, False), (12.0, False), (12.2, True), (8.0, True), (9.0, False)])
 def test_the_order_is_certain_only_where_intervals_lie_apart(seconds: float, apart: bool) -> None:
-    found = compare([plan(step_s=10.0), plan(step_s=seconds)])
+    found = compare_plans([plan(step_s=10.0), plan(step_s=seconds)])
     assert found.metrics[0].apart == (False, apart)
     assert ("not certain" in found.reasons[0]) is not apart
     assert found.metrics[0].changes[1] == pytest.approx(seconds / 10.0 - 1.0)
@@ -67,20 +67,20 @@ def test_the_order_is_certain_only_where_intervals_lie_apart(seconds: float, apa
 
 def test_a_metric_that_only_one_plan_predicts_has_no_change() -> None:
     richer = replace(plan(), predicted={**plan().predicted, "mfu": Interval(value=0.4, low=0.3, high=0.5)})
-    mfu = next(item for item in compare([plan(), richer]).metrics if item.metric == "mfu")
+    mfu = next(item for item in compare_plans([plan(), richer]).metrics if item.metric == "mfu")
     assert (mfu.predicted[0], mfu.changes, mfu.apart) == (None, (None, None), (None, None))
 
 
 def test_the_reason_names_the_parts_that_changed_most() -> None:
     first = plan(compute=10.0, bubble=1.0, messages=2.0, overhead=0.01)
     other = plan(compute=10.0, bubble=4.0, messages=0.5, overhead=0.03)
-    (why,) = compare([first, other]).reasons
+    (why,) = compare_plans([first, other]).reasons
     assert f"11.7% more time than in {first.plan_id}: bubble +3.00 s, messages −1.50 s" in why
     assert "overhead" not in why
 
 
 def test_different_batches_are_compared_for_the_same_tokens() -> None:
-    (why,) = compare([plan(compute=10.0), plan(compute=20.0, config={"global_batch_size": 16})]).reasons
+    (why,) = compare_plans([plan(compute=10.0), plan(compute=20.0, config={"global_batch_size": 16})]).reasons
     assert why.startswith("a million tokens takes 1220.70 s in both plans")
 
 
@@ -91,7 +91,7 @@ def test_plans_of_stand_alone_problems_compare_their_objectives() -> None:
             plan(), kind="rank-mapping", config={}, predicted={}, answer=answer, solution={"objective": objective}
         )
 
-    found = compare([mapping(2.0), mapping(3.0)])
+    found = compare_plans([mapping(2.0), mapping(3.0)])
     assert [item.metric for item in found.metrics] == ["objective"]
     assert found.metrics[0].apart == (False, True)
     assert found.reasons == ("",)
@@ -99,9 +99,9 @@ def test_plans_of_stand_alone_problems_compare_their_objectives() -> None:
 
 def test_what_cannot_be_compared_is_refused() -> None:
     with pytest.raises(StoreError, match="two plans"):
-        compare([plan()])
+        compare_plans([plan()])
     with pytest.raises(StoreError, match="different kinds"):
-        compare([plan(), replace(plan(), kind="gpu-allocation")])
+        compare_plans([plan(), replace(plan(), kind="gpu-allocation")])
 
 
 def test_a_measurement_is_inside_or_outside_the_interval() -> None:

@@ -102,7 +102,7 @@ def test_few_moves_from_the_recorded_placement(meshplan: Command, tmp_path: Path
     document = meshplan(*call, "--max-moves", 40, "--format", "json").json
     assert document["answer"]["moved_experts"] <= 40
     assert document["today"]["balancedness"] < document["new"]["balancedness"]
-    assert "experts move" in meshplan(*call, "--max-moves", 40).out
+    assert "experts to move" in meshplan(*call, "--max-moves", 40).out
     assert "Moved experts against balance" in meshplan(*call, "--advice").out
 
 

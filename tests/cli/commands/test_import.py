@@ -19,7 +19,7 @@ COMMAND = (
 
 
 def test_the_spec_is_priced_and_planned(meshplan: Command, tmp_path: Path) -> None:
-    spec = tmp_path / "today.yaml"
+    spec = tmp_path / "current.yaml"
     done = meshplan("import", COMMAND, "--node-type", "dgx-h100", "--model", "llama-3.1-8b", "--out", spec)
     assert done.code == 0
     assert f"meshplan estimate {spec}" in done.out
@@ -34,13 +34,13 @@ def test_the_spec_is_priced_and_planned(meshplan: Command, tmp_path: Path) -> No
 
 def test_the_next_commands_work(meshplan: Command, tmp_path: Path) -> None:
     options = ("--node-type", "dgx-h100", "--model", "llama-3.1-8b")
-    today, free = tmp_path / "today.yaml", tmp_path / "free.yaml"
-    assert meshplan("import", COMMAND, *options, "--out", today).code == 0
-    assert "meshplan compare today better" in meshplan("import", COMMAND, *options, "--free", "--out", free).out
+    current, free = tmp_path / "current.yaml", tmp_path / "free.yaml"
+    assert meshplan("import", COMMAND, *options, "--out", current).code == 0
+    assert "meshplan compare current better" in meshplan("import", COMMAND, *options, "--free", "--out", free).out
     assert "fixed" not in yaml.safe_load(free.read_text())
-    assert meshplan("plan", today, "--tag", "today").code == 0
+    assert meshplan("plan", current, "--tag", "current").code == 0
     assert meshplan("plan", free, "--tag", "better").code == 0
-    compared = meshplan("compare", "today", "better", "-f", "json").json
+    compared = meshplan("compare", "current", "better", "-f", "json").json
     assert {row["metric"] for row in compared["metrics"]} >= {"iteration_s"}
 
 
@@ -48,8 +48,8 @@ def test_compare_shows_what_would_be_better(meshplan: Command) -> None:
     done = meshplan("import", COMMAND, "--node-type", "dgx-h100", "--model", "llama-3.1-8b", "--compare", "-f", "json")
     assert done.code == 0
     times = next(row for row in done.json["comparison"]["metrics"] if row["metric"] == "iteration_s")
-    today, better = (one["value"] for one in times["predicted"])
-    assert better <= today
+    current, better = (one["value"] for one in times["predicted"])
+    assert better <= current
     text = meshplan("import", COMMAND, "--node-type", "dgx-h100", "--model", "llama-3.1-8b", "--compare")
     assert "tensor_parallel" in text.out
 

@@ -96,7 +96,7 @@ def test_no_plan_is_an_answer_with_its_own_exit_code(meshplan: Command, tmp_path
     path.write_text(TOO_LARGE)
     outcome = meshplan("plan", path, "--out", tmp_path / "out")
     assert outcome.code == 3
-    for words in ("What binds: device memory", "Nearest miss:", "What would do:", "not stored"):
+    for words in ("Binding constraint: device memory", "Nearest miss:", "Least change:", "not stored"):
         assert words in outcome.out
     assert stored(database) == []
     assert not (tmp_path / "out").exists()
@@ -121,7 +121,7 @@ BAD = {
     "unknown kind": ("kind: training", "kind: trainning", ["did you mean 'training'"]),
     "bare memory": ("cluster: {", "cluster: {host_memory: 512, ", ["cluster.host_memory", "no unit"]),
     "bits for bytes": ("cluster: {", "cluster: {host_memory: 512 Gb, ", ["cluster.host_memory", "counts bits"]),
-    "duplicate key": ("kind: training", "kind: training\nkind: training", ["'kind' stands twice"]),
+    "duplicate key": ("kind: training", "kind: training\nkind: training", ["'kind' appears twice"]),
     "impossible degree": ("kind:", "fixed: {tensor_parallel: 3}\nkind:", ["fixed.tensor_parallel", "does not divide"]),
     "too many devices": ("kind:", "fixed: {data_parallel: 16}\nkind:", ["fixed", "16 devices, the cluster has 8"]),
     "aliases": ("kind:", f"x: &x 1\ny: [{'*x, ' * 200_000}]\nkind:", ["more than 100 aliases"]),

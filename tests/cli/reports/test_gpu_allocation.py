@@ -37,7 +37,7 @@ def written(document: dict[str, Any], folder: Path) -> Path:
 def test_a_fleet_is_shown_stored_and_emitted(meshplan: Command, tmp_path: Path) -> None:
     outcome = meshplan("plan", written(SPEC, tmp_path), "--out", tmp_path / "fleet", "--tag", "chat")
     assert outcome.code == 0
-    for heading in ("every promise is kept in replay", "Fleet at", "Routing", "Replay of", "Cost against promises"):
+    for heading in ("every SLO is met in replay", "Fleet at", "Routing", "Replay of", "Cost against SLO"):
         assert heading in outcome.out
     assert "Schedule (3 of 3 hours)" in outcome.out
     assert "meshplan emit" in outcome.out
@@ -50,7 +50,7 @@ def test_a_fleet_is_shown_stored_and_emitted(meshplan: Command, tmp_path: Path) 
     assert sum(row["usd_per_hour"] for row in rows) > 0
 
 
-def test_a_broken_promise_is_an_answer_with_exit_code_3(meshplan: Command, tmp_path: Path) -> None:
+def test_a_violated_slo_is_an_answer_with_exit_code_3(meshplan: Command, tmp_path: Path) -> None:
     outcome = meshplan("plan", written({**SPEC, "slo": {"ttft_p99_s": 0.001}}, tmp_path))
     assert outcome.code == 3
     assert "no replica on any offer serves" in outcome.out

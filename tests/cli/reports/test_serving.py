@@ -26,11 +26,11 @@ def spec(tmp_path: Path) -> Path:
     return path
 
 
-def test_the_report_fits_a_terminal_and_says_what_is_promised(meshplan: Command, spec: Path) -> None:
+def test_the_report_fits_a_terminal_and_names_the_slo(meshplan: Command, spec: Path) -> None:
     outcome = meshplan("plan", spec)
     assert outcome.code == 0
     assert max(map(len, outcome.out.splitlines())) <= 80
-    for word in ("✔", "promised", "≤ 1.00 s", "What if …?", "KV cache", "rests on", "tok/s/user"):
+    for word in ("✔", "SLO", "≤ 1.00 s", "What if …?", "KV cache", "rests on", "tok/s/user"):
         assert word in outcome.out
 
 
@@ -82,8 +82,8 @@ def test_no_plan_is_an_answer(meshplan: Command, spec: Path) -> None:
     spec.write_text(SPEC.replace("tpot_p95_s: 0.03", "tpot_p95_s: 0.0005"))
     outcome = meshplan("plan", spec)
     assert outcome.code == 3
-    assert "What binds" in outcome.out
-    assert "What would do" in outcome.out
+    assert "Binding constraint" in outcome.out
+    assert "Least change" in outcome.out
     document = json.loads(meshplan("plan", spec, "--format", "json").out)
     assert document["solution"]["status"] == "infeasible"
 

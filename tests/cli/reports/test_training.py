@@ -104,9 +104,9 @@ def test_an_infeasible_answer_says_what_binds_and_what_would_do() -> None:
     }
     text = training_report(replace(frozen("70b"), config={}, predicted={}, solution=solution, alternatives=()))
     assert narrow(text)
-    assert "What binds: device memory: 78.4 GiB" in text
+    assert "Binding constraint: device memory: 78.4 GiB" in text
     assert "Nearest miss: 953.7 MiB too much (device memory) with TP8 full recompute" in text
-    assert "What would do: 16 devices of this type instead of 8 (max_devices)" in text
+    assert "Least change: 16 devices of this type instead of 8 (max_devices)" in text
 
 
 def test_the_answer_of_a_stand_alone_problem_shows_its_fields() -> None:

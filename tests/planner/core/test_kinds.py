@@ -7,7 +7,7 @@ from toy_kind import SPEC, register_coin
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, SpecError
-from meshplan.planner.compare import compare
+from meshplan.planner.compare import compare_plans
 from meshplan.planner.core.kinds import KINDS, Kind, kind_of, offered
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
 
@@ -20,7 +20,7 @@ def coin(monkeypatch: pytest.MonkeyPatch) -> Kind:
 def test_a_new_kind_is_planned_and_compared(coin: Kind, catalog: Catalog) -> None:
     plans = [make_plan(SPEC, catalog, seed=seed) for seed in (0, 1)]
     assert [plan.answer for plan in plans] == [{"side": 0}, {"side": 1}]
-    assert [row.field for row in compare(plans).choices] == ["side"]
+    assert [row.field for row in compare_plans(plans).choices] == ["side"]
     assert kind_of(SPEC) is coin
 
 

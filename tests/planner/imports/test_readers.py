@@ -331,7 +331,7 @@ def test_inputs_that_say_nothing(inputs: list[str], message: str) -> None:
     [
         ("a.sh", b"\xff\xfe\x00", "cannot read"),
         ("a.sh", b"echo hello\nls\n", "none of the 2 commands"),
-        ("a.json", b'{"train_batch_size": 1, "train_batch_size": 2}', "stands twice"),
+        ("a.json", b'{"train_batch_size": 1, "train_batch_size": 2}', "appears twice"),
         ("a.yaml", b"a: &x [1]\nb: !!python/object:os.system x\n", "is not YAML"),
         ("a.toml", b"[model\n", "is no TOML"),
         ("a.sh", b"x" * (2**20 + 1), "at most"),

@@ -12,7 +12,7 @@ import pytest
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.compare import compare
+from meshplan.planner.compare import compare_plans
 from meshplan.planner.core.plan import Plan, canonical_json
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
 from meshplan.planner.serving.problem.config import serving_config_from_document
@@ -230,7 +230,7 @@ def test_other_choices_are_priced_and_explained(plan: Plan, catalog: Catalog) ->
     assert other is not None
     assert "tensor_parallel=4" in reason
     assert all(pool["layout"]["tensor_parallel"] == 4 for pool in other.config["pools"])
-    changed = {row.field for row in compare([plan, other]).choices}
+    changed = {row.field for row in compare_plans([plan, other]).choices}
     assert not any("{" in field for field in changed)
     none, why = explain_instead(plan, {"tensor_parallel": 1, "pipeline_parallel": 1}, catalog)
     assert none is None
