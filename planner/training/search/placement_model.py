@@ -27,6 +27,7 @@ from meshplan.planner.cluster.fabric import (
 )
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.norms import raised, rooted
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
@@ -229,13 +230,8 @@ class Energy:
 def _power_mean(values: FloatArray) -> FloatArray:
     """[k] power mean over the last axis, exponent 2^:data:`POWER_DOUBLINGS`."""
     top = values.max(axis=1, keepdims=True)
-    scaled = values / np.where(top > 0.0, top, 1.0)
-    for _ in range(POWER_DOUBLINGS):
-        scaled = scaled * scaled
-    mean = scaled.mean(axis=1)
-    for _ in range(POWER_DOUBLINGS):
-        mean = np.sqrt(mean)
-    return np.asarray(mean * top[:, 0])
+    scaled = raised(values / np.where(top > 0.0, top, 1.0), POWER_DOUBLINGS)
+    return np.asarray(rooted(scaled.mean(axis=1), POWER_DOUBLINGS) * top[:, 0])
 
 
 def _chunks(orders: IntArray) -> list[IntArray]:
