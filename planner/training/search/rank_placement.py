@@ -27,8 +27,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from meshplan.planner.cluster.fabric import RING
 from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network_model import RING
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.annealing import Best, Cooling, anneal, metropolis
 from meshplan.planner.rank_mapping.bound import lower_bound
