@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from meshplan.catalogs.hardware import Cluster, Device, EvidenceLevel, NodeType
 from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network_model import NetworkModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Machine:
         nvme_bytes_per_s: of one host's NVMe devices together, read or written; None where unknown.
         usd_per_hour_per_device: None where no price is known.
         network: the links between nodes where they differ or not all nodes may be used; None: all links are alike.
-        fabric: what groups of ranks get from the network under a mapping (:mod:`~meshplan.planner.cluster.fabric`);
-            None: what ``scale_out_bytes_per_s`` says.
+        network_model: rates of groups of ranks on that network under a rank mapping; None: ``scale_out_bytes_per_s``
+            holds for every group.
     """
 
     device: Device
@@ -44,7 +44,7 @@ class Machine:
     nvme_bytes_per_s: float | None = None
     usd_per_hour_per_device: float | None = None
     network: Network | None = None
-    fabric: Any = None
+    network_model: NetworkModel | None = None
 
 
 def machine_of(cluster: Cluster, *, usd_per_hour_per_device: float | None = None) -> Machine:

@@ -14,8 +14,9 @@ from collections.abc import Callable
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.annealing import heat_bath
 from meshplan.planner.rank_mapping.objective import NUM_NODES_WITH_ONE_RING, LinkCosts
-from meshplan.planner.rank_mapping.states import TINY, MappingStates
+from meshplan.planner.rank_mapping.states import MappingStates
 
 # Candidates of one step in one mapping. Chosen with tests/benchmarks/rank_mapping.py, as are the shares below.
 MAX_STARTS = 4  # nodes that look for a partner
@@ -61,7 +62,7 @@ def exchange_nodes(states: MappingStates, temperature_s: FloatArray, rng: np.ran
     everybody = np.arange(states.num_nodes)
     second = everybody if len(everybody) <= partners else rng.choice(everybody, partners, replace=False)
     energies = states.exchange_energies_s(first, second).reshape(states.num_chains, -1)
-    chains, taken = chosen(states.energy_s, energies, temperature_s, rng)
+    chains, taken = heat_bath(states.energy_s, energies, temperature_s, rng)
     if chains.size:
         states.exchange(chains, first[chains, taken // len(second)], second[taken % len(second)])
 
@@ -76,7 +77,7 @@ def exchange_segments(states: MappingStates, temperature_s: FloatArray, rng: np.
     stop = start + 1 + _index(rng.random(shape), states.stages - start)
     stop[:, ::2] = states.stages
     energies = states.segment_energies_s(first, second, start, stop)
-    chains, taken = chosen(states.energy_s, energies, temperature_s, rng)
+    chains, taken = heat_bath(states.energy_s, energies, temperature_s, rng)
     if chains.size:
         at = (chains, taken)
         states.exchange_segments(chains, first[at], second[at], start[at], stop[at])
@@ -94,30 +95,9 @@ def exchange_ring_runs(states: MappingStates, temperature_s: FloatArray, rng: np
     cuts[1, :, :half:2] = near[:, ::2]
     cuts.sort(axis=0)
     energies = states.ring_run_energies_s(stage, cuts)
-    chains, taken = chosen(states.energy_s, energies, temperature_s, rng)
+    chains, taken = heat_bath(states.energy_s, energies, temperature_s, rng)
     if chains.size:
         states.exchange_ring_runs(chains, stage[chains, taken], cuts[:, chains, taken])
-
-
-def chosen(
-    staying_s: FloatArray, energies_s: FloatArray, temperature_s: FloatArray, rng: np.random.Generator
-) -> tuple[IntArray, IntArray]:
-    """Mappings that move, and the candidate that each of them takes.
-
-    The least of E + T·ln(e), e exponentially distributed, is a draw with probability ∝ exp(−E/T).
-
-    Args:
-        staying_s: [K] energies of the mappings as they are.
-        energies_s: [K, M] of the candidates.
-        temperature_s: [K].
-        rng: for the draw.
-    """
-    exponential = rng.standard_exponential((len(staying_s), energies_s.shape[1] + 1))
-    noise_s = temperature_s[:, None] * np.log(np.maximum(exponential, TINY))
-    drawn = energies_s + noise_s[:, 1:]
-    taken = drawn.argmin(axis=1)
-    chains = np.flatnonzero(drawn.min(axis=1) < staying_s + noise_s[:, 0])
-    return chains, taken[chains]
 
 
 def _index(uniform: FloatArray, size: IntArray | int) -> IntArray:

@@ -30,16 +30,20 @@ import numpy as np
 
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
-from meshplan.planner.rank_mapping.annealing import anneal, default_steps, identity_lines
 from meshplan.planner.rank_mapping.bound import LowerBound, lower_bound
 from meshplan.planner.rank_mapping.exact import MAX_EXACT_NODES, improve_exactly
 from meshplan.planner.rank_mapping.objective import LinkCosts, best_rings
 from meshplan.planner.rank_mapping.problem import RankMappingProblem
+from meshplan.planner.rank_mapping.search import (
+    NUM_RANDOM_MAPPINGS,
+    RANDOM_SEED,
+    default_steps,
+    identity_lines,
+    search,
+)
 
 SOLVER = "annealing"
 SOLVER_EXACT = "annealing + exact"
-NUM_RANDOM_MAPPINGS = 200
-RANDOM_SEED = 20_240_528  # of the random mappings that the answer compares with; the same for every solver seed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +136,7 @@ def _searched(
     tell: Callable[[float | None, float, str], None],
 ) -> tuple[IntArray, IntArray, float]:
     """Anneal; order the rings exactly where that is affordable; never return worse than the given mapping."""
-    found = anneal(
+    found = search(
         costs,
         seed=seed,
         steps=default_steps(costs.num_nodes),

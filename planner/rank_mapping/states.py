@@ -14,12 +14,12 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.annealing import TINY
+from meshplan.planner.rank_mapping.norms import raised, rooted
 from meshplan.planner.rank_mapping.objective import LinkCosts
 
 # Powers of link costs are kept below 10^250, so that the sum of all of them stays a finite double.
 MAX_POWER_DECADES = 250.0
-
-TINY = 1e-300  # keeps differences of rounded sums from being zero or less before a root is taken
 
 
 class MappingStates:
@@ -65,6 +65,11 @@ class MappingStates:
         self.ring_power, self.pipeline_power, self.slowest_s, self.energy_s, self.objective_s = (
             np.empty(self.num_chains) for _ in range(5)
         )
+
+    @property
+    def solutions(self) -> tuple[IntArray, ...]:
+        """Lines and rings, [K, n] each."""
+        return self.lines, self.rings
 
     def keep_chains(self, kept: IntArray) -> None:
         """Go on with these chains only."""
@@ -302,15 +307,10 @@ class MappingStates:
         return padded[:, : self.num_nodes], padded[:, 2 * self.pipelines :]
 
     def _raised(self, values: FloatArray) -> FloatArray:
-        values = np.minimum(values, self._max_ratio)
-        for _ in range(self._doublings):
-            values = values * values
-        return values
+        return raised(np.minimum(values, self._max_ratio), self._doublings)
 
     def _root(self, values: FloatArray) -> FloatArray:
-        for _ in range(self._doublings):
-            values = np.sqrt(values)
-        return values
+        return rooted(values, self._doublings)
 
 
 def _least_of_the_others(values: FloatArray) -> FloatArray:

@@ -89,7 +89,7 @@ def instead(problem: TrainingProblem, chosen: Priced | None, choices: Choices, *
     """The best plan with ``choices`` pinned, beside the chosen one."""
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
     pinned = problem.with_fixed({**problem.fixed, **choices})
-    if problem.machine.fabric is None:
+    if problem.machine.network_model is None:
         solution, search = search_degrees(pinned, keep=1)
         report, config = search.report, None if solution.assignment is None else solution.assignment.config
     else:

@@ -12,7 +12,7 @@ its members share a scale-up domain of D devices: inside = clip(⌊D/stride⌋, 
 - all-to-all of P bytes sent by each member: the share that leaves the domain goes through the member's own NIC, the
   rest over the scale-up links; the slower of the two decides.
 
-On a machine with a :class:`~meshplan.planner.cluster.fabric.Fabric` the network's rate and latency are those of the
+On a machine with a :class:`~meshplan.planner.cluster.network_model.NetworkModel` the network's rate and latency are those of the
 slowest such group under the rank mapping, instead of one figure for all links.
 """
 
@@ -24,8 +24,8 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
-from meshplan.planner.cluster.fabric import ALL_TO_ALL, RING, Fabric, Messages
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.network_model import ALL_TO_ALL, RING, Messages, NetworkModel
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # What a machine without a network gets where a plan would need one: slow enough never to be chosen.
@@ -64,17 +64,16 @@ class CommunicationModel:
         return 1.0 if self.machine.link_level is EvidenceLevel.MEASURED else self.calibration.time.network_efficiency
 
     @property
-    def fabric(self) -> Fabric | None:
+    def network_model(self) -> NetworkModel | None:
         """Uneven links, where the machine has them."""
-        found: Fabric | None = self.machine.fabric
-        return found
+        return self.machine.network_model
 
     def _network(self, kind: str, size: IntArray, stride: IntArray) -> tuple[FloatArray, FloatArray]:
         """Attained rate of one device's share of the network, and latency, of groups that cross domains, [n]."""
-        if self.fabric is None or self.world_size is None:
+        if self.network_model is None or self.world_size is None:
             return self.network_bytes_per_s, np.asarray(self.machine.scale_out_latency_s)
         size, stride = np.broadcast_arrays(size, stride)
-        rate, latency = self.fabric.rates(kind, size, stride, self.world_size)
+        rate, latency = self.network_model.rates(kind, size, stride, self.world_size)
         return rate * self.network_efficiency, latency
 
     def inside(self, size: IntArray, stride: IntArray) -> IntArray:
@@ -132,7 +131,7 @@ class CommunicationModel:
 
     def ring_step_s(self, sent_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """Every member sends to the next one of its ring; the slowest link decides, [n]."""
-        if self.fabric is None:
+        if self.network_model is None:
             return self.neighbour_s(sent_bytes, stride * (size - 1))
         rate, latency = self._network(RING, size, stride)
         far = sent_bytes / rate + latency
@@ -149,7 +148,7 @@ class CommunicationModel:
     def pipeline_s(
         self, sent_bytes: FloatArray, num_stages: int, stage_devices: IntArray, waits: FloatArray, *, wraps: bool
     ) -> FloatArray:
-        """Messages of the slowest pipeline over uneven links, [n]; see :meth:`Fabric.pipeline_s`.
+        """Messages of the slowest pipeline over uneven links, [n]; see :meth:`NetworkModel.pipeline_s`.
 
         Args:
             sent_bytes: by one device over a boundary, one way [n].
@@ -158,8 +157,8 @@ class CommunicationModel:
             waits: micro-batches after the first that wait for the slowest stage's exchanges [n].
             wraps: the last stage sends to the first one.
         """
-        fabric = self.fabric
-        if fabric is None:
+        network_model = self.network_model
+        if network_model is None:
             raise ValueError("only uneven links have pipelines that differ")
         inside = 2.0 * (sent_bytes / self.scale_up_bytes_per_s + self.machine.scale_up_latency_s)
         keys = np.stack([sent_bytes / self.network_efficiency, stage_devices, inside, waits], axis=1)
@@ -175,5 +174,5 @@ class CommunicationModel:
                 waits=wait,
                 wraps=wraps,
             )
-            seconds[rows] = fabric.pipeline_s(rows, asked)
+            seconds[rows] = network_model.pipeline_s(rows, asked)
         return seconds

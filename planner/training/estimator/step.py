@@ -320,7 +320,7 @@ class TrainingModel:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
-        looked at more closely (:mod:`~meshplan.planner.cluster.fabric`): stage by stage, both directions at once,
+        looked at more closely (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at once,
         and not again for the micro-batch that fills.
         """
         batch, split = self.candidates, self.candidates.split
@@ -330,7 +330,7 @@ class TrainingModel:
         payload = activation_bytes(self.workload) * elements
         share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
         waits = share * batch.num_microbatches * split.virtual_pipeline_stages
-        if self._links.fabric is not None:
+        if self._links.network_model is not None:
             stages = split.pipeline_parallel
             places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
             wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0

@@ -14,10 +14,11 @@ them (B, or W where the backward is split).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder
+from meshplan.planner.training.pipeline.precedence import passes_in_order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,59 +91,22 @@ def simulate(order: PipelineOrder, times: ChunkTimes) -> Simulated:
     Raises:
         ValueError: the order waits for itself.
     """
-    waits_for = _inputs(order)
     end: dict[Op, float] = {}
     spans: list[list[Span]] = [[] for _ in order.stages]
     clock = [0.0] * len(order.stages)
-    open_stages = set(range(len(order.stages)))
-    while open_stages:
-        moved = False
-        for stage in sorted(open_stages):
-            ops, done = order.stages[stage], spans[stage]
-            while len(done) < len(ops):
-                together = ops[len(done) : len(done) + (2 if ops[len(done)] in order.paired else 1)]
-                sources = [(waits_for(op), op) for op in together]
-                if any(source is not None and source not in end for source, _ in sources):
-                    break
-                ready = [end[source] + _message_s(order, source, op, times) for source, op in sources if source]
-                clock[stage] = max(clock[stage], *ready) if ready else clock[stage]
-                for op in together:
-                    start = clock[stage]
-                    clock[stage] = start + times.of(op, contains_weights=order.contains_weights(op))
-                    done.append(Span(op=op, start_s=start, end_s=clock[stage]))
-                end.update(dict.fromkeys(together, clock[stage]))
-                moved = True
-            if len(done) == len(ops):
-                open_stages.discard(stage)
-        if not moved:
-            stuck = {stage: order.stages[stage][len(spans[stage])] for stage in sorted(open_stages)}
-            raise ValueError(f"the schedule waits for itself: stages are stuck at {stuck}")
+    for stage, ops, inputs in passes_in_order(order):
+        ready = [end[source] + _message_s(order, source, stage, times) for source in inputs]
+        clock[stage] = max([clock[stage], *ready])
+        for op in ops:
+            start = clock[stage]
+            clock[stage] = start + times.of(op, contains_weights=order.contains_weights(op))
+            spans[stage].append(Span(op=op, start_s=start, end_s=clock[stage]))
+        end.update(dict.fromkeys(ops, clock[stage]))
     return Simulated(stages=tuple(tuple(row) for row in spans), peak_in_flight=peak_in_flight(order))
 
 
-def _inputs(order: PipelineOrder) -> Callable[[Op], Op | None]:
-    before: dict[int, int | None] = {}
-    after: dict[int, int | None] = {}
-    for path in order.paths:
-        for earlier, chunk, later in zip((None, *path), path, (*path[1:], None), strict=False):
-            before[chunk], after[chunk] = earlier, later
-
-    def waits_for(op: Op) -> Op | None:
-        """The operation whose result ``op`` needs, None at the start of a path."""
-        if op.kind == WEIGHT:
-            return Op(BACKWARD, op.chunk, op.microbatch)
-        if op.kind == FORWARD:
-            earlier = before[op.chunk]
-            return None if earlier is None else Op(FORWARD, earlier, op.microbatch)
-        later = after[op.chunk]
-        return Op(FORWARD, op.chunk, op.microbatch) if later is None else Op(BACKWARD, later, op.microbatch)
-
-    return waits_for
-
-
-def _message_s(order: PipelineOrder, source: Op, target: Op, times: ChunkTimes) -> float:
-    same = order.stage_of_chunk[source.chunk] == order.stage_of_chunk[target.chunk]
-    return 0.0 if same else times.message_s
+def _message_s(order: PipelineOrder, source: Op, stage: int, times: ChunkTimes) -> float:
+    return 0.0 if order.stage_of_chunk[source.chunk] == stage else times.message_s
 
 
 def peak_in_flight(order: PipelineOrder) -> tuple[float, ...]:

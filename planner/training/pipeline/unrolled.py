@@ -17,7 +17,6 @@ with the longest time from its first to its last operation.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
@@ -28,6 +27,7 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.pipeline.list_scheduling import Nominal
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, pipeline_order
 from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder
+from meshplan.planner.training.pipeline.precedence import passes_in_order
 from meshplan.planner.training.pipeline.schedules import SCHEDULES
 
 # From here on a micro-batch more adds max t: exact where one stage is clearly the slowest; where another is nearly as
@@ -159,38 +159,21 @@ def _row(order: PipelineOrder, op: Op) -> int:
 def _steps(schedule: str, p: int, v: int, m: int, nominal: Nominal) -> tuple[_Step, ...]:
     """The order as one list in which every input comes first."""
     order = pipeline_order(schedule, p, v, m, nominal=nominal)
-    before = {there: here for path in order.paths for here, there in itertools.pairwise(path)}
-    after = {here: there for there, here in before.items()}
-    number_of: dict[Op, int] = {}
-    listed: list[_Step] = []
-    place = [0] * p
-    while any(place[stage] < len(ops) for stage, ops in enumerate(order.stages)):
-        known = len(listed)
-        for stage, ops in enumerate(order.stages):
-            while place[stage] < len(ops):
-                together = ops[place[stage] : place[stage] + (2 if ops[place[stage]] in order.paired else 1)]
-                sources = [source for op in together if (source := _source(op, before, after)) is not None]
-                if any(source not in number_of for source in sources):
-                    break
-                for op in together:
-                    number_of[op] = len(number_of)
-                far = [source for source in sources if order.stage_of_chunk[source.chunk] != stage]
-                step = _Step(
-                    stage=stage,
-                    passes=tuple(_row(order, op) for op in together),
-                    waits_for=tuple(number_of[source] for source in far),
-                    results=tuple(number_of[op] for op in together),
-                    leaves=any(op.kind == BACKWARD and op.chunk not in before for op in together),
-                )
-                listed.append(step)
-                place[stage] += len(together)
-        if len(listed) == known:
-            raise ValueError(f"{schedule}: the order of {p} stages and {m} micro-batches waits for itself")
-    awaited = {source for step in listed for source in step.waits_for}
-    return tuple(step._replace(results=tuple(awaited.intersection(step.results))) for step in listed)
-
-
-def _source(op: Op, before: dict[int, int], after: dict[int, int]) -> Op | None:
-    """What an operation waits for besides its own chunk's earlier passes."""
-    neighbour = before.get(op.chunk) if op.kind == FORWARD else after.get(op.chunk) if op.kind == BACKWARD else None
-    return None if neighbour is None else op._replace(chunk=neighbour)
+    passes = passes_in_order(order)
+    number_of = {op: number for number, op in enumerate(op for one in passes for op in one.ops)}
+    far = [
+        tuple(number_of[source] for source in inputs if order.stage_of_chunk[source.chunk] != stage)
+        for stage, _, inputs in passes
+    ]
+    awaited = {source for sources in far for source in sources}
+    first = {path[0] for path in order.paths}
+    return tuple(
+        _Step(
+            stage=stage,
+            passes=tuple(_row(order, op) for op in ops),
+            waits_for=sources,
+            results=tuple(number_of[op] for op in ops if number_of[op] in awaited),
+            leaves=any(op.kind == BACKWARD and op.chunk in first for op in ops),
+        )
+        for (stage, ops, _), sources in zip(passes, far, strict=True)
+    )

@@ -1,7 +1,7 @@
 """Degrees and rank mapping together, where the links between nodes differ.
 
 *Notation.* T(c, π) is the step of configuration c under mapping π; L(c) ≤ T(c, π) for every π prices c with rates that
-no mapping can beat (:class:`~meshplan.planner.cluster.fabric.BestLinks`).
+no mapping can beat (:class:`~meshplan.planner.cluster.network_model.BestLinks`).
 
 *Objective.* min over c and π of f(T(c, π), n_c), with the objectives and limits of the degree search.
 
@@ -21,8 +21,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.planner.cluster.fabric import BestLinks, Fabric, OneOrder
 from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network_model import BestLinks, NetworkModel, OneOrder
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
@@ -81,7 +81,7 @@ class JointResult:
 
 def placed_problem(problem: TrainingProblem, order: tuple[int, ...]) -> TrainingProblem:
     """The problem priced under a mapping: slot i on node ``order[i]``."""
-    return _with_fabric(problem, _one_order(problem, order))
+    return _with_network_model(problem, _one_order(problem, order))
 
 
 def search_plans(
@@ -160,8 +160,8 @@ def _one_order(problem: TrainingProblem, order: tuple[int, ...]) -> OneOrder:
     return OneOrder(network=network, order=order, domain_size=problem.machine.domain_size)
 
 
-def _with_fabric(problem: TrainingProblem, fabric: Fabric) -> TrainingProblem:
-    return replace(problem, machine=replace(problem.machine, fabric=fabric))
+def _with_network_model(problem: TrainingProblem, network_model: NetworkModel) -> TrainingProblem:
+    return replace(problem, machine=replace(problem.machine, network_model=network_model))
 
 
 class _Joint:
@@ -171,7 +171,7 @@ class _Joint:
         self.problem, self.network = problem, network
         self.seed, self.keep, self.mapped = seed, keep, mapped
         best_links = BestLinks(network=network, domain_size=problem.machine.domain_size)
-        self.optimist = _with_fabric(problem, best_links)
+        self.optimist = _with_network_model(problem, best_links)
         self.placed: dict[TrainingConfig, Placed] = {}
         self.searched: set[tuple[int, ...]] = set()
         self.deadline_s: float | None = None

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.cluster.fabric import (
+from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.network_model import (
     ALL_TO_ALL,
     RING,
     Group,
@@ -16,7 +17,6 @@ from meshplan.planner.cluster.fabric import (
     slot_links,
     slowest_pipeline_s,
 )
-from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.problem.legality import head_exchange
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem

@@ -15,18 +15,19 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from meshplan.planner.cluster.fabric import (
+from meshplan.planner.cluster.network import Network
+from meshplan.planner.cluster.network_model import (
     BestLinks,
-    Fabric,
     GivenRates,
     Group,
     Messages,
+    NetworkModel,
     Orders,
     slot_links,
     slowest_pipeline_s,
 )
-from meshplan.planner.cluster.network import Network
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.norms import raised, rooted
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
@@ -41,7 +42,7 @@ ORDERS_AT_ONCE = 8192
 
 
 @dataclass(kw_only=True, eq=False)
-class _Listener(Fabric):
+class _Listener(NetworkModel):
     """Notes what the estimator asks."""
 
     domain_size: int
@@ -104,8 +105,8 @@ class PlacementModel:
             if step != steps[0] and len(slot_links(group)[0])
         )
 
-    def _estimate(self, fabric: Fabric, candidates: Candidates) -> FloatArray:
-        machine = replace(self.problem.machine, fabric=fabric)
+    def _estimate(self, network_model: NetworkModel, candidates: Candidates) -> FloatArray:
+        machine = replace(self.problem.machine, network_model=network_model)
         problem = self.problem
         estimate = estimate_training(problem.shape, machine, problem.workload, candidates, problem.calibration)
         return np.asarray(estimate.step_s)
@@ -148,14 +149,14 @@ class PlacementModel:
         distinct, which = np.unique(numbers, axis=0, return_inverse=True)
         rows = np.zeros(len(distinct), dtype=np.int64)
         silent = dict.fromkeys(self._silent, np.zeros(len(distinct)))
-        fabric = GivenRates(
+        network_model = GivenRates(
             spacing={group: distinct[:, column] for column, group in enumerate(self.groups)} | silent,
             latency={group: distinct[:, len(self.groups) + column] for column, group in enumerate(self.groups)}
             | silent,
             messages_s=distinct[:, -1],
             domain_size=self.domain_size,
         )
-        return np.asarray(self._estimate(fabric, self._candidates.take(rows))[which.ravel()])
+        return np.asarray(self._estimate(network_model, self._candidates.take(rows))[which.ravel()])
 
     def steps_s(self, orders: IntArray) -> FloatArray:
         """[k] step under each mapping."""
@@ -229,13 +230,8 @@ class Energy:
 def _power_mean(values: FloatArray) -> FloatArray:
     """[k] power mean over the last axis, exponent 2^:data:`POWER_DOUBLINGS`."""
     top = values.max(axis=1, keepdims=True)
-    scaled = values / np.where(top > 0.0, top, 1.0)
-    for _ in range(POWER_DOUBLINGS):
-        scaled = scaled * scaled
-    mean = scaled.mean(axis=1)
-    for _ in range(POWER_DOUBLINGS):
-        mean = np.sqrt(mean)
-    return np.asarray(mean * top[:, 0])
+    scaled = raised(values / np.where(top > 0.0, top, 1.0), POWER_DOUBLINGS)
+    return np.asarray(rooted(scaled.mean(axis=1), POWER_DOUBLINGS) * top[:, 0])
 
 
 def _chunks(orders: IntArray) -> list[IntArray]:

@@ -21,18 +21,19 @@ from __future__ import annotations
 
 import itertools
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
-from meshplan.planner.cluster.fabric import RING
 from meshplan.planner.cluster.network import Network
-from meshplan.planner.core.arrays import IntArray
-from meshplan.planner.rank_mapping.annealing import neighbourly_order
+from meshplan.planner.cluster.network_model import RING
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.rank_mapping.annealing import Best, Cooling, anneal, metropolis
 from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.objective import LinkCosts
+from meshplan.planner.rank_mapping.search import NUM_RANDOM_MAPPINGS, RANDOM_SEED, single_linkage_order
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.placement_model import Energy, PlacementModel
 
@@ -43,10 +44,10 @@ NUM_CHAINS = 12
 # Steps of a quick look at a candidate, and of the last word on the best ones. Counted, so that a seed gives one answer.
 QUICK_STEPS, FULL_STEPS = 400, 6_000
 START_TEMPERATURE, END_TEMPERATURE = 0.02, 2e-4  # of the first energy
-NUM_RANDOM_MAPPINGS = 200
-RANDOM_SEED = 20_240_528  # of the random mappings that a plan compares with
-CLOCK_CHECK_STEPS = 32
+NUM_RESAMPLINGS, NUM_RESAMPLED = 10, 3
 COIN = 0.5
+
+Proposal = Callable[[PlacementModel, int, int, np.random.Generator], IntArray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +72,11 @@ def usable_order(network: Network) -> tuple[int, ...]:
     return tuple(network.usable)
 
 
+@lru_cache(maxsize=8)  # every candidate of a search asks for it
 def linked_order(network: Network) -> tuple[int, ...]:
     """Usable nodes such that well connected ones stand together."""
     usable = np.array(network.usable)
-    spacing = 1.0 / network.bytes_per_s[np.ix_(usable, usable)]
-    none = np.zeros_like(spacing)
-    costs = LinkCosts(num_stages=1, num_pipelines=len(usable), hop_s=none, ring_s=spacing)
-    return tuple(usable[neighbourly_order(costs)].tolist()) if len(usable) > 1 else tuple(network.usable)
+    return tuple(usable[single_linkage_order(network.ring_s_per_byte[np.ix_(usable, usable)])].tolist())
 
 
 def place(
@@ -112,7 +111,7 @@ def place(
         order = (*used[best].tolist(), *sorted(set(usable.tolist()) - set(used[best].tolist())))
         return Placement(order=order, step_s=float(values[best]), bound_s=float(values[best]), method=EXHAUSTIVE)
     starts = np.concatenate([first, starting_orders(model)])
-    found = anneal(model, starts, seed=seed, steps=steps, deadline_s=deadline_s)
+    found = annealed_orders(model, starts, seed=seed, steps=steps, deadline_s=deadline_s)
     orders = np.concatenate([starts, found])
     values = model.steps_s(orders)
     best = int(np.flatnonzero(values <= values.min() * (1.0 + 1e-12))[0])
@@ -178,42 +177,69 @@ def joint_bound_s(model: PlacementModel) -> float:
     )
 
 
-def anneal(model: PlacementModel, starts: IntArray, *, seed: int, steps: int, deadline_s: float | None) -> IntArray:
+def annealed_orders(
+    model: PlacementModel, starts: IntArray, *, seed: int, steps: int, deadline_s: float | None
+) -> IntArray:
     """[chains, usable] best mapping of every chain.
 
-    A step proposes one move in every chain: exchange two nodes, move one, turn a run round, exchange two stages, or
+    A step proposes one move in every chain: exchange two nodes, move one, reverse a run, exchange two stages, or
     exchange parts of two pipelines.
     """
     rng = np.random.default_rng(seed)
-    values = model.steps_s(starts)
-    ranked = starts[np.argsort(values, kind="stable")]
+    ranked = starts[np.argsort(model.steps_s(starts), kind="stable")]
     num_random = NUM_CHAINS // 4
     random = rng.permuted(np.tile(ranked[0], (num_random, 1)), axis=1)
     orders = np.concatenate([ranked[np.arange(NUM_CHAINS - num_random) % len(ranked)], random])
-    energy: Energy = model.tabulate(ranked[0])
-    plain, smooth = energy(orders)
-    best, best_orders = plain.copy(), orders.copy()
-    scale = float(smooth.min() - model.least_step_s())
-    scale = scale if scale > 0.0 else float(smooth.min()) * END_TEMPERATURE
-    moves = _moves(model)
-    for step in range(steps):
-        if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
-            break
-        if step and step % max(1, steps // 10) == 0:
-            worst, good = np.argsort(smooth)[-3:], np.argsort(best)[:3]
-            orders[worst], smooth[worst] = best_orders[good], energy(best_orders[good])[1]
-        move = moves[int(rng.integers(len(moves)))]
-        proposed = np.take_along_axis(orders, move(model, len(orders), orders.shape[1], rng), axis=1)
-        new_plain, new_smooth = energy(proposed)
-        temperature = scale * START_TEMPERATURE * (END_TEMPERATURE / START_TEMPERATURE) ** (step / steps)
-        keep = new_smooth <= smooth + temperature * rng.exponential(size=len(orders))
-        orders[keep], smooth[keep] = proposed[keep], new_smooth[keep]
-        better = keep & (new_plain < best)
-        best[better], best_orders[better] = new_plain[better], orders[better]
-    return best_orders
+    chains = _Chains(model, orders, model.tabulate(ranked[0]), resample_every=max(1, steps // NUM_RESAMPLINGS))
+    least = float(chains.energy_s.min())
+    scale = least - model.least_step_s()
+    scale = scale if scale > 0.0 else least * END_TEMPERATURE
+    cooling = Cooling(steps=steps, start_s=scale * START_TEMPERATURE, ratio=END_TEMPERATURE / START_TEMPERATURE)
+    proposals = _proposals(model)
+    moves = (partial(_move, proposals[int(rng.integers(len(proposals)))]) for _ in itertools.count())
+    (best,) = anneal(chains, moves, cooling, rng, deadline_s=deadline_s).solutions
+    return best
 
 
-# --- moves: [chains, nodes] positions to read the old mapping from -------------------------------------------------
+class _Chains:
+    """Mappings that are annealed together; each is an order of the usable nodes."""
+
+    def __init__(self, model: PlacementModel, orders: IntArray, energy: Energy, *, resample_every: int) -> None:
+        self.model, self.orders, self.energy = model, orders, energy
+        self.objective_s, self.energy_s = energy(orders)
+        self.temperature_factor = np.ones(len(orders))
+        self._resample_every = resample_every
+
+    @property
+    def solutions(self) -> tuple[IntArray, ...]:
+        """The orders."""
+        return (self.orders,)
+
+    def prepare(self, step: int, best: Best) -> None:
+        """From time to time the worst chains go on from the best mappings of all."""
+        if not step or step % self._resample_every:
+            return
+        worst, good = np.argsort(self.energy_s)[-NUM_RESAMPLED:], np.argsort(best.objective_s)[:NUM_RESAMPLED]
+        self.orders[worst] = best.solutions[0][good]
+        self.energy_s[worst] = self.energy(self.orders[worst])[1]
+        self.objective_s[worst] = np.inf  # another chain's find; counts for this one after its next move
+
+
+def _move(propose: Proposal, chains: _Chains, temperature_s: FloatArray, rng: np.random.Generator) -> None:
+    """One proposal in every chain, accepted or rejected."""
+    positions = propose(chains.model, len(chains.orders), chains.orders.shape[1], rng)
+    proposed = np.take_along_axis(chains.orders, positions, axis=1)
+    objective_s, energy_s = chains.energy(proposed)
+    accepted = metropolis(chains.energy_s, energy_s, temperature_s, rng)
+    for now, new in (
+        (chains.orders, proposed),
+        (chains.energy_s, energy_s),
+        (chains.objective_s, objective_s),
+    ):
+        now[accepted] = new[accepted]
+
+
+# --- proposals: [chains, nodes] positions to read the old mapping from ---------------------------------------------
 
 
 def _positions(chains: int, nodes: int) -> IntArray:
@@ -233,8 +259,8 @@ def _two_cuts(slots: int, chains: int, rng: np.random.Generator) -> tuple[IntArr
     return cuts[0][:, None], cuts[1][:, None]
 
 
-def _turn(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
-    """A run of slots, the other way round."""
+def _reverse(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
+    """A run of slots, reversed."""
     source = _positions(chains, nodes)
     low, high = _two_cuts(model.num_slots, chains, rng)
     return np.where((source >= low) & (source <= high), low + high - source, source)
@@ -271,12 +297,9 @@ def _pipelines(model: PlacementModel, chains: int, nodes: int, rng: np.random.Ge
     return np.where(later & (place == second), source + first - second, moved)
 
 
-Move = Callable[[PlacementModel, int, int, np.random.Generator], IntArray]
-
-
-def _moves(model: PlacementModel) -> list[Move]:
-    moves: list[Move] = [_exchange, _exchange, _turn, _shift]
+def _proposals(model: PlacementModel) -> list[Proposal]:
+    proposals: list[Proposal] = [_exchange, _exchange, _reverse, _shift]
     stages, slots = model.config.pipeline_parallel, model.num_slots
     if stages > 1 and slots % stages == 0:
-        moves += [_stages] + ([_pipelines] if slots > stages else [])
-    return moves
+        proposals += [_stages] + ([_pipelines] if slots > stages else [])
+    return proposals

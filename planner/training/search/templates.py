@@ -167,7 +167,7 @@ def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[st
     """
     stages = _choices(problem, "zero_stage", ZERO_STAGES)
     shards = {}
-    uneven = problem.machine.fabric is not None
+    uneven = problem.machine.network_model is not None
     pinned = "data_parallel_shard" in problem.fixed
     for d in np.unique(rows["data_parallel"]):
         sizes = [size for size in divisors(int(d)) if uneven or size <= problem.machine.domain_size or size == d]

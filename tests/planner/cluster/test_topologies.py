@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 
@@ -222,3 +223,26 @@ def test_uneven_descriptions_work_with_catalog_nodes(catalog: Catalog) -> None:
     made = network(catalog, document)
     assert made.bytes_per_s[1, 2] == 1e9
     assert len(np.unique(made.between_usable)) == 2
+
+
+def test_torus_hops_are_shortest_paths(catalog: Catalog) -> None:
+    made = described(catalog, nodes=12, topology={"kind": "torus", "shape": [2, 3, 2]})
+    torus = nx.grid_graph([2, 3, 2], periodic=True)
+    hops = nx.floyd_warshall_numpy(torus, nodelist=sorted(torus))
+    between = ~np.eye(12, dtype=bool)
+    np.testing.assert_allclose(made.bytes_per_s[between], (NIC / np.maximum(hops, 1))[between])
+
+
+def test_what_a_leaf_sends_at_once_is_the_minimum_cut_of_the_fat_tree(catalog: Catalog) -> None:
+    made = described(catalog, topology={"kind": "fat-tree", "nodes_per_leaf": 4, "oversubscription": 2})
+    tree = nx.Graph()
+    for node in range(8):
+        tree.add_edge(f"node {node}", f"leaf {node // 4}", capacity=NIC)
+    tree.add_edge("leaf 0", "leaf 1", capacity=4 * NIC / 2)
+    for node in range(4):  # the four nodes of a leaf send to the four of the other
+        tree.add_edge("source", f"node {node}", capacity=np.inf)
+        tree.add_edge("target", f"node {node + 4}", capacity=np.inf)
+    cut, _ = nx.minimum_cut(tree, "source", "target")
+    up = next(trunk for trunk in made.trunks if trunk.name == "leaf 0 up")
+    assert cut == up.bytes_per_s
+    assert up.senders.tolist() == [True] * 4 + [False] * 4

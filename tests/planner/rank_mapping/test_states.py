@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from meshplan.planner.rank_mapping.moves import available_moves, chosen
+from meshplan.planner.rank_mapping.annealing import heat_bath
+from meshplan.planner.rank_mapping.moves import available_moves
 from meshplan.planner.rank_mapping.objective import LinkCosts
 from meshplan.planner.rank_mapping.states import MappingStates
 
@@ -131,7 +132,7 @@ def test_candidates_are_drawn_by_their_boltzmann_weights() -> None:
     draws, temperature = 20_000, 0.5
     energies, staying = np.array([1.0, 1.4, 2.0]), 1.2
     weights = np.exp(-np.array([staying, *energies]) / temperature)
-    chains, taken = chosen(
+    chains, taken = heat_bath(
         np.full(draws, staying), np.tile(energies, (draws, 1)), np.full(draws, temperature), np.random.default_rng(0)
     )
     counts = np.array([draws - len(chains), *np.bincount(taken, minlength=3)])

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 from core_cases import MOE, configured, machine_with, problem_of
@@ -124,7 +125,11 @@ def test_an_excluded_node_holds_no_rank() -> None:
     assert found.order[0] % 2 == found.order[1] % 2
 
 
-def test_strongly_connected_parts_are_those_of_paths_both_ways() -> None:
-    links = np.zeros((5, 5), dtype=bool)
-    links[0, 1] = links[1, 2] = links[2, 0] = links[2, 3] = links[3, 4] = links[4, 3] = True
-    assert strongly_connected(links).tolist() == [0, 0, 0, 1, 1]
+@pytest.mark.parametrize("density", [0.05, 0.2, 0.6])
+def test_strongly_connected_parts_are_those_of_networkx(density: float) -> None:
+    links = np.random.default_rng(7).random((24, 24)) < density
+    labels = strongly_connected(links)
+    parts = {frozenset(np.flatnonzero(labels == label).tolist()) for label in range(int(labels.max()) + 1)}
+    graph = nx.from_numpy_array(links, create_using=nx.DiGraph)
+    assert parts == set(map(frozenset, nx.strongly_connected_components(graph)))
+    assert list(dict.fromkeys(labels.tolist())) == sorted(set(labels.tolist()))

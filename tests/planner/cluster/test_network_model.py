@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.fabric import (
+from meshplan.planner.cluster.network import Network, Trunk
+from meshplan.planner.cluster.network_model import (
     ALL_TO_ALL,
     RING,
     BestLinks,
@@ -22,7 +23,6 @@ from meshplan.planner.cluster.fabric import (
     group_of,
     slowest_pipeline_s,
 )
-from meshplan.planner.cluster.network import Network, Trunk
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE
 from meshplan.planner.training.estimator.priced import price
 
@@ -142,8 +142,8 @@ def test_even_links_cost_what_one_figure_for_all_costs(shape: ModelShape) -> Non
     machine = problem.machine
     nodes = machine.num_devices // machine.domain_size
     network = network_of(np.full((nodes, nodes), machine.scale_out_bytes_per_s), latency=machine.scale_out_latency_s)
-    fabric = OneOrder(network=network, order=(3, 1, 0, 2), domain_size=machine.domain_size)
-    uneven = replace(problem, machine=replace(machine, network=network, fabric=fabric))
+    network_model = OneOrder(network=network, order=(3, 1, 0, 2), domain_size=machine.domain_size)
+    uneven = replace(problem, machine=replace(machine, network=network, network_model=network_model))
     for choices in (
         {"data_parallel": 32},
         {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 4, "zero_stage": 3, "data_parallel_shard": 4},
@@ -180,8 +180,8 @@ def test_no_mapping_beats_the_best_links(seed: int, which: int) -> None:
     network = random_network(4, seed)
     size = problem.machine.domain_size
 
-    def step_s(fabric: object) -> float:
-        machine = replace(problem.machine, network=network, fabric=fabric)
+    def step_s(network_model: object) -> float:
+        machine = replace(problem.machine, network=network, network_model=network_model)
         return price(replace(problem, machine=machine), config).step_s
 
     least = step_s(BestLinks(network=network, domain_size=size))

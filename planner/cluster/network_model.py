@@ -200,7 +200,7 @@ def slowest_pipeline_s(hops_s: FloatArray, asked: Messages) -> FloatArray:
     return np.asarray((fill + asked.waits * exchanges.max(axis=-2) / 2.0).max(axis=-1))
 
 
-class Fabric:
+class NetworkModel:
     """What the training estimator asks of uneven links; rows are candidates.
 
     :class:`OneOrder` has one mapping for all rows, :class:`GivenRates` what many mappings come to, a row each, and
@@ -247,7 +247,7 @@ class Fabric:
 
 
 @dataclass(kw_only=True, eq=False)
-class OneOrder(Fabric):
+class OneOrder(NetworkModel):
     """One mapping for all rows: slot i lies on ``order[i]``.
 
     Args:
@@ -273,11 +273,11 @@ class OneOrder(Fabric):
         return self._known[group]
 
     def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         return self._of(group)[0]
 
     def latency_s(self, group: Group, rows: IntArray) -> float:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         return self._of(group)[1]
 
     def pipeline_s(
@@ -285,13 +285,13 @@ class OneOrder(Fabric):
         rows: IntArray,
         asked: Messages,
     ) -> float:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         hops = self._orders.hops_s(asked)
         return float(slowest_pipeline_s(hops, asked)[0])
 
 
 @dataclass(kw_only=True, eq=False)
-class GivenRates(Fabric):
+class GivenRates(NetworkModel):
     """Rates given for each row, to see how a step depends on them; the rows are one candidate, repeated.
 
     Args:
@@ -307,20 +307,20 @@ class GivenRates(Fabric):
     domain_size: int
 
     def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         return self.spacing[group][rows]
 
     def latency_s(self, group: Group, rows: IntArray) -> FloatArray:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         return self.latency[group][rows]
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         return np.asarray(self.messages_s[rows])
 
 
 @dataclass(kw_only=True, eq=False)
-class BestLinks(Fabric):
+class BestLinks(NetworkModel):
     """Rates that no mapping beats.
 
     Groups of k nodes that run at a rate lie in strongly connected parts of the links of that rate or better, so all of
@@ -341,7 +341,7 @@ class BestLinks(Fabric):
         return np.asarray(self.network.bytes_per_s[np.ix_(usable, usable)])
 
     def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         if group not in self._known:
             self._known[group] = self._least(group)
         return self._known[group]
@@ -368,7 +368,7 @@ class BestLinks(Fabric):
         return int((parts // nodes * nodes).sum())
 
     def latency_s(self, group: Group, rows: IntArray) -> float:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         latency = self.network.latency_s[np.ix_(self.network.usable, self.network.usable)]
         return float((latency + np.diag(np.full(len(latency), np.inf))).min())
 
@@ -377,7 +377,7 @@ class BestLinks(Fabric):
         rows: IntArray,
         asked: Messages,
     ) -> float:
-        """As :class:`Fabric` says."""
+        """As :class:`NetworkModel` says."""
         before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
         usable = np.array(self.network.usable)
         latency = self.network.latency_s[np.ix_(usable, usable)]
