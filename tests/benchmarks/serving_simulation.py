@@ -32,10 +32,10 @@ from meshplan.planner.serving.problem.requests import (
 from meshplan.planner.serving.search.max_rate import max_rate
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.early_stopping import Watch
 from meshplan.planner.serving.simulation.engine import simulate
 from meshplan.planner.serving.simulation.metrics import summarize
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import Watch
 
 COST = linear_cost(most_seqs=512)
 NUM_PLANS = 50

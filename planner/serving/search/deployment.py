@@ -32,10 +32,10 @@ from meshplan.planner.serving.problem.requests import (
 from meshplan.planner.serving.search.max_rate import RateSearch, Serve
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.early_stopping import Watch
 from meshplan.planner.serving.simulation.metrics import Metrics, summarize
 from meshplan.planner.serving.simulation.prefix_cache import TierShape
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import Watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

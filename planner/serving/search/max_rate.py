@@ -5,7 +5,7 @@ runs is the rate alone. The rate is stepped down until the objectives are met, a
 met and one that is not. With y = limit/latency, which falls to 0 at saturation much as the spare capacity does, the
 crossing y = 1 is looked for on the line through both ends; the next rate is tried half a tolerance beyond it, on the
 side that did not move last, so that two good guesses end the search; where guesses fall on the same side again, the
-distance doubles. A run that is certain to miss an objective by far is given up (:mod:`.watch`).
+distance doubles. A run that is certain to miss an objective by far is given up (:mod:`meshplan.planner.serving.simulation.early_stopping`).
 
 Latencies are not strictly monotone in the rate: who meets whom in a batch changes. Where there are several crossings,
 one of them is found.
@@ -24,9 +24,9 @@ import numpy as np
 
 from meshplan.planner.serving.problem.requests import Objective, Requests
 from meshplan.planner.serving.simulation.arrivals import scaled
+from meshplan.planner.serving.simulation.early_stopping import LostPromiseError, Watch
 from meshplan.planner.serving.simulation.metrics import Latency, itl, latency, samples_of
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import LostPromiseError, Watch
 
 Serve = Callable[[Requests, Watch | None], ServingRun]
 # Relative distance between the rate that is met and the one that is not: below the noise of a thousand requests.

@@ -24,12 +24,12 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role, Router
 from meshplan.planner.serving.simulation.arrivals import check_requests
+from meshplan.planner.serving.simulation.early_stopping import Watch
 from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS, check_limits, finished, servable, simulate
-from meshplan.planner.serving.simulation.ledger import Ledger
 from meshplan.planner.serving.simulation.prefix_cache import KvTier, TierShape
+from meshplan.planner.serving.simulation.request_state import Ledger
 from meshplan.planner.serving.simulation.routing import Pool
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import Watch
 from meshplan.planner.serving.simulation.worker import Worker
 
 # Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, whose KV cache has

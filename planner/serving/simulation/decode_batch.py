@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import math
 
-from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.simulation.request_state import Ledger
 
 
 class DecodeBatch:

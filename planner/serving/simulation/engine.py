@@ -11,9 +11,9 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role
 from meshplan.planner.serving.simulation.arrivals import check_requests
-from meshplan.planner.serving.simulation.ledger import Ledger, fits
+from meshplan.planner.serving.simulation.early_stopping import Watch
+from meshplan.planner.serving.simulation.request_state import Ledger, fits
 from meshplan.planner.serving.simulation.run import Segments, ServingRun, WorkerRun
-from meshplan.planner.serving.simulation.watch import Watch
 from meshplan.planner.serving.simulation.worker import Leave, Worker
 
 # Tokens of a KV block: the default of vLLM (--block-size).

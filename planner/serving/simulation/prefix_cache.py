@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.simulation.request_state import Ledger
 
 # A request that shares its prefix with no other in particular.
 NO_PREFIX = -1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from meshplan.planner.serving.problem.requests import Router
-from meshplan.planner.serving.simulation.ledger import Ledger
 from meshplan.planner.serving.simulation.prefix_cache import NO_PREFIX
+from meshplan.planner.serving.simulation.request_state import Ledger
 from meshplan.planner.serving.simulation.worker import Worker
 
 # A worker is overloaded if it has this many requests more than the idlest, and this many times as many: the defaults

@@ -1,6 +1,6 @@
 """One engine instance, simulated by events: whatever happens to an unchanged decode batch is one step in closed form.
 
-The rules (:mod:`meshplan.planner.serving.simulation.referee` plays the same ones iteration by iteration):
+The rules (:mod:`meshplan.planner.serving.simulation.reference` plays the same ones iteration by iteration):
 
 1. Iterations follow each other; what arrives during one waits for its end, for the scheduler's next look at arrivals
    (receive_interval), for admission_steps more, on average: ⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival, and as the limits'
@@ -35,8 +35,8 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.requests import EngineLimits, Role
 from meshplan.planner.serving.simulation.admission import WaitingRoom
 from meshplan.planner.serving.simulation.decode_batch import DecodeBatch
-from meshplan.planner.serving.simulation.ledger import Ledger, num_seats
 from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
+from meshplan.planner.serving.simulation.request_state import Ledger, num_seats
 
 Leave = Callable[[int, float], None]
 # Numbers that are kept as objects before they are packed: some megabytes.

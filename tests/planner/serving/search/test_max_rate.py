@@ -18,9 +18,9 @@ from meshplan.planner.serving.problem.requests import Arrival, EngineLimits, Obj
 from meshplan.planner.serving.search.max_rate import TOLERANCE, max_rate, saturated_rate, worst_ratio
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.early_stopping import LostPromiseError, Watch
 from meshplan.planner.serving.simulation.engine import simulate
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import LostPromiseError, Watch
 
 COST = linear_cost()
 WORKLOAD = ServingWorkload(

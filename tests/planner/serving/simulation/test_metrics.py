@@ -23,7 +23,7 @@ from meshplan.planner.serving.simulation.metrics import (
     summarize,
     wilson_lower,
 )
-from meshplan.planner.serving.simulation.referee import referee_run
+from meshplan.planner.serving.simulation.reference import referee_run
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.series import series
 

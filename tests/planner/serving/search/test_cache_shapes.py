@@ -21,7 +21,7 @@ from meshplan.planner.serving.problem.requests import EngineLimits
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.simulation.engine import simulate
-from meshplan.planner.serving.simulation.referee import referee_run
+from meshplan.planner.serving.simulation.reference import referee_run
 
 SPEC: dict[str, Any] = {
     "kind": "serving",

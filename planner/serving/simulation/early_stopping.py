@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.planner.serving.problem.requests import Objective
-from meshplan.planner.serving.simulation.ledger import Ledger
 from meshplan.planner.serving.simulation.metrics import QUANTILES
+from meshplan.planner.serving.simulation.request_state import Ledger
 
 # Looks at a run while its requests arrive: each costs about a hundredth of a run of a thousand requests.
 NUM_LOOKS = 12

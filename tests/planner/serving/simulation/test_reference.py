@@ -12,7 +12,7 @@ from simulation_cases import linear_cost, random_requests
 
 from meshplan.planner.serving.problem.requests import Admission, EngineLimits, Role
 from meshplan.planner.serving.simulation.engine import simulate
-from meshplan.planner.serving.simulation.referee import Refereed, referee_run
+from meshplan.planner.serving.simulation.reference import Refereed, referee_run
 from meshplan.planner.serving.simulation.run import ServingRun
 
 EQUAL = {"rel": 1e-9, "abs": 1e-12}

@@ -16,7 +16,7 @@ from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.metrics import summarize
 from meshplan.planner.serving.simulation.prefix_cache import TierShape
-from meshplan.planner.serving.simulation.referee import referee_run
+from meshplan.planner.serving.simulation.reference import referee_run
 
 LIMITS = EngineLimits(max_num_seqs=8, max_batched_tokens=256, prefix_caching=True)
 COST = linear_cost(most_seqs=8, most_tokens=256)
