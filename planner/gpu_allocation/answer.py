@@ -12,8 +12,7 @@ from meshplan.planner.gpu_allocation.nodes.solve import bucket_prices, usd_per_h
 from meshplan.planner.gpu_allocation.replay import Replay
 from meshplan.planner.gpu_allocation.schedule import BANDS, plan_hours
 from meshplan.planner.gpu_allocation.search import Compiled, Searched
-from meshplan.planner.serving.problem.config import serving_config_document
-from meshplan.planner.serving.problem.requests import ServingConfig
+from meshplan.planner.serving.problem.config import ServingConfig, serving_config_document
 
 # Shares below this are rounding of the linear program.
 _LEAST_SHARE = 1e-6

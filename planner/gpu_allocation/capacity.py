@@ -24,9 +24,10 @@ from meshplan.planner.gpu_allocation.nodes.problem import Offer, ReplicaKind
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service, SizedBucket
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
+from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import Layout, Objective, Pool, Role
+from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
 from meshplan.planner.serving.search.workers import PricedWorker, price_worker
 
@@ -47,7 +48,7 @@ class Curve:
     first_s: FloatArray
     steps: float
 
-    def capacity(self, promises: Sequence[Objective]) -> float:
+    def capacity(self, promises: Sequence[Slo]) -> float:
         """Most requests/s within the promises; 0 where even one request alone breaks one."""
         kept = np.ones(len(self.rate_per_s), dtype=bool)
         for promise in promises:
@@ -218,7 +219,7 @@ def _name(
     return " ".join(words)
 
 
-def capacities(found: Sequence[Replica], num_buckets: int, promises: Sequence[Sequence[Objective]]) -> FloatArray:
+def capacities(found: Sequence[Replica], num_buckets: int, promises: Sequence[Sequence[Slo]]) -> FloatArray:
     """[replicas, buckets] most requests/s within the promises of each replica's service.
 
     Args:

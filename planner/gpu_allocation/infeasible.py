@@ -15,7 +15,8 @@ from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetP
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import Service
 from meshplan.planner.gpu_allocation.search import Compiled
-from meshplan.planner.serving.problem.requests import Objective, Role
+from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.slo import Slo
 
 MAX_NAMED = 3
 # Halvings for the traffic that can be carried: to a thousandth.
@@ -102,7 +103,7 @@ def _eased(compiled: Compiled, index: int, service: Service, beyond: list[int]) 
     return [{"change": text, "slo": wanted, "slo_factor": factor, "buckets": beyond}]
 
 
-def _factor(curve: Any, promises: tuple[Objective, ...]) -> float:
+def _factor(curve: Any, promises: tuple[Slo, ...]) -> float:
     return max((curve.least(promise.metric) / promise.limit_s for promise in promises), default=0.0)
 
 

@@ -26,16 +26,14 @@ from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
 from meshplan.planner.gpu_allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service
-from meshplan.planner.serving.problem.requests import Arrival, Objective, Requests, Role, ServingConfig, ServingWorkload
-from meshplan.planner.serving.search.deployment import serve, site_of
+from meshplan.planner.serving.problem.config import Role, ServingConfig
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.slo import Slo
+from meshplan.planner.serving.search.deployment import serve
 from meshplan.planner.serving.simulation.arrivals import scaled
-from meshplan.planner.serving.simulation.metrics import (
-    QUANTILES,
-    attained,
-    samples_of,
-    wilson_lower,
-)
+from meshplan.planner.serving.simulation.metrics import QUANTILES, samples_of
 from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.slo_attainment import attained, wilson_lower
 
 # Independent runs, and Student's t of their number less one at 97.5 %.
 NUM_RUNS, STUDENT_T = 20, 2.093
@@ -56,7 +54,7 @@ class Kept:
     """
 
     service: int
-    promise: Objective
+    promise: Slo
     attained: float
     lower: float
     is_kept: bool
@@ -214,8 +212,8 @@ class _Runs:
         counts = allocation.replicas[problem.stage_of(scenario)]
         self.counts = counts
         self.usable = [max(count - problem.min_spare_replicas, 0) for count in counts]
-        self.within: dict[Objective, list[BoolArray]] = {promise: [] for promise in service.promises}
-        self.latency: dict[Objective, list[NDArray[np.float64]]] = {promise: [] for promise in service.promises}
+        self.within: dict[Slo, list[BoolArray]] = {promise: [] for promise in service.promises}
+        self.latency: dict[Slo, list[NDArray[np.float64]]] = {promise: [] for promise in service.promises}
         self.of_kind: dict[int, list[BoolArray]] = {}
         self.num_rejected = 0
 
@@ -312,7 +310,7 @@ class _Runs:
             prefix_hit_rate=problem.workload.prefix_hit_rate,
             trace=part,
         )
-        return serve(site_of(problem), ServingConfig(engine=problem.rules.name, pools=pools), workload)
+        return serve(problem.site, ServingConfig(engine=problem.rules.name, pools=pools), workload)
 
     def _noted(self, run: ServingRun, chosen: IntArray, here: BoolArray) -> BoolArray:
         """Keep what the requests that met this state saw; which of them keep every promise."""
@@ -328,7 +326,7 @@ class _Runs:
             self.latency[promise][-1][chosen[here]] = seen[here]
         return everything
 
-    def kept(self, index: int, promise: Objective) -> Kept:
+    def kept(self, index: int, promise: Slo) -> Kept:
         """A promise held against what was served."""
         if promise.percentile == "mean":
             runs = [run[~np.isnan(run)] for run in self.latency[promise]]

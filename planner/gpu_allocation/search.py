@@ -13,7 +13,7 @@ from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, Fleet
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import AllocationQuestion
 from meshplan.planner.gpu_allocation.replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
-from meshplan.planner.serving.problem.requests import Objective
+from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.simulation.metrics import QUANTILES
 
 # A kind whose requests miss a promise is filled to this share of what it was, and the fleet is planned again.
@@ -73,7 +73,7 @@ def compile_question(question: AllocationQuestion) -> Compiled:
 def assemble(
     question: AllocationQuestion,
     found: Sequence[Replica],
-    promises: Sequence[Sequence[Objective]],
+    promises: Sequence[Sequence[Slo]],
     rejected: Counter[str] | None = None,
 ) -> Compiled:
     """The fleet problem for given promises, from kinds that are priced already."""

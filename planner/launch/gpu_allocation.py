@@ -17,7 +17,7 @@ from meshplan.planner.emit import gpu_allocation as fleet
 from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
 from meshplan.planner.emit.serving.request import HostType, ServingRequest
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -14,7 +14,7 @@ from meshplan.planner.emit.artifact import EmittedPlan, stamp
 from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.serving.job import PoolProgram, RouterProgram, ServingJob, Slot, Word
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 PORT = 8100
 _FILES = "files"

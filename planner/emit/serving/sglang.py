@@ -30,8 +30,8 @@ from meshplan.planner.emit.serving.job import (
 )
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.serving.problem.config import Layout, Pool, Role, Router
 from meshplan.planner.serving.problem.engines import SGLANG
-from meshplan.planner.serving.problem.requests import Layout, Pool, Role, Router
 
 TARGET = "sglang"
 VERIFIED = ParserVerified(

@@ -33,8 +33,8 @@ from meshplan.planner.emit.serving.job import (
 )
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.serving.problem.config import Pool, Role, Router
 from meshplan.planner.serving.problem.engines import TRTLLM
-from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
 TARGET = "trtllm"
 _READ = "not machine-checked: from the documentation of 1.2.1"

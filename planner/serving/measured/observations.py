@@ -20,24 +20,16 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.memory import worker_memory
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.quantization import (
-    BYTES_16_BIT,
     KV_CACHE_BYTES,
     SCHEMES,
     Quantization,
     checkpoint_formats,
 )
-from meshplan.planner.serving.problem.requests import (
-    Arrival,
-    EngineLimits,
-    Layout,
-    Pool,
-    Requests,
-    Role,
-    ServingConfig,
-    ServingWorkload,
-)
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 if TYPE_CHECKING:
