@@ -97,7 +97,7 @@ def status_text(plan: Plan) -> str:
             else "infeasible"
         )
     if status == "optimal":
-        known = f"optimal under the model (gap 0): no better one among {counted(count, 'legal candidate')}"
+        known = f"optimal under the model (gap 0): no better one among {counted(count or 0, 'legal candidate')}"
     else:
         known = f"feasible: at most {percent(gap or 0.0)} from the best possible, when the search stopped"
     return f"{known}; {effort_text(solution)}"

@@ -51,11 +51,11 @@ def pareto(searched: Searched) -> list[dict[str, Any]]:
     compiled = searched.compiled
     rows = []
     for factor in SLO_FACTORS:
-        promises = [
-            [replace(promise, limit_s=factor * promise.limit_s) for promise in service.promises]
+        slos = [
+            [replace(slo, limit_s=factor * slo.limit_s) for slo in service.slos]
             for service in compiled.question.services
         ]
-        problem = with_headroom_of(searched, assemble(compiled.question, compiled.replicas, promises).problem)
+        problem = with_headroom_of(searched, assemble(compiled.question, compiled.replicas, slos).problem)
         rows.append({"slo_factor": factor, "objective": _cost(problem)})
     return rows
 

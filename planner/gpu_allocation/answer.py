@@ -12,8 +12,7 @@ from meshplan.planner.gpu_allocation.nodes.solve import bucket_prices, usd_per_h
 from meshplan.planner.gpu_allocation.replay import Replay
 from meshplan.planner.gpu_allocation.schedule import BANDS, plan_hours
 from meshplan.planner.gpu_allocation.search import Compiled, Searched
-from meshplan.planner.serving.problem.config import serving_config_document
-from meshplan.planner.serving.problem.requests import ServingConfig
+from meshplan.planner.serving.problem.config import ServingConfig, serving_config_document
 
 # Shares below this are rounding of the linear program.
 _LEAST_SHARE = 1e-6
@@ -206,7 +205,7 @@ def services_document(compiled: Compiled, allocation: FleetAllocation, *, priced
             {
                 "name": service.name,
                 "model": service.problem.shape.slug,
-                "slo": {promise.key: promise.limit_s for promise in service.promises},
+                "slo": {slo.key: slo.limit_s for slo in service.slos},
                 "buckets": buckets,
             }
         )
@@ -236,8 +235,8 @@ def replay_document(compiled: Compiled, one: Replay) -> dict[str, Any]:
         "promises": [
             {
                 "service": compiled.question.services[kept.service].name,
-                "promise": kept.promise.key,
-                "limit_s": kept.promise.limit_s,
+                "promise": kept.slo.key,
+                "limit_s": kept.slo.limit_s,
                 "attained": kept.attained,
                 "lower_limit": kept.lower,
                 "is_kept": kept.is_kept,

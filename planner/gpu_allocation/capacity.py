@@ -24,9 +24,10 @@ from meshplan.planner.gpu_allocation.nodes.problem import Offer, ReplicaKind
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service, SizedBucket
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
+from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import Layout, Objective, Pool, Role
+from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
 from meshplan.planner.serving.search.workers import PricedWorker, price_worker
 
@@ -47,11 +48,11 @@ class Curve:
     first_s: FloatArray
     steps: float
 
-    def capacity(self, promises: Sequence[Objective]) -> float:
+    def capacity(self, slos: Sequence[Slo]) -> float:
         """Most requests/s within the SLOs; 0 where even one request alone violates one."""
         kept = np.ones(len(self.rate_per_s), dtype=bool)
-        for promise in promises:
-            kept &= self._value(promise.metric) <= promise.limit_s
+        for slo in slos:
+            kept &= self._value(slo.metric) <= slo.limit_s
         return float(self.rate_per_s[kept].max(initial=0.0))
 
     def least(self, metric: str) -> float:
@@ -218,18 +219,18 @@ def _name(
     return " ".join(words)
 
 
-def capacities(found: Sequence[Replica], num_buckets: int, promises: Sequence[Sequence[Objective]]) -> FloatArray:
+def capacities(found: Sequence[Replica], num_buckets: int, slos: Sequence[Sequence[Slo]]) -> FloatArray:
     """[replicas, buckets] most requests/s within the SLOs of each replica's service.
 
     Args:
         found: kinds of replicas.
         num_buckets: of the question, all services together.
-        promises: [services] SLOs on latency.
+        slos: [services] SLOs on latency.
     """
     table = np.zeros((len(found), num_buckets))
     for r, replica in enumerate(found):
         for b, curve in replica.curves.items():
-            table[r, b] = curve.capacity(promises[replica.service])
+            table[r, b] = curve.capacity(slos[replica.service])
     return table
 
 

@@ -15,7 +15,8 @@ from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetP
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import Service
 from meshplan.planner.gpu_allocation.search import Compiled
-from meshplan.planner.serving.problem.requests import Objective, Role
+from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.slo import Slo
 
 MAX_NAMED = 3
 # Halvings for the traffic that can be carried: to a thousandth.
@@ -91,19 +92,19 @@ def _eased(compiled: Compiled, index: int, service: Service, beyond: list[int]) 
         reason = compiled.rejected.most_common(1)
         text = f"{compiled.problem.buckets[bare[0]]} fits no replica" + (f" ({reason[0][0]})" if reason else "")
         return [{"change": f"larger nodes or constraints.max_devices_per_replica: {text}", "buckets": bare}]
-    factor = max(min(_factor(curve, service.promises) for curve in some) for some in curves)
-    nearest = [min(some, key=lambda curve: _factor(curve, service.promises)) for some in curves]
+    factor = max(min(_factor(curve, service.slos) for curve in some) for some in curves)
+    nearest = [min(some, key=lambda curve: _factor(curve, service.slos)) for some in curves]
     wanted = {}
-    for promise in service.promises:
-        least = max(curve.least(promise.metric) for curve in nearest)
-        if least > promise.limit_s:
-            wanted[promise.key] = _rounded_up(least)
+    for slo in service.slos:
+        least = max(curve.least(slo.metric) for curve in nearest)
+        if least > slo.limit_s:
+            wanted[slo.key] = _rounded_up(least)
     text = " and ".join(f"slo.{key}: {value:g}" for key, value in wanted.items())
     return [{"change": text, "slo": wanted, "slo_factor": factor, "buckets": beyond}]
 
 
-def _factor(curve: Any, promises: tuple[Objective, ...]) -> float:
-    return max((curve.least(promise.metric) / promise.limit_s for promise in promises), default=0.0)
+def _factor(curve: Any, slos: tuple[Slo, ...]) -> float:
+    return max((curve.least(slo.metric) / slo.limit_s for slo in slos), default=0.0)
 
 
 # --- caps and limits --------------------------------------------------------------------------------------------------

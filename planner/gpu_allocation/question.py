@@ -13,7 +13,8 @@ from meshplan.planner.gpu_allocation.nodes.problem import Offer, Quota
 from meshplan.planner.gpu_allocation.replicas.problem import Bucket
 from meshplan.planner.gpu_allocation.spec import AllocationSpec, AllocationWorkloadSpec
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Objective, Requests
+from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.problem.slo import Slo
 
 # Shares of a trace's requests at which it is cut, where the spec gives no edges: finer where sizes are rare and dear.
 QUANTILES = (0.25, 0.5, 0.75, 0.9)
@@ -57,9 +58,9 @@ class Service:
     tied: tuple[tuple[int, ...], ...] = ()
 
     @property
-    def promises(self) -> tuple[Objective, ...]:
+    def slos(self) -> tuple[Slo, ...]:
         """The SLOs on latency."""
-        return self.problem.promises
+        return self.problem.slos
 
     @property
     def request_rate_per_s(self) -> float:

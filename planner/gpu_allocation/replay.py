@@ -26,16 +26,14 @@ from meshplan.planner.gpu_allocation.capacity import Offering, pool_of
 from meshplan.planner.gpu_allocation.interruptions import PoolState, interruptions_per_s, states_of, states_together
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem
 from meshplan.planner.gpu_allocation.question import AllocationQuestion, Service
-from meshplan.planner.serving.problem.requests import Arrival, Objective, Requests, Role, ServingConfig, ServingWorkload
-from meshplan.planner.serving.search.deployment import serve, site_of
+from meshplan.planner.serving.problem.config import Role, ServingConfig
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.slo import Slo
+from meshplan.planner.serving.search.deployment import serve
 from meshplan.planner.serving.simulation.arrivals import scaled
-from meshplan.planner.serving.simulation.metrics import (
-    QUANTILES,
-    attained,
-    samples_of,
-    wilson_lower,
-)
+from meshplan.planner.serving.simulation.metrics import QUANTILES, samples_of
 from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.slo_attainment import attained, wilson_lower
 
 # Independent runs, and Student's t of their number less one at 97.5 %.
 NUM_RUNS, STUDENT_T = 20, 2.093
@@ -49,14 +47,14 @@ class Kept:
 
     Args:
         service: its index.
-        promise: the SLO.
+        slo: the SLO.
         attained: share of requests within the limit (a mean: the mean latency, s).
         lower: lower end of its 95 % interval (a mean: the upper end of the latency's, s).
         is_kept: the SLO is met at the end of the interval.
     """
 
     service: int
-    promise: Objective
+    slo: Slo
     attained: float
     lower: float
     is_kept: bool
@@ -64,9 +62,9 @@ class Kept:
     @property
     def falls_short(self) -> bool:
         """Violated even without the interval: more runs would not help."""
-        if self.promise.percentile == "mean":
-            return self.attained > self.promise.limit_s
-        return self.attained < QUANTILES[self.promise.percentile]
+        if self.slo.percentile == "mean":
+            return self.attained > self.slo.limit_s
+        return self.attained < QUANTILES[self.slo.percentile]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,7 +141,7 @@ def replay(
         except SpecError as error:
             notes.append(f"{service.name}: {error.problems[0].message}")
             continue
-        kept += [run.kept(index, promise) for promise in service.promises]
+        kept += [run.kept(index, slo) for slo in service.slos]
         by_kind |= run.by_kind
         rejected += run.num_rejected
     return Replay(
@@ -213,8 +211,8 @@ class _Runs:
         counts = allocation.replicas[problem.stage_of(scenario)]
         self.counts = counts
         self.usable = [max(count - problem.min_spare_replicas, 0) for count in counts]
-        self.within: dict[Objective, list[BoolArray]] = {promise: [] for promise in service.promises}
-        self.latency: dict[Objective, list[NDArray[np.float64]]] = {promise: [] for promise in service.promises}
+        self.within: dict[Slo, list[BoolArray]] = {slo: [] for slo in service.slos}
+        self.latency: dict[Slo, list[NDArray[np.float64]]] = {slo: [] for slo in service.slos}
         self.of_kind: dict[int, list[BoolArray]] = {}
         self.num_rejected = 0
 
@@ -236,9 +234,9 @@ class _Runs:
         weights = np.cumsum(weights / weights.sum(axis=0), axis=0)
         routed = (rng.random(len(requests)) > weights).sum(axis=0)
         num = len(requests)
-        for promise in self.service.promises:
-            self.within[promise].append(np.zeros(num, dtype=bool))
-            self.latency[promise].append(np.full(num, np.nan))
+        for slo in self.service.slos:
+            self.within[slo].append(np.zeros(num, dtype=bool))
+            self.latency[slo].append(np.full(num, np.nan))
         for g in np.unique(routed).tolist():
             self._serve_kind(g, requests, np.flatnonzero(routed == g), self._kinds_with(g, shares), rng)
 
@@ -311,38 +309,38 @@ class _Runs:
             prefix_hit_rate=problem.workload.prefix_hit_rate,
             trace=part,
         )
-        return serve(site_of(problem), ServingConfig(engine=problem.rules.name, pools=pools), workload)
+        return serve(problem.site, ServingConfig(engine=problem.rules.name, pools=pools), workload)
 
     def _noted(self, run: ServingRun, chosen: IntArray, here: BoolArray) -> BoolArray:
         """Record the latencies of the requests in this state; which of them meet every SLO."""
         everything = here.copy()
-        for promise in self.service.promises:
-            within = attained(run, [promise])
-            self.within[promise][-1][chosen[here]] = within[here]
+        for slo in self.service.slos:
+            within = attained(run, [slo])
+            self.within[slo][-1][chosen[here]] = within[here]
             everything &= within
-            metric = "tpot" if promise.metric == "itl" else promise.metric
+            metric = "tpot" if slo.metric == "itl" else slo.metric
             counted = run.is_served & (run.output_length > 1) if metric == "tpot" else run.is_served
             seen = np.full(len(run), np.nan)
             seen[counted] = samples_of(run, metric)
-            self.latency[promise][-1][chosen[here]] = seen[here]
+            self.latency[slo][-1][chosen[here]] = seen[here]
         return everything
 
-    def kept(self, index: int, promise: Objective) -> Kept:
+    def kept(self, index: int, slo: Slo) -> Kept:
         """The attainment of an SLO over all runs."""
-        if promise.percentile == "mean":
-            runs = [run[~np.isnan(run)] for run in self.latency[promise]]
+        if slo.percentile == "mean":
+            runs = [run[~np.isnan(run)] for run in self.latency[slo]]
             means = np.array([run.mean() if len(run) else 0.0 for run in runs])
             mean = float(means.mean())
             upper = mean + _half_width(means)
-            return Kept(service=index, promise=promise, attained=mean, lower=upper, is_kept=upper <= promise.limit_s)
-        within = self.within[promise]
+            return Kept(service=index, slo=slo, attained=mean, lower=upper, is_kept=upper <= slo.limit_s)
+        within = self.within[slo]
         lower, share = lower_limit(within), float(np.concatenate(within).mean())
         return Kept(
             service=index,
-            promise=promise,
+            slo=slo,
             attained=share,
             lower=lower,
-            is_kept=lower >= QUANTILES[promise.percentile],
+            is_kept=lower >= QUANTILES[slo.percentile],
         )
 
 

@@ -210,7 +210,7 @@ def _service(
         message = "all requests of the trace arrive at once: it has no rate; give workload.request_rate_per_s"
         problems.say(f"{path}workload.request_rate_per_s", message)
         return None
-    if spec.constraints.disaggregated and any(promise.metric == "e2e" for promise in service.promises):
+    if spec.constraints.disaggregated and any(slo.metric == "e2e" for slo in service.slos):
         message = "disaggregated prefill and decode are planned by ttft and tpot; give SLOs on those, not on e2e"
         problems.say(f"{path}slo", message)
     if not nodes:

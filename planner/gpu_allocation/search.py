@@ -13,7 +13,7 @@ from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, Fleet
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.question import AllocationQuestion
 from meshplan.planner.gpu_allocation.replay import NUM_RUNS, NUM_SCREENED, Replay, replay, with_headroom
-from meshplan.planner.serving.problem.requests import Objective
+from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.simulation.metrics import QUANTILES
 
 # A replica kind whose requests violate an SLO may be loaded to this share of what it was; the fleet is planned again.
@@ -67,18 +67,18 @@ def compile_question(question: AllocationQuestion) -> Compiled:
     """Price every kind on every bucket and put the problem together."""
     rejected: Counter[str] = Counter()
     found = replicas(question, rejected)
-    return assemble(question, found, [service.promises for service in question.services], rejected)
+    return assemble(question, found, [service.slos for service in question.services], rejected)
 
 
 def assemble(
     question: AllocationQuestion,
     found: Sequence[Replica],
-    promises: Sequence[Sequence[Objective]],
+    slos: Sequence[Sequence[Slo]],
     rejected: Counter[str] | None = None,
 ) -> Compiled:
     """The fleet problem for given SLOs, from kinds that are priced already."""
     buckets = [bucket for service in question.services for bucket in service.buckets]
-    kept, table = offerings(found, question.offers, capacities(found, len(buckets), promises))
+    kept, table = offerings(found, question.offers, capacities(found, len(buckets), slos))
     spec = question.spec
     problem = FleetProblem(
         name=spec.name,
@@ -221,7 +221,7 @@ def _tightened(compiled: Compiled, replays: Sequence[Replay], headroom: dict[int
         broken: dict[int, float] = {}
         for kept in one.kept:
             if not kept.is_kept:
-                share = QUANTILES.get(kept.promise.percentile, 1.0)
+                share = QUANTILES.get(kept.slo.percentile, 1.0)
                 broken[kept.service] = max(broken.get(kept.service, 0.0), share)
         for service, target in broken.items():
             mine = [g for g in one.by_kind if compiled.offerings[g].replica.service == service]

@@ -16,17 +16,9 @@ from pydantic import AfterValidator, Field, model_validator
 from meshplan.planner.core.spec_fields import MAX_USD, Count, Dollars, SpecModel
 from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, ScenarioPolicy
-from meshplan.planner.serving.problem.requests import Objective
-from meshplan.planner.serving.problem.spec import (
-    MAX_RATE_PER_S,
-    KvCacheFormat,
-    Latency,
-    SchemeName,
-    Tokens,
-    known_promises,
-    promises_of,
-)
-from meshplan.planner.serving.search.candidates import MAX_UTILIZATION
+from meshplan.planner.serving.problem.problem import MAX_UTILIZATION
+from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
+from meshplan.planner.serving.problem.spec import MAX_RATE_PER_S, KvCacheFormat, Latency, SchemeName, Tokens
 
 MAX_BUCKETS, MAX_HOURS, MAX_NODES = 4096, 8784, 1_000_000
 _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|currency")
@@ -92,7 +84,7 @@ class ServiceSpec(SpecModel):
     name: str = Field(default="", description="unique; the model's name where left out")
     model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
     workload: AllocationWorkloadSpec
-    slo: Annotated[dict[str, Latency], AfterValidator(known_promises)] = Field(
+    slo: Annotated[dict[str, Latency], AfterValidator(known_slos)] = Field(
         min_length=1, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
     )
     quantization: list[SchemeName] | None = Field(
@@ -101,9 +93,9 @@ class ServiceSpec(SpecModel):
     kv_cache: KvCacheFormat = "bf16"
 
     @property
-    def promises(self) -> tuple[Objective, ...]:
+    def slos(self) -> tuple[Slo, ...]:
         """The SLOs on latency."""
-        return promises_of(self.slo)
+        return slos_of(self.slo)
 
 
 class OfferSpec(SpecModel):
@@ -250,7 +242,7 @@ class AllocationSpec(SpecModel):
     name: str = ""
     model: str | None = None
     workload: AllocationWorkloadSpec | None = None
-    slo: Annotated[dict[str, Latency], AfterValidator(known_promises)] | None = None
+    slo: Annotated[dict[str, Latency], AfterValidator(known_slos)] | None = None
     quantization: list[SchemeName] | None = Field(default=None, min_length=1)
     kv_cache: KvCacheFormat = "bf16"
     services: Annotated[list[ServiceSpec], Field(min_length=1, max_length=16)] | None = None

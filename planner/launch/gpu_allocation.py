@@ -18,7 +18,7 @@ from meshplan.planner.emit.artifact import Artifact, EmitOptions, EmittedPlan
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.launch.serving import host_type
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

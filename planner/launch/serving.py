@@ -10,7 +10,7 @@ from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog

@@ -1,4 +1,4 @@
-"""What users ask after the plan: how much more it takes, what if requests change, what another trade-off would give."""
+"""Further answers about a chosen deployment: headroom, sensitivity to the requests, other trade-offs, what-ifs."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
+from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Arrival, Role, ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.cache_shapes import simulated_shapes
 from meshplan.planner.serving.search.candidates import layout_label
-from meshplan.planner.serving.search.deployment import judge
 from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
+from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.what_if import what_if
-from meshplan.planner.serving.simulation.metrics import attainment, confidence_interval, goodput, samples_of
+from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of
 from meshplan.planner.serving.simulation.series import series
+from meshplan.planner.serving.simulation.slo_attainment import attainment, goodput
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
 NUM_BINS = 60
@@ -26,8 +28,9 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
     """The ``answer`` of a serving plan.
 
     Returns:
-        ``pareto`` (closed form, promises aside), ``num_running``, ``useful_batch``, ``sensitivity`` (the chosen
-        deployment under other requests) and, where a rate is given, ``max_request_rate_per_s`` within the promises.
+        ``pareto`` (closed form, including points that violate SLOs), ``num_running``, ``useful_batch``, ``sensitivity``
+        (the chosen deployment under other requests) and, where a rate is given, ``max_request_rate_per_s`` within the
+        SLOs.
     """
     last = chosen.candidate.parts[-1][0]
     found: dict[str, Any] = {
@@ -39,7 +42,7 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
                 "num_running": point.num_running,
                 "tokens_per_s_per_user": point.tokens_per_s_per_user,
                 "tokens_per_s_per_device": point.tokens_per_s_per_device,
-                "keeps_promises": point.keeps_promises,
+                "keeps_promises": point.meets_slos,
             }
             for point in pareto_front(report.mixed, problem.workload.output_length)
         ],
@@ -53,42 +56,42 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
     }
     if last.placed.role is not Role.PREFILL:
         found["useful_batch"] = useful_batch(last)
-    if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.promises:
+    if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.slos:
         found["max_request_rate_per_s"] = sustainable_rate(problem, chosen.candidate, seed=seed)
     return found
 
 
 def _series(chosen: Simulated) -> dict[str, list[float]]:
-    """Requests and cache over the simulated time, :data:`NUM_BINS` averages each."""
+    """Requests and KV cache use over the simulated time, :data:`NUM_BINS` averages each."""
     over_time = series(chosen.judged.run, num_bins=NUM_BINS)
     names = ("end_s", "decoding", "prefilling", "queued", "kv_use")
     return {name: [float(f"{value:.4g}") for value in getattr(over_time, name)] for name in names}
 
 
 def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
-    """How sure the simulation is: 95 % confidence intervals of the promised latencies, and the share of requests
-    within all promises, with its Wilson lower bound.
+    """Sampling uncertainty: 95 % confidence intervals of the latencies with an SLO, and the share of requests within
+    every SLO with its Wilson lower bound.
     """
     run = chosen.judged.run
     intervals = {}
-    for promise in problem.promises:
-        if promise.metric != "itl" and chosen.judged.metrics.latencies[promise.metric].count:
-            low, high = confidence_interval(samples_of(run, promise.metric), promise.percentile)
-            intervals[promise.key] = {"low": low, "high": high}
+    for slo in problem.slos:
+        if slo.metric != "itl" and chosen.judged.metrics.latencies[slo.metric].count:
+            low, high = confidence_interval(samples_of(run, slo.metric), slo.percentile)
+            intervals[slo.key] = {"low": low, "high": high}
     found: dict[str, Any] = {"num_requests": len(run), "intervals": intervals}
-    if problem.promises:
-        share, at_least = attainment(run, problem.promises)
-        found |= {"attainment": share, "attainment_at_least": at_least, "goodput_per_s": goodput(run, problem.promises)}
+    if problem.slos:
+        share, at_least = attainment(run, problem.slos)
+        found |= {"attainment": share, "attainment_at_least": at_least, "goodput_per_s": goodput(run, problem.slos)}
     return found
 
 
 def what_if_rows(problem: ServingProblem) -> list[dict[str, Any]]:
-    """Bounds on shapes that no supported engine runs, as plain JSON; see the module that computes them."""
+    """Bounds on deployments that no supported engine runs, as plain JSON."""
     return [{**asdict(shape), "validated": False} for shape in what_if(problem)]
 
 
 def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[str, Any]]:
-    """The chosen deployment with its KV cache kept elsewhere, too, at the load that it was judged under."""
+    """The chosen deployment with other places for its KV cache, under the load of its judgement."""
     candidate, workload = chosen.candidate, problem.workload
     if problem.has_free_load:
         rate = chosen.judged.requests_per_s
@@ -99,7 +102,7 @@ def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[
 
 
 def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
-    """Devices that the plan leaves free, and why."""
+    """Devices that the plan leaves idle, and why."""
     have = sum(machine.num_devices for machine in problem.machines.values())
     idle = have - chosen.candidate.config.num_devices
     if idle <= 0:
@@ -118,7 +121,7 @@ def _sensitivity(problem: ServingProblem, chosen: Simulated, seed: int) -> Itera
             "ttft_p99_s": latencies["ttft"].p99,
             "tpot_mean_s": latencies["tpot"].mean,
             "num_rejected": judged.metrics.num_rejected,
-            "broken": [promise.key for promise, _ in judged.broken],
+            "broken": [slo.key for slo, _ in judged.violated],
         }
 
 
@@ -127,7 +130,7 @@ def _changed(problem: ServingProblem, chosen: Simulated) -> Iterator[tuple[str, 
     if base.trace is not None:
         return
     rate = base.request_rate_per_s
-    if problem.has_free_load:  # at the load that the plan chose
+    if problem.has_free_load:  # at the rate of the plan
         rate = chosen.judged.requests_per_s
         base = replace(base, arrival=Arrival.POISSON, request_rate_per_s=rate)
     yield "prompts twice as long", replace(base, input_length=LONGER * base.input_length)

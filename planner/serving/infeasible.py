@@ -1,6 +1,6 @@
-"""No deployment keeps every promise: which promise binds, what comes nearest, and the least change that would do.
+"""No deployment meets every SLO: which constraint binds, what comes nearest, and the smallest change that suffices.
 
-Promises and limits are relaxed one at a time and the question asked again; every statement is the result of a search.
+SLOs and limits are relaxed one at a time and the search is repeated, so every statement is the result of a search.
 """
 
 from __future__ import annotations
@@ -11,25 +11,25 @@ from typing import Any
 
 from meshplan.planner.serving.advice import what_if_rows
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Objective
+from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.candidates import config_label
 from meshplan.planner.serving.search.search import ServingReport, search_serving
 
-# Factors by which a promise is eased until a plan is found, and by which the devices are multiplied.
-EASED = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
+# Factors by which an SLO is relaxed until a plan is found, and by which the devices are multiplied.
+RELAXED = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
 MORE_DEVICES = (2, 4, 8, 16)
 
 
 def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: int = 0) -> dict[str, Any]:
-    """The part of an infeasible plan's ``solution`` that tells what to do.
+    """The part of an infeasible plan's ``solution`` that says what to change.
 
     Returns:
-        ``binding_constraint``, ``nearest_miss`` (in words, with the configuration), ``least_change`` (changes, each of
-        which alone makes the question feasible) and ``what_if`` (shapes that no supported engine runs).
+        ``binding_constraint``, ``nearest_miss`` (with its configuration), ``least_change`` (changes, each of which
+        alone makes the question feasible) and ``what_if`` (deployments that no supported engine runs).
     """
-    changes = [*_eased_promises(problem, seed), *_more_devices(problem, seed), *_lifted_limits(problem, seed)]
-    changes = changes or [*_all_eased(problem, seed)]
+    changes = [*_relaxed_slos(problem, seed), *_more_devices(problem, seed), *_lifted_limits(problem, seed)]
+    changes = changes or [*_all_relaxed(problem, seed)]
     return {
         "binding_constraint": changes[0]["constraint"] if changes else _most_frequent(report),
         "nearest_miss": _nearest(report),
@@ -38,36 +38,36 @@ def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: 
     }
 
 
-def _eased_promises(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
-    """For each promise the smallest of the tried factors that makes a plan possible."""
-    for promise in problem.promises:
-        for factor in EASED:
-            eased = replace(promise, limit_s=factor * promise.limit_s)
-            found = _best(replace(problem, promises=_with(problem.promises, promise, eased)), seed)
+def _relaxed_slos(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
+    """For each SLO the smallest of the tried factors that makes a plan possible."""
+    for slo in problem.slos:
+        for factor in RELAXED:
+            relaxed = replace(slo, limit_s=factor * slo.limit_s)
+            found = _best(replace(problem, slos=_with(problem.slos, slo, relaxed)), seed)
             if found is None:
                 continue
-            value = found.judged.metrics.value(promise)
+            value = found.judged.metrics.value(slo)
             yield {
-                "constraint": f"{promise.key}: promised {promise.limit_s:g} s",
-                "change": f"{promise.key}: {_rounded_up(value):g}",
+                "constraint": _limit_text(slo),
+                "change": f"{slo.key}: {_rounded_up(value):g}",
                 "reached": value,
                 "label": config_label(found.candidate.config),
             }
             break
 
 
-def _all_eased(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
-    """The smallest of the tried factors on all promises at once, where no single change does."""
-    for factor in EASED:
-        eased = tuple(replace(promise, limit_s=factor * promise.limit_s) for promise in problem.promises)
-        found = _best(replace(problem, promises=eased), seed)
+def _all_relaxed(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
+    """The smallest of the tried factors on all SLOs at once, where no single change suffices."""
+    for factor in RELAXED:
+        relaxed = tuple(replace(slo, limit_s=factor * slo.limit_s) for slo in problem.slos)
+        found = _best(replace(problem, slos=relaxed), seed)
         if found is None:
             continue
-        reached = {promise.key: found.judged.metrics.value(promise) for promise in problem.promises}
-        broken = [promise for promise in problem.promises if reached[promise.key] > promise.limit_s]
+        reached = {slo.key: found.judged.metrics.value(slo) for slo in problem.slos}
+        violated = [slo for slo in problem.slos if not slo.is_met(reached[slo.key])]
         yield {
-            "constraint": " and ".join(f"{promise.key}: promised {promise.limit_s:g} s" for promise in broken),
-            "change": " and ".join(f"{promise.key}: {_rounded_up(reached[promise.key]):g}" for promise in broken),
+            "constraint": " and ".join(_limit_text(slo) for slo in violated),
+            "change": " and ".join(f"{slo.key}: {_rounded_up(reached[slo.key]):g}" for slo in violated),
             "label": config_label(found.candidate.config),
         }
         return
@@ -112,26 +112,31 @@ def _best(problem: ServingProblem, seed: int) -> Simulated | None:
     return solution.assignment
 
 
-def _with(promises: tuple[Objective, ...], old: Objective, new: Objective) -> tuple[Objective, ...]:
-    return tuple(new if promise is old else promise for promise in promises)
+def _with(slos: tuple[Slo, ...], old: Slo, new: Slo) -> tuple[Slo, ...]:
+    return tuple(new if slo is old else slo for slo in slos)
 
 
 def _nearest(report: ServingReport) -> Mapping[str, Any] | None:
-    """The simulated deployment whose worst promise is broken by the smallest factor."""
-    missed = [simulated for simulated in report.simulated if simulated.judged.broken]
+    """The simulated deployment whose worst violation exceeds its SLO by the smallest factor."""
+    missed = [simulated for simulated in report.simulated if simulated.judged.violated]
     if not missed:
         return None
 
     def excess(simulated: Simulated) -> float:
-        return max(value / promise.limit_s for promise, value in simulated.judged.broken)
+        slo, value = simulated.judged.worst_violation
+        return value / slo.limit_s
 
     nearest = min(missed, key=excess)
-    promise, value = max(nearest.judged.broken, key=lambda item: item[1] / item[0].limit_s)
+    slo, value = nearest.judged.worst_violation
     return {
         "label": config_label(nearest.candidate.config),
-        "limit": promise.key,
-        "excess_text": f"{value:.3g} s, promised {promise.limit_s:g} s",
+        "limit": slo.key,
+        "excess_text": slo.excess_text(value),
     }
+
+
+def _limit_text(slo: Slo) -> str:
+    return f"{slo.key}: SLO {slo.limit_s:g} s"
 
 
 def _most_frequent(report: ServingReport) -> str:

@@ -10,16 +10,15 @@ from typing import Any
 from meshplan.planner.core.plan import Interval, Plan, plain
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
-from meshplan.planner.serving.problem.config import serving_config_document
+from meshplan.planner.serving.estimator.pools import pool_memory
+from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Pool, ServingConfig
 from meshplan.planner.serving.resolve import ResolvedServing
 from meshplan.planner.serving.search.branch import NOISE, Simulated
-from meshplan.planner.serving.search.candidates import HOURS, MILLION, config_label
-from meshplan.planner.serving.search.deployment import pool_memory, site_of
+from meshplan.planner.serving.search.candidates import config_label, usd_per_million_tokens
 from meshplan.planner.serving.search.search import ServingReport
 
-# Latencies that every plan predicts, beside those that were promised.
+# Latencies that every plan predicts, in addition to those with an SLO.
 SHOWN = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "e2e_mean_s", "e2e_p99_s")
 _THROUGHPUT = "throughput"
 
@@ -38,10 +37,10 @@ def make_serving_plan(
     Args:
         resolved: the problem and its sources.
         chosen: the best deployment.
-        report: what the search saw.
+        report: the record of the search.
         solution: the solver's report.
         identity: kind, spec and digests.
-        top: runners-up to keep.
+        top: number of runners-up to keep.
     """
     problem = resolved.problem
     config = chosen.candidate.config
@@ -64,11 +63,11 @@ def make_serving_plan(
 
 
 def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interval]:
-    """Every metric that a plan promises, with its interval."""
+    """Every metric that a plan predicts, with its 90 % interval."""
     metrics, candidate = simulated.judged.metrics, simulated.candidate
     spread = error_factors(problem)
     found: dict[str, Interval] = {}
-    for key in dict.fromkeys((*(promise.key for promise in problem.promises), *SHOWN)):
+    for key in dict.fromkeys((*(slo.key for slo in problem.slos), *SHOWN)):
         metric, percentile, _ = key.split("_")
         latency = metrics.latencies[metric]
         if latency.count:
@@ -85,7 +84,9 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
     if candidate.usd_per_hour is not None:
         found["usd_per_hour"] = _around(candidate.usd_per_hour, 1.0)
         if tokens_per_s > 0.0:
-            found["usd_per_million_tokens"] = _around(candidate.usd_per_hour / HOURS / tokens_per_s * MILLION, factor)
+            found["usd_per_million_tokens"] = _around(
+                usd_per_million_tokens(candidate.usd_per_hour, tokens_per_s), factor
+            )
     if candidate.power_w is not None:
         found["power_w"] = _around(candidate.power_w, 1.0)
         if tokens_per_s > 0.0:
@@ -94,7 +95,7 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
 
 
 def error_factors(problem: ServingProblem) -> dict[str, float]:
-    """Metric → factor either way of its 90 % interval: the widest over the node types in play."""
+    """Metric → factor by which its 90 % interval extends each way: the widest over the node types."""
     widest: dict[str, float] = {}
     for calibration in problem.calibrations.values():
         for name, error in calibration.error_p90.items():
@@ -111,7 +112,7 @@ def _around(value: float, factor: float) -> Interval:
 
 def memory_row(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
     """Bytes of the fullest device of a pool, and what its cache holds."""
-    memory = pool_memory(site_of(problem), pool, problem.workload)
+    memory = pool_memory(problem.site, pool, problem.workload)
     held = memory.kv_capacity_tokens / pool.layout.attention_data_parallel * memory.kv_bytes_per_token
     device = problem.machines[pool.node_type].device
     return {
@@ -128,13 +129,11 @@ def memory_row(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
 
 
 def breakdown(problem: ServingProblem, simulated: Simulated) -> list[dict[str, Any]]:
-    """Where an iteration's time goes, pool by pool, largest first, with what each part rests on."""
+    """Parts of an iteration's time, pool by pool, largest first, with their level of evidence."""
     rows: list[dict[str, Any]] = []
     metrics = simulated.judged.metrics
     for pool in simulated.candidate.config.pools:
-        parts = iteration_parts(
-            problem, pool, num_running=max(metrics.mean_decoding, 1.0), speculation=problem.speculation
-        )
+        parts = iteration_parts(problem, pool, num_running=max(metrics.mean_decoding, 1.0))
         total = sum(part.seconds for part in parts)
         rows += [
             {
@@ -151,11 +150,11 @@ def breakdown(problem: ServingProblem, simulated: Simulated) -> list[dict[str, A
 
 
 def rank_table(problem: ServingProblem, config: ServingConfig) -> tuple[tuple[int, int], ...]:
-    """(host, device on the host) of each rank: workers one after the other, pools of one node type on its hosts.
+    """(host, device on the host) of each rank: workers one after the other, each pool on the hosts of its node type.
 
-    A worker that does not fit what is left of a scale-up domain starts on the next one, if it fits one at all.
+    A worker that fits a scale-up domain, but not the rest of the current one, starts on the next domain.
     """
-    places: list[tuple[int, int]] = []
+    slots: list[tuple[int, int]] = []
     next_device: dict[str, int] = {}
     offsets = _host_offsets(problem)
     for pool in config.pools:
@@ -167,10 +166,10 @@ def rank_table(problem: ServingProblem, config: ServingConfig) -> tuple[tuple[in
             if left < size <= machine.domain_size:
                 first += left
             for device in range(first, first + size):
-                host, place = divmod(device, machine.devices_per_host)
-                places.append((offsets[pool.node_type] + host, place))
+                host, slot = divmod(device, machine.devices_per_host)
+                slots.append((offsets[pool.node_type] + host, slot))
             next_device[pool.node_type] = first + size
-    return tuple(places)
+    return tuple(slots)
 
 
 def _host_offsets(problem: ServingProblem) -> dict[str, int]:
@@ -188,13 +187,13 @@ def _host_offsets(problem: ServingProblem) -> dict[str, int]:
 def runner_up_rows(
     problem: ServingProblem, chosen: Simulated, report: ServingReport, *, top: int
 ) -> list[dict[str, Any]]:
-    """The best simulated deployments, the chosen one first, with what each would do and why it lost."""
+    """The best simulated deployments, the chosen one first, with their figures and why the others were not chosen."""
     rows = []
-    for place, simulated in enumerate(report.simulated[:top]):
+    for index, simulated in enumerate(report.simulated[:top]):
         metrics, config = simulated.judged.metrics, simulated.candidate.config
         rows.append(
             {
-                "name": "chosen" if simulated is chosen else f"rank {place + 1}",
+                "name": "chosen" if simulated is chosen else f"rank {index + 1}",
                 "chosen": simulated is chosen,
                 "config": serving_config_document(config),
                 "label": config_label(config) + _chunk_label(problem, config),
@@ -211,7 +210,7 @@ def runner_up_rows(
 
 
 def _chunk_label(problem: ServingProblem, config: ServingConfig) -> str:
-    """The token budget of an iteration where it is not the engine's default."""
+    """The prefill chunk size where it is not the engine's default."""
     pool = config.pools[0]
     default = problem.rules.default_limits(problem.machines[pool.node_type].device).max_batched_tokens
     budget = pool.limits.max_batched_tokens
@@ -221,16 +220,16 @@ def _chunk_label(problem: ServingProblem, config: ServingConfig) -> str:
 def _reason(chosen: Simulated, other: Simulated) -> str:
     if other is chosen:
         return ""
-    if other.judged.broken:
-        promise, value = max(other.judged.broken, key=lambda item: item[1] / item[0].limit_s)
-        return f"{promise.key} {value:.3g} s, promised {promise.limit_s:g} s"
+    if other.judged.violated:
+        slo, value = other.judged.worst_violation
+        return f"{slo.key} {slo.excess_text(value)}"
     if abs(other.score / chosen.score - 1.0) <= NOISE:
         return "equal, less simple"
     return f"objective {other.score / chosen.score - 1.0:+.1%}"
 
 
 def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
-    """Reason → how many workers or deployments, most frequent first."""
+    """Reasons for rejection with the number of workers or deployments, most frequent first."""
     rows: list[dict[str, Any]] = [
         {"reason": reason, "count": count, "example": None} for reason, count in report.rejected.most_common()
     ]
@@ -241,7 +240,7 @@ def rejected_rows(report: ServingReport) -> list[dict[str, Any]]:
 
 
 def provenance(resolved: ResolvedServing) -> dict[str, Any]:
-    """What the numbers rest on."""
+    """Version, calibration and sources of the figures."""
     problem = resolved.problem
     return {
         "meshplan": version("meshplan"),
@@ -262,7 +261,7 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
 
 
 def catalog_content(resolved: ResolvedServing) -> dict[str, Any]:
-    """Every catalog entry that an answer rests on, as plain JSON; its digest is the plan's ``catalog_digest``."""
+    """Every catalog entry used by an answer, as plain JSON; its digest is the plan's ``catalog_digest``."""
     problem = resolved.problem
     return {
         "machines": plain(problem.machines),

@@ -1,4 +1,4 @@
-"""From the words of a serving spec to a problem with everything looked up, every misfit reported at once."""
+"""From a serving spec to a problem with every name looked up; all mismatches are reported at once."""
 
 from __future__ import annotations
 
@@ -15,18 +15,12 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
+from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
-from meshplan.planner.serving.problem.problem import Pinned, ServingProblem
+from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import checkpoint_formats
-from meshplan.planner.serving.problem.requests import (
-    Arrival,
-    Requests,
-    Role,
-    ServingLimits,
-    ServingObjective,
-    ServingWorkload,
-)
-from meshplan.planner.serving.problem.spec import DEFAULT_NUM_REQUESTS, GIB, ServingSpec
+from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.spec import GIB, ServingSpec
 from meshplan.planner.serving.problem.trace import read_trace
 
 if TYPE_CHECKING:
@@ -87,10 +81,9 @@ def resolve_serving(
         shape=shape,
         machines=machines,
         workload=workload,
-        promises=spec.objectives,
+        slos=spec.slos,
         objective=spec.objective,
         limits=ServingLimits(
-            max_devices={name: machine.num_devices for name, machine in machines.items()},
             max_usd_per_hour=spec.constraints.max_usd_per_hour,
             max_power_w=spec.constraints.max_power_w,
         ),

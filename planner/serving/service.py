@@ -1,4 +1,4 @@
-"""The straight line for serving: spec → catalog → problem → search → plan."""
+"""Answers to serving questions: spec → catalog → problem → search → plan."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
     """The best deployment within the SLO; see :func:`meshplan.planner.service.make_plan`.
 
     Args:
-        question: what is asked.
-        shape: the model where it is known already; the spec's model is not looked up then.
+        question: the spec and the catalog.
+        shape: the model, if it is known already; the spec's model is then not looked up.
     """
     resolved = _resolved(question.document, question.catalog, question.base, shape)
     solution, search = search_serving(
@@ -58,7 +58,7 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
 
 
 def estimate(question: Question) -> Plan:
-    """Simulate one pinned configuration, whatever its promises; what ``fixed`` leaves out takes its plain default.
+    """Simulate one pinned configuration, whether or not it meets the SLOs; other choices take their defaults.
 
     Raises:
         SpecError: malformed, or the pinned choices do not fit together or the device.
@@ -68,7 +68,7 @@ def estimate(question: Question) -> Plan:
         simulated, search = estimate_pinned(resolved.problem, seed=question.seed)
     except ValueError as error:
         raise SpecError([Problem(path="fixed", message=str(error))]) from error
-    report = {"status": "feasible", "solver": "none: one configuration", "kept": not simulated.judged.broken}
+    report = {"status": "feasible", "solver": "none: one configuration", "kept": not simulated.judged.violated}
     identity = plan_identity(question.document, catalog_content(resolved))
     return make_serving_plan(resolved, simulated, search, solution=report, identity=identity, top=1)
 
@@ -81,7 +81,7 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
     other = plan(Question(document=spec, catalog=catalog, top=1), shape=shape)
     pinned = ", ".join(f"{name}={value}" for name, value in choices.items())
     if not other.config:
-        return None, f"with {pinned} no plan keeps every promise: {other.solution['binding_constraint']}"
+        return None, f"with {pinned} no plan meets every SLO: {other.solution['binding_constraint']}"
     mine, theirs = made.solution.get("objective"), other.solution["objective"]
     if mine is None:
         return other, f"with {pinned}"
@@ -101,6 +101,6 @@ def _resolved(
 ) -> ResolvedServing:
     try:
         spec = read_serving_spec(document)
-    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
+    except SpecError as error:  # report unknown names in the same run
         raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
     return resolve_serving(spec, catalog, base, shape=shape)

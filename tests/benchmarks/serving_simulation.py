@@ -20,22 +20,16 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
 from simulation_cases import linear_cost
 
-from meshplan.planner.serving.problem.requests import (
-    Arrival,
-    EngineLimits,
-    Objective,
-    Requests,
-    Role,
-    Router,
-    ServingWorkload,
-)
-from meshplan.planner.serving.search.max_rate import max_rate
+from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.slo import Slo
+from meshplan.planner.serving.search.max_rate import RateSearch
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.engine import simulate
 from meshplan.planner.serving.simulation.metrics import summarize
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import Watch
 
 COST = linear_cost(most_seqs=512)
 NUM_PLANS = 50
@@ -53,9 +47,9 @@ WORKLOADS = {
     "Gamma, 8/s, CV 3": replace(POISSON, arrival=Arrival.GAMMA, burstiness=3.0),
     "all at once": replace(POISSON, arrival=Arrival.ALL_AT_ONCE),
 }
-OBJECTIVES = (
-    Objective(metric="ttft", percentile="p99", limit_s=2.0),
-    Objective(metric="tpot", percentile="p95", limit_s=0.02),
+SLOS = (
+    Slo(metric="ttft", percentile="p99", limit_s=2.0),
+    Slo(metric="tpot", percentile="p95", limit_s=0.02),
 )
 
 
@@ -91,9 +85,9 @@ def main() -> None:
     print("highest Poisson rate within ttft_p99_s 2, tpot_p95_s 0.02, to 1 %: CPU s a plan (target 0.1)")
     for num in (256, 512, 1024, 2048):
         requests = make_requests(replace(POISSON, num_requests=num), seed=1)
-        times = [cpu_s(partial(max_rate, requests, serve, OBJECTIVES)) for _ in range(3)]
-        found = max_rate(requests, serve, OBJECTIVES)
-        print(f"{num:6} requests: {statistics.median(times):.3f} ({found.num_runs} runs, {found.rate_per_s:.2f}/s)")
+        times = [cpu_s(lambda requests=requests: RateSearch(requests, serve, SLOS).close()) for _ in range(3)]
+        found = RateSearch(requests, serve, SLOS).close()
+        print(f"{num:6} requests: {statistics.median(times):.3f} ({found.num_runs} runs, {found.low:.2f}/s)")
     print("several workers, 1,024 requests: CPU ms")
     for name, system in systems().items():
         rate = 8.0 * sum(pool.num_workers for pool in system.pools)
@@ -102,8 +96,8 @@ def main() -> None:
         print(f"{name:34} {statistics.median(times) * 1e3:6.1f}")
 
 
-def serve(requests: Requests, watch: Watch | None = None) -> ServingRun:
-    return simulate(requests, COST, EngineLimits(), kv_capacity_tokens=300_000, watch=watch)
+def serve(requests: Requests, stopping: EarlyStopping | None = None) -> ServingRun:
+    return simulate(requests, COST, EngineLimits(), kv_capacity_tokens=300_000, stopping=stopping)
 
 
 def systems() -> dict[str, ServingSystem]:

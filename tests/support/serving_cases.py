@@ -10,10 +10,7 @@ from emit_cases import H100
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Interval, Plan
 from meshplan.planner.emit.serving.request import HostType, ServingRequest
-from meshplan.planner.serving.problem.config import serving_config_document
-from meshplan.planner.serving.problem.engines import EngineRules
-from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import (
+from meshplan.planner.serving.problem.config import (
     EngineLimits,
     Layout,
     Pool,
@@ -21,7 +18,10 @@ from meshplan.planner.serving.problem.requests import (
     Router,
     ServingConfig,
     Speculation,
+    serving_config_document,
 )
+from meshplan.planner.serving.problem.engines import EngineRules
+from meshplan.planner.serving.problem.quantization import Quantization
 
 NODE = "dgx-h100"
 HOSTS = {NODE: HostType(devices_per_host=8, device=H100)}

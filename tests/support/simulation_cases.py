@@ -14,7 +14,7 @@ def linear_cost(
     *,
     most_seqs: int = 256,
     most_tokens: int = 8192,
-    lanes: int = 1,
+    concurrent_batches: int = 1,
     pipeline_parallel: int = 1,
     tokens_per_step: float = 1.0,
     verified_tokens: int = 1,
@@ -27,10 +27,12 @@ def linear_cost(
 ) -> StepCost:
     """Every table a straight line: roughly a 70B model on eight devices."""
     return StepCost(
-        lanes=lanes,
+        concurrent_batches=concurrent_batches,
         pipeline_parallel=pipeline_parallel,
         dense_s=[fixed_s + token_s * m for m in range(most_tokens + verified_tokens)],
-        experts_s=[0.3 * token_s * m for m in range((most_tokens + most_seqs) * lanes * verified_tokens + 1)],
+        experts_s=[
+            0.3 * token_s * m for m in range((most_tokens + most_seqs) * concurrent_batches * verified_tokens + 1)
+        ],
         outputs_s=[1e-4 + 1e-6 * m for m in range(most_seqs + 1)],
         decode_fixed_s=[1e-5 * math.sqrt(n) for n in range(most_seqs + 1)],
         decode_context_s=[context_s * (1.0 + 1.0 / (n + 1)) for n in range(most_seqs + 1)],

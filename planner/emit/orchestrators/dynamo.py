@@ -13,7 +13,7 @@ from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.orchestrators import serving_kubernetes as kube
 from meshplan.planner.emit.serving.job import Argument, PoolProgram, ServingJob
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.serving.problem.requests import Role, Router
+from meshplan.planner.serving.problem.config import Role, Router
 
 TARGET = "dynamo"
 FILE = "dynamographdeployment.yaml"

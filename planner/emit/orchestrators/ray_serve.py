@@ -16,7 +16,7 @@ from meshplan.planner.emit.orchestrators import kubernetes, serving_kubernetes
 from meshplan.planner.emit.serving.job import EVERY_INTERFACE, PoolProgram, ServingJob
 from meshplan.planner.emit.serving.readme import serving_overview
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.serving.problem.requests import Role, Router
+from meshplan.planner.serving.problem.config import Role, Router
 
 TARGET = "ray"
 FILE = PurePosixPath("serve.yaml")

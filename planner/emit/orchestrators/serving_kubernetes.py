@@ -16,7 +16,7 @@ from meshplan.planner.emit.hosts import refuse_named_hosts
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
 from meshplan.planner.emit.serving.readme import serving_overview
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 PORT = 8100
 _FILES = "files"

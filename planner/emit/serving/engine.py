@@ -21,8 +21,8 @@ from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.terms import refuse_serving
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Term, feature_rows, write_all
+from meshplan.planner.serving.problem.config import Pool, Role, Router
 from meshplan.planner.serving.problem.engines import EngineRules
-from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
 SERVE_ON: tuple[Argument, ...] = ("--host", EVERY_INTERFACE, "--port", Template(text="{port}"))
 # vllm-router is a fork of sglang-router: the policies have the same names.

@@ -13,7 +13,7 @@ from itertools import groupby
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.hosts import check_hostname, check_places
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.serving.problem.requests import Pool
+from meshplan.planner.serving.problem.config import Pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

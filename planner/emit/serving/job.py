@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.serving.problem.requests import Pool, Role
+from meshplan.planner.serving.problem.config import Pool, Role
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

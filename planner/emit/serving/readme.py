@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from meshplan.planner.emit.artifact import Artifact, stamp
 from meshplan.planner.emit.serving.job import ServingJob
 from meshplan.planner.emit.text import README_FILE, plain
-from meshplan.planner.serving.problem.requests import Pool
+from meshplan.planner.serving.problem.config import Pool
 
 
 def serving_overview(job: ServingJob, *, num_hosts: int, start: str = "", notes: Sequence[str] = ()) -> Artifact:

@@ -10,9 +10,8 @@ from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.serving.problem.config import serving_config_from_document
+from meshplan.planner.serving.problem.config import Role, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
-from meshplan.planner.serving.problem.requests import Role, ServingConfig
 
 _PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve

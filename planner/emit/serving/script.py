@@ -18,7 +18,7 @@ from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.serving.hosts import Worker, place
 from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
 ROUTER_SCRIPT = PurePosixPath("router.sh")

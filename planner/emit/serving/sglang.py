@@ -18,8 +18,8 @@ from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, Rout
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term, count, stated, write_only
+from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.engines import SGLANG
-from meshplan.planner.serving.problem.requests import Layout, Pool, Role
 
 VERIFIED = ParserVerified(
     framework="sglang",

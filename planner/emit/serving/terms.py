@@ -11,8 +11,8 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.terms import Arguments, Term, count, stated
+from meshplan.planner.serving.problem.config import Pool
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES, EngineRules
-from meshplan.planner.serving.problem.requests import Pool
 
 # How often a limit counts, by the data-parallel ranks that the arguments state.
 Ranks = Callable[[Arguments], int]

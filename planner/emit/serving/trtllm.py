@@ -29,8 +29,8 @@ from meshplan.planner.emit.serving.job import (
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term, count, nested, write_all, write_only
+from meshplan.planner.serving.problem.config import Pool, Role, Router
 from meshplan.planner.serving.problem.engines import TRTLLM
-from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
 _READ = "not machine-checked: from the documentation of 1.2.1"
 _KV_CACHE = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}

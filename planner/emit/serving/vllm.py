@@ -18,8 +18,8 @@ from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, Rout
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term, write_only
+from meshplan.planner.serving.problem.config import Pool, Role, Router
 from meshplan.planner.serving.problem.engines import VLLM
-from meshplan.planner.serving.problem.requests import Pool, Role, Router
 
 VERIFIED = ParserVerified(
     framework="vllm",

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from meshplan.planner.gpu_allocation.replicas.problem import Bucket, GpuAllocationProblem, GpuType
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 RESERVED = "reserved"
 

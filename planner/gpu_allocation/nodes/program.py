@@ -37,7 +37,7 @@ import numpy.typing as npt
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.milp import Program
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetProblem, Offer
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 # A bucket with traffic counts as at least this much of a replica: below lies the solvers' tolerance.
 _LEAST_LOAD = 1e-6

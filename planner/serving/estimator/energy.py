@@ -1,8 +1,8 @@
-"""Average power of devices that serve, as a share of the board's limit.
+"""Average power of serving devices, as a share of the board's power limit.
 
-Prefill is bound by arithmetic and runs at the limit, decode by memory and runs below it: medians of the peak and of the
-average over the Splitwise profiles, whose time is nearly all decode (Patel et al., ISCA 2024, arXiv:2311.18677; A100,
-2 to 8 devices, 44 configurations: peak 1.01, average 0.61 of the limit).
+Prefill is compute-bound and runs at the limit, decode is memory-bound and runs below it. The shares are medians of the
+peak and of the average over the Splitwise profiles, whose time is nearly all decode (Patel et al., ISCA 2024,
+arXiv:2311.18677; A100, 2 to 8 devices, 44 configurations: peak 1.01, average 0.61 of the limit).
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""One worker's iteration times: model, device, layout and formats to the tables of a :class:`StepCost`.
+"""Iteration times of one worker: from model, device, layout and formats to the tables of a :class:`StepCost`.
 
-For T tokens on one lane, per layer and device (h hidden size, a heads, k key/value heads, d head size, f MLP width, V
-vocabulary, t tensor-parallel devices):
+For the T tokens of one batch (of one attention data-parallel rank), per layer and device, with h hidden size, a heads,
+k key/value heads, d head size, f MLP width, V vocabulary and t tensor-parallel devices:
 
-- attention: products (T, (a + 2⌈k/t⌉t)·d/t, h) and (T, h, a·d/t); latent attention its low-rank factors, the absorbed
-  products included; norms, rotary embedding and cache write as memory-bound kernels; an all-reduce of T·h where t > 1;
+- attention: matrix products (T, (a + 2⌈k/t⌉t)·d/t, h) and (T, h, a·d/t); latent attention: its low-rank factors with
+  the absorbed products; norms, rotary embedding and cache write as memory-bound kernels; an all-reduce of T·h where t >
+  1;
 - dense MLP: (T, 2f/t, h) and (T, h, f/t), activation; an all-reduce;
-- MoE layer: router, shared experts on the lane's tokens; routed experts and their exchange on all lanes' tokens;
-- the LM head (n, V/t, h) for the sequences that leave a token.
+- MoE layer: router and shared experts on the rank's tokens; routed experts and their exchange on all ranks' tokens;
+- the LM head (n, V/t, h) for the sequences that yield a token.
 """
 
 from __future__ import annotations
@@ -23,15 +24,16 @@ from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.estimator.table import Table, token_knots
-from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES, Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, Layout, Role, Speculation
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role, Speculation
+from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
-# Memory-bound kernels of one layer's attention and MLP halves, and hidden-size elements they move a token (norm with
-# residual: 4; rotary embedding and cache write: their own width).
+# Memory-bound kernels of the attention and the MLP half of a layer, and the hidden-size elements that a norm with
+# residual moves per token (rotary embedding and cache write move their own width).
 ATTENTION_KERNELS, MLP_KERNELS = 3.0, 2.0
 NORM_ELEMENTS = 4.0
 # Tokens of an iteration at which work turns from memory-bound to compute-bound: ridge points of A100 to B200 in 8 and
@@ -41,12 +43,12 @@ MEMORY_BOUND_TOKENS, COMPUTE_BOUND_TOKENS = 256.0, 2048.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextRange:
-    """Tokens of context between which attention is made linear.
+    """Context lengths between which attention time is linearised, tokens.
 
     Args:
         prompt: prompt tokens of a request.
         least: context of a decoding request at its first token.
-        most: at its last.
+        most: context at its last token.
     """
 
     prompt: float
@@ -56,19 +58,19 @@ class ContextRange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTimes:
-    """Device seconds of one traversal of all stages, at knots.
+    """Device seconds of one traversal of all stages, at the knots of the tables.
 
     Args:
-        knots: [K] tokens of one lane.
+        knots: [K] tokens of one batch.
         dense_s: [K] weights, norms, tensor-parallel collectives.
-        together: [G] tokens of all lanes of a stage.
+        together: [G] tokens of all ranks of a stage.
         experts_s: [G] routed experts and their exchange.
-        seqs: [N] requests of one lane.
+        seqs: [N] requests of one batch.
         head_s: [N] LM head and sampling.
         decode_fixed_s: [N] decode attention at no context.
-        decode_context_s: [N] its growth per cached token of the lane.
+        decode_context_s: [N] its growth per cached token of the batch.
         prefill_pair_s: prefill attention per attended pair.
-        prefill_fixed_s: the rest of it.
+        prefill_fixed_s: prefill attention at no attended pair.
     """
 
     knots: FloatArray
@@ -85,20 +87,20 @@ class DeviceTimes:
 
 @dataclass(frozen=True, kw_only=True)
 class Worker:
-    """Prices one worker.
+    """One worker: every method returns seconds.
 
     Args:
         shape: the model.
         machine: device and links.
-        engine: whose kernels and constants are priced.
-        layout: degrees.
+        engine: whose kernels are priced.
+        layout: degrees of parallelism.
         limits: of the scheduler.
         quantization: formats.
         constants: calibrated.
-        contexts: of the workload.
-        role: a prefill worker runs no decodes.
+        contexts: context lengths of the workload.
+        role: prefill workers run no decodes.
         speculation: None without a draft.
-        all_reduce: engine whose all-reduce kernels it calls; empty for its own.
+        all_reduce: engine whose all-reduce kernels are called; empty for its own.
     """
 
     shape: ModelShape
@@ -124,11 +126,6 @@ class Worker:
         return Exchange(
             machine=self.machine, engine=self.all_reduce or self.engine, custom_all_reduce=self.limits.custom_all_reduce
         )
-
-    @property
-    def lanes(self) -> int:
-        """Groups of devices with requests of their own."""
-        return self.layout.pipeline_parallel * self.layout.attention_data_parallel
 
     # --- by part ------------------------------------------------------------------------------------------------------
 
@@ -165,11 +162,11 @@ class Worker:
         return products + self.operators.memory_op_s(moved, kernels=MLP_KERNELS)
 
     def all_reduce_s(self, tokens: FloatArray) -> FloatArray:
-        """One all-reduce of the lane's hidden states."""
+        """One all-reduce of a batch's hidden states."""
         return self.exchange.all_reduce_s(tokens * self.shape.hidden_size * BYTES_16_BIT, self.layout.tensor_parallel)
 
     def routed_s(self, tokens: FloatArray) -> FloatArray:
-        """Routed experts of one layer on the busiest device; ``tokens`` of all lanes of a stage."""
+        """Routed experts of one layer on the most loaded device; ``tokens`` of all ranks of a stage."""
         moe, layout = self.shape.moe, self.layout
         if moe is None:
             return np.zeros_like(tokens)
@@ -185,28 +182,28 @@ class Worker:
         )
 
     def expert_exchange_s(self, tokens: FloatArray) -> FloatArray:
-        """Exchange between attention and experts of one layer; ``tokens`` of all lanes of a stage."""
+        """Dispatch and combine of one layer; ``tokens`` of all ranks of a stage."""
         moe, layout = self.shape.moe, self.layout
-        lanes = layout.attention_data_parallel
-        if moe is None or lanes == 1:
-            return np.zeros_like(tokens)  # attention and experts share their devices: the all-reduce does it
+        ranks = layout.attention_data_parallel
+        if moe is None or ranks == 1:
+            return np.zeros_like(tokens)  # attention and experts share their devices: the all-reduce suffices
         return self.exchange.experts_s(
-            tokens / lanes,
+            tokens / ranks,
             group=layout.expert_parallel * layout.expert_tensor_parallel,
-            lanes=lanes,
+            ranks=ranks,
             hidden=self.shape.hidden_size,
             top_k=moe.num_experts_per_token,
             activation_bytes=SCHEMES[self.quantization.experts].activation_bytes,
         )
 
     def head_s(self, sequences: FloatArray) -> FloatArray:
-        """LM head and sampling of ``sequences`` of one lane."""
+        """LM head and sampling for ``sequences`` of one batch."""
         columns = self.shape.vocab_size / self.layout.tensor_parallel
         product = self.operators.gemm_s("bf16", sequences, columns, self.shape.hidden_size)
         return product + self.operators.memory_op_s(4.0 * 3.0 * sequences * columns, kernels=3.0)
 
     def dense_parts_s(self, tokens: FloatArray) -> Mapping[str, FloatArray]:
-        """All layers' work on a lane's own tokens, by part."""
+        """Work of all layers on the tokens of one batch, without attention and routed experts, by part."""
         shape, t = self.shape, self.layout.tensor_parallel
         layers, moe_layers = shape.num_hidden_layers, shape.num_moe_layers
         attention = layers * self.attention_linear_s(tokens)
@@ -227,7 +224,7 @@ class Worker:
     # --- attention over the cache -------------------------------------------------------------------------------------
 
     def decode_attention_s(self, sequences: FloatArray, context: FloatArray) -> FloatArray:
-        """All layers' attention of a lane's decodes over ``context`` tokens each."""
+        """Attention of all layers for the decodes of one batch over ``context`` tokens each."""
         shape, t = self.shape, self.layout.tensor_parallel
         held = context / self.layout.context_parallel
         if shape.latent is not None:
@@ -255,7 +252,7 @@ class Worker:
         return total
 
     def prefill_attention_s(self, prompt: FloatArray) -> FloatArray:
-        """All layers' attention of whole prompts of ``prompt`` tokens, one prompt at a time."""
+        """Attention of all layers for whole prompts of ``prompt`` tokens, one prompt at a time."""
         shape, t, held = self.shape, self.layout.tensor_parallel, self.layout.context_parallel
         heads = shape.num_attention_heads // t
         if shape.latent is not None:
@@ -286,19 +283,22 @@ class Worker:
     # --- tables -------------------------------------------------------------------------------------------------------
 
     def scale(self, tokens: FloatArray) -> FloatArray:
-        """Calibrated factor on device time at ``tokens`` of a lane; see :func:`scale`."""
+        """Calibrated factor on device time at ``tokens`` per batch; see :func:`scale`."""
         return scale(self.constants, tokens)
+
+    @property
+    def _verified_tokens(self) -> int:
+        return 1 if self.speculation is None else self.speculation.verified_tokens
 
     @cached_property
     def device_times(self) -> DeviceTimes:
-        """What the kernels and links say, before any constant is applied."""
-        verified = 1 if self.speculation is None else self.speculation.num_draft_tokens + 1
-        lane_seqs = -(-self.limits.max_num_seqs // self.lanes)
-        most = self.limits.max_batched_tokens + lane_seqs * verified
+        """Times from kernels and links alone, before calibration."""
+        batch_seqs = -(-self.limits.max_num_seqs // self.layout.concurrent_batches)
+        most = self.limits.max_batched_tokens + batch_seqs * self._verified_tokens
         knots = token_knots(most)
         together = token_knots(most * self.layout.attention_data_parallel)
         routed = self.shape.num_moe_layers * (self.routed_s(together) + self.expert_exchange_s(together))
-        seqs = token_knots(lane_seqs + 1)
+        seqs = token_knots(batch_seqs + 1)
         fixed, slope = self._decode_line(seqs)
         pair_s, prefill_fixed_s = self._prefill_line()
         return DeviceTimes(
@@ -318,23 +318,22 @@ class Worker:
         """The tables; see :class:`StepCost`.
 
         Args:
-            constants: other than the worker's own, for fits: kernels are priced once.
+            constants: replace the worker's own in fits, so that kernels are priced only once.
         """
-        use, times, lanes = constants or self.constants, self.device_times, self.lanes
+        use, times, batches = constants or self.constants, self.device_times, self.layout.concurrent_batches
         launch = use.launch_s_per_layer * self.shape.num_hidden_layers
         host = use.host_step_s if self.limits.cuda_graphs else use.host_step_s + launch
-        stage_lanes = self.layout.attention_data_parallel
-        prefill = use.prefill_factor
+        ranks, prefill = self.layout.attention_data_parallel, use.prefill_factor
         fixed, slope = (
             self._by_request(times.seqs, use.decode_factor * values)
-            for values in (times.decode_fixed_s, times.decode_context_s / lanes)
+            for values in (times.decode_fixed_s, times.decode_context_s / batches)
         )
         cost = StepCost(
-            lanes=lanes,
+            concurrent_batches=batches,
             pipeline_parallel=self.layout.pipeline_parallel,
             dense_s=Table(times.knots, host + scale(use, times.knots) * times.dense_s, int(times.knots[-1])),
             experts_s=Table(
-                times.together, scale(use, times.together / stage_lanes) * times.experts_s, int(times.together[-1])
+                times.together, scale(use, times.together / ranks) * times.experts_s, int(times.together[-1])
             ),
             outputs_s=Table(times.seqs, times.head_s + use.host_s_per_seq * times.seqs, int(times.seqs[-1])),
             decode_fixed_s=fixed,
@@ -344,25 +343,25 @@ class Worker:
             prefill_least_s=use.host_step_s + launch,
             admission_steps=use.first_token_steps,
             tokens_per_step=1.0 if self.speculation is None else self.speculation.tokens_per_step,
-            verified_tokens=1 if self.speculation is None else self.speculation.num_draft_tokens + 1,
+            verified_tokens=self._verified_tokens,
         )
         return cost if self.speculation is None else with_draft(cost, self.speculation)
 
-    def _by_request(self, lane_seqs: FloatArray, values: FloatArray) -> list[float]:
-        """Values at a lane's requests as a list by the worker's, 0 first."""
+    def _by_request(self, batch_seqs: FloatArray, values: FloatArray) -> list[float]:
+        """Values by requests of one batch as a list by requests of the whole worker; 0 for none."""
         counts = np.arange(1, self.limits.max_num_seqs + 1)
-        return [0.0, *np.interp(-(-counts // self.lanes), lane_seqs, values).tolist()]
+        return [0.0, *np.interp(-(-counts // self.layout.concurrent_batches), batch_seqs, values).tolist()]
 
-    def _decode_line(self, lane: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Attention of a lane's n decodes: its value at no context and its growth per cached token of the lane."""
-        least = np.full_like(lane, max(self.contexts.least, 1.0))
-        most = np.maximum(np.full_like(lane, self.contexts.most), least + 1.0)
-        low, high = (np.maximum.accumulate(self.decode_attention_s(lane, held)) for held in (least, most))
-        per_token = np.maximum((high - low) / ((most - least) * lane), 0.0)
-        return np.maximum(low - per_token * lane * least, 0.0), per_token
+    def _decode_line(self, seqs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Attention for the n decodes of a batch: its value at no context and its growth per cached token."""
+        least = np.full_like(seqs, max(self.contexts.least, 1.0))
+        most = np.maximum(np.full_like(seqs, self.contexts.most), least + 1.0)
+        low, high = (np.maximum.accumulate(self.decode_attention_s(seqs, held)) for held in (least, most))
+        per_token = np.maximum((high - low) / ((most - least) * seqs), 0.0)
+        return np.maximum(low - per_token * seqs * least, 0.0), per_token
 
     def _prefill_line(self) -> tuple[float, float]:
-        """Prefill attention per attended pair, and what is left at none."""
+        """Prefill attention per attended pair, and its value at no pair."""
         prompt = np.array([max(self.contexts.prompt / 2.0, 1.0), max(self.contexts.prompt, 2.0)])
         seconds, pairs = self.prefill_attention_s(prompt), attended_pairs(prompt, None)
         slope = max(float((seconds[1] - seconds[0]) / (pairs[1] - pairs[0])), 0.0)
@@ -370,14 +369,14 @@ class Worker:
 
 
 def scale(constants: ServingConstants, tokens: FloatArray) -> FloatArray:
-    """Calibrated factor on device time: decode's at few tokens, prefill's at many, log-linear between."""
+    """Calibrated factor on device time: of decode for few tokens, of prefill for many, log-linear between."""
     span = np.log(COMPUTE_BOUND_TOKENS / MEMORY_BOUND_TOKENS)
     share = np.clip(np.log(np.maximum(tokens, 1.0) / MEMORY_BOUND_TOKENS) / span, 0.0, 1.0)
     return np.asarray(constants.decode_factor ** (1.0 - share) * constants.prefill_factor**share)
 
 
 def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
-    """The same tables with the draft model's steps added to every decode iteration."""
+    """The tables with the draft model's steps added to every decode iteration."""
     share = speculation.num_draft_tokens * speculation.draft_cost
     knots = token_knots(cost.max_num_seqs)
     fixed = np.array([cost.decode_fixed_s[int(n)] + share * cost.decode_s(int(n)) for n in knots])
@@ -385,7 +384,7 @@ def with_draft(cost: StepCost, speculation: Speculation) -> StepCost:
 
 
 def attended_pairs(prompt: FloatArray, window: int | None) -> FloatArray:
-    """(query, key) pairs of a causal prompt: n·(n + 1)/2, less what lies outside the window.
+    """(query, key) pairs of a causal prompt: n·(n + 1)/2, minus those outside the window.
 
     >>> attended_pairs(np.array([4.0]), None).tolist(), attended_pairs(np.array([4.0]), 2).tolist()
     ([10.0], [7.0])

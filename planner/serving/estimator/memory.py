@@ -1,4 +1,4 @@
-"""Device memory of a serving worker: weights, KV cache, workspace – and how many tokens of cache are left.
+"""Device memory of a serving worker: weights, workspace, and the number of KV cache tokens that fit in the rest.
 
 - Weights of one device of a stage: attention / (t·pipeline), dense MLP and shared experts / (t·pipeline), routed
   experts / (expert × expert-tensor × pipeline), embedding and LM head / t, each in its scheme's bytes. Key/value heads
@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES, Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, Layout
+from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.serving.problem.config import EngineLimits, Layout
+from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
-# CUDA context, communicators and captured graphs of one process (vLLM's memory profiling logs report 1 to 3 GiB beside
-# weights, activations and cache).
+# CUDA context, communicators and captured graphs of one process (vLLM's memory profiling logs report 1 to 3 GiB in
+# addition to weights, activations and cache).
 FIXED_BYTES = 2.0 * 2**30
 # Live tensors of a forward pass, in hidden-size elements of one token: residual, norm, attention in and out.
 LIVE_HIDDEN_TENSORS = 6.0
@@ -32,8 +33,8 @@ class WorkerMemory:
     Args:
         weights_bytes: of the device.
         workspace_bytes: activations of the largest iteration, logits, graphs, context.
-        kv_bytes_per_token: cache of one token on one device of the lane that holds it.
-        budget_bytes: what the engine may use.
+        kv_bytes_per_token: cache of one token on one device of the rank that holds it.
+        budget_bytes: memory that the engine may use.
         kv_capacity_tokens: tokens of cache that the whole worker holds; 0 where the weights do not fit.
     """
 
@@ -105,7 +106,7 @@ def worker_memory(
         layout: of the worker.
         limits: of its scheduler; ``memory_fraction`` of the device's usable memory is its budget.
         quantization: formats of weights and cache.
-        context: tokens that a request holds on average, which decides what windows save.
+        context: mean tokens held by a request, which determines the effect of sliding windows.
     """
     weights = weights_bytes(shape, quantization, layout)
     t = layout.tensor_parallel
@@ -117,18 +118,18 @@ def worker_memory(
     full = kv_bytes_per_token(shape, quantization, tensor_parallel=t)
     per_token = full * window_share(shape, context) / (layout.pipeline_parallel * layout.context_parallel)
     budget = limits.memory_fraction * device.usable_memory_bytes
-    lane_tokens = max(budget - weights - workspace, 0.0) / per_token
+    rank_tokens = max(budget - weights - workspace, 0.0) / per_token
     return WorkerMemory(
         weights_bytes=weights,
         workspace_bytes=workspace,
         kv_bytes_per_token=per_token,
         budget_bytes=budget,
-        kv_capacity_tokens=int(lane_tokens * layout.attention_data_parallel),
+        kv_capacity_tokens=int(rank_tokens * layout.attention_data_parallel),
     )
 
 
 def window_share(shape: ModelShape, context: float) -> float:
-    """Cache that layers with sliding windows keep over what full layers would, for requests of ``context`` tokens."""
+    """KV cache with sliding windows relative to full attention, for requests of ``context`` tokens."""
     if not shape.sliding_windows:
         return 1.0
     kept = [1.0 if window is None else min(window / max(context, 1.0), 1.0) for window in shape.sliding_windows]

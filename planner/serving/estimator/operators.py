@@ -1,9 +1,9 @@
-"""Times of single operators of inference on one device: measured surfaces where there are, rooflines elsewhere.
+"""Times of single inference operators on one device: measured surfaces where they exist, rooflines elsewhere.
 
-Every method takes arrays that broadcast and returns seconds. A device that was not measured itself takes the surfaces
-of one with the same chip, rescaled to its own memory bandwidth; what has none at all is priced by a roofline whose
-efficiencies are the medians over the devices that have them. What a user's own device run found slower or faster
-(:mod:`meshplan.catalogs.surfaces.operator_scales`) multiplies either. The evidence level says which it was.
+Every method takes arrays that broadcast and returns seconds. A device that was not measured itself uses the surfaces of
+one with the same chip, rescaled to its own memory bandwidth. Where there is no surface, a roofline is used whose
+efficiencies are medians over the measured devices. Factors from the user's own device profile
+(:mod:`meshplan.catalogs.surfaces.operator_scales`) multiply both. The evidence level says which was used.
 
 - Matrix product m×k by k×n: :mod:`meshplan.catalogs.surfaces.gemm`; else t₀ + ((2·m·n·k/R)⁴ + (bytes/B)⁴)^¼.
 - Attention: :mod:`meshplan.catalogs.surfaces.attention` and :mod:`~meshplan.catalogs.surfaces.latent_attention`; else
@@ -14,6 +14,7 @@ efficiencies are the medians over the devices that have them. What a user's own 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,15 +37,16 @@ from meshplan.catalogs.surfaces.files import FRAMEWORKS
 from meshplan.catalogs.surfaces.gemm import gemm_surface
 from meshplan.catalogs.surfaces.latent_attention import latent_attention_surface
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.quantization import SCHEMES
 
 PREFILL_CLASS, DECODE_CLASS = ATTENTION_CLASSES
 
-# KERNEL_S of a quantised product with the kernel that quantises its input. The surfaces of fp8 and nvfp4 were timed
-# with unfused quantisation (t₀ 10 to 15 µs on Hopper and Blackwell); engines fuse it into the norm before.
+# Launch time of a quantised product, including the kernel that quantises its input. The surfaces of fp8 and nvfp4 were
+# timed with unfused quantisation (t₀ 10 to 15 µs on Hopper and Blackwell); engines fuse it into the norm before.
 QUANTIZED_KERNEL_S = 5e-6
-# Grouped products over a plain product of the same shape (routing, padding to tiles).
+# Rate of grouped products relative to a plain product of the same shape (routing, padding to tiles).
 GROUPED_SHARE = 0.7
 # Dtypes to fall back on where the device lacks one.
 _PEAK_CHAIN = {
@@ -52,7 +54,7 @@ _PEAK_CHAIN = {
     "fp8": ("fp8", "bf16", "fp16"),
     "int8": ("int8", "bf16", "fp16"),
 }
-# Device → one with the same chip whose kernels were measured, and that one's memory bandwidth (devices.yaml).
+# Device → a device with the same chip whose kernels were measured, and its memory bandwidth (devices.yaml).
 _SAME_CHIP = {
     "a100-sxm-40gb": ("a100-sxm-80gb", 2039e9),
     "a100-pcie-80gb": ("a100-sxm-80gb", 2039e9),
@@ -63,7 +65,7 @@ _SAME_CHIP = {
     "gh200": ("h200-sxm-141gb", 4800e9),
 }
 _KV_DTYPE = {2.0: "bf16", 1.0: "fp8"}
-# Scheme → names of its fused kernels, the first that was measured on a device is taken.
+# Scheme → names of its fused MoE kernels; the first that was measured on a device is used.
 _EXPERT_KERNELS = {
     "bf16": ("bfloat16",),
     "fp16": ("bfloat16",),
@@ -75,26 +77,26 @@ _EXPERT_KERNELS = {
     "w4a16": ("int4_wo",),
 }
 GATED = 3
-# Tokens of a batch up to which engines run their kernels for decode, and from which those for prefill.
+# Batch sizes, in tokens, up to which engines use their decode kernels and from which their prefill kernels.
 FEW_TOKENS, MANY_TOKENS = 256.0, 2048.0
-# Load of experts under real routing: a power law of this exponent on the fullest device; the mildest that was measured.
+# Power-law exponent of the expert load under real routing, on the most loaded device; the mildest that was measured.
 ROUTING_SKEW = 1.01
 
 
 def peak_flops_per_s(device: Device, dtype: str) -> float:
-    """Dense peak for a dtype, or for what the device runs instead, FLOP/s."""
+    """Dense peak for a dtype, or for the one that the device uses in its place, FLOP/s."""
     chain = _PEAK_CHAIN.get(dtype, ("bf16", "fp16", "fp32"))
     return next(device.peak_flops_per_s[name] for name in chain if name in device.peak_flops_per_s)
 
 
 def gemm_class(scheme: str) -> str:
-    """Class of a scheme's products among the scales of a device: by the format that they multiply in."""
+    """Class of a scheme's products among the scales of a device: by the format of the multiplication."""
     dtype = SCHEMES[scheme].peak_dtype
     return f"{GEMM_CLASS}.{'nvfp4' if dtype == 'fp4' else dtype}"
 
 
 def measured_as(device: Device) -> str:
-    """Slug of the device whose measured times stand for this one's."""
+    """Slug of the device whose measured times are used for this one."""
     return _SAME_CHIP.get(device.slug, (device.slug, 0.0))[0]
 
 
@@ -120,7 +122,7 @@ class Operators:
         return EvidenceLevel.FITTED if is_fitted else EvidenceLevel.DATASHEET
 
     def _rescaled(self, seconds: FloatArray, flops: FloatArray | float, moved_bytes: FloatArray | float) -> FloatArray:
-        """Seconds of the measured device on this one, by what bounds them."""
+        """Seconds of the measured device converted to this one, by compute and memory bound."""
         if self.device.slug not in _SAME_CHIP:
             return seconds
         compute = flops / peak_flops_per_s(self.device, "bf16")
@@ -168,7 +170,7 @@ class Operators:
         return np.asarray(KERNEL_S + (compute**4 + memory**4) ** 0.25)
 
     def memory_op_s(self, moved_bytes: FloatArray, *, kernels: float) -> FloatArray:
-        """Memory-bound work in a number of kernels."""
+        """Memory-bound work in a number of kernels, s."""
         seconds = kernels * KERNEL_S + moved_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
         return self._own(MEMORY_CLASS) * seconds
 
@@ -189,12 +191,9 @@ class Operators:
         seen = context if window is None else np.minimum(context, window)
         cache = num_seqs * seen * kv_heads * 2.0 * head_dim * kv_bytes
         flops = 4.0 * num_seqs * seen * heads * head_dim
-        surface = attention_surface(measured_as(self.device), "decode", self.engine) or attention_surface(
-            measured_as(self.device), "decode"
-        )
-        if surface is None:
-            return self._own(DECODE_CLASS) * self._attention_s(flops, cache)
-        seconds = surface.time_s(
+        seconds = self._measured_s(
+            attention_surface,
+            "decode",
             batch=num_seqs,
             context=context,
             num_heads=heads,
@@ -203,35 +202,26 @@ class Operators:
             window=window or 0,
             kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8"),
         )
-        return self._own(DECODE_CLASS) * self._rescaled(seconds, flops, cache)
+        return self._decode_s(seconds, flops, cache)
 
     def latent_decode_attention_s(
         self, num_seqs: FloatArray, context: FloatArray, *, heads: int, width: int, rank: int, kv_bytes: float
     ) -> FloatArray:
-        """The same over a latent cache of ``width`` elements a token, of which ``rank`` are the values."""
+        """Decode attention over a latent cache of ``width`` elements per token, of which ``rank`` are the values."""
         cache = num_seqs * context * width * kv_bytes
         flops = 2.0 * num_seqs * context * heads * (width + rank)
-        surface = latent_attention_surface(measured_as(self.device), "decode", self.engine) or latent_attention_surface(
-            measured_as(self.device), "decode"
-        )
-        if surface is None:
-            return self._own(DECODE_CLASS) * self._attention_s(flops, cache)
-        seconds = surface.time_s(
-            batch=num_seqs, context=context, num_heads=heads, kv_dtype=_KV_DTYPE.get(kv_bytes, "fp8")
-        )
-        return self._own(DECODE_CLASS) * self._rescaled(seconds, flops, cache)
+        kv_dtype = _KV_DTYPE.get(kv_bytes, "fp8")
+        sizes = {"batch": num_seqs, "context": context, "num_heads": heads, "kv_dtype": kv_dtype}
+        seconds = self._measured_s(latent_attention_surface, "decode", **sizes)
+        return self._decode_s(seconds, flops, cache)
 
     def prefill_attention_s(
         self, prompt: FloatArray, *, heads: int, kv_heads: int, head_dim: int, window: int | None, pairs: FloatArray
     ) -> FloatArray:
         """One layer's causal attention of a whole prompt with ``pairs`` attended (query, key) pairs."""
-        flops = 4.0 * pairs * heads * head_dim
-        surface = attention_surface(measured_as(self.device), "prefill", self.engine) or attention_surface(
-            measured_as(self.device), "prefill"
-        )
-        if surface is None:
-            return self._own(PREFILL_CLASS) * self._prefill_roofline_s(flops)
-        seconds = surface.time_s(
+        seconds = self._measured_s(
+            attention_surface,
+            "prefill",
             batch=1.0,
             context=0.0,
             num_heads=heads,
@@ -241,29 +231,37 @@ class Operators:
             window=window or 0,
         )
         moved = BYTES_16_BIT * 4.0 * prompt * heads * head_dim
-        return self._own(PREFILL_CLASS) * self._rescaled(seconds, flops, moved)
+        return self._prefill_s(seconds, 4.0 * pairs * heads * head_dim, moved)
 
     def latent_prefill_attention_s(
         self, prompt: FloatArray, *, heads: int, query_dim: int, value_dim: int, pairs: FloatArray
     ) -> FloatArray:
-        """The same with keys and values expanded from the latent cache."""
-        flops = 2.0 * pairs * heads * (query_dim + value_dim)
-        surface = latent_attention_surface(
-            measured_as(self.device), "prefill", self.engine
-        ) or latent_attention_surface(measured_as(self.device), "prefill")
-        if surface is None:
-            return self._own(PREFILL_CLASS) * self._prefill_roofline_s(flops)
-        seconds = surface.time_s(batch=1.0, context=0.0, num_heads=heads, new_tokens=prompt)
+        """Prefill attention with keys and values expanded from the latent cache."""
+        sizes = {"batch": 1.0, "context": 0.0, "num_heads": heads, "new_tokens": prompt}
+        seconds = self._measured_s(latent_attention_surface, "prefill", **sizes)
         moved = BYTES_16_BIT * 2.0 * prompt * heads * (query_dim + value_dim)
-        return self._own(PREFILL_CLASS) * self._rescaled(seconds, flops, moved)
+        return self._prefill_s(seconds, 2.0 * pairs * heads * (query_dim + value_dim), moved)
 
-    def _prefill_roofline_s(self, flops: FloatArray) -> FloatArray:
-        return KERNEL_S + flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
+    def _measured_s(self, find: Callable[..., Any], phase: str, **sizes: Any) -> FloatArray | None:
+        """Seconds from the surface of the engine's kernels, else of any; None where neither was measured."""
+        slug = measured_as(self.device)
+        surface = find(slug, phase, self.engine) or find(slug, phase)
+        return None if surface is None else np.asarray(surface.time_s(**sizes))
 
-    def _attention_s(self, flops: FloatArray, cache_bytes: FloatArray) -> FloatArray:
+    def _decode_s(self, measured: FloatArray | None, flops: FloatArray, cache_bytes: FloatArray) -> FloatArray:
+        """Measured seconds on this device; without any, the slower of reading the cache and multiplying."""
+        if measured is not None:
+            return self._own(DECODE_CLASS) * self._rescaled(measured, flops, cache_bytes)
         memory = cache_bytes / (MEMORY_SHARE * self.device.memory_bandwidth_bytes_per_s)
         compute = flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
-        return np.asarray(KERNEL_S + np.maximum(memory, compute))
+        return self._own(DECODE_CLASS) * np.asarray(KERNEL_S + np.maximum(memory, compute))
+
+    def _prefill_s(self, measured: FloatArray | None, flops: FloatArray, moved_bytes: FloatArray) -> FloatArray:
+        """Measured seconds on this device; without any, the multiplications alone."""
+        if measured is not None:
+            return self._own(PREFILL_CLASS) * self._rescaled(measured, flops, moved_bytes)
+        compute = flops / (PREFILL_ATTENTION_SHARE * peak_flops_per_s(self.device, "bf16"))
+        return self._own(PREFILL_CLASS) * (KERNEL_S + compute)
 
     def attention_level(self, role: Role) -> EvidenceLevel:
         """How well attention is known in a role."""
@@ -275,7 +273,8 @@ class Operators:
     def _expert_kernels_s(self, scheme: str, tokens: FloatArray, **sizes: Any) -> FloatArray | None:
         """Fused experts: the fastest kernel measured on the device for few tokens, the engine's own for many.
 
-        Engines pick special kernels for decode batches, which the tables of one engine often miss; None without any.
+        Engines choose special kernels for decode batches, which the tables of a single engine often lack. None without
+        any table.
         """
         for kernel in _EXPERT_KERNELS.get(scheme, ()):
             fastest = expert_surface(measured_as(self.device), kernel)
@@ -302,8 +301,8 @@ class Operators:
     ) -> FloatArray:
         """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``.
 
-        Tables with balanced routing hit min(k·T, E) experts with T tokens, where tokens that choose by themselves hit
-        E·(1 − (1 − k/E)^T): times are scaled by what the kernel takes for as many experts.
+        Tables with balanced routing hit min(k·T, E) experts with T tokens, independent choices hit E·(1 − (1 − k/E)^T):
+        times are scaled by the ratio of the kernel's times for these numbers of experts.
         """
         groups = max(round(num_experts / local_experts), 1)
         distinct = distinct_experts(tokens, top_k=top_k, num_experts=num_experts)

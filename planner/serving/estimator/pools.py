@@ -1,26 +1,26 @@
-"""From a pool of a configuration to what a simulation runs: the tables of its iterations and its scheduler's limits."""
+"""From a pool of a configuration to what a simulation runs: a priced worker, its scheduler's limits and its memory."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
-from meshplan.planner.serving.problem.requests import Admission, EngineLimits, Pool, ServingWorkload, Speculation
+from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
+from meshplan.planner.serving.problem.config import Admission, EngineLimits, Pool, Speculation
+from meshplan.planner.serving.problem.problem import Site
+from meshplan.planner.serving.problem.requests import ServingWorkload
 
 
 def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> EngineLimits:
     """The limits as the engine's scheduler applies them.
 
-    Engines that prefill between decode iterations count as unchunked; those that never cut a prompt, but mix it with
-    decodes all the same, get a budget that holds one beside every running request.
+    Engines that prefill between decode iterations count as unchunked. Engines that never cut a prompt, but mix it with
+    decodes all the same, get a budget that holds one prompt and every running request.
     """
-    lanes = pool.layout.attention_data_parallel
+    ranks = pool.layout.attention_data_parallel
     longest = workload.input_length if workload.trace is None else float(workload.trace.input_length.max())
-    each = -(-pool.limits.max_num_seqs // lanes)
+    each = -(-pool.limits.max_num_seqs // ranks)
     budget = pool.limits.max_batched_tokens
     if recipe.whole_prompts:
         budget = max(budget, int(longest) + each)
@@ -29,35 +29,37 @@ def scheduled(pool: Pool, recipe: EngineRecipe, workload: ServingWorkload) -> En
         receive_interval=recipe.receive_interval,
         batch_wait_steps=recipe.batch_wait_steps,
         batch_wait_share=recipe.batch_wait_share,
-        balance_wait_steps=recipe.balance_wait_steps if lanes > 1 else 0,
+        balance_wait_steps=recipe.balance_wait_steps if ranks > 1 else 0,
     )
     chunked = shares and not recipe.exclusive_prefill
     return replace(pool.limits, max_batched_tokens=budget, chunked_prefill=chunked, admission=admission)
 
 
-def pool_worker(
-    shape: ModelShape,
-    machine: Machine,
-    pool: Pool,
-    *,
-    recipe: EngineRecipe,
-    constants: ServingConstants,
-    workload: ServingWorkload,
-    speculation: Speculation | None = None,
-) -> Worker:
-    """One worker of a pool as the estimator prices it, attention made linear over the contexts of the workload."""
-    mean = (1.0 + workload.length_ratio) / 2.0
-    prompt, output = mean * workload.input_length, mean * workload.output_length
+def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: Speculation | None = None) -> Worker:
+    """One worker of a pool, priced at the context lengths of the workload."""
+    prompt, output = workload.mean_lengths
     return Worker(
-        shape=shape,
-        machine=machine,
-        engine=recipe.engine,
-        all_reduce=recipe.all_reduce,
+        shape=site.shape,
+        machine=site.machines[pool.node_type],
+        engine=site.recipe.engine,
+        all_reduce=site.recipe.all_reduce,
         layout=pool.layout,
-        limits=scheduled(pool, recipe, workload),
+        limits=scheduled(pool, site.recipe, workload),
         quantization=pool.quantization,
-        constants=constants,
+        constants=site.constants[pool.node_type],
         contexts=ContextRange(prompt=prompt, least=prompt, most=prompt + max(output, 1.0)),
         role=pool.role,
         speculation=speculation,
+    )
+
+
+def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemory:
+    """Memory of one worker of a pool; requests hold their prompt and half of their output on average."""
+    return worker_memory(
+        site.shape,
+        site.machines[pool.node_type].device,
+        pool.layout,
+        pool.limits,
+        pool.quantization,
+        context=workload.input_length + workload.output_length / 2.0,
     )

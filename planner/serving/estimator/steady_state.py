@@ -1,13 +1,15 @@
-"""Steady state of a worker in closed form, by the number of requests that it runs: what the search prunes with.
+"""Steady state of a worker in closed form, by the number of running requests: the bound with which the search prunes.
 
-With n requests running, each of s prompt and o output tokens, every iteration advances all of them, and for each that
-completes one prompt must be prefilled. With d(n) a decode iteration at the mean context, F(n) what one prompt adds::
+With n running requests of s prompt and o output tokens each, every iteration advances all of them, and for each
+completion one prompt must be prefilled. With d(n) the time of a decode iteration at the mean context and F(n) the time
+that one prompt adds::
 
     tpot(n) = d(n)/v + (n/(o − 1))·F(n)
     rate(n) = n / ((o − 1)·tpot(n) + F(n))
 
-(v tokens an iteration). Rates are upper bounds of what a simulation of n running requests can reach: prompts are
-spread over all lanes, no block of the cache is wasted and nothing waits. Times are lower bounds of the means.
+(v tokens per iteration). Rates are upper bounds of what a simulation of n running requests can reach: prompts are
+spread over all concurrent batches, no block of the cache is wasted and nothing waits. Times are lower bounds of the
+means.
 """
 
 from __future__ import annotations
@@ -19,21 +21,21 @@ from numpy.typing import NDArray
 
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
-# Running requests below which every number is priced, and numbers at which the cost of a chunk is.
+# Every number of running requests below ALL_BELOW is priced; the cost of a prefill chunk at MOST_SAMPLED of them.
 ALL_BELOW, MOST_SAMPLED = 32, 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SteadyState:
-    """One worker by running requests; every number up to 32, then sixteen an octave: N numbers.
+    """Steady states of one worker at N numbers of running requests: all up to 32, then sixteen per doubling.
 
     Args:
         num_seqs: [N] n, rising.
         tpot_s: [N] mean time per output token.
-        prefill_s: [N] what one prompt adds to the worker's time (its own time to the first token, unloaded, at n = 1).
-        rate_per_s: [N] requests finished.
+        prefill_s: [N] time that one prompt adds to the worker's (at n = 1 without load: its time to the first token).
+        rate_per_s: [N] completed requests per second.
     """
 
     num_seqs: NDArray[np.int64]
@@ -47,7 +49,7 @@ def prompt_chunks(prompt: float, cached: float, budget: int) -> list[tuple[int, 
 
     Args:
         prompt: prompt tokens.
-        cached: of those, found in the prefix cache.
+        cached: prompt tokens found in the prefix cache.
         budget: most new tokens of one iteration.
     """
     done, left = cached, max(round(prompt - cached), 1)
@@ -60,7 +62,7 @@ def prompt_chunks(prompt: float, cached: float, budget: int) -> list[tuple[int, 
 
 
 def prefill_s(cost: StepCost, prompt: float, *, cached: float = 0.0, budget: int, spread: int = 1) -> float:
-    """A worker's time for one prompt with nothing else running, ``spread`` alike prompts on as many lanes at once."""
+    """Time for one prompt on an otherwise idle worker, where ``spread`` identical prompts run in as many batches."""
     return (
         sum(
             cost.step_s(0, 0.0, spread, spread * new, spread * pairs)
@@ -83,13 +85,13 @@ def steady_state(
     """Steady states of a worker.
 
     Args:
-        cost: of its iterations.
+        cost: its iteration times.
         role: a decode worker prefills nothing.
         prompt: s, tokens.
         output: o, tokens; the first comes from the prefill.
         cached: prompt tokens found in the prefix cache.
         budget: new tokens of one iteration.
-        most: N, most requests that run at once.
+        most: most requests that run at once.
     """
     counts = running_counts(most)
     context = counts * (prompt + output / 2.0)
@@ -114,19 +116,19 @@ def steady_state(
 
 
 def _added_s(cost: StepCost, num_seqs: int, new: int, pairs: float) -> float:
-    """What one chunk adds to an iteration of ``num_seqs`` decodes when all lanes prefill at once, per prompt."""
-    spread = min(cost.lanes, max(num_seqs, 1))
+    """Time per prompt that a chunk adds to an iteration of ``num_seqs`` decodes when all batches prefill at once."""
+    spread = min(cost.concurrent_batches, max(num_seqs, 1))
     mixed = cost.step_s(num_seqs, 0.0, spread, spread * new, spread * pairs)
     return (mixed - cost.step_s(num_seqs, 0.0, 0, 0, 0.0)) / spread
 
 
 def running_counts(most: int) -> NDArray[np.int64]:
-    """Numbers of running requests that are priced: all of the first, then sixteen an octave, up to ``most``."""
+    """Numbers of running requests that are priced: all of the first, then sixteen per doubling, up to ``most``."""
     octaves = np.arange(np.log2(ALL_BELOW), np.log2(max(most, ALL_BELOW)) + 1 / 16, 1 / 16)
     counts = np.concatenate([np.arange(1, ALL_BELOW), np.round(2.0**octaves)])
     return np.unique(np.minimum(counts, max(most, 1))).astype(np.int64)
 
 
 def _some(length: int) -> NDArray[np.int64]:
-    """A few positions among ``length``: the addition of a chunk hardly depends on n."""
+    """A few positions among ``length``: the time that a chunk adds hardly depends on n."""
     return np.unique(np.linspace(0, length - 1, min(length, MOST_SAMPLED)).round().astype(np.int64))

@@ -1,4 +1,4 @@
-"""Seconds by a whole number, priced at few knots and read at any: lists where reads are many, interpolation beyond."""
+"""Seconds as a function of a whole number: priced at a few knots, interpolated between them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
 
-# Entries kept as a list: decode batches, which simulations read most. Prompt chunks beyond are interpolated when read.
+# Entries kept as a list: decode batches, which simulations read most. Larger arguments are interpolated on reading.
 LISTED = 1024
 
 
@@ -19,8 +19,8 @@ class Table(Sequence[float]):
 
     Args:
         knots: rising whole numbers from 1 to most.
-        seconds: at the knots; made not to fall.
-        most: last entry.
+        seconds: at the knots; made non-decreasing.
+        most: last argument.
     """
 
     __slots__ = ("_head", "_knots", "_most", "_seconds")
@@ -63,6 +63,6 @@ class Table(Sequence[float]):
 
 
 def token_knots(most: int) -> FloatArray:
-    """Token counts at which tables are priced: eight an octave, whole numbers, up to ``most``."""
+    """Token counts at which tables are priced: whole numbers, eight per doubling, up to ``most``."""
     octaves = np.arange(0.0, np.log2(max(most, 2)) + 0.125, 0.125)
     return np.unique(np.minimum(np.round(2.0**octaves), most)).astype(np.float64)

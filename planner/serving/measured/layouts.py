@@ -13,15 +13,16 @@ from meshplan.catalogs.constants.engine_recipes import EngineRecipe
 from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, spreads_attention, started_as
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role
 from meshplan.planner.serving.problem.quantization import (
-    BYTES_16_BIT,
     KV_CACHE_BYTES,
     SCHEMES,
     Quantization,
     checkpoint_formats,
 )
-from meshplan.planner.serving.problem.requests import Arrival, EngineLimits, Layout, Pool, Role, ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
 

@@ -19,7 +19,8 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.measured.layouts import Server, benchmark_run, observed_formats, observed_pools
 from meshplan.planner.serving.measured.workloads import observed_workload
-from meshplan.planner.serving.problem.requests import Requests, Role, ServingConfig, ServingWorkload
+from meshplan.planner.serving.problem.config import Role, ServingConfig
+from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, row_id, shown
 
 if TYPE_CHECKING:

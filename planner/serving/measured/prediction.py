@@ -10,8 +10,10 @@ from meshplan.planner.serving.estimator.energy import average_power_w
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.measured.observations import ServedRun
-from meshplan.planner.serving.problem.requests import Arrival, Role
-from meshplan.planner.serving.search.deployment import Site, serve
+from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.problem import Site
+from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.search.deployment import serve
 from meshplan.planner.serving.simulation.metrics import Metrics, summarize
 from meshplan.planner.serving.simulation.run import ServingRun
 
@@ -49,30 +51,24 @@ class PreparedRun:
         """One worker of each pool."""
         run = self.run
         return tuple(
-            pool_worker(
-                run.shape,
-                run.machine,
-                pool,
-                recipe=run.recipe,
-                constants=ServingConstants(),
-                workload=run.workload,
-                speculation=run.config.speculation,
-            )
+            pool_worker(self._site(ServingConstants()), pool, run.workload, run.config.speculation)
             for pool in run.config.pools
         )
 
     def served(self, constants: ServingConstants) -> ServingRun:
         """The run as clients would see it."""
+        costs = [worker.step_cost(constants) for worker in self.workers]
+        return serve(self._site(constants), self.run.config, self.run.workload, costs=costs)
+
+    def _site(self, constants: ServingConstants) -> Site:
         run = self.run
         nodes = {pool.node_type for pool in run.config.pools}
-        site = Site(
+        return Site(
             shape=run.shape,
             machines=dict.fromkeys(nodes, run.machine),
             recipe=run.recipe,
             constants=dict.fromkeys(nodes, constants),
         )
-        costs = [worker.step_cost(constants) for worker in self.workers]
-        return serve(site, run.config, run.workload, costs=costs)
 
     def predicted(self, constants: ServingConstants) -> dict[str, float]:
         """Every metric of the run that a simulation predicts; empty if a request does not fit."""

@@ -1,27 +1,252 @@
-"""The choices of a serving plan as the plain JSON that a plan stores, and back."""
+"""A deployment: the choices of a serving plan, and the plain JSON in which a plan stores them.
+
+A *layout* splits one engine instance (a worker) over its devices, a *pool* is a number of identical workers with one
+role, a *configuration* is the pools: one of the role ``mixed`` (aggregated), or ``prefill`` and ``decode``
+(disaggregated, arXiv:2401.09670, arXiv:2311.18677).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from enum import Enum
 from typing import Any
 
 from meshplan.catalogs.errors import EmitError
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import (
-    EngineLimits,
-    KvTier,
-    Layout,
-    Pool,
-    Role,
-    Router,
-    ServingConfig,
-    Speculation,
-)
+
+
+class Role(Enum):
+    """What a pool of workers does."""
+
+    MIXED = "mixed"  # prefill and decode in the same engine
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Degrees of parallelism of one engine instance.
+
+    Devices = tensor × pipeline × attention-data × context. Expert layers regroup the devices of a stage as
+    expert × expert-tensor.
+
+    Args:
+        tensor_parallel: devices that split each attention block.
+        pipeline_parallel: stages.
+        attention_data_parallel: ranks with attention weights, KV cache and requests of their own, which exchange
+            tokens in the expert layers.
+        expert_parallel: devices over which experts are spread.
+        expert_tensor_parallel: devices that split each expert.
+        context_parallel: devices that split each sequence's KV cache (decode) and tokens (prefill).
+    """
+
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    attention_data_parallel: int = 1
+    expert_parallel: int = 1
+    expert_tensor_parallel: int = 1
+    context_parallel: int = 1
+
+    @property
+    def devices_per_stage(self) -> int:
+        """Devices of one pipeline stage."""
+        return self.tensor_parallel * self.attention_data_parallel * self.context_parallel
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of one engine instance."""
+        return self.devices_per_stage * self.pipeline_parallel
+
+    @property
+    def concurrent_batches(self) -> int:
+        """Batches in flight at once: every attention data-parallel rank keeps one per pipeline stage."""
+        return self.pipeline_parallel * self.attention_data_parallel
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Admission:
+    """When a busy scheduler admits waiting prompts; admitting later trades TTFT for fuller prefill batches.
+
+    An idle worker admits immediately.
+
+    Args:
+        receive_interval: decode iterations between two polls of the request queue; an iteration with prompts is always
+            followed by a poll (SGLang ``--scheduler-recv-interval``).
+        batch_wait_steps: most iterations for which prompts wait for others to be prefilled with (TensorRT-LLM
+            ``batch_wait_timeout_iters``); 0 disables the wait.
+        batch_wait_share: share of an iteration's token budget at which that wait ends
+            (``batch_wait_max_tokens_ratio``).
+        balance_wait_steps: iterations between admissions while fewer prompts wait than there are concurrent batches,
+            so that attention data-parallel ranks prefill together (``attention_dp_config``: ``enable_balance`` and
+            ``timeout_iters``); 0 disables it.
+    """
+
+    receive_interval: int = 1
+    batch_wait_steps: int = 0
+    batch_wait_share: float = 1.0
+    balance_wait_steps: int = 0
+
+    @property
+    def is_immediate(self) -> bool:
+        """No rule delays a prompt."""
+        return self == Admission()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineLimits:
+    """Settings of the engine's scheduler.
+
+    Args:
+        max_num_seqs: most requests running in one worker (all of its attention data-parallel ranks together).
+        max_batched_tokens: token budget of one iteration of one attention data-parallel rank: prefill is cut into
+            chunks so that it fits (Sarathi-Serve, arXiv:2403.02310).
+        chunked_prefill: prompts may be cut and share an iteration with decodes; otherwise prompts are prefilled
+            between decode iterations, whole unless one is longer than the budget.
+        memory_fraction: share of device memory that weights, activations and KV cache may take.
+        prefix_caching: cached prefixes are not prefilled again.
+        cuda_graphs: iterations are replayed as CUDA graphs instead of being launched kernel by kernel.
+        custom_all_reduce: the engine's own all-reduce kernels are used inside a node instead of NCCL's.
+        admission: when prompts are admitted; not a choice of a plan, but measured servers may have set it.
+    """
+
+    max_num_seqs: int = 256
+    max_batched_tokens: int = 8192
+    chunked_prefill: bool = True
+    memory_fraction: float = 0.9
+    prefix_caching: bool = False
+    cuda_graphs: bool = True
+    custom_all_reduce: bool = True
+    admission: Admission = Admission()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvTier:
+    """A second tier of KV cache, below device memory, for prefixes that the devices have no room for.
+
+    Args:
+        store: ``host`` (memory) or ``nvme``.
+        bytes_per_device: capacity for each device of a worker.
+        bytes_per_s_per_device: rate at which a device's share of the cache is fetched.
+        latency_s: of one fetch.
+    """
+
+    store: str
+    bytes_per_device: float
+    bytes_per_s_per_device: float
+    latency_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pool:
+    """Identical workers with one role.
+
+    Args:
+        role: see :class:`Role`.
+        layout: of one worker.
+        num_workers: workers behind the router.
+        limits: of each worker's scheduler.
+        quantization: formats of weights and KV cache.
+        node_type: catalog name of the nodes that the workers run on.
+        kv_tier: second tier of KV cache; None: prefixes evicted from the devices are lost.
+    """
+
+    role: Role
+    layout: Layout
+    num_workers: int
+    limits: EngineLimits
+    quantization: Quantization
+    node_type: str
+    kv_tier: KvTier | None = None
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all workers."""
+        return self.layout.num_devices * self.num_workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speculation:
+    """Speculative decoding: a draft model proposes tokens, the model verifies them (arXiv:2211.17192).
+
+    Args:
+        num_draft_tokens: γ, proposed per iteration.
+        acceptance: α, probability that one proposed token is accepted, given those before it.
+        draft_cost: time of one draft step over one decode iteration of the model.
+    """
+
+    num_draft_tokens: int
+    acceptance: float
+    draft_cost: float = 0.0
+
+    @property
+    def verified_tokens(self) -> int:
+        """Tokens of one request that an iteration verifies: γ drafted and one more."""
+        return self.num_draft_tokens + 1
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Expected tokens per iteration: (1 − α^(γ+1)) / (1 − α), equation 1 of the paper.
+
+        >>> Speculation(num_draft_tokens=1, acceptance=0.5).tokens_per_step
+        1.5
+        """
+        if self.acceptance >= 1.0:
+            return self.num_draft_tokens + 1.0
+        return float((1.0 - self.acceptance ** (self.num_draft_tokens + 1)) / (1.0 - self.acceptance))
+
+
+class Router(Enum):
+    """How requests reach workers."""
+
+    ROUND_ROBIN = "round_robin"
+    LEAST_LOADED = "least_loaded"  # fewest tokens waiting and running
+    PREFIX_AWARE = "prefix_aware"  # the worker that holds the longest prefix, unless it is overloaded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingConfig:
+    """Every choice of one serving plan.
+
+    Args:
+        engine: ``vllm``, ``sglang`` or ``trtllm``.
+        pools: one of role MIXED, or one PREFILL and one DECODE.
+        router: see :class:`Router`.
+        speculation: None without a draft.
+    """
+
+    engine: str
+    pools: tuple[Pool, ...]
+    router: Router = Router.LEAST_LOADED
+    speculation: Speculation | None = None
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """Prefill and decode run in different workers."""
+        return len(self.pools) > 1
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of all pools."""
+        return sum(pool.num_devices for pool in self.pools)
+
+    def pool(self, role: Role) -> Pool:
+        """The pool with a role.
+
+        Raises:
+            KeyError: there is none.
+        """
+        for pool in self.pools:
+            if pool.role is role:
+                return pool
+        raise KeyError(role)
+
+
+# --- as JSON ----------------------------------------------------------------------------------------------------------
 
 
 def serving_config_document(config: ServingConfig) -> dict[str, Any]:
-    """The choices as plain JSON; ``num_devices`` of each pool and of all beside them."""
+    """The choices as plain JSON, with the number of devices of each pool and of all pools."""
     return {
         "engine": config.engine,
         "num_devices": config.num_devices,
@@ -47,15 +272,15 @@ def serving_config_from_document(document: Mapping[str, Any]) -> ServingConfig:
     except (KeyError, TypeError, ValueError) as error:
         what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)
         raise EmitError(f"this is no serving configuration: {what}; plan again with this version") from error
-    said = document.get("num_devices", config.num_devices)
-    if said != config.num_devices:
-        raise EmitError(f"the configuration says {said} devices, its pools make {config.num_devices}; plan again")
+    stated = document.get("num_devices", config.num_devices)
+    if stated != config.num_devices:
+        raise EmitError(f"the configuration says {stated} devices, its pools make {config.num_devices}; plan again")
     return config
 
 
 def _pool_document(pool: Pool) -> dict[str, Any]:
     limits = asdict(pool.limits)
-    del limits["admission"]  # no choice of a plan
+    del limits["admission"]  # not a choice of a plan
     tier = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
     return {
         "role": pool.role.value,

@@ -1,6 +1,6 @@
 """Conditions that serving engines put on the layout of a worker, element-wise over layouts.
 
-Each predicate takes a model and a :class:`~meshplan.planner.serving.problem.requests.Layout`, or a struct of NumPy
+Each predicate takes a model and a :class:`~meshplan.planner.serving.problem.config.Layout`, or a struct of NumPy
 columns with its fields: only ``% == <= & |`` are used, so that a search filters whole grids with the rules that the
 emitters check one plan against. Degrees are ≥ 1.
 """

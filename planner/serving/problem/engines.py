@@ -14,9 +14,9 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.serving.problem import engine_layouts as layouts
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.engine_layouts import rule
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, Layout, Pool, Role, ServingConfig
 
 _GIB = 2**30
 _MIB = 2**20

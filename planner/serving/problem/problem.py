@@ -1,34 +1,54 @@
-"""A serving question with everything looked up."""
+"""A serving question with every name looked up: what the search is given."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
-from meshplan.catalogs.constants.serving import ServingCalibration
+from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.serving.problem.config import KvTier, Role, Speculation
 from meshplan.planner.serving.problem.engines import EngineRules
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import (
-    Arrival,
-    KvTier,
-    Objective,
-    Role,
-    ServingLimits,
-    ServingObjective,
-    ServingWorkload,
-    Speculation,
-)
+from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
+from meshplan.planner.serving.problem.slo import Slo
+
+# Share of a worker's highest rate that may be planned: a queue without headroom never empties.
+MAX_UTILIZATION = 0.95
+
+
+class ServingObjective(Enum):
+    """What the chosen plan is best at."""
+
+    THROUGHPUT_PER_DEVICE = "throughput_per_device"  # output tokens/s per device
+    USD_PER_MILLION_TOKENS = "usd_per_million_tokens"  # of output tokens
+    NUM_DEVICES = "num_devices"
+    MAX_REQUEST_RATE = "max_request_rate"
+    ENERGY = "energy"  # joules per output token
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingLimits:
+    """Limits on money and power; None = no limit.
+
+    Args:
+        max_usd_per_hour: of the devices in use.
+        max_power_w: of the devices in use.
+    """
+
+    max_usd_per_hour: float | None = None
+    max_power_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pinned:
-    """What the user fixed.
+    """Choices fixed by the user.
 
     Args:
-        is_disaggregated: True or False where the mode is pinned, None where the plan chooses.
+        is_disaggregated: True or False where the mode is pinned, None where the search chooses.
         by_role: role → field of ``Layout`` or ``EngineLimits``, or ``num_workers`` → value; MIXED holds for all roles.
     """
 
@@ -36,8 +56,25 @@ class Pinned:
     by_role: Mapping[Role, Mapping[str, int]] = field(default_factory=dict)
 
     def of(self, role: Role) -> Mapping[str, int]:
-        """What is pinned for pools of a role; a role's own word goes before the common one."""
+        """What is pinned for pools of a role; a role's own value overrides the common one."""
         return {**self.by_role.get(Role.MIXED, {}), **self.by_role.get(role, {})}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Model, hardware and engine: what a configuration is priced and simulated with.
+
+    Args:
+        shape: the model.
+        machines: node type → devices and links.
+        recipe: how the engine schedules.
+        constants: node type → calibrated constants.
+    """
+
+    shape: ModelShape
+    machines: Mapping[str, Machine]
+    recipe: EngineRecipe
+    constants: Mapping[str, ServingConstants]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +85,10 @@ class ServingProblem:
         shape: the model.
         machines: node type → its devices, links and price; ``num_devices`` is what the plan may use of it.
         workload: the requests; without rate and concurrency the plan chooses the load.
-        promises: on latency.
+        slos: latency limits that a plan must meet.
         objective: what the plan is best at.
-        limits: money and power.
-        rules: the target engine's.
+        limits: on money and power.
+        rules: of the target engine.
         recipe: how the engine schedules.
         calibrations: node type → the estimator's constants.
         quantizations: formats to choose from.
@@ -63,7 +100,7 @@ class ServingProblem:
     shape: ModelShape
     machines: Mapping[str, Machine]
     workload: ServingWorkload
-    promises: tuple[Objective, ...]
+    slos: tuple[Slo, ...]
     objective: ServingObjective
     limits: ServingLimits
     rules: EngineRules
@@ -75,11 +112,22 @@ class ServingProblem:
     pinned: Pinned = field(default_factory=Pinned)
 
     @property
+    def site(self) -> Site:
+        """Model, hardware and engine alone."""
+        constants = {name: calibration.constants for name, calibration in self.calibrations.items()}
+        return Site(shape=self.shape, machines=self.machines, recipe=self.recipe, constants=constants)
+
+    @property
     def has_free_load(self) -> bool:
         """Neither rate nor concurrency is given: the plan says how much it can take."""
         load = (self.workload.request_rate_per_s, self.workload.concurrency, self.workload.trace)
         return self.workload.arrival is not Arrival.ALL_AT_ONCE and all(part is None for part in load)
 
-    def limit_s(self, metric: str) -> float:
-        """The tightest promise on a latency, at any percentile; infinite without one."""
-        return min((promise.limit_s for promise in self.promises if promise.metric == metric), default=float("inf"))
+    @property
+    def tpot_limit_s(self) -> float:
+        """The tightest SLO on the time between tokens (TPOT or ITL), at any percentile; infinite without one."""
+        return self.limit_s("tpot", "itl")
+
+    def limit_s(self, *metrics: str) -> float:
+        """The tightest SLO on one of some latencies, at any percentile; infinite without one."""
+        return min((slo.limit_s for slo in self.slos if slo.metric in metrics), default=float("inf"))

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.constants import BYTES_16_BIT
 
-BYTES_16_BIT = 2.0
 # Bytes of one scale per block of values, spread over the block: fp8 blocks of 128 × 128 with an fp32 scale; MX formats
 # 32 values with one byte (OCP Microscaling 1.0, 2023); nvfp4 16 values with one byte; AWQ groups of 128 with a
 # 16-bit scale and a 4-bit zero point (arXiv:2306.00978).

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,16 +10,11 @@ from pydantic import AfterValidator, Field, model_validator
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.spec_fields import Count, Dollars, SpecModel
 from meshplan.planner.core.spec_reader import read_spec
+from meshplan.planner.serving.problem.config import KvTier, Speculation
+from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
-from meshplan.planner.serving.problem.requests import (
-    LATENCIES,
-    PERCENTILES,
-    Arrival,
-    KvTier,
-    Objective,
-    ServingObjective,
-    Speculation,
-)
+from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of
 
 MAX_TOKENS = 16_777_216
 MAX_CONCURRENCY = 1_000_000
@@ -28,8 +22,6 @@ MAX_RATE_PER_S = 1e6
 MAX_REQUESTS = 10_000_000
 GIB, GB = 2.0**30, 1e9
 MAX_LATENCY_S = 1e5
-# What the simulator runs of a workload that says no number of requests: enough for a 99th percentile of a thousand.
-DEFAULT_NUM_REQUESTS = 1024
 
 Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
@@ -39,28 +31,6 @@ if TYPE_CHECKING:
 else:  # built from the tables, so that a new format is known here too; mypy reads only literals that are written out
     SchemeName = Literal[tuple(SCHEMES)]
     KvCacheFormat = Literal[tuple(KV_CACHE_BYTES)]
-_OBJECTIVE_KEY = re.compile(rf"({'|'.join(LATENCIES)})_({'|'.join(PERCENTILES)})_s")
-
-
-def known_promises(slo: dict[str, float]) -> dict[str, float]:
-    """The promises as given, where every key is one.
-
-    Raises:
-        ValueError: with the unknown keys.
-    """
-    unknown = [key for key in slo if not _OBJECTIVE_KEY.fullmatch(key)]
-    if unknown:
-        raise ValueError(
-            f"keys are {{{','.join(LATENCIES)}}}_{{{','.join(PERCENTILES)}}}_s, such as ttft_p99_s; "
-            f"not {', '.join(unknown)}"
-        )
-    return slo
-
-
-def promises_of(slo: Mapping[str, float]) -> tuple[Objective, ...]:
-    """Promises from keys such as ``ttft_p99_s`` and their limits, s; other keys are left out."""
-    matches = [(_OBJECTIVE_KEY.fullmatch(key), limit) for key, limit in slo.items()]
-    return tuple(Objective(metric=match[1], percentile=match[2], limit_s=limit) for match, limit in matches if match)
 
 
 class ServingWorkloadSpec(SpecModel):
@@ -212,7 +182,7 @@ class ServingSpec(SpecModel):
     model: str = Field(min_length=1, description="model of the catalog, or path of a Hugging Face config.json")
     cluster: ClusterSpec
     workload: ServingWorkloadSpec
-    slo: Annotated[dict[str, Latency], AfterValidator(known_promises)] = Field(
+    slo: Annotated[dict[str, Latency], AfterValidator(known_slos)] = Field(
         default_factory=dict, description="such as {ttft_p99_s: 3.0, tpot_p95_s: 0.05}"
     )
     objective: ServingObjective = ServingObjective.THROUGHPUT_PER_DEVICE
@@ -228,9 +198,9 @@ class ServingSpec(SpecModel):
     fixed: ServingFixedSpec = ServingFixedSpec()
 
     @property
-    def objectives(self) -> tuple[Objective, ...]:
-        """The promises on latency."""
-        return promises_of(self.slo)
+    def slos(self) -> tuple[Slo, ...]:
+        """The latency limits."""
+        return slos_of(self.slo)
 
 
 def read_serving_spec(document: Mapping[str, Any]) -> ServingSpec:

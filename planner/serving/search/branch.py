@@ -1,10 +1,11 @@
-"""Which deployment is simulated next, at what rate, and when the best is known.
+"""Branch and bound over deployments: which is simulated next, at which rate, and when the best is known.
 
-Every deployment c has a bound s̲(c) on its score (smaller is better), and a heap holds them by it. A load that is given
-takes one simulation. Where the load is free, scores fall as 1/rate and the highest rate that keeps every promise is not
-known: a deployment is a bracket of rates, [kept, broken], with the bound s(broken), and one simulation narrows it. So
-the one that could be the best is looked at next, and none more closely than it needs: the first rate tried against an
-incumbent is the one that would equal it, and a deployment that breaks a promise there is done with.
+Every deployment c has a bound s̲(c) on its score (smaller is better); a heap orders them by it. Under a given load one
+simulation settles a deployment. Where the load is free, scores fall as 1/rate and the highest rate that meets every SLO
+is unknown: a deployment then has a bracket of rates, [met, violated], with the bound s(violated), and each simulation
+narrows it. The deployment with the smallest bound is always the next, and no bracket is narrowed further than needed:
+the first rate tried is the one at which it would equal the incumbent, and a deployment that violates an SLO there is
+dropped.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from dataclasses import dataclass
 
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.candidates import Candidate, rechunked, score_of
-from meshplan.planner.serving.search.deployment import HighestRate, Judged, judge
+from meshplan.planner.serving.search.candidates import INFINITE, Candidate, rechunked, score_of
+from meshplan.planner.serving.search.slo_judgement import HighestRate, Judged, judge
 
 # Deployments that are simulated at most: a hundred simulations cost about two seconds.
 MAX_SIMULATED = 60
@@ -28,17 +29,16 @@ MIN_SIMULATED = 6
 NOISE = 0.01
 # Rates that differ by less are one rate.
 SAME = 1e-9
-INFINITE = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A candidate and what the simulation says of it.
+    """A simulated candidate.
 
     Args:
-        candidate: with its closed form.
-        judged: simulated latencies, rates and broken promises.
-        score: objective, smaller is better; infinite where a promise is broken.
+        candidate: with its figures by the closed form.
+        judged: simulated latencies and rates, and violated SLOs.
+        score: objective, smaller is better; infinite where an SLO is violated.
     """
 
     candidate: Candidate
@@ -54,7 +54,7 @@ class Branch:
         candidates: deployments with their bounds.
         seed: of the requests.
         deadline: of ``time.perf_counter()``; None for none.
-        on_progress: told after every simulation.
+        on_progress: called after every simulation.
     """
 
     def __init__(
@@ -113,65 +113,49 @@ class Branch:
             self._end(candidate, judge_once(self.problem, candidate, seed=self.seed))
 
     def _narrow(self, bound: float, candidate: Candidate, search: HighestRate) -> None:
-        """One more simulation of a deployment whose rate is looked for."""
+        """One more simulation of a deployment whose highest rate is searched for."""
         most = candidate.request_rate_per_s
-        at_most = _score_at(self.problem, candidate, most, search.tokens_per_request)
+        tokens_per_s = most * search.tokens_per_request
+        at_most = score_of(self.problem, candidate, request_rate_per_s=most, tokens_per_s=tokens_per_s)
         equal = min(at_most / self.incumbent, 1.0) * most
-        untried = search.kept_per_s * (1.0 + SAME) < equal < search.broken_per_s or not search.has_tried
+        untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.has_tried
         search.narrow(equal if equal > 0.0 and untried else None)
-        if search.kept_per_s:
-            self.incumbent = min(self.incumbent, at_most * most / search.kept_per_s)
+        if search.met_per_s:
+            self.incumbent = min(self.incumbent, at_most * most / search.met_per_s)
         if search.is_closed:
             self._end(candidate, search.judged())
         else:
-            self._put(max(bound, at_most * most / search.broken_per_s), candidate, search)
+            self._put(max(bound, at_most * most / search.violated_per_s), candidate, search)
 
     def _end(self, candidate: Candidate, judged: Judged) -> None:
-        """Keep what is known; who breaks a promise on gaps between tokens comes back with smaller chunks of prefill."""
-        score = INFINITE if judged.broken else score_judged(self.problem, candidate, judged)
+        """Record a result. A violated SLO on the time between tokens adds candidates with smaller prefill chunks."""
+        score = INFINITE if judged.violated else score_judged(self.problem, candidate, judged)
         self.simulated.append(Simulated(candidate=candidate, judged=judged, score=score))
         self.incumbent = min(self.incumbent, score)
-        if any(promise.metric in ("tpot", "itl") for promise, _ in judged.broken):
+        if any(slo.metric in ("tpot", "itl") for slo, _ in judged.violated):
             for smaller in rechunked(self.problem, candidate):
                 self._put(smaller.score, smaller, None)
 
 
 def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> Simulated:
-    """One candidate, whatever others do."""
+    """One candidate, whatever the others do."""
     simulated, _ = Branch(problem, [candidate], seed=seed).run()
     return simulated[0]
 
 
 def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int) -> Judged:
-    """A candidate under the load of the question; with as many requests in flight as it can take where that is free."""
+    """Simulate a candidate once under the given load; if the load is free, at its maximum concurrency."""
     costs = [worker.cost for worker, _ in candidate.parts]
     running = candidate.num_running if problem.has_free_load else None
     return judge(problem, candidate.config, num_running=running, seed=seed, costs=costs)
 
 
 def score_judged(problem: ServingProblem, candidate: Candidate, judged: Judged) -> float:
-    """The objective of what was simulated."""
-    return score_of(
-        problem,
-        num_devices=candidate.config.num_devices,
-        tokens_per_s=judged.output_tokens_per_s,
-        request_rate_per_s=judged.requests_per_s,
-        usd_per_hour=candidate.usd_per_hour,
-        power_w=candidate.power_w,
-    )
+    """The objective of a simulated candidate."""
+    rate, tokens_per_s = judged.requests_per_s, judged.output_tokens_per_s
+    return score_of(problem, candidate, request_rate_per_s=rate, tokens_per_s=tokens_per_s)
 
 
 def _has_free_rate(problem: ServingProblem) -> bool:
-    """The load is free, and how long somebody waits for an answer matters: else requests are kept in flight."""
-    return problem.has_free_load and min(problem.limit_s("ttft"), problem.limit_s("e2e")) < INFINITE
-
-
-def _score_at(problem: ServingProblem, candidate: Candidate, rate_per_s: float, tokens_per_request: float) -> float:
-    return score_of(
-        problem,
-        num_devices=candidate.config.num_devices,
-        tokens_per_s=rate_per_s * tokens_per_request,
-        request_rate_per_s=rate_per_s,
-        usd_per_hour=candidate.usd_per_hour,
-        power_w=candidate.power_w,
-    )
+    """The load is free and an SLO limits the wait of a request (TTFT or E2E); without one, concurrency is fixed."""
+    return problem.has_free_load and problem.limit_s("ttft", "e2e") < INFINITE

@@ -1,10 +1,11 @@
-"""The chosen deployment with its KV cache kept elsewhere, too: simulated under the same load, "not validated".
+"""The chosen deployment with another place for its KV cache: simulated under the same load, "not validated".
 
-*Prefixes in host memory or on NVMe*: what a tier (:mod:`meshplan.planner.serving.simulation.prefix_cache`) would bring
-a plan that has none. Engines have words for host memory (``kv_tier`` of the question); nobody has measured it for us.
+*Prefixes in host memory or on NVMe*: what a second tier (:mod:`meshplan.planner.serving.simulation.prefix_cache`) would
+gain a plan that has none. Engines have flags for host memory (``kv_tier`` of the spec); the model of it has not been
+compared with measurements.
 
 *One KV cache over all instances* (Infinite-LLM, :mod:`meshplan.planner.serving.estimator.shared_cache`): a long request
-may take memory that other instances have free. No supported engine does it.
+may use free memory of other instances. No supported engine does this.
 """
 
 from __future__ import annotations
@@ -14,37 +15,39 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.shared_cache import pooled
+from meshplan.planner.serving.problem.config import KvTier, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import KvTier, ServingConfig, ServingWorkload
-from meshplan.planner.serving.search.deployment import judge, seen_by_clients, simulated_pool, site_of
+from meshplan.planner.serving.problem.requests import ServingWorkload
+from meshplan.planner.serving.search.deployment import seen_by_clients, simulated_pool
+from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.workers import PricedWorker
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, simulate_system
 from meshplan.planner.serving.simulation.metrics import Metrics, summarize
 
-# Of a host's memory, the share that caches may take: what the operating system and the engine need is left.
+# Share of host memory that caches may take; the operating system and the engine need the rest.
 HOST_MEMORY_SHARE = 0.5
-# PCIe 5.0 x16 carries 63 GB/s each way; large pinned copies attain about 80 %. Assumed where the user says nothing.
+# PCIe 5.0 x16 carries 63 GB/s each way; large pinned copies attain about 80 %. Assumed where the spec gives no rate.
 HOST_LINK_BYTES_PER_S = 0.8 * 63e9
-# One U.2 drive a device, as in a DGX H100 (8 × 3.84 TB, its data sheet), read over PCIe 4.0 x4 (7.9 GB/s) at 80 %.
+# One U.2 drive per device, as in a DGX H100 (8 × 3.84 TB, its data sheet), read over PCIe 4.0 x4 (7.9 GB/s) at 80 %.
 NVME_BYTES, NVME_BYTES_PER_S, NVME_LATENCY_S = 3.84e12, 0.8 * 7.9e9, 1e-4
-# Instances share a cache only where requests wait: at least so many, on average, or some are thrown out or rejected.
+# A shared cache is tried only where requests wait: at least so many on average, or some are preempted or rejected.
 WAITING = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedShape:
-    """The chosen deployment, done differently.
+    """The chosen deployment with another place for its KV cache.
 
     Args:
-        name: what is done differently.
+        name: what differs.
         label: sizes and rates that were assumed.
         ttft_mean_s: simulated.
-        ttft_p99_s: simulated: of requests whose prefix nobody had yet, where there are that many.
+        ttft_p99_s: simulated; dominated by requests whose prefix no worker held yet, where there are many of them.
         tpot_mean_s: simulated.
-        num_rejected: requests that fit nowhere.
-        num_preemptions: requests thrown out for want of cache, each time counted.
-        by_engine: the target engine has words for it.
+        num_rejected: requests that fit no worker.
+        num_preemptions: preemptions for want of cache.
+        by_engine: the target engine has flags for it.
         source: paper or engine.
     """
 
@@ -68,14 +71,14 @@ def simulated_shapes(
     *,
     seed: int = 0,
 ) -> list[SimulatedShape]:
-    """Shapes that may help the chosen deployment: a tier where prefixes are shared, one cache where it is short.
+    """Variants that may help the chosen deployment: a tier where prefixes are shared, one cache where it is short.
 
     Args:
         problem: the question.
-        config: the chosen deployment; of one pool, else there is nothing to try.
-        workload: the load that it was judged under.
+        config: the chosen deployment; disaggregated ones have no variants.
+        workload: the load under which it was judged.
         worker: its worker.
-        metrics: how it did.
+        metrics: its simulated figures.
         seed: of the requests.
     """
     if config.is_disaggregated:
@@ -88,7 +91,7 @@ def simulated_shapes(
 
 
 def assumed_tiers(machine: Machine) -> list[KvTier]:
-    """Half of the host's memory over PCIe, and a drive for each device."""
+    """The tiers that are tried: half of the host's memory over PCIe, and one NVMe drive per device."""
     tiers = []
     if machine.host_memory_bytes is not None:
         each = HOST_MEMORY_SHARE * machine.host_memory_bytes / machine.devices_per_host
@@ -114,7 +117,7 @@ def _tiers(
         yield _shape(
             metrics,
             name=f"prefixes kept {'in host memory' if tier.store == 'host' else 'on NVMe'}",
-            label=f"{tier.bytes_per_device / 1e9:.0f} GB at {tier.bytes_per_s_per_device / 1e9:.0f} GB/s a device",
+            label=f"{tier.bytes_per_device / 1e9:.0f} GB at {tier.bytes_per_s_per_device / 1e9:.0f} GB/s per device",
             by_engine=tier.store in problem.rules.kv_stores,
             source="vLLM OffloadingConnector, SGLang HiCache, TensorRT-LLM host_cache_size",
         )
@@ -123,7 +126,7 @@ def _tiers(
 def _one_cache(
     problem: ServingProblem, config: ServingConfig, workload: ServingWorkload, worker: PricedWorker, seed: int
 ) -> SimulatedShape:
-    pool, site = config.pools[0], site_of(problem)
+    pool, site = config.pools[0], problem.site
     machine, num = problem.machines[pool.node_type], pool.num_workers
     is_inside = pool.num_devices <= machine.domain_size
     latency = machine.scale_up_latency_s if is_inside else machine.scale_out_latency_s

@@ -1,6 +1,7 @@
-"""Deployments in closed form: workers, how many of them, and a bound on what they can score.
+"""Deployments in closed form: workers, how many of each, and a bound on the objective.
 
-Rates of :mod:`.serving_workers` are upper bounds, so a score here is the best that the simulation can confirm.
+Rates of :mod:`meshplan.planner.serving.search.workers` are upper bounds, so a score here is the best that the
+simulation can confirm.
 """
 
 from __future__ import annotations
@@ -13,37 +14,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from meshplan.planner.core.constants import SECONDS_PER_HOUR
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.energy import average_power_w
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
-from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Layout, Role, ServingConfig, ServingObjective
-from meshplan.planner.serving.search.workers import PricedWorker, pool_of, prefilling, price_worker
+from meshplan.planner.serving.problem.config import Layout, Pool, Role, ServingConfig
+from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingObjective, ServingProblem
+from meshplan.planner.serving.search.workers import PricedWorker, pool_of, price_worker
 
-# Of the time that a worker would need at most, this share may be planned: a queue without slack never empties.
-MAX_UTILIZATION = 0.95
-# Prefill and decode workers that are paired; the best of each by requests/s per device.
+# Prefill and decode workers that are paired: the best of each by requests/s per device.
 MAX_PAIRED = 24
 # Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
 CHUNK_STEP, LEAST_CHUNK = 4, 512
-HOURS = 3600.0
 MILLION = 1e6
+INFINITE = float("inf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A deployment that may be the plan.
+    """A deployment that the search may choose.
 
     Args:
-        config: its choices.
+        config: every choice of it.
         score: bound on the objective, smaller is better; see :func:`score_of`.
-        request_rate_per_s: of the whole deployment, in closed form.
+        request_rate_per_s: of the whole deployment, by the closed form.
         num_running: requests in flight over all decode (or mixed) workers.
-        tpot_s: closed form.
-        ttft_s: closed form, without queueing.
+        tpot_s: by the closed form.
+        ttft_s: by the closed form, without queueing.
         usd_per_hour: of all devices; None without prices.
         power_w: average, of all devices; None without board powers.
-        parts: its kinds of workers and how many of each.
+        parts: kinds of workers and the number of each.
     """
 
     config: ServingConfig
@@ -72,18 +72,18 @@ def aggregated(problem: ServingProblem, worker: PricedWorker) -> list[Candidate]
         for count in _counts(needed, most, pinned):
             each = workload.request_rate_per_s / count
             index = _at_least(np.maximum.accumulate(steady.rate_per_s), each)
-            candidates.append(_candidate(problem, worker, count, index, rate=workload.request_rate_per_s))
+            candidates.append(_of_one_kind(problem, worker, count, index, rate=workload.request_rate_per_s))
     elif workload.concurrency is not None:
         for count in _counts(1, min(most, workload.concurrency), pinned):
             running = -(-workload.concurrency // count)
             index = _at_least(steady.num_seqs, running)
             if worker.feasible[index]:
-                candidates.append(_candidate(problem, worker, count, index, running=running))
+                candidates.append(_of_one_kind(problem, worker, count, index, running=running))
     else:
         allowed = np.where(worker.feasible, steady.rate_per_s, -1.0)
         count = pinned or most  # no device stays idle that another copy could use
         if 1 <= count <= most:
-            candidates.append(_candidate(problem, worker, count, int(np.argmax(allowed))))
+            candidates.append(_of_one_kind(problem, worker, count, int(np.argmax(allowed))))
     return candidates
 
 
@@ -93,7 +93,7 @@ def _at_least(rising: NDArray[Any], wanted: float) -> int:
 
 
 def rechunked(problem: ServingProblem, candidate: Candidate) -> list[Candidate]:
-    """The same mixed deployment with the next smaller chunk of prefill; none where it is pinned, or cannot be cut."""
+    """The same mixed deployment with smaller chunks of prefill; empty where they are pinned or already the smallest."""
     worker, count = candidate.parts[0]
     limits = worker.placed.limits
     budget = limits.max_batched_tokens // CHUNK_STEP
@@ -109,7 +109,7 @@ def rechunked(problem: ServingProblem, candidate: Candidate) -> list[Candidate]:
 
 
 def _counts(least: int, most: int, pinned: int | None) -> list[int]:
-    """Numbers of workers worth trying: the least that can do, a few more for slack, then doubling."""
+    """Numbers of workers to try: the least that suffices, a few more for headroom, then with doubling steps."""
     if pinned is not None:
         return [pinned] if pinned <= most else []
     tried, step, count = [], 1, least
@@ -120,7 +120,7 @@ def _counts(least: int, most: int, pinned: int | None) -> list[int]:
     return tried
 
 
-def _candidate(
+def _of_one_kind(
     problem: ServingProblem,
     worker: PricedWorker,
     count: int,
@@ -129,21 +129,16 @@ def _candidate(
     rate: float | None = None,
     running: int | None = None,
 ) -> Candidate:
+    """``count`` mixed workers in the steady state ``index``, unless the load says what runs."""
     steady = worker.steady
     running = running or int(steady.num_seqs[index])
-    # A closed loop is capped at what runs; open arrivals may pile up to what the cache holds.
+    # A closed loop is capped at what runs; under open arrivals as much may run as the cache holds.
     cap = None if rate is not None else running
-    config = ServingConfig(
-        engine=problem.rules.name,
-        pools=(pool_of(problem, worker.placed, count, cap),),
-        speculation=problem.speculation,
-    )
-    rate = count * float(steady.rate_per_s[index]) if rate is None else rate
-    return _scored(
+    return _candidate(
         problem,
-        config,
         ((worker, count),),
-        rate=rate,
+        (pool_of(problem, worker.placed, count, cap),),
+        rate=count * float(steady.rate_per_s[index]) if rate is None else rate,
         running=running * count,
         tpot_s=float(steady.tpot_s[index]),
         ttft_s=worker.first_token_s,
@@ -156,8 +151,8 @@ def _candidate(
 def disaggregated(problem: ServingProblem, prefill: list[PricedWorker], decode: list[PricedWorker]) -> list[Candidate]:
     """Pairs of prefill and decode workers in the ratios that keep both busy.
 
-    Every pair is tried with the least workers that carry the rate (or, where the load is free, with the ratios that
-    waste least within the devices).
+    Every pair is tried with the fewest workers that carry the rate (or, where the load is free, with the ratios that
+    leave the least capacity unused).
     """
     candidates = []
     for first in _best(prefill):
@@ -219,26 +214,20 @@ def _pair(
     rate = min(first * supply, second * decode.best_rate_per_s)
     rate = min(rate, problem.workload.request_rate_per_s or rate)
     index = _at_least(np.maximum.accumulate(steady.rate_per_s), rate / second)
-    tpot = float(steady.tpot_s[index])
     moved = kv_bytes_per_token(problem.shape, prefill.placed.quantization) * problem.workload.input_length
     transfer = Exchange(machine=prefill.placed.machine).transfer_s(
         moved, devices=min(prefill.num_devices, decode.num_devices)
     )
-    config = ServingConfig(
-        engine=problem.rules.name,
-        pools=(pool_of(problem, prefill.placed, first), pool_of(problem, decode.placed, second)),
-        speculation=problem.speculation,
-    )
     running = int(steady.num_seqs[index]) * second
-    if problem.has_free_load:  # those in prefill and on the way are in flight too
+    if problem.has_free_load:  # requests in prefill and in transfer are in flight too
         running += math.ceil(rate * (prefill.first_token_s + transfer))
-    return _scored(
+    return _candidate(
         problem,
-        config,
         ((prefill, first), (decode, second)),
+        (pool_of(problem, prefill.placed, first), pool_of(problem, decode.placed, second)),
         rate=rate,
         running=min(running, problem.workload.concurrency or running),
-        tpot_s=tpot,
+        tpot_s=float(steady.tpot_s[index]),
         ttft_s=prefill.first_token_s + transfer,
     )
 
@@ -246,74 +235,68 @@ def _pair(
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
-def _scored(
+def _candidate(
     problem: ServingProblem,
-    config: ServingConfig,
     parts: tuple[tuple[PricedWorker, int], ...],
+    pools: tuple[Pool, ...],
     *,
     rate: float,
     running: int,
     tpot_s: float,
     ttft_s: float,
 ) -> Candidate:
+    """A deployment with its price, power and bound."""
+    config = ServingConfig(engine=problem.rules.name, pools=pools, speculation=problem.speculation)
     usd, power = 0.0, 0.0
     has_price = has_power = True
     for worker, count in parts:
         machine, devices = worker.placed.machine, worker.num_devices * count
-        price, watt = machine.usd_per_hour_per_device, average_power_w(machine.device, prefilling(worker, rate / count))
-        has_price, has_power = has_price and price is not None, has_power and watt is not None
+        price = machine.usd_per_hour_per_device
+        watts = average_power_w(machine.device, worker.prefill_share(rate / count))
+        has_price, has_power = has_price and price is not None, has_power and watts is not None
         usd += devices * (price or 0.0)
-        power += devices * (watt or 0.0)
-    usd_per_hour = usd if has_price else None
-    power_w = power if has_power else None
-    score = score_of(
-        problem,
-        num_devices=config.num_devices,
-        tokens_per_s=rate * problem.workload.output_length * (1.0 + problem.workload.length_ratio) / 2.0,
-        request_rate_per_s=rate,
-        usd_per_hour=usd_per_hour,
-        power_w=power_w,
-    )
-    return Candidate(
+        power += devices * (watts or 0.0)
+    unscored = Candidate(
         config=config,
-        score=score,
+        score=INFINITE,
         request_rate_per_s=rate,
         num_running=running,
         tpot_s=tpot_s,
         ttft_s=ttft_s,
-        usd_per_hour=usd_per_hour,
-        power_w=power_w,
+        usd_per_hour=usd if has_price else None,
+        power_w=power if has_power else None,
         parts=parts,
     )
+    score = score_of(problem, unscored, request_rate_per_s=rate, tokens_per_s=rate * problem.workload.mean_lengths[1])
+    return replace(unscored, score=score)
 
 
-def score_of(
-    problem: ServingProblem,
-    *,
-    num_devices: int,
-    tokens_per_s: float,
-    request_rate_per_s: float,
-    usd_per_hour: float | None,
-    power_w: float | None,
-) -> float:
-    """The objective as a number to minimise.
+def score_of(problem: ServingProblem, candidate: Candidate, *, request_rate_per_s: float, tokens_per_s: float) -> float:
+    """The objective of a deployment at a rate, as a number to minimise.
 
     ``throughput_per_device``: seconds of one device per output token; ``usd_per_million_tokens``: USD; ``num_devices``:
-    devices; ``max_request_rate``: seconds per request; ``energy``: J per output token. Infinite where what it needs is
-    unknown (a price, a board power).
+    devices; ``max_request_rate``: seconds per request; ``energy``: J per output token. Infinite where a price or a
+    board power that it needs is unknown.
     """
-    infinite = float("inf")
     if tokens_per_s <= 0.0:
-        return infinite
-    if problem.objective is ServingObjective.THROUGHPUT_PER_DEVICE:
-        return num_devices / tokens_per_s
-    if problem.objective is ServingObjective.USD_PER_MILLION_TOKENS:
-        return infinite if usd_per_hour is None else usd_per_hour / HOURS / tokens_per_s * MILLION
-    if problem.objective is ServingObjective.NUM_DEVICES:
-        return float(num_devices)
-    if problem.objective is ServingObjective.MAX_REQUEST_RATE:
-        return 1.0 / request_rate_per_s
-    return infinite if power_w is None else power_w / tokens_per_s
+        return INFINITE
+    match problem.objective:
+        case ServingObjective.THROUGHPUT_PER_DEVICE:
+            return candidate.config.num_devices / tokens_per_s
+        case ServingObjective.USD_PER_MILLION_TOKENS:
+            usd_per_hour = candidate.usd_per_hour
+            return INFINITE if usd_per_hour is None else usd_per_million_tokens(usd_per_hour, tokens_per_s)
+        case ServingObjective.NUM_DEVICES:
+            return float(candidate.config.num_devices)
+        case ServingObjective.MAX_REQUEST_RATE:
+            return 1.0 / request_rate_per_s
+        case ServingObjective.ENERGY:
+            return INFINITE if candidate.power_w is None else candidate.power_w / tokens_per_s
+
+
+def usd_per_million_tokens(usd_per_hour: float, tokens_per_s: float) -> float:
+    """Price of a million output tokens, USD."""
+    return usd_per_hour / SECONDS_PER_HOUR / tokens_per_s * MILLION
 
 
 def config_label(config: ServingConfig) -> str:

@@ -1,7 +1,7 @@
-"""Every way to lay one worker on devices of one node type that the engine takes, with the memory that is left.
+"""Every layout of one worker on one node type that the engine accepts and whose memory suffices.
 
-Degrees are the divisors that engines use: tensor parallelism over powers of two and whole divisors of the heads, stages
-over divisors of the layers' number of devices, attention-data ranks and expert groups for mixtures of experts.
+Tensor, pipeline and (for mixtures of experts) attention data-parallel degrees are powers of two; context parallelism is
+tried for long prompts. The rules of the engine then decide which of the layouts are legal.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, Layout, Role
 
-# Largest degrees tried: beyond them no engine release was measured, and latency only grows.
-MAX_TENSOR, MAX_PIPELINE, MAX_LANES, MAX_CONTEXT = 64, 16, 512, 8
-# Contexts from which splitting one sequence's cache is worth its exchange.
+# Largest degrees tried: no measured run goes beyond them, and latency only grows.
+MAX_TENSOR, MAX_PIPELINE, MAX_DATA_PARALLEL, MAX_CONTEXT = 64, 16, 512, 8
+# Prompt length from which splitting one sequence's KV cache is worth its communication.
 LONG_CONTEXT_TOKENS = 32_768
-# Layouts of one worker that are priced; smaller workers come first, so that nothing cheap is cut off.
+# Most layouts of one worker that are priced; smaller workers come first, so that nothing cheap is cut off.
 MAX_LAYOUTS = 400
 
 
@@ -30,11 +30,11 @@ class PlacedWorker:
 
     Args:
         role: of its pool.
-        node_type: where it lies.
+        node_type: catalog name of its nodes.
         machine: device, links and price.
-        layout: its degrees.
+        layout: its degrees of parallelism.
         quantization: its formats.
-        limits: of its scheduler; ``max_num_seqs`` is what the cache can hold.
+        limits: of its scheduler; ``max_num_seqs`` is capped by what the KV cache can hold.
         memory: of its fullest device.
     """
 
@@ -48,12 +48,12 @@ class PlacedWorker:
 
 
 def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> Iterator[PlacedWorker]:
-    """Workers of a role that the engine takes and that fit, on every node type.
+    """Workers of a role that the engine accepts and that fit, on every node type.
 
     Args:
         problem: the question.
         role: of the pool.
-        rejected: reason → how many layouts were turned down for it; grows.
+        rejected: reason → number of layouts rejected for it; updated.
     """
     for node_type, machine in problem.machines.items():
         for quantization in problem.quantizations:
@@ -62,10 +62,10 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 rejected[f"{machine.device.name} has no units for {', '.join(missing)}"] += 1
                 continue
             for layout in layouts(problem, machine, role):
-                reason = problem.rules.layout_rules(quantization)
-                broken = next((one for one in reason if not one.holds(problem.shape, layout)), None)
-                if broken is not None:
-                    rejected[f"{problem.rules.name}: {broken.message}"] += 1
+                rules = problem.rules.layout_rules(quantization)
+                violated = next((rule for rule in rules if not rule.holds(problem.shape, layout)), None)
+                if violated is not None:
+                    rejected[f"{problem.rules.name}: {violated.message}"] += 1
                     continue
                 worker = _placed(problem, role, node_type, machine, layout, quantization)
                 if worker is None:
@@ -75,32 +75,31 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
 
 
 def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layout]:
-    """Degrees of one worker on a machine, small workers first, what is pinned kept."""
+    """Layouts of one worker on a machine, fewest devices first; pinned degrees are kept."""
     pinned = problem.pinned.of(role)
     most = machine.num_devices
+
+    def degrees(name: str, free: list[int]) -> list[int]:
+        return [pinned[name]] if name in pinned else free
+
     found = []
-    for tensor in _choices(pinned.get("tensor_parallel"), _powers(min(MAX_TENSOR, most))):
-        for pipeline in _choices(pinned.get("pipeline_parallel"), _powers(min(MAX_PIPELINE, most // tensor))):
-            for lanes in _choices(pinned.get("attention_data_parallel"), _lanes(problem, most // (tensor * pipeline))):
-                for context in _choices(pinned.get("context_parallel"), _contexts(problem, tensor)):
-                    if tensor * pipeline * lanes * context > most:
-                        continue
+    for tensor in degrees("tensor_parallel", _powers(min(MAX_TENSOR, most))):
+        for pipeline in degrees("pipeline_parallel", _powers(min(MAX_PIPELINE, most // tensor))):
+            for ranks in degrees("attention_data_parallel", _data_ranks(problem, most // (tensor * pipeline))):
+                for context in degrees("context_parallel", _contexts(problem, tensor)):
                     base = Layout(
                         tensor_parallel=tensor,
                         pipeline_parallel=pipeline,
-                        attention_data_parallel=lanes,
+                        attention_data_parallel=ranks,
                         context_parallel=context,
                     )
-                    found += [
-                        replace(base, expert_parallel=expert, expert_tensor_parallel=split)
-                        for expert, split in _expert_groups(problem, base, pinned)
-                    ]
+                    if base.num_devices <= most:
+                        found += [
+                            replace(base, expert_parallel=expert, expert_tensor_parallel=split)
+                            for expert, split in _expert_groups(problem, base, pinned)
+                        ]
     found.sort(key=lambda layout: (layout.num_devices, layout.pipeline_parallel, layout.tensor_parallel))
     return found[:MAX_LAYOUTS]
-
-
-def _choices(pinned: int | None, free: list[int]) -> list[int]:
-    return free if pinned is None else [pinned]
 
 
 def _powers(most: int) -> list[int]:
@@ -108,26 +107,26 @@ def _powers(most: int) -> list[int]:
     return [2**exponent for exponent in range(max(most, 1).bit_length())]
 
 
-def _lanes(problem: ServingProblem, most: int) -> list[int]:
-    return [1] if problem.shape.moe is None else _powers(min(MAX_LANES, most))
+def _data_ranks(problem: ServingProblem, most: int) -> list[int]:
+    return [1] if problem.shape.moe is None else _powers(min(MAX_DATA_PARALLEL, most))
 
 
 def _contexts(problem: ServingProblem, tensor: int) -> list[int]:
-    """Context ranks help where tensor parallelism would copy the cache."""
+    """Context-parallel degrees: they help where tensor parallelism would replicate the cache."""
     copied = problem.shape.latent is not None or tensor >= problem.shape.num_key_value_heads
     long = problem.workload.input_length >= LONG_CONTEXT_TOKENS
     return _powers(MAX_CONTEXT) if copied and long else [1]
 
 
 def _expert_groups(problem: ServingProblem, layout: Layout, pinned: Mapping[str, int]) -> list[tuple[int, int]]:
-    """(expert, expert-tensor) degrees: experts spread over all devices of a stage, or every expert split over them."""
+    """(expert, expert-tensor) degrees: whole experts spread over all devices of a stage, or every expert split."""
     if problem.shape.moe is None:
         return [(1, 1)]
     stage = layout.devices_per_stage
     free = sorted({1, stage})
     if "expert_tensor_parallel" in pinned:
         free = [stage // pinned["expert_tensor_parallel"]]
-    spread = _choices(pinned.get("expert_parallel"), free)
+    spread = [pinned["expert_parallel"]] if "expert_parallel" in pinned else free
     return [(expert, stage // expert) for expert in spread if expert >= 1 and stage % expert == 0]
 
 
@@ -139,11 +138,11 @@ def _placed(
     layout: Layout,
     quantization: Quantization,
 ) -> PlacedWorker | None:
-    """The worker with as many running requests as its cache holds; None where not even one fits."""
+    """The worker with as many running requests as its cache holds; None where one does not fit."""
     pinned, workload = problem.pinned.of(role), problem.workload
     limits = problem.rules.default_limits(machine.device)
-    lanes = layout.attention_data_parallel
-    wanted = pinned.get("max_num_seqs", limits.max_num_seqs * lanes)
+    ranks = layout.attention_data_parallel
+    wanted = pinned.get("max_num_seqs", limits.max_num_seqs * ranks)
     limits = replace(
         limits,
         max_num_seqs=wanted,
@@ -152,10 +151,10 @@ def _placed(
     )
     held = workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
     memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
-    if memory.kv_capacity_tokens < held * lanes:
+    if memory.kv_capacity_tokens < held * ranks:
         return None
     if "max_num_seqs" not in pinned:
-        limits = replace(limits, max_num_seqs=min(wanted, _whole(memory.kv_capacity_tokens / held, lanes)))
+        limits = replace(limits, max_num_seqs=min(wanted, _whole(memory.kv_capacity_tokens / held, ranks)))
     return PlacedWorker(
         role=role,
         node_type=node_type,
@@ -167,6 +166,6 @@ def _placed(
     )
 
 
-def _whole(number: float, lanes: int) -> int:
-    """Largest number of requests up to ``number`` that all lanes share evenly, at least one each."""
-    return max(int(number) // lanes, 1) * lanes
+def _whole(number: float, ranks: int) -> int:
+    """Largest number of requests up to ``number`` that is a multiple of the ranks, at least one per rank."""
+    return max(int(number) // ranks, 1) * ranks

@@ -1,7 +1,7 @@
-"""What no deployment beats: throughput per device against speed per user, and the batch beyond which nothing is gained.
+"""Pareto front of throughput per device against speed per user, and the batch size beyond which little is gained.
 
-Both rest on the closed forms, so they show every worker at every load, promises aside: what a looser promise would buy
-is the part of the front that the promises forbid.
+Both use the closed forms and include every worker at every load, whether or not it meets the SLOs: the part of the
+front that violates them shows what a looser SLO would gain.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import Layout
 from meshplan.planner.serving.search.workers import PricedWorker
 
-# A batch grows past its use when one more request brings less than this share of what the first one brought
+# A batch is too large when one more request adds less than this share of the rate that the first one added
 # (BCA, "Mind the Memory Gap", arXiv:2503.08311, §5: ε of its advisor).
 BATCH_GAIN_SHARE = 0.1
 MOST_POINTS = 12
@@ -23,16 +23,16 @@ MOST_POINTS = 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParetoPoint:
-    """One worker at one load that nothing beats in both figures.
+    """One worker at one load, not dominated in both figures.
 
     Args:
-        node_type: where it lies.
-        layout: its degrees.
+        node_type: catalog name of its nodes.
+        layout: its degrees of parallelism.
         quantization: its formats.
-        num_running: requests running in it.
+        num_running: its running requests.
         tokens_per_s_per_user: 1 / time per output token.
         tokens_per_s_per_device: output tokens/s of one device.
-        keeps_promises: within the promises, in closed form.
+        meets_slos: the closed form meets every SLO.
     """
 
     node_type: str
@@ -41,17 +41,17 @@ class ParetoPoint:
     num_running: int
     tokens_per_s_per_user: float
     tokens_per_s_per_device: float
-    keeps_promises: bool
+    meets_slos: bool
 
 
 def pareto_front(workers: Sequence[PricedWorker], output_length: float) -> list[ParetoPoint]:
-    """The front over all workers and loads, slowest users first; at most :data:`MOST_POINTS`, evenly picked.
+    """The front over all workers and loads, slowest users first; at most :data:`MOST_POINTS`, evenly spaced.
 
     Args:
         workers: mixed workers.
         output_length: mean generated tokens of a request.
     """
-    if output_length <= 1.0:  # one token an answer: nobody waits between tokens
+    if output_length <= 1.0:  # one token per answer: there is no time between tokens
         return []
     points: list[tuple[float, float, int, int]] = []
     for index, worker in enumerate(workers):
@@ -60,10 +60,10 @@ def pareto_front(workers: Sequence[PricedWorker], output_length: float) -> list[
         points += [(float(u), float(d), index, at) for at, (u, d) in enumerate(zip(speed, throughput, strict=True))]
     points.sort(reverse=True)  # fastest users first
     front, best = [], 0.0
-    for speed_, per_device, index, at in points:
+    for per_user, per_device, index, at in points:
         if per_device > best:
             best = per_device
-            front.append((speed_, per_device, index, at))
+            front.append((per_user, per_device, index, at))
     if len(front) > MOST_POINTS:
         kept = np.unique(np.linspace(0, len(front) - 1, MOST_POINTS).round().astype(int))
         front = [front[position] for position in kept]
@@ -78,7 +78,7 @@ def _point(worker: PricedWorker, at: int, per_user: float, per_device: float) ->
         num_running=int(worker.steady.num_seqs[at]),
         tokens_per_s_per_user=per_user,
         tokens_per_s_per_device=per_device,
-        keeps_promises=bool(worker.feasible[at]),
+        meets_slos=bool(worker.feasible[at]),
     )
 
 

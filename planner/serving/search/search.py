@@ -1,12 +1,12 @@
-"""Which deployment serves the load at the best objective within every promise: bound, simulate, cut.
+"""Which deployment serves the load within every SLO at the best objective: bound, simulate, cut.
 
 *Notation.* A candidate c is a worker (node type, layout, formats, limits), how many of them, and for prefill and decode
 pools a pair of those. s̲(c) is its score in closed form, s(c) its score in the simulation; smaller is better.
 
-*Objective.* min s(c) over candidates whose simulated latencies keep every promise at its percentile.
+*Objective.* min s(c) over candidates whose simulated latencies meet every SLO at its percentile.
 
 *Bound.* Closed forms leave out queueing, block waste and uneven arrival, so s̲(c) ≤ s(c) up to sampling noise;
-candidates that break a promise in closed form break it in the simulation. Candidates are simulated in the order of s̲;
+candidates that violate an SLO in closed form violate it in the simulation. Candidates are simulated in the order of s̲;
 once the incumbent's s is at most the next s̲, no candidate left can beat it. When the number of simulations or the time
 runs out first, the smallest s̲ left is the bound and the gap is reported.
 
@@ -22,33 +22,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
+from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Arrival, Role
+from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.branch import NOISE, Branch, Simulated, score_judged, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, aggregated, disaggregated
-from meshplan.planner.serving.search.deployment import HighestRate
+from meshplan.planner.serving.search.slo_judgement import HighestRate
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingReport:
-    """What the search saw.
+    """The record of a search.
 
     Args:
-        simulated: every simulated candidate, best first; those that keep all promises before the others.
+        simulated: every simulated candidate, best first; those that meet all SLOs before the others.
         num_candidates: deployments in closed form.
-        rejected: reason → number of workers or deployments turned down for it.
+        rejected: reason → number of workers or deployments rejected for it.
         mixed: priced mixed workers, for the Pareto front.
-        prefill: priced prefill workers.
-        decode: priced decode workers.
     """
 
     simulated: tuple[Simulated, ...]
     num_candidates: int
     rejected: Counter[str]
     mixed: tuple[PricedWorker, ...]
-    prefill: tuple[PricedWorker, ...]
-    decode: tuple[PricedWorker, ...]
 
 
 def search_serving(
@@ -68,19 +65,17 @@ def search_serving(
     candidates.sort(key=lambda one: (one.score, one.config.num_devices, _complexity(one), one.tpot_s))
     deadline = None if time_limit_s is None else start_wall + time_limit_s
     simulated, bound = Branch(problem, candidates, seed=seed, deadline=deadline, on_progress=on_progress).run()
-    simulated.sort(key=lambda one: (one.score, len(one.judged.broken), one.candidate.score))
+    simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
     _simplest_first(simulated)
     report = ServingReport(
         simulated=tuple(simulated),
         num_candidates=len(candidates),
         rejected=rejected,
         mixed=tuple(mixed),
-        prefill=tuple(prefill),
-        decode=tuple(decode),
     )
     best = simulated[0] if simulated and simulated[0].score < float("inf") else None
     objective = None if best is None else best.score
-    if objective is not None:  # equal within the noise of the best counts as equal
+    if objective is not None:  # within the sampling noise of the best counts as equal
         bound = min(bound, objective)
     return Solution(
         status=Status.INFEASIBLE if objective is None else status_of(objective, bound, tolerance=NOISE),
@@ -96,7 +91,7 @@ def search_serving(
 
 
 def _simplest_first(simulated: list[Simulated]) -> None:
-    """Among deployments that the sampling noise cannot tell apart, the simplest comes first."""
+    """Among deployments within the sampling noise of the best, put the simplest first."""
     best = simulated[0].score if simulated else float("inf")
     if best == float("inf"):
         return
@@ -123,7 +118,7 @@ def _workers(
 
 
 def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rejected: Counter[str]) -> list[Candidate]:
-    """Candidates that the engine takes as a whole, within money and power."""
+    """Candidates that the engine accepts, within the limits on money and power."""
     limits = problem.limits
     kept = []
     for one in candidates:
@@ -140,31 +135,31 @@ def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rej
 
 
 def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> float:
-    """The highest Poisson rate at which a deployment keeps every promise, requests/s; at least the question's own."""
+    """The highest Poisson rate at which a deployment meets every SLO, requests/s; at least the question's own."""
     supply = min(worker.best_rate_per_s * count for worker, count in candidate.parts)
     rate = problem.workload.request_rate_per_s or 0.0
     costs = [worker.cost for worker, _ in candidate.parts]
     search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
     while not search.is_closed:
         search.narrow()
-    return max(rate, search.kept_per_s)
+    return max(rate, search.met_per_s)
 
 
 def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulated, ServingReport]:
-    """One configuration, promises aside: pinned choices, every other degree 1, the smallest that fits the device.
+    """One configuration, whether or not it meets the SLOs: pinned choices, every other degree 1, the fewest devices.
 
     Raises:
-        ValueError: nothing fits; the message says what was turned down most.
+        ValueError: nothing fits; the message gives the most frequent reason.
     """
     rejected: Counter[str] = Counter()
-    unpromised = replace(problem, promises=())
+    without_slos = replace(problem, slos=())
     if problem.pinned.is_disaggregated:
-        prefill, decode = (priced_workers(unpromised, role, rejected)[:1] for role in (Role.PREFILL, Role.DECODE))
+        prefill, decode = (priced_workers(without_slos, role, rejected)[:1] for role in (Role.PREFILL, Role.DECODE))
         mixed: list[PricedWorker] = []
-        candidates = disaggregated(unpromised, prefill, decode)
+        candidates = disaggregated(without_slos, prefill, decode)
     else:
-        mixed, prefill, decode = priced_workers(unpromised, Role.MIXED, rejected)[:1], [], []
-        candidates = [one for worker in mixed for one in aggregated(unpromised, worker)]
+        mixed, prefill, decode = priced_workers(without_slos, Role.MIXED, rejected)[:1], [], []
+        candidates = [one for worker in mixed for one in aggregated(without_slos, worker)]
     if not candidates:
         reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
         raise ValueError(f"this configuration cannot run: {reason}")
@@ -176,7 +171,5 @@ def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulate
         num_candidates=1,
         rejected=rejected,
         mixed=tuple(mixed),
-        prefill=tuple(prefill),
-        decode=tuple(decode),
     )
     return report.simulated[0], report

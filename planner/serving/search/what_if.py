@@ -1,14 +1,14 @@
-"""Plan shapes that no supported engine runs: bounds in closed form, labelled "what if, not validated".
+"""Deployments that no supported engine runs: bounds in closed form, labelled "what if, not validated".
 
-*Attention apart from FFN* (Step-3, arXiv:2507.19427; with memory-rich devices for the attention: Lamina,
-arXiv:2405.01814). A devices hold attention weights and KV cache, F devices the MLPs and experts. m micro-batches go to
-and fro, so that a layer takes the time of its slowest station for each of them::
+*Attention-FFN disaggregation* (Step-3, arXiv:2507.19427; with memory-rich devices for the attention: Lamina,
+arXiv:2405.01814). A devices hold attention weights and KV cache, F devices the MLPs and experts. m micro-batches
+alternate between the two, so that a layer takes the time of its slowest stage for each of them::
 
     tpot(n) ≥ host + L·m·max(attention(n/(A·m)), ffn(n/m), exchange(n/m)) + head(n/A)
 
 *Experts in host memory* (MoE-Lens, arXiv:2504.09345; HybriMoE, arXiv:2504.05897). A share g of the experts of a node
-stays in device memory, as many as fit beside attention and cache; the distinct experts hit of the others are read by
-the CPU from host memory, meanwhile::
+stays in device memory, as many as fit in addition to attention and cache; meanwhile the CPU reads the distinct experts
+hit among the others from host memory::
 
     tpot(n) ≥ device parts(n) + L_moe·max(experts on devices(g, n), (1 − g)·hit(n)·bytes/B_host)
 """
@@ -22,35 +22,36 @@ import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.iteration import Worker
 from meshplan.planner.serving.estimator.memory import weights_bytes, worker_memory
 from meshplan.planner.serving.estimator.operators import distinct_experts
 from meshplan.planner.serving.estimator.pools import pool_worker
+from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.quantization import BYTES_16_BIT, SCHEMES, Quantization
-from meshplan.planner.serving.problem.requests import Layout, Pool, Role
+from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
-# Micro-batches between the two stations; two hide one behind the other, three hide the exchange as well.
+# Micro-batches in flight: two overlap attention with FFN, three overlap the exchange as well.
 MICRO_BATCHES = (2, 3)
-# Of the devices, shares that attention is tried with.
+# Shares of the devices tried for attention.
 ATTENTION_SHARES = (0.25, 0.5, 0.75)
 MOST_RUNNING = 4096
-# Memory bandwidth of a host: two sockets with eight channels of DDR5-4800 each, 614 GB/s by JEDEC's figures, of which
-# streaming reads attain about 80 %. Assumed where the user does not measure.
+# Memory bandwidth of a host: two sockets with eight channels of DDR5-4800 each, 614 GB/s by the JEDEC standard, of
+# which streaming reads attain about 80 %. An assumption, not a measurement.
 HOST_BYTES_PER_S = 0.8 * 614e9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """A bound on a shape.
+    """A bound on a deployment that no engine runs.
 
     Args:
-        name: what is done differently.
+        name: what differs from a supported deployment.
         label: devices and degrees.
         num_devices: in use.
         num_running: requests in flight.
         tpot_s: lower bound of the time per output token.
-        tokens_per_s_per_device: upper bound; prefill is left to workers of its own.
+        tokens_per_s_per_device: upper bound; prefill runs on separate workers.
         source: paper.
     """
 
@@ -64,8 +65,8 @@ class WhatIf:
 
 
 def what_if(problem: ServingProblem) -> list[WhatIf]:
-    """The best of each shape within the promise on the time per output token; those that break it are left out."""
-    found = [_best(list(_attention_apart(problem))), _best(list(_host_experts(problem)))]
+    """The best of each kind within the SLO on the time per output token; those that violate it are left out."""
+    found = [_best(list(_disaggregated_attention(problem))), _best(list(_host_experts(problem)))]
     return [one for one in found if one is not None]
 
 
@@ -73,10 +74,10 @@ def _best(shapes: list[WhatIf]) -> WhatIf | None:
     return max(shapes, key=lambda shape: shape.tokens_per_s_per_device, default=None)
 
 
-# --- attention apart --------------------------------------------------------------------------------------------------
+# --- attention-FFN disaggregation -------------------------------------------------------------------------------------
 
 
-def _attention_apart(problem: ServingProblem) -> Iterator[WhatIf]:
+def _disaggregated_attention(problem: ServingProblem) -> Iterator[WhatIf]:
     for attention_type, attention in problem.machines.items():
         for ffn_type, ffn in problem.machines.items():
             have = min(attention.num_devices, ffn.num_devices)
@@ -88,18 +89,18 @@ def _attention_apart(problem: ServingProblem) -> Iterator[WhatIf]:
                     continue
                 for quantization in problem.quantizations:
                     label = f"{num_attention} attention on {attention_type}, {num_ffn} FFN on {ffn_type}"
-                    yield from _stations(
+                    yield from _alternating(
                         problem, (attention_type, ffn_type), num_attention, num_ffn, quantization, label
                     )
 
 
 def _ffn_devices(problem: ServingProblem, most: int) -> int:
-    """The most devices that share the experts (or the MLP) evenly."""
+    """The largest number of devices that splits the experts (or the MLP) evenly."""
     whole = problem.shape.intermediate_size if problem.shape.moe is None else problem.shape.moe.num_experts
     return next((count for count in range(most, 0, -1) if whole % count == 0), 0)
 
 
-def _stations(
+def _alternating(
     problem: ServingProblem,
     node_types: tuple[str, str],
     num_attention: int,
@@ -118,18 +119,18 @@ def _stations(
     context = np.full_like(running, (attention.contexts.least + attention.contexts.most) / 2.0)
     for micro in MICRO_BATCHES:
         own, all_tokens = np.ceil(running / (num_attention * micro)), running / micro
-        near = attention.attention_linear_s(own) + attention.decode_attention_s(own, context) / layers
-        far = _ffn_layer_s(problem, ffn, all_tokens, num_ffn)
+        attention_s = attention.attention_linear_s(own) + attention.decode_attention_s(own, context) / layers
+        ffn_s = _ffn_layer_s(problem, ffn, all_tokens, num_ffn)
         row = shape.hidden_size * (SCHEMES[quantization.experts].activation_bytes + BYTES_16_BIT)
         rate = min(worker.exchange.transfer_bytes_per_s for worker in (attention, ffn))
-        moved = attention.machine.scale_out_latency_s + np.maximum(own, all_tokens / num_ffn) * row / rate
-        station = np.maximum(np.maximum(near, far), moved)
+        moved_s = attention.machine.scale_out_latency_s + np.maximum(own, all_tokens / num_ffn) * row / rate
+        slowest = np.maximum(np.maximum(attention_s, ffn_s), moved_s)
         tpot = (
             attention.constants.host_step_s
-            + layers * micro * station
+            + layers * micro * slowest
             + attention.head_s(np.ceil(running / num_attention))
         )
-        yield from _kept(
+        yield from _within_slo(
             problem,
             tpot,
             running,
@@ -141,7 +142,7 @@ def _stations(
 
 
 def _ffn_layer_s(problem: ServingProblem, worker: Worker, tokens: FloatArray, num_ffn: int) -> FloatArray:
-    """Mean time of one layer's MLP or experts on the FFN devices."""
+    """Mean time of the MLP or experts of a layer on the FFN devices, s."""
     shape = problem.shape
     dense = shape.num_hidden_layers - shape.num_moe_layers
     total = np.zeros_like(tokens)
@@ -158,8 +159,8 @@ def _ffn_layer_s(problem: ServingProblem, worker: Worker, tokens: FloatArray, nu
 def _running(
     problem: ServingProblem, machine: Machine, num_attention: int, quantization: Quantization
 ) -> FloatArray | None:
-    """Numbers of requests that the attention devices hold; None where not one fits."""
-    # An attention device holds no experts and no MLP: as if they were spread over very many devices.
+    """Concurrency levels that fit the attention devices' memory; None where no request fits."""
+    # An attention device holds neither experts nor MLP: modelled as experts spread over very many devices.
     layout = Layout(expert_parallel=10**9) if problem.shape.moe is not None else Layout()
     limits = replace(problem.rules.default_limits(machine.device), max_num_seqs=MOST_RUNNING)
     held = problem.workload.input_length + problem.workload.output_length
@@ -201,7 +202,7 @@ def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
             held = problem.workload.input_length + problem.workload.output_length
             memory = worker_memory(shape, machine.device, layout, limits, quantization, context=held)
             if memory.fits or all_experts > machine.host_memory_bytes:
-                continue  # nothing has to move, or there is no room for it
+                continue  # everything fits on the devices, or not even in host memory
             rest = devices * (memory.weights_bytes + memory.workspace_bytes) - all_experts
             worker = _worker(problem, node_type, layout, quantization)
             running = np.unique(np.geomspace(1, 256, 24).round())
@@ -216,7 +217,7 @@ def _host_experts(problem: ServingProblem) -> Iterator[WhatIf]:
             tpot = tpot + worker.head_s(running)
             tpot = tpot + shape.num_moe_layers * np.maximum(share * worker.routed_s(running), from_host)
             best = float(share[on_device].max(initial=0.0))
-            yield from _kept(
+            yield from _within_slo(
                 problem,
                 tpot[on_device],
                 running[on_device],
@@ -240,17 +241,10 @@ def _worker(problem: ServingProblem, node_type: str, layout: Layout, quantizatio
         quantization=quantization,
         node_type=node_type,
     )
-    return pool_worker(
-        problem.shape,
-        machine,
-        pool,
-        recipe=problem.recipe,
-        constants=problem.calibrations[node_type].constants,
-        workload=problem.workload,
-    )
+    return pool_worker(problem.site, pool, problem.workload)
 
 
-def _kept(
+def _within_slo(
     problem: ServingProblem,
     tpot: FloatArray,
     running: FloatArray,
@@ -260,11 +254,11 @@ def _kept(
     label: str,
     source: str,
 ) -> Iterator[WhatIf]:
-    """The load with the most tokens/s per device within the promise on the time per output token."""
-    kept = np.flatnonzero(tpot <= min(problem.limit_s("tpot"), problem.limit_s("itl")))
-    if not len(kept):
+    """The load with the most tokens/s per device within the SLO on the time per output token."""
+    within = np.flatnonzero(tpot <= problem.tpot_limit_s)
+    if not len(within):
         return
-    at = kept[np.argmax(running[kept] / tpot[kept])]
+    at = within[np.argmax(running[within] / tpot[within])]
     yield WhatIf(
         name=name,
         label=label,

@@ -1,8 +1,7 @@
-"""Workers in closed form: what one costs an iteration, its steady states, and the loads that its promises allow.
+"""Workers in closed form: iteration times, steady states, and the loads at which they meet the SLOs.
 
-Times of :mod:`meshplan.planner.serving.estimator.steady_state` are lower bounds of means, rates upper bounds. A
-percentile promised above the mean can only be stricter, so whatever breaks a promise here breaks it in the simulation
-too.
+Times of :mod:`meshplan.planner.serving.estimator.steady_state` are lower bounds of means, rates upper bounds. An SLO on
+a percentile above the mean can only be stricter, so a load that violates an SLO here violates it in the simulation too.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from numpy.typing import NDArray
 from meshplan.planner.serving.estimator.pools import pool_worker, scheduled
 from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill_s, steady_state
 from meshplan.planner.serving.estimator.step_cost import StepCost
+from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Pool, Role
 from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
 
 
@@ -27,10 +26,10 @@ class PricedWorker:
 
     Args:
         placed: layout, formats, memory.
-        cost: of its iterations.
-        steady: by running requests.
-        feasible: [N] running requests at which no promise is broken in closed form.
-        first_token_s: of an unloaded request.
+        cost: tables of its iteration times.
+        steady: steady states by running requests.
+        feasible: [N] whether the closed form meets every SLO at that number of running requests.
+        first_token_s: TTFT of a request on an idle worker.
     """
 
     placed: PlacedWorker
@@ -41,43 +40,38 @@ class PricedWorker:
 
     @property
     def num_devices(self) -> int:
-        """Of one worker."""
+        """Devices of one worker."""
         return self.placed.layout.num_devices
 
     @property
     def best_rate_per_s(self) -> float:
-        """Most requests/s within the promises."""
+        """Most requests/s within the SLOs."""
         return float(self.steady.rate_per_s[self.feasible].max(initial=0.0))
+
+    def prefill_share(self, rate_per_s: float) -> float:
+        """Share of its time that a worker prefills at a rate of its own."""
+        return 0.0 if self.placed.role is Role.DECODE else rate_per_s * float(self.steady.prefill_s[-1])
 
 
 def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) -> list[PricedWorker]:
-    """Every worker of a role with its steady states; those that break a promise at every load are turned down."""
+    """Every worker of a role with its steady states; those that violate an SLO at every load are rejected."""
     found = []
     for placed in placed_workers(problem, role, rejected):
         worker = price_worker(problem, placed)
         if worker.feasible.any():
             found.append(worker)
         else:
-            rejected[_broken_promise(problem, worker)] += 1
+            rejected[_violated_slo(problem, worker)] += 1
     return found
 
 
 def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
-    """Tables, steady states and the loads that keep every promise."""
+    """Iteration times, steady states and the loads that meet every SLO."""
     workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
     pool = pool_of(problem, placed, 1)
-    cost = pool_worker(
-        problem.shape,
-        placed.machine,
-        pool,
-        recipe=problem.recipe,
-        constants=constants,
-        workload=workload,
-        speculation=problem.speculation,
-    ).step_cost()
+    cost = pool_worker(problem.site, pool, workload, problem.speculation).step_cost()
     limits = scheduled(pool, problem.recipe, workload)
-    mean = (1.0 + workload.length_ratio) / 2.0
-    prompt, output = mean * workload.input_length, mean * workload.output_length
+    prompt, output = workload.mean_lengths
     cached = prompt * workload.prefix_hit_rate
     steady = steady_state(
         cost,
@@ -92,28 +86,28 @@ def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
     first = alone + constants.first_token_offset_s + constants.first_token_steps * steady.tpot_s
     feasible = np.ones(len(steady.num_seqs), dtype=bool)
     if placed.role is not Role.PREFILL:
-        feasible &= steady.tpot_s <= min(problem.limit_s("tpot"), problem.limit_s("itl"))
+        feasible &= steady.tpot_s <= problem.tpot_limit_s
         feasible &= first + max(output - 1.0, 0.0) * steady.tpot_s <= problem.limit_s("e2e")
     if placed.role is not Role.DECODE:
-        feasible &= first <= min(problem.limit_s("ttft"), problem.limit_s("e2e"))
+        feasible &= first <= problem.limit_s("ttft", "e2e")
     return PricedWorker(placed=placed, cost=cost, steady=steady, feasible=feasible, first_token_s=float(first[0]))
 
 
-def _broken_promise(problem: ServingProblem, worker: PricedWorker) -> str:
-    """Which promise a worker breaks with one request running, as a reason."""
+def _violated_slo(problem: ServingProblem, worker: PricedWorker) -> str:
+    """The SLO that a worker violates with one request running, as a reason for its rejection."""
     if worker.placed.role is not Role.PREFILL and worker.steady.tpot_s[0] > problem.limit_s("tpot"):
-        return "time per output token is above its promise with one request running"
+        return "time per output token is above its SLO with one request running"
     if worker.first_token_s > problem.limit_s("ttft"):
-        return "time to first token is above its promise for one request alone"
-    return "a promise on latency is broken with one request running"
+        return "time to first token is above its SLO for one request alone"
+    return "an SLO on latency is violated with one request running"
 
 
 def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num_running: int | None = None) -> Pool:
-    """A pool of such workers; ``num_running`` caps the requests of each."""
+    """A pool of identical workers; ``num_running`` caps the requests of each."""
     limits = placed.limits
     if num_running is not None:
-        lanes = placed.layout.attention_data_parallel
-        limits = replace(limits, max_num_seqs=min(-(-num_running // lanes) * lanes, limits.max_num_seqs))
+        ranks = placed.layout.attention_data_parallel
+        limits = replace(limits, max_num_seqs=min(-(-num_running // ranks) * ranks, limits.max_num_seqs))
     return Pool(
         role=placed.role,
         layout=placed.layout,
@@ -123,8 +117,3 @@ def pool_of(problem: ServingProblem, placed: PlacedWorker, num_workers: int, num
         node_type=placed.node_type,
         kv_tier=problem.kv_tier if placed.role is Role.MIXED and placed.limits.prefix_caching else None,
     )
-
-
-def prefilling(worker: PricedWorker, rate_per_s: float) -> float:
-    """Share of its time that a worker prefills at a rate of its own."""
-    return 0.0 if worker.placed.role is Role.DECODE else rate_per_s * float(worker.steady.prefill_s[-1])

@@ -2,7 +2,7 @@
 
 Three things keep them: the scheduler looks at arrivals only now and then; iterations are prepared ahead, so that the
 first that can hold a request is some later one; and prompts may have to wait for others. See
-:class:`~meshplan.planner.serving.problem.requests.Admission`, and rule 1 of
+:class:`~meshplan.planner.serving.problem.config.Admission`, and rule 1 of
 :mod:`meshplan.planner.serving.simulation.worker`.
 """
 
@@ -12,7 +12,7 @@ import heapq
 import math
 from collections.abc import Sequence
 
-from meshplan.planner.serving.problem.requests import Admission
+from meshplan.planner.serving.problem.config import Admission
 
 
 def next_chance(last: int, interval: int, now: int) -> int:
@@ -24,21 +24,23 @@ def next_chance(last: int, interval: int, now: int) -> int:
     return last - (last - now) // interval * interval
 
 
-class WaitingRoom:
+class AdmissionQueue:
     """Who has arrived at one worker and waits by a rule, by iteration.
 
     Args:
         rules: when prompts are let in.
         lag: iterations that are prepared ahead, on average.
         budget: prompt tokens of one iteration over all lanes.
-        lanes: groups of devices with requests of their own.
+        concurrent_batches: groups of devices with requests of their own.
         length: rank → prompt tokens of a request.
     """
 
-    def __init__(self, rules: Admission, lag: float, *, budget: int, lanes: int, length: Sequence[int]) -> None:
+    def __init__(
+        self, rules: Admission, lag: float, *, budget: int, concurrent_batches: int, length: Sequence[int]
+    ) -> None:
         self.rules, self.lag, self.length = rules, lag, length
         self.is_open = rules.is_immediate and not lag
-        self.enough_tokens, self.enough_prompts = rules.batch_wait_share * budget, lanes
+        self.enough_tokens, self.enough_prompts = rules.batch_wait_share * budget, concurrent_batches
         self.num_arrived = 0
         self.looked = self.admitted = 0  # iterations of the last look and of the last chance
         self.unseen: list[tuple[int, int]] = []  # (lag, rank)
@@ -59,7 +61,7 @@ class WaitingRoom:
         """The last iteration had prompts: a look follows."""
         self.looked = iteration
 
-    def let_in(self, iteration: int, is_empty: bool) -> list[int]:
+    def admit(self, iteration: int, is_empty: bool) -> list[int]:
         """Ranks that ``iteration`` can hold; everyone where nothing else is to be done."""
         rules = self.rules
         if is_empty:

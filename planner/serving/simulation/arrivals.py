@@ -13,12 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
 
 # Requests per request in flight of a closed loop: the rule of the public serving benchmarks of 2025.
 REQUESTS_PER_CONCURRENCY = 10
-# Requests of an open run that does not say how many: ten beyond the 99th percentile.
-DEFAULT_NUM_REQUESTS = 1024
 # At most this many offending requests are named one by one.
 MAX_NAMED = 5
 

@@ -22,14 +22,15 @@ import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.estimator.step_cost import StepCost
-from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role, Router
+from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
+from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.arrivals import check_requests
+from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS, check_limits, finished, servable, simulate
-from meshplan.planner.serving.simulation.ledger import Ledger
 from meshplan.planner.serving.simulation.prefix_cache import KvTier, TierShape
+from meshplan.planner.serving.simulation.request_state import RequestState
 from meshplan.planner.serving.simulation.routing import Pool
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import Watch
 from meshplan.planner.serving.simulation.worker import Worker
 
 # Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, whose KV cache has
@@ -95,12 +96,12 @@ class ServingSystem:
     kv_block_tokens: int = KV_BLOCK_TOKENS
 
 
-def simulate_system(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
+def simulate_system(requests: Requests, system: ServingSystem, stopping: EarlyStopping | None = None) -> ServingRun:
     """Serve the requests with all workers of a system. ``workers`` of the run are those of the pools, in order.
 
     Raises:
         SpecError: malformed requests or limits, or pools that do not make a system.
-        LostPromiseError: the watch gave up, because the run cannot keep its promises.
+        SloViolatedError: the watch gave up, because the run cannot keep its promises.
     """
     pool = system.pools[0] if system.pools else None
     is_plain = pool is not None and pool.num_workers == 1 and pool.role is Role.MIXED and pool.tier is None
@@ -111,20 +112,20 @@ def simulate_system(requests: Requests, system: ServingSystem, watch: Watch | No
             pool.limits,
             kv_capacity_tokens=pool.kv_capacity_tokens,
             kv_block_tokens=system.kv_block_tokens,
-            watch=watch,
+            stopping=stopping,
         )
-    return simulate_together(requests, system, watch)
+    return simulate_together(requests, system, stopping)
 
 
-def simulate_together(requests: Requests, system: ServingSystem, watch: Watch | None = None) -> ServingRun:
+def simulate_together(requests: Requests, system: ServingSystem, stopping: EarlyStopping | None = None) -> ServingRun:
     """As :func:`simulate_system`, without the shorter way for a single worker."""
     _check_system(system)
     check_requests(requests)
     for pool in system.pools:
         check_limits(pool.limits, pool.cost, system.kv_block_tokens)
     cluster = _Cluster(requests, system)
-    cluster.run(watch if requests.concurrency is None else None)
-    return finished(requests, cluster.ledger, [worker for pool in cluster.pools for worker in pool.workers])
+    cluster.run(stopping if requests.concurrency is None else None)
+    return finished(requests, cluster.state, [worker for pool in cluster.pools for worker in pool.workers])
 
 
 def _check_system(system: ServingSystem) -> None:
@@ -148,7 +149,7 @@ def _check_system(system: ServingSystem) -> None:
 class _Cluster:
     def __init__(self, requests: Requests, system: ServingSystem) -> None:
         self.requests, self.system = requests, system
-        self.ledger = Ledger(requests)
+        self.state = RequestState(requests)
         # When, which kind, which request or worker, and which worker it leaves or pool it arrives at.
         self.events: list[tuple[float, int, int, int]] = []
         self.pools = [self._pool(i) for i in range(len(system.pools))]
@@ -156,7 +157,7 @@ class _Cluster:
         self.pool_of = [pool for pool in self.pools for _ in pool.workers]
         self.link_free_s = [0.0] * len(self.workers)
         self.tiers = [
-            None if worker.prefixes is None or pool.tier is None else KvTier(self.ledger, pool.tier, worker.prefixes)
+            None if worker.prefixes is None or pool.tier is None else KvTier(self.state, pool.tier, worker.prefixes)
             for pool, workers in zip(system.pools, self.pools, strict=True)
             for worker in workers.workers
         ]
@@ -170,7 +171,7 @@ class _Cluster:
             Worker(
                 pool.cost,
                 pool.limits,
-                self.ledger,
+                self.state,
                 kv_capacity_tokens=pool.kv_capacity_tokens,
                 kv_block_tokens=block,
                 role=pool.role,
@@ -179,9 +180,9 @@ class _Cluster:
             )
             for j in range(pool.num_workers)
         ]
-        return Pool(workers, self.system.router, self.ledger, first=first, expected_output=output)
+        return Pool(workers, self.system.router, self.state, first=first, expected_output=output)
 
-    def run(self, watch: Watch | None) -> None:
+    def run(self, stopping: EarlyStopping | None) -> None:
         """Handle events until there are none, or the watch gives up."""
         requests, events = self.requests, self.events
         order = np.flatnonzero(self._servable()).tolist()
@@ -190,15 +191,15 @@ class _Cluster:
         arrivals = requests.arrival_s.tolist()
         events.extend((arrivals[request], ARRIVES, request, 0) for request in order[:in_flight])
         heapq.heapify(events)
-        looks = set() if watch is None else set(watch.moments(requests.arrival_s))
+        looks = set() if stopping is None else set(stopping.moments(requests.arrival_s))
         while events:
             now, kind, subject, where = heapq.heappop(events)
             if kind == LEAVES:
                 self._leave(where, subject, now)
             elif kind == ARRIVES:
                 self._arrive(subject, now, where)
-                if watch is not None and where == 0 and subject in looks:
-                    watch.look(self.ledger, now)
+                if stopping is not None and where == 0 and subject in looks:
+                    stopping.look(self.state, now)
             elif kind == FETCHED:
                 self._enter(subject, now, where)
             elif self.workers[subject].wake_s == now:
@@ -218,12 +219,12 @@ class _Cluster:
             heapq.heappush(self.events, (wake_s, WORKS, number, 0))
 
     def _arrive(self, request: int, now: float, which: int) -> None:
-        ledger, pool = self.ledger, self.pools[which]
+        state, pool = self.state, self.pools[which]
         if which == 0:
-            ledger.arrival_s[request] = now
+            state.arrival_s[request] = now
         else:
             hidden = self.system.first_token_from_decode
-            ledger.arrive_prefilled(request, math.inf if hidden else ledger.first_token_s[request])
+            state.arrive_prefilled(request, math.inf if hidden else state.first_token_s[request])
         number = pool.first + pool.choose(request)
         tier = self.tiers[number]
         here_s = now if tier is None else tier.arrive(request, now)
@@ -238,7 +239,7 @@ class _Cluster:
         worker.run(now)
         worker.submit(request, now)
         if tier is not None:
-            self.ledger.found_tokens[request] = tier.found.pop(request)
+            self.state.found_tokens[request] = tier.found.pop(request)
         self._wake(number)
 
     def _will_leave(self, number: int, request: int, at_s: float) -> None:
@@ -247,8 +248,8 @@ class _Cluster:
 
     def _leave(self, number: int, request: int, now: float) -> None:
         self.pool_of[number].forget(request)
-        if len(self.pools) > 1 and self.pool_of[number] is self.pools[0] and self.ledger.output_length[request] > 1:
-            self.ledger.finish_s[request] = math.inf
+        if len(self.pools) > 1 and self.pool_of[number] is self.pools[0] and self.state.output_length[request] > 1:
+            self.state.finish_s[request] = math.inf
             self._transfer(request, now, number)
             return
         following = next(self.following, None)
@@ -260,6 +261,6 @@ class _Cluster:
         assert link is not None  # noqa: S101  (checked with the system)
         which = 0 if link.is_shared else number
         start = max(now, self.link_free_s[which])
-        seconds = link.kv_bytes_per_token * self.ledger.input_length[request] / link.bandwidth_bytes_per_s
+        seconds = link.kv_bytes_per_token * self.state.input_length[request] / link.bandwidth_bytes_per_s
         self.link_free_s[which] = start + seconds
         heapq.heappush(self.events, (start + seconds + link.latency_s, ARRIVES, request, 1))

@@ -14,23 +14,23 @@ from __future__ import annotations
 import heapq
 import math
 
-from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.simulation.request_state import RequestState
 
 
 class DecodeBatch:
     """The decode batch of one worker and the blocks of its KV cache.
 
     Args:
-        ledger: of the requests.
+        state: of the requests.
         tokens_per_step: s.
         kv_capacity_tokens: of the KV cache; whole blocks of it are used.
         kv_block_tokens: tokens of a block.
     """
 
     def __init__(
-        self, ledger: Ledger, *, tokens_per_step: float, kv_capacity_tokens: int, kv_block_tokens: int
+        self, state: RequestState, *, tokens_per_step: float, kv_capacity_tokens: int, kv_block_tokens: int
     ) -> None:
-        self.ledger, self.num_requests = ledger, len(ledger)
+        self.state, self.num_requests = state, len(state)
         self.is_plain = tokens_per_step == 1.0
         self.speed: float = int(tokens_per_step) if tokens_per_step == int(tokens_per_step) else tokens_per_step
         self.most_per_step = math.ceil(tokens_per_step)
@@ -73,26 +73,26 @@ class DecodeBatch:
 
     def join(self, request: int, generated: int) -> None:
         """Put a request with its KV cache and ``generated`` tokens into the decode batch."""
-        ledger = self.ledger
-        held = ledger.input_length[request] + generated - 1
-        target = ledger.target[request] = self.grown + ledger.output_length[request] - generated
+        state = self.state
+        held = state.input_length[request] + generated - 1
+        target = state.target[request] = self.grown + state.output_length[request] - generated
         heapq.heappush(self.finishing, target * self.num_requests + request)
-        self.decoding.add(ledger.rank[request])
+        self.decoding.add(state.rank[request])
         self.num_decoding += 1
         self.context += held + 1
-        ledger.anchor[request] = held + 1 - self.speed * self.steps
-        offset = ledger.offset[request] = held - self.grown
+        state.anchor[request] = held + 1 - self.speed * self.steps
+        offset = state.offset[request] = held - self.grown
         whole, residue = divmod(offset, self.block)
         self.whole_blocks += whole
         self.residues[residue] += 1
 
     def remove(self, request: int) -> None:
         """Take a request out of the decode batch."""
-        ledger = self.ledger
-        self.decoding.remove(ledger.rank[request])
+        state = self.state
+        self.decoding.remove(state.rank[request])
         self.num_decoding -= 1
-        self.context -= ledger.anchor[request] + self.speed * self.steps
-        whole, residue = divmod(ledger.offset[request], self.block)
+        self.context -= state.anchor[request] + self.speed * self.steps
+        whole, residue = divmod(state.offset[request], self.block)
         self.whole_blocks -= whole
         self.residues[residue] -= 1
 

@@ -9,11 +9,12 @@ import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.estimator.step_cost import StepCost
-from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role
+from meshplan.planner.serving.problem.config import EngineLimits, Role
+from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.arrivals import check_requests
-from meshplan.planner.serving.simulation.ledger import Ledger, fits
+from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
+from meshplan.planner.serving.simulation.request_state import RequestState, fits
 from meshplan.planner.serving.simulation.run import Segments, ServingRun, WorkerRun
-from meshplan.planner.serving.simulation.watch import Watch
 from meshplan.planner.serving.simulation.worker import Leave, Worker
 
 # Tokens of a KV block: the default of vLLM (--block-size).
@@ -28,7 +29,7 @@ def simulate(
     kv_capacity_tokens: int,
     kv_block_tokens: int = KV_BLOCK_TOKENS,
     role: Role = Role.MIXED,
-    watch: Watch | None = None,
+    stopping: EarlyStopping | None = None,
 ) -> ServingRun:
     """Serve the requests with one worker, exact to an iteration (:mod:`meshplan.planner.serving.simulation.worker`).
 
@@ -43,27 +44,27 @@ def simulate(
         kv_block_tokens: tokens of a block of KV cache.
         role: PREFILL ends a request with its first token; to DECODE requests come prefilled, so that their first
             token is out when they arrive.
-        watch: gives up a run of open arrivals that cannot keep its promises.
+        stopping: gives up a run of open arrivals that cannot keep its promises.
 
     Raises:
         SpecError: malformed requests or limits.
-        LostPromiseError: the watch gave up.
+        SloViolatedError: the watch gave up.
     """
     check_requests(requests)
     check_limits(limits, cost, kv_block_tokens)
     if role is Role.DECODE and requests.output_length.min() <= 1:
         message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
         raise SpecError([Problem(path="output_length", message=message)], of="the requests")
-    ledger = Ledger(requests)
+    state = RequestState(requests)
     served = servable(requests, cost, role, kv_capacity_tokens, kv_block_tokens)
     order = np.flatnonzero(served).tolist()
     in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
     following = iter(order[in_flight:])
 
     def submit(request: int, at_s: float) -> None:
-        ledger.arrival_s[request] = at_s
+        state.arrival_s[request] = at_s
         if role is Role.DECODE:
-            ledger.arrive_prefilled(request, at_s)
+            state.arrive_prefilled(request, at_s)
         worker.submit(request, at_s)
 
     def start_next(_: int, at_s: float) -> None:
@@ -75,7 +76,7 @@ def simulate(
     worker = Worker(
         cost,
         limits,
-        ledger,
+        state,
         kv_capacity_tokens=kv_capacity_tokens,
         kv_block_tokens=kv_block_tokens,
         role=role,
@@ -84,12 +85,12 @@ def simulate(
     arrivals = requests.arrival_s.tolist()
     for request in order[:in_flight]:
         submit(request, arrivals[request])
-    if watch is not None and requests.concurrency is None:
-        for request in watch.moments(requests.arrival_s):
+    if stopping is not None and requests.concurrency is None:
+        for request in stopping.moments(requests.arrival_s):
             worker.run(arrivals[request])
-            watch.look(ledger, arrivals[request])
+            stopping.look(state, arrivals[request])
     worker.run()
-    return finished(requests, ledger, [worker])
+    return finished(requests, state, [worker])
 
 
 def check_limits(limits: EngineLimits, cost: StepCost, kv_block_tokens: int) -> None:
@@ -118,19 +119,18 @@ def servable(
     return fits(requests, kv_capacity_tokens, kv_block_tokens, cost.tokens_per_step)
 
 
-def finished(requests: Requests, ledger: Ledger, workers: list[Worker]) -> ServingRun:
+def finished(requests: Requests, state: RequestState, workers: list[Worker]) -> ServingRun:
     """The ledger and the workers' records as arrays."""
-    finish = np.array(ledger.finish_s)
+    finish = np.array(state.finish_s)
     return ServingRun(
-        arrival_s=np.array(ledger.arrival_s),
+        arrival_s=np.array(state.arrival_s),
         input_length=requests.input_length,
         output_length=requests.output_length,
         is_served=np.isfinite(finish),
-        admitted_s=np.array(ledger.admitted_s),
-        first_token_s=np.array(ledger.first_token_s),
+        admitted_s=np.array(state.admitted_s),
+        first_token_s=np.array(state.first_token_s),
         finish_s=finish,
         workers=tuple(worker_run(worker) for worker in workers),
-        is_closed_loop=requests.concurrency is not None,
     )
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.simulation.request_state import RequestState
 
 # A request that shares its prefix with no other in particular.
 NO_PREFIX = -1
@@ -28,12 +28,12 @@ class PrefixCache:
     find the cached tokens that they are said to have.
 
     Args:
-        ledger: the requests with their prefixes and cached tokens.
+        state: the requests with their prefixes and cached tokens.
         capacity_tokens: of the KV cache: prefixes lie in blocks that no running request needs, so this is optimistic.
     """
 
-    def __init__(self, ledger: Ledger, capacity_tokens: int) -> None:
-        self.ledger, self.capacity_tokens = ledger, capacity_tokens
+    def __init__(self, state: RequestState, capacity_tokens: int) -> None:
+        self.state, self.capacity_tokens = state, capacity_tokens
         self.held: OrderedDict[int, int] = OrderedDict()
         self.held_tokens = 0
 
@@ -43,8 +43,8 @@ class PrefixCache:
 
     def find(self, request: int) -> int:
         """Tokens that an arriving request finds; its prefix is then the most recently used."""
-        tokens = self.ledger.cached_tokens[request]
-        prefix = NO_PREFIX if self.ledger.prefix is None else self.ledger.prefix[request]
+        tokens = self.state.cached_tokens[request]
+        prefix = NO_PREFIX if self.state.prefix is None else self.state.prefix[request]
         if prefix == NO_PREFIX:
             return tokens
         before = self.held.pop(prefix, 0)
@@ -74,14 +74,14 @@ class KvTier:
     """The tier of one worker while a run goes on.
 
     Args:
-        ledger: the requests with their prefixes.
+        state: the requests with their prefixes.
         shape: see :class:`TierShape`.
         devices: the prefix cache of the worker's devices.
     """
 
-    def __init__(self, ledger: Ledger, shape: TierShape, devices: PrefixCache) -> None:
+    def __init__(self, state: RequestState, shape: TierShape, devices: PrefixCache) -> None:
         self.shape, self.devices = shape, devices
-        self.held = PrefixCache(ledger, shape.capacity_tokens)
+        self.held = PrefixCache(state, shape.capacity_tokens)
         self.link_free_s = 0.0
         self.found: dict[int, int] = {}
 

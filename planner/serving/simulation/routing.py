@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from meshplan.planner.serving.problem.requests import Router
-from meshplan.planner.serving.simulation.ledger import Ledger
+from meshplan.planner.serving.problem.config import Router
 from meshplan.planner.serving.simulation.prefix_cache import NO_PREFIX
+from meshplan.planner.serving.simulation.request_state import RequestState
 from meshplan.planner.serving.simulation.worker import Worker
 
 # A worker is overloaded if it has this many requests more than the idlest, and this many times as many: the defaults
@@ -21,15 +21,15 @@ class Pool:
     Args:
         workers: alike.
         router: the rule.
-        ledger: of the requests.
+        state: of the requests.
         first: number of the first worker among those of all pools.
         expected_output: tokens that the router expects of an answer, whose length it cannot know: the mean.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], router: Router, ledger: Ledger, *, first: int, expected_output: float
+        self, workers: Sequence[Worker], router: Router, state: RequestState, *, first: int, expected_output: float
     ) -> None:
-        self.workers, self.router, self.ledger, self.first = workers, router, ledger, first
+        self.workers, self.router, self.state, self.first = workers, router, state, first
         self.expected_output = expected_output
         self.num_routed = 0
         self.num_requests = [0] * len(workers)
@@ -57,11 +57,11 @@ class Pool:
         self.tokens[chosen] -= self._tokens(request)
 
     def _tokens(self, request: int) -> float:
-        return self.ledger.input_length[request] + self.expected_output
+        return self.state.input_length[request] + self.expected_output
 
     def _holder(self, request: int, idlest: int) -> int:
         """The least loaded worker that holds the request's prefix, unless it is overloaded; else ``idlest``."""
-        prefix = NO_PREFIX if self.ledger.prefix is None else self.ledger.prefix[request]
+        prefix = NO_PREFIX if self.state.prefix is None else self.state.prefix[request]
         holders = [
             i for i, worker in enumerate(self.workers) if worker.prefixes is not None and worker.prefixes.holds(prefix)
         ]

@@ -1,10 +1,10 @@
 """One engine instance, simulated by events: whatever happens to an unchanged decode batch is one step in closed form.
 
-The rules (:mod:`meshplan.planner.serving.simulation.referee` plays the same ones iteration by iteration):
+The rules (:mod:`meshplan.planner.serving.simulation.reference` plays the same ones iteration by iteration):
 
 1. Iterations follow each other; what arrives during one waits for its end, for the scheduler's next look at arrivals
    (receive_interval), for admission_steps more, on average: ⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival, and as the limits'
-   :class:`~meshplan.planner.serving.problem.requests.Admission` says for others; for nothing if nothing runs. Order is
+   :class:`~meshplan.planner.serving.problem.config.Admission` says for others; for nothing if nothing runs. Order is
    by priority, then by arrival, and nobody passes a request that does not fit.
 2. Every decoding request takes part in each iteration and gains ⌊s(D + 1)⌋ − ⌊sD⌋ tokens in the worker's D-th, with
    s = tokens_per_step: one, or the expected value of speculation.
@@ -32,11 +32,11 @@ from collections.abc import Callable
 import numpy as np
 
 from meshplan.planner.serving.estimator.step_cost import StepCost
-from meshplan.planner.serving.problem.requests import EngineLimits, Role
-from meshplan.planner.serving.simulation.admission import WaitingRoom
+from meshplan.planner.serving.problem.config import EngineLimits, Role
+from meshplan.planner.serving.simulation.admission import AdmissionQueue
 from meshplan.planner.serving.simulation.decode_batch import DecodeBatch
-from meshplan.planner.serving.simulation.ledger import Ledger, num_seats
 from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
+from meshplan.planner.serving.simulation.request_state import RequestState, num_slots
 
 Leave = Callable[[int, float], None]
 # Numbers that are kept as objects before they are packed: some megabytes.
@@ -49,7 +49,7 @@ class Worker(DecodeBatch):
     Args:
         cost: tables of its iterations.
         limits: of its scheduler.
-        ledger: the requests, shared among the workers of a run.
+        state: the requests, shared among the workers of a run.
         kv_capacity_tokens: of its KV cache; whole blocks of it are used.
         kv_block_tokens: tokens of a block.
         role: see :class:`Role`.
@@ -61,7 +61,7 @@ class Worker(DecodeBatch):
         self,
         cost: StepCost,
         limits: EngineLimits,
-        ledger: Ledger,
+        state: RequestState,
         *,
         kv_capacity_tokens: int,
         kv_block_tokens: int,
@@ -70,7 +70,7 @@ class Worker(DecodeBatch):
         pauses: bool = False,
     ) -> None:
         super().__init__(
-            ledger,
+            state,
             tokens_per_step=cost.tokens_per_step,
             kv_capacity_tokens=kv_capacity_tokens,
             kv_block_tokens=kv_block_tokens,
@@ -78,11 +78,11 @@ class Worker(DecodeBatch):
         self.cost, self.role = cost, role
         self.on_leave, self.pauses, self.has_left = on_leave, pauses, False
         self.is_chunked = limits.chunked_prefill
-        self.prefixes = PrefixCache(ledger, kv_capacity_tokens) if limits.prefix_caching else None
+        self.prefixes = PrefixCache(state, kv_capacity_tokens) if limits.prefix_caching else None
         self.budget = limits.max_batched_tokens
-        self.lanes = cost.lanes
-        self.seats = num_seats(cost, limits)
-        self.decode_s = [cost.decode_s(n) for n in range(min(self.seats, len(ledger)) + 1)]
+        self.concurrent_batches = cost.concurrent_batches
+        self.slots = num_slots(cost, limits)
+        self.decode_s = [cost.decode_s(n) for n in range(min(self.slots, len(state)) + 1)]
         self.clock = self.wake_s = 0.0
         # Waiting: those still to arrive, in order; those who have, by rank.
         self.queue: list[int] = []
@@ -90,12 +90,12 @@ class Worker(DecodeBatch):
         self.position = 0
         self.next_arrival = math.inf
         self.ready: list[int] = []
-        self.waiting = WaitingRoom(
+        self.waiting = AdmissionQueue(
             limits.admission,
             cost.admission_steps,
-            budget=self.budget * self.lanes,
-            lanes=self.lanes,
-            length=[ledger.input_length[request] for request in ledger.by_rank],
+            budget=self.budget * self.concurrent_batches,
+            concurrent_batches=self.concurrent_batches,
+            length=[state.input_length[request] for request in state.by_rank],
         )
         self.num_iterations = 0
         self.prefilling: list[list[int]] = []
@@ -114,7 +114,7 @@ class Worker(DecodeBatch):
         self.queue_s.insert(place, arrival_s)
         self.next_arrival = self.queue_s[self.position]
         if self.prefixes is not None:
-            self.ledger.found_tokens[request] = self.prefixes.find(request)
+            self.state.found_tokens[request] = self.prefixes.find(request)
         self.wake_s = self.clock if not self.is_idle else max(self.clock, self.next_arrival)
 
     @property
@@ -133,7 +133,7 @@ class Worker(DecodeBatch):
                 self._accept()
             if self.waiting:
                 is_empty = not (self.num_decoding or self.prefilling or self.ready)
-                for rank in self.waiting.let_in(self.num_iterations, is_empty):
+                for rank in self.waiting.admit(self.num_iterations, is_empty):
                     heapq.heappush(self.ready, rank)
             if self.is_idle:
                 self.wake_s = self.next_arrival
@@ -156,7 +156,7 @@ class Worker(DecodeBatch):
                 return
 
     def _accept(self) -> None:
-        queue, queue_s, position, clock, rank = self.queue, self.queue_s, self.position, self.clock, self.ledger.rank
+        queue, queue_s, position, clock, rank = self.queue, self.queue_s, self.position, self.clock, self.state.rank
         while position < len(queue) and queue_s[position] <= clock:
             if self.waiting.is_open:
                 heapq.heappush(self.ready, rank[queue[position]])
@@ -182,18 +182,18 @@ class Worker(DecodeBatch):
             heapq.heappush(self.ready, max(in_prefill, youngest))
 
     def _preempt(self, rank: int) -> None:
-        ledger = self.ledger
-        request = ledger.by_rank[rank]
-        target = ledger.target[request]
+        state = self.state
+        request = state.by_rank[rank]
+        target = state.target[request]
         self.finishing.remove(target * self.num_requests + request)
         heapq.heapify(self.finishing)
-        ledger.generated[request] = ledger.output_length[request] - (target - self.grown)
-        ledger.has_kv[request] = False
+        state.generated[request] = state.output_length[request] - (target - self.grown)
+        state.has_kv[request] = False
         if request in self.arrived_with_kv:
             self.arrived_with_kv.remove(request)
-            ledger.last_token_s[request] = ledger.first_token_s[request]
+            state.last_token_s[request] = state.first_token_s[request]
         else:
-            ledger.last_token_s[request] = self._last_token_s(ledger.joined_s[request])
+            state.last_token_s[request] = self._last_token_s(state.joined_s[request])
         self.remove(request)
 
     def _last_token_s(self, joined_s: float) -> float:
@@ -209,26 +209,26 @@ class Worker(DecodeBatch):
 
     def _take_with_kv(self) -> None:
         """Admit those whose KV cache came with them."""
-        ledger, grown = self.ledger, self.given(self.steps + 1)
-        while self.ready and self.num_decoding + len(self.prefilling) < self.seats:
-            request = ledger.by_rank[self.ready[0]]
-            if not ledger.has_kv[request]:
+        state, grown = self.state, self.given(self.steps + 1)
+        while self.ready and self.num_decoding + len(self.prefilling) < self.slots:
+            request = state.by_rank[self.ready[0]]
+            if not state.has_kv[request]:
                 return
-            held = ledger.input_length[request] + self.most_per_step
+            held = state.input_length[request] + self.most_per_step
             blocks = self.blocks(grown) + self.prompt_blocks - (-held // self.block)
             if blocks > self.num_blocks:
                 return
             heapq.heappop(self.ready)
-            ledger.joined_s[request] = self.clock
-            ledger.admitted_s[request] = min(ledger.admitted_s[request], self.clock)
+            state.joined_s[request] = self.clock
+            state.admitted_s[request] = min(state.admitted_s[request], self.clock)
             self.join(request, 1)
             self.arrived_with_kv.append(request)
 
     def _prefill(self) -> bool:
         """One iteration with prompts in it; False if none can go on or be admitted."""
         n = self.num_decoding if self.is_chunked else 0
-        lane = self.budget + (-n // self.lanes) * self.cost.verified_tokens
-        left = lane * self.lanes
+        lane = self.budget + (-n // self.concurrent_batches) * self.cost.verified_tokens
+        left = lane * self.concurrent_batches
         if left <= 0:
             return False
         num_prompts, tokens, pairs, ended = 0, 0, 0.0, []
@@ -244,18 +244,18 @@ class Worker(DecodeBatch):
             entry[1] = done + chunk
             if entry[1] == entry[2]:
                 ended.append(entry)
-        ready, ledger, seats = self.ready, self.ledger, self.seats - self.num_decoding
-        while ready and left and len(self.prefilling) < seats:
-            request = ledger.by_rank[ready[0]]
-            length = ledger.input_length[request] + ledger.generated[request]
-            if ledger.has_kv[request] or not self._fits(length):
+        ready, state, slots = self.ready, self.state, self.slots - self.num_decoding
+        while ready and left and len(self.prefilling) < slots:
+            request = state.by_rank[ready[0]]
+            length = state.input_length[request] + state.generated[request]
+            if state.has_kv[request] or not self._fits(length):
                 break
-            done = min(ledger.found_tokens[request], length - 1)
+            done = min(state.found_tokens[request], length - 1)
             chunk = min(length - done, lane, left)
             if tokens and chunk < length - done and not self.is_chunked:
                 break
             entry = [heapq.heappop(ready), done + chunk, length]
-            ledger.admitted_s[request] = min(ledger.admitted_s[request], self.clock)
+            state.admitted_s[request] = min(state.admitted_s[request], self.clock)
             num_prompts += 1
             tokens += chunk
             left -= chunk
@@ -295,7 +295,7 @@ class Worker(DecodeBatch):
         for entry in ended:
             self.prefilling.remove(entry)
             self.release_prompt(entry[2])
-            self._first_token(self.ledger.by_rank[entry[0]], end)
+            self._first_token(self.state.by_rank[entry[0]], end)
         if self.num_decoding > before and not self.is_chunked:
             self.pauses_s.append([end, self.num_decoding - before])
         if n:
@@ -303,21 +303,21 @@ class Worker(DecodeBatch):
 
     def _first_token(self, request: int, end: float) -> None:
         """The token that ends a prefill: the first, or the next of a request that had been thrown out."""
-        ledger = self.ledger
-        generated = ledger.generated[request] = ledger.generated[request] + 1
-        ledger.joined_s[request] = end
-        if ledger.first_token_s[request] == math.inf:
-            ledger.first_token_s[request] = end
-        elif ledger.last_token_s[request] < math.inf:
-            self.gap_s.append(end - ledger.last_token_s[request])
+        state = self.state
+        generated = state.generated[request] = state.generated[request] + 1
+        state.joined_s[request] = end
+        if state.first_token_s[request] == math.inf:
+            state.first_token_s[request] = end
+        elif state.last_token_s[request] < math.inf:
+            self.gap_s.append(end - state.last_token_s[request])
             self.gap_count.append(1)
-        if generated >= ledger.output_length[request] or self.role is Role.PREFILL:
+        if generated >= state.output_length[request] or self.role is Role.PREFILL:
             self._leave(request, end)
         else:
             self.join(request, generated)
 
     def _leave(self, request: int, end: float) -> None:
-        self.ledger.finish_s[request] = end
+        self.state.finish_s[request] = end
         self.has_left = True
         if len(self.records) > MOST_RECORDS:
             self.pack()
@@ -346,8 +346,8 @@ class Worker(DecodeBatch):
         half = slope * n * speed / 2
         end = start + steps * (first + half * (steps - 1))
         arrival = self.next_arrival
-        full = self.num_decoding + len(self.prefilling) >= self.seats
-        if self.waiting.is_open and (full or (self.ready and not self.ledger.may_pass)):
+        full = self.num_decoding + len(self.prefilling) >= self.slots
+        if self.waiting.is_open and (full or (self.ready and not self.state.may_pass)):
             arrival = math.inf
         if end > until_s and lazily and until_s <= arrival:
             self.wake_s = end
@@ -379,7 +379,7 @@ class Worker(DecodeBatch):
 
     def _first_decoded(self) -> None:
         """The first iteration here of those who came with their KV cache: a token's gap, or the first token seen."""
-        first_token_s = self.ledger.first_token_s
+        first_token_s = self.state.first_token_s
         for request in self.arrived_with_kv:
             if first_token_s[request] == math.inf:
                 first_token_s[request] = self.clock

@@ -12,8 +12,8 @@ its members share a scale-up domain of D devices: inside = clip(⌊D/stride⌋, 
 - all-to-all of P bytes sent by each member: the share that leaves the domain goes through the member's own NIC, the
   rest over the scale-up links; the slower of the two decides.
 
-On a machine with a :class:`~meshplan.planner.cluster.network_model.NetworkModel` the network's rate and latency are those of the
-slowest such group under the rank mapping, instead of one figure for all links.
+On a machine with a :class:`~meshplan.planner.cluster.network_model.NetworkModel` the network's rate and latency are
+those of the slowest such group under the rank mapping, instead of one figure for all links.
 """
 
 from __future__ import annotations

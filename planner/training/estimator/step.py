@@ -320,8 +320,8 @@ class TrainingModel:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
-        looked at more closely (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at once,
-        and not again for the micro-batch that fills.
+        looked at more closely (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at
+        once, and not again for the micro-batch that fills.
         """
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:

@@ -14,7 +14,7 @@ from meshplan.catalogs.constants.serving_benchmarks import (
     spreads_attention,
     started_as,
 )
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 RUN = BenchmarkRun(
     title="a dump of InferenceX",

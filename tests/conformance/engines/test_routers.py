@@ -20,8 +20,8 @@ from meshplan.planner.emit.orchestrators import ray_serve
 from meshplan.planner.emit.serving import sglang, vllm
 from meshplan.planner.emit.serving.job import Template
 from meshplan.planner.emit.serving.script import launch_of, router_of
+from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.engines import ENGINES
-from meshplan.planner.serving.problem.requests import Role
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of

@@ -16,8 +16,8 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving import sglang as emitter
 from meshplan.planner.emit.serving.job import PoolProgram
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role
 from meshplan.planner.serving.problem.engines import SGLANG
-from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of

@@ -16,9 +16,9 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving import vllm as emitter
 from meshplan.planner.emit.serving.job import PoolProgram
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role, Speculation
 from meshplan.planner.serving.problem.engines import VLLM
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Speculation
 
 sys.path.insert(0, str(Path(__file__).parent))
 from engine_words import words_of

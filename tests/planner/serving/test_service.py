@@ -68,7 +68,7 @@ def test_the_same_question_gives_the_same_bytes(plan: Plan, catalog: Catalog) ->
 
 def test_a_cheaper_looking_rival_broke_a_promise_or_the_bound(plan: Plan) -> None:
     fewer = [row for row in plan.alternatives if row["num_devices"] < plan.config["num_devices"]]
-    assert all("promised" in row["reason"] for row in fewer)
+    assert all("SLO" in row["reason"] for row in fewer)
 
 
 def test_no_device_is_idle_without_a_reason(catalog: Catalog) -> None:

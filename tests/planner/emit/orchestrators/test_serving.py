@@ -19,9 +19,9 @@ from meshplan.planner.emit.orchestrators import ray_serve
 from meshplan.planner.emit.serving import vllm
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.launch.registry import emit_serving
+from meshplan.planner.serving.problem.config import Role, Router
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import Role, Router
 
 FP8 = Quantization.uniform("fp8_block")
 KUBERNETES = ("lws", "kserve", "dynamo")

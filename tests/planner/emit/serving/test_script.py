@@ -31,9 +31,9 @@ from meshplan.planner.emit.terms import flattened, read_all
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit, emit_serving, engine_names
 from meshplan.planner.launch.support import support_matrix
+from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role, Router, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Router, Speculation
 
 # Notes its words and its place, then waits to be ended as a server does.
 SERVER = f"""#!{sys.executable}

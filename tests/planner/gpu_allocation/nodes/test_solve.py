@@ -27,7 +27,7 @@ from meshplan.planner.gpu_allocation.nodes.problem import (
 )
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
 from meshplan.planner.gpu_allocation.replicas.problem import Bucket, GpuAllocationProblem
-from meshplan.planner.serving.problem.requests import Role
+from meshplan.planner.serving.problem.config import Role
 
 DATA = Path(__file__).parents[3] / "data" / "gpu_allocation"
 OPTIMA = {row["name"]: row for row in csv.DictReader((DATA / "optima.csv").read_text().splitlines())}

@@ -18,8 +18,8 @@ from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.serving.estimator import operators
 from meshplan.planner.serving.estimator.iteration import ContextRange, Worker
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
+from meshplan.planner.serving.problem.config import EngineLimits, Layout
 from meshplan.planner.serving.problem.quantization import Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, Layout
 
 
 @pytest.fixture(scope="module")

@@ -7,9 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import EmitError
-from meshplan.planner.serving.problem.config import serving_config_document, serving_config_from_document
-from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
-from meshplan.planner.serving.problem.requests import (
+from meshplan.planner.serving.problem.config import (
     EngineLimits,
     Layout,
     Pool,
@@ -17,7 +15,10 @@ from meshplan.planner.serving.problem.requests import (
     Router,
     ServingConfig,
     Speculation,
+    serving_config_document,
+    serving_config_from_document,
 )
+from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
 
 degrees = st.integers(1, 64)
 schemes = st.sampled_from(sorted(SCHEMES))

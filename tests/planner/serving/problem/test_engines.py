@@ -11,9 +11,9 @@ import pytest
 from emit_cases import B200, DEEPSEEK_V3, GPT_OSS_20B, H100, LLAMA_70B, MIXTRAL, SHAPES
 
 from meshplan.catalogs.models.shapes import MixtureOfExperts
+from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig, Speculation
 from meshplan.planner.serving.problem.engines import ENGINES, SGLANG, TRTLLM, VLLM
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
-from meshplan.planner.serving.problem.requests import EngineLimits, Layout, Pool, Role, ServingConfig, Speculation
 
 DEGREES = (1, 2, 3, 8, 16)
 FIELDS = tuple(Layout.__dataclass_fields__)

@@ -32,10 +32,10 @@ def messages(document: dict[str, Any]) -> dict[str, str]:
 
 
 def test_promises_keep_their_percentile() -> None:
-    promises = {promise.key: promise for promise in read_serving_spec(SPEC).objectives}
-    assert set(promises) == {"ttft_p99_s", "tpot_p95_s"}
-    assert (promises["ttft_p99_s"].metric, promises["ttft_p99_s"].percentile) == ("ttft", "p99")
-    assert promises["tpot_p95_s"].limit_s == 0.05
+    slos = {slo.key: slo for slo in read_serving_spec(SPEC).slos}
+    assert set(slos) == {"ttft_p99_s", "tpot_p95_s"}
+    assert (slos["ttft_p99_s"].metric, slos["ttft_p99_s"].percentile) == ("ttft", "p99")
+    assert slos["tpot_p95_s"].limit_s == 0.05
 
 
 @pytest.mark.parametrize(

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Role
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.search.branch import NOISE, Branch, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, aggregated, disaggregated
-from meshplan.planner.serving.search.deployment import RATE_TOLERANCE, judge
 from meshplan.planner.serving.search.search import search_serving
+from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, judge
 from meshplan.planner.serving.search.workers import priced_workers
 
 NUM_REQUESTS = 150
@@ -56,7 +56,7 @@ def highest_rate(problem: ServingProblem, candidate: Candidate) -> float:
     """By halving from the closed form's bound, every run to its end."""
 
     def keeps(rate: float) -> bool:
-        return not judge(problem, candidate.config, request_rate_per_s=rate).broken
+        return not judge(problem, candidate.config, request_rate_per_s=rate).violated
 
     high = candidate.request_rate_per_s
     if keeps(high):
@@ -77,7 +77,7 @@ def breaks_below(problem: ServingProblem, candidate: Candidate, rate: float) -> 
     several highest rates are right. Looked for in steps finer than the search's own tolerance."""
     shares = np.linspace(0.8, 0.99, 20)
     assert np.diff(shares).max() < RATE_TOLERANCE
-    return any(judge(problem, candidate.config, request_rate_per_s=rate * share).broken for share in shares)
+    return any(judge(problem, candidate.config, request_rate_per_s=rate * share).violated for share in shares)
 
 
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
@@ -90,14 +90,14 @@ def test_no_deployment_searched_by_itself_is_better(catalog: Catalog, question: 
         score = candidate.score * candidate.request_rate_per_s / rate if rate else math.inf
         if solution.objective > score * (1.0 + RATE_TOLERANCE) * (1.0 + NOISE):
             assert breaks_below(problem, candidate, rate), "kept at every rate up to its own, and better"
-    assert all(one.judged.broken or one.score >= solution.objective * (1.0 - NOISE) for one in report.simulated)
+    assert all(one.judged.violated or one.score >= solution.objective * (1.0 - NOISE) for one in report.simulated)
 
 
 def test_a_deployment_that_keeps_its_promise_at_no_rate_is_judged_where_it_breaks_it(catalog: Catalog) -> None:
     problem = problem_of(catalog, model="llama-3.1-70b", slo={"ttft_p99_s": 3.0, "itl_p99_s": 0.03})
-    broken = [simulate_candidate(problem, candidate) for candidate in deployments(problem)[:3]]
-    assert all(one.score == math.inf or not one.judged.broken for one in broken)
-    assert all(one.judged.metrics.num_served == NUM_REQUESTS for one in broken)
+    violated = [simulate_candidate(problem, candidate) for candidate in deployments(problem)[:3]]
+    assert all(one.score == math.inf or not one.judged.violated for one in violated)
+    assert all(one.judged.metrics.num_served == NUM_REQUESTS for one in violated)
 
 
 def test_out_of_time_the_bound_is_that_of_what_was_not_seen(catalog: Catalog) -> None:

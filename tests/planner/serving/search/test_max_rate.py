@@ -1,4 +1,4 @@
-"""The highest rate that is kept up."""
+"""The highest rate at which the SLOs are met."""
 
 from __future__ import annotations
 
@@ -14,13 +14,16 @@ from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.serving.problem.requests import Arrival, EngineLimits, Objective, Requests, Role, ServingWorkload
-from meshplan.planner.serving.search.max_rate import TOLERANCE, max_rate, saturated_rate, worst_ratio
+from meshplan.planner.serving.problem.config import EngineLimits, Role
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.slo import Slo
+from meshplan.planner.serving.search.max_rate import TOLERANCE, RateSearch, saturated_rate
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
+from meshplan.planner.serving.simulation.early_stopping import EarlyStopping, SloViolatedError
 from meshplan.planner.serving.simulation.engine import simulate
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.watch import LostPromiseError, Watch
+from meshplan.planner.serving.simulation.slo_attainment import worst_ratio
 
 COST = linear_cost()
 WORKLOAD = ServingWorkload(
@@ -35,70 +38,67 @@ APART = ServingSystem(
 SYSTEMS = {
     "one": ServingSystem(pools=(POOL,)),
     "two": ServingSystem(pools=(replace(POOL, num_workers=2),)),
-    "apart": APART,
-    "apart, first token from decode": replace(APART, first_token_from_decode=True),
+    "disaggregated": APART,
+    "disaggregated, first token from decode": replace(APART, first_token_from_decode=True),
 }
 
 
-def serve(requests: Requests, watch: Watch | None = None, *, capacity: int = 200_000) -> ServingRun:
-    return simulate(requests, COST, EngineLimits(max_num_seqs=64), kv_capacity_tokens=capacity, watch=watch)
+def serve(requests: Requests, stopping: EarlyStopping | None = None, *, capacity: int = 200_000) -> ServingRun:
+    return simulate(requests, COST, EngineLimits(max_num_seqs=64), kv_capacity_tokens=capacity, stopping=stopping)
 
 
-def meets(requests: Requests, objectives: list[Objective], rate: float) -> bool:
-    return worst_ratio(serve(scaled(requests, rate)), objectives)[0] <= 1.0
+def meets(requests: Requests, slos: list[Slo], rate: float) -> bool:
+    return worst_ratio(serve(scaled(requests, rate)), slos) <= 1.0
 
 
-def bisected(requests: Requests, objectives: list[Objective], high: float) -> tuple[float, float]:
+def bisected(requests: Requests, slos: list[Slo], high: float) -> tuple[float, float]:
     """The plainest search: halve the rate until it is met, then the bracket on logarithms; every run to its end."""
-    if meets(requests, objectives, high):
+    if meets(requests, slos, high):
         return high, math.inf
     low = high / 2
-    while not meets(requests, objectives, low):
+    while not meets(requests, slos, low):
         low, high = low / 2, low
     while high > low * (1.0 + TOLERANCE):
         middle = math.sqrt(low * high)
-        low, high = (middle, high) if meets(requests, objectives, middle) else (low, middle)
+        low, high = (middle, high) if meets(requests, slos, middle) else (low, middle)
     return low, high
 
 
-def promise(metric: str, percentile: str, limit_s: float) -> Objective:
-    return Objective(metric=metric, percentile=percentile, limit_s=limit_s)
+def slo(metric: str, percentile: str, limit_s: float) -> Slo:
+    return Slo(metric=metric, percentile=percentile, limit_s=limit_s)
 
 
 ASKED = [
-    [promise("ttft", "p99", 0.3)],
-    [promise("tpot", "p95", 0.02)],
-    [promise("itl", "p99", 0.035)],
-    [promise("e2e", "mean", 2.0), promise("ttft", "p50", 0.05)],
+    [slo("ttft", "p99", 0.3)],
+    [slo("tpot", "p95", 0.02)],
+    [slo("itl", "p99", 0.035)],
+    [slo("e2e", "mean", 2.0), slo("ttft", "p50", 0.05)],
 ]
-of_each = pytest.mark.parametrize(
-    "objectives", ASKED, ids=lambda objectives: "-".join(objective.key for objective in objectives)
-)
+of_each = pytest.mark.parametrize("slos", ASKED, ids=lambda slos: "-".join(slo.key for slo in slos))
 
 
 @of_each
-def test_the_rate_is_met_and_the_next_is_not(objectives: list[Objective]) -> None:
-    found = max_rate(REQUESTS, serve, objectives)
-    assert found.rate_per_s < found.broken_per_s <= 1.01 * found.rate_per_s
-    assert worst_ratio(serve(scaled(REQUESTS, found.rate_per_s)), objectives)[0] <= 1.0
-    assert worst_ratio(serve(scaled(REQUESTS, found.broken_per_s)), objectives)[0] > 1.0
-    assert found.binding in objectives
+def test_the_rate_is_met_and_the_next_is_not(slos: list[Slo]) -> None:
+    found = RateSearch(REQUESTS, serve, slos).close()
+    assert found.low < found.high <= 1.01 * found.low
+    assert worst_ratio(serve(scaled(REQUESTS, found.low)), slos) <= 1.0
+    assert worst_ratio(serve(scaled(REQUESTS, found.high)), slos) > 1.0
     # A coarse scan agrees: nothing far above is met.
     for factor in (1.2, 1.5, 2.0):
-        assert worst_ratio(serve(scaled(REQUESTS, factor * found.rate_per_s)), objectives)[0] > 1.0
+        assert worst_ratio(serve(scaled(REQUESTS, factor * found.low)), slos) > 1.0
 
 
 @of_each
 @pytest.mark.parametrize("seed", range(4))
-def test_it_is_the_rate_of_a_plain_bisection(objectives: list[Objective], seed: int) -> None:
-    """Within the tolerance, unless the promise is met again above a rate at which it is not: then either is right."""
+def test_it_is_the_rate_of_a_plain_bisection(slos: list[Slo], seed: int) -> None:
+    """Within the tolerance, unless the SLO is met again above a rate at which it is not: then either is right."""
     requests = make_requests(replace(WORKLOAD, length_ratio=0.5), seed=seed)
-    found = max_rate(requests, serve, objectives)
+    found = RateSearch(requests, serve, slos).close()
     high = saturated_rate(serve(replace(requests, arrival_s=np.zeros(600))))
-    low, broken = bisected(requests, objectives, high)
-    if found.rate_per_s != pytest.approx(low, rel=1.01 * TOLERANCE):
-        tried = sorted({low, broken, found.rate_per_s, found.broken_per_s})
-        met = [meets(requests, objectives, rate) for rate in tried]
+    low, violated = bisected(requests, slos, high)
+    if found.low != pytest.approx(low, rel=1.01 * TOLERANCE):
+        tried = sorted({low, violated, found.low, found.high})
+        met = [meets(requests, slos, rate) for rate in tried]
         assert met == [True, False, True, False]
 
 
@@ -111,52 +111,50 @@ def test_it_is_the_rate_of_a_plain_bisection(objectives: list[Objective], seed: 
     percentile=st.sampled_from(["mean", "p50", "p90", "p99"]),
     share=st.floats(0.3, 1.5),
     later=st.sampled_from([0.0, 0.02]),
-    system=st.sampled_from(["one", "two", "apart", "apart, first token from decode"]),
+    system=st.sampled_from(["one", "two", "disaggregated", "disaggregated, first token from decode"]),
 )
-def test_only_a_run_that_breaks_its_promise_is_given_up(
+def test_only_a_run_that_violates_its_slo_is_stopped(
     seed: int, num: int, rate: float, metric: str, percentile: str, share: float, later: float, system: str
 ) -> None:
     requests = random_requests(seed, num, rate_per_s=rate)
     whole = simulate_system(requests, SYSTEMS[system])
     seen = replace(whole, first_token_s=whole.first_token_s + later, finish_s=whole.finish_s + later)
-    latency_s = worst_ratio(seen, [promise(metric, percentile, 1.0)])[0]
+    latency_s = worst_ratio(seen, [slo(metric, percentile, 1.0)])
     if latency_s == 0.0:
         return  # no answer has a second token
-    asked = [promise(metric, percentile, share * latency_s)]
+    asked = [slo(metric, percentile, share * latency_s)]
     watched = None
-    with suppress(LostPromiseError):
-        watched = simulate_system(requests, SYSTEMS[system], Watch(objectives=asked).later(later))
+    with suppress(SloViolatedError):
+        watched = simulate_system(requests, SYSTEMS[system], EarlyStopping(slos=asked).later(later))
     if watched is None:
-        assert worst_ratio(seen, asked)[0] > 1.0 - 1e-9
+        assert worst_ratio(seen, asked) > 1.0 - 1e-9
         return
     assert watched.finish_s.tolist() == pytest.approx(whole.finish_s.tolist(), rel=1e-9)
     assert watched.first_token_s.tolist() == pytest.approx(whole.first_token_s.tolist(), rel=1e-9)
     assert watched.num_preemptions == whole.num_preemptions
 
 
-def test_a_run_that_is_far_too_slow_is_given_up_early() -> None:
+def test_a_run_that_is_far_too_slow_is_stopped_early() -> None:
     requests = scaled(REQUESTS, 3.0 * saturated_rate(serve(replace(REQUESTS, arrival_s=np.zeros(600)))))
-    with pytest.raises(LostPromiseError, match="ttft_p99_s is beyond its limit"):
-        serve(requests, Watch(objectives=[promise("ttft", "p99", 0.1)]))
+    with pytest.raises(SloViolatedError, match="ttft_p99_s is beyond its limit"):
+        serve(requests, EarlyStopping(slos=[slo("ttft", "p99", 0.1)]))
 
 
-def test_lax_promises_leave_saturation_as_the_limit() -> None:
-    found = max_rate(REQUESTS, serve, [promise("e2e", "p99", 1e6)])
-    assert found.binding is None
-    assert found.rate_per_s == pytest.approx(saturated_rate(serve(replace(REQUESTS, arrival_s=np.zeros(600)))))
+def test_lax_slos_leave_saturation_as_the_limit() -> None:
+    found = RateSearch(REQUESTS, serve, [slo("e2e", "p99", 1e6)]).close()
+    assert found.low == pytest.approx(saturated_rate(serve(replace(REQUESTS, arrival_s=np.zeros(600)))))
     assert found.num_runs == 2
 
 
-def test_nothing_meets_a_promise_below_one_prefill() -> None:
-    found = max_rate(REQUESTS, serve, [promise("ttft", "p50", 1e-4)])
-    assert found.rate_per_s == 0.0
-    assert found.run is None
-    assert found.binding is not None
+def test_nothing_meets_an_slo_below_one_prefill() -> None:
+    found = RateSearch(REQUESTS, serve, [slo("ttft", "p50", 1e-4)]).close()
+    assert found.low == 0.0
+    assert found.low_run is None
 
 
 def test_a_request_that_fits_nowhere_meets_nothing() -> None:
-    found = max_rate(REQUESTS, partial(serve, capacity=100), [promise("e2e", "p99", 1e6)])
-    assert found.rate_per_s == 0.0
+    found = RateSearch(REQUESTS, partial(serve, capacity=100), [slo("e2e", "p99", 1e6)]).close()
+    assert found.low == 0.0
 
 
 def test_the_saturated_rate_is_that_of_a_long_queue() -> None:
@@ -167,13 +165,6 @@ def test_the_saturated_rate_is_that_of_a_long_queue() -> None:
     assert saturated_rate(at_once) == pytest.approx(steady, rel=0.05)
 
 
-def test_a_run_above_saturation_shows_its_growth() -> None:
-    above = max_rate(REQUESTS, serve, [promise("e2e", "p99", 1e6)], high_per_s=60.0)
-    below = max_rate(REQUESTS, serve, [promise("e2e", "p99", 1e6)], high_per_s=5.0)
-    assert above.growth > 1.5
-    assert 0.7 < below.growth < 1.4
-
-
 def test_requests_at_once_have_no_rate() -> None:
     with pytest.raises(SpecError, match="at once"):
-        max_rate(replace(REQUESTS, arrival_s=np.zeros(600)), serve, [])
+        RateSearch(replace(REQUESTS, arrival_s=np.zeros(600)), serve, []).close()

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role, Router
+from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
+from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.cluster import (
     KvLink,
     ServingSystem,

@@ -16,12 +16,11 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.service import estimate_plan, make_plan
 from meshplan.planner.serving.estimator.shared_cache import pooled
-from meshplan.planner.serving.problem.config import serving_config_document, serving_config_from_document
-from meshplan.planner.serving.problem.requests import EngineLimits
+from meshplan.planner.serving.problem.config import EngineLimits, serving_config_document, serving_config_from_document
 from meshplan.planner.serving.problem.spec import read_serving_spec
 from meshplan.planner.serving.resolve import resolve_serving
 from meshplan.planner.serving.simulation.engine import simulate
-from meshplan.planner.serving.simulation.referee import referee_run
+from meshplan.planner.serving.simulation.reference import reference_run
 
 SPEC: dict[str, Any] = {
     "kind": "serving",
@@ -116,7 +115,7 @@ def test_pooled_workers_agree_with_the_referee(
     cost = pooled(linear_cost(most_seqs=16, most_tokens=512), instances, borrow_s=1e-4)
     limits = EngineLimits(max_num_seqs=16 * instances, max_batched_tokens=512, chunked_prefill=chunked)
     run = simulate(requests, cost, limits, kv_capacity_tokens=capacity)
-    everyone, _ = referee_run(requests, cost, limits, kv_capacity_tokens=capacity, kv_block_tokens=16)
+    everyone, _ = reference_run(requests, cost, limits, kv_capacity_tokens=capacity, kv_block_tokens=16)
     assert run.finish_s.tolist() == pytest.approx([one.finish_s for one in everyone], rel=1e-9, abs=1e-12)
 
 

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.serving.problem.requests import Arrival, EngineLimits, Requests, Role, Router, ServingWorkload
+from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.metrics import summarize
 from meshplan.planner.serving.simulation.prefix_cache import TierShape
-from meshplan.planner.serving.simulation.referee import referee_run
+from meshplan.planner.serving.simulation.reference import reference_run
 
 LIMITS = EngineLimits(max_num_seqs=8, max_batched_tokens=256, prefix_caching=True)
 COST = linear_cost(most_seqs=8, most_tokens=256)
@@ -108,7 +109,7 @@ def test_a_worker_with_a_tier_agrees_with_the_referee(
     run = simulate_system(requests, ServingSystem(pools=(pool,)))
     when, found = entered(requests, tier, capacity)
     order = sorted(range(num), key=lambda i: (when[i], when[i] != requests.arrival_s[i], i))
-    everyone, preemptions = referee_run(
+    everyone, preemptions = reference_run(
         Requests(
             arrival_s=np.array(when)[order],
             input_length=requests.input_length[order],

@@ -8,10 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.planner.serving.estimator.step_cost import StepCost
-from meshplan.planner.serving.problem.requests import EngineLimits, Requests
+from meshplan.planner.serving.problem.config import EngineLimits
+from meshplan.planner.serving.problem.requests import Requests
 
 
-class Ledger:
+class RequestState:
     """Columns over the requests; times are infinite until they are known.
 
     ``rank`` orders them by priority and then by number, ``by_rank`` is its inverse; ``may_pass`` says that one who
@@ -72,7 +73,7 @@ def fits(
     return -(-held // kv_block_tokens) <= kv_capacity_tokens // kv_block_tokens
 
 
-def num_seats(cost: StepCost, limits: EngineLimits) -> int:
+def num_slots(cost: StepCost, limits: EngineLimits) -> int:
     """Most requests that run in one worker: as limited, as the tables reach, and as the token budget decodes."""
-    decodes = limits.max_batched_tokens // cost.verified_tokens * cost.lanes
+    decodes = limits.max_batched_tokens // cost.verified_tokens * cost.concurrent_batches
     return max(min(limits.max_num_seqs, cost.max_num_seqs, decodes), 1)

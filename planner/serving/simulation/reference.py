@@ -10,11 +10,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from meshplan.planner.serving.estimator.step_cost import StepCost
-from meshplan.planner.serving.problem.requests import EngineLimits, Requests, Role
+from meshplan.planner.serving.problem.config import EngineLimits, Role
+from meshplan.planner.serving.problem.requests import Requests
 
 
 @dataclass(slots=True, kw_only=True)
-class Refereed:
+class ReferenceRequest:
     """One request as the referee sees it.
 
     Args:
@@ -61,8 +62,8 @@ class Refereed:
 
 
 @dataclass(slots=True, kw_only=True)
-class Referee:
-    """One worker; see :func:`referee_run`.
+class ReferenceWorker:
+    """One worker; see :func:`reference_run`.
 
     Args:
         cost: tables of its iterations.
@@ -94,8 +95,8 @@ class Referee:
     blocks: int
     block: int
     role: Role
-    coming: deque[Refereed]
-    backlog: deque[Refereed]
+    coming: deque[ReferenceRequest]
+    backlog: deque[ReferenceRequest]
     think_s: float = 0.0
     now: float = 0.0
     steps: int = 0
@@ -104,12 +105,12 @@ class Referee:
     looked: int = 0
     admitted: int = 0
     held_since: int = 0
-    unseen: list[Refereed] = field(default_factory=list)
-    lagging: list[Refereed] = field(default_factory=list)
-    kept: list[Refereed] = field(default_factory=list)
-    waiting: list[Refereed] = field(default_factory=list)
-    prefilling: list[Refereed] = field(default_factory=list)
-    decoding: list[Refereed] = field(default_factory=list)
+    unseen: list[ReferenceRequest] = field(default_factory=list)
+    lagging: list[ReferenceRequest] = field(default_factory=list)
+    kept: list[ReferenceRequest] = field(default_factory=list)
+    waiting: list[ReferenceRequest] = field(default_factory=list)
+    prefilling: list[ReferenceRequest] = field(default_factory=list)
+    decoding: list[ReferenceRequest] = field(default_factory=list)
     num_preemptions: int = 0
 
     def run(self) -> None:
@@ -118,7 +119,7 @@ class Referee:
             self.iterate()
 
     @property
-    def outside(self) -> list[Refereed]:
+    def outside(self) -> list[ReferenceRequest]:
         """Arrived, but not let in."""
         return [*self.unseen, *self.lagging, *self.kept]
 
@@ -145,7 +146,7 @@ class Referee:
             self.unseen.append(request)
             if request.has_kv:
                 request.token_s.append(request.arrival_s)
-        self.let_in()
+        self.admit()
         self.iterations += 1
         self.waiting.sort(key=lambda request: request.key)
         while self.decoding and self.held() > self.blocks:
@@ -172,7 +173,7 @@ class Referee:
             if request.prefilled == request.length:
                 self.end_prefill(request)
 
-    def let_in(self) -> None:
+    def admit(self) -> None:
         """Rule 1: who has arrived comes to wait for room, at once or by the rules of admission."""
         now, rules = self.iterations, self.limits.admission
         if not (self.waiting or self.prefilling or self.decoding):
@@ -188,9 +189,9 @@ class Referee:
         self.lagging = [request for request in self.lagging if request.due > now]
         if self.kept and not was_kept:
             self.held_since = now
-        enough = rules.batch_wait_share * self.limits.max_batched_tokens * self.cost.lanes
+        enough = rules.batch_wait_share * self.limits.max_batched_tokens * self.cost.concurrent_batches
         is_over = now >= self.held_since + rules.batch_wait_steps or sum(item.prompt for item in self.kept) >= enough
-        if rules.balance_wait_steps and len(self.kept) < self.cost.lanes:
+        if rules.balance_wait_steps and len(self.kept) < self.cost.concurrent_batches:
             is_over = (now - self.admitted) % rules.balance_wait_steps == 0
         if self.kept and is_over:
             self.waiting, self.kept, self.admitted = self.waiting + self.kept, [], now
@@ -206,19 +207,19 @@ class Referee:
 
     def can_take(self, tokens: int) -> bool:
         """A seat and blocks are free."""
-        lanes, verified = self.cost.lanes, self.cost.verified_tokens
-        decodes = max(self.limits.max_batched_tokens // verified * lanes, 1)
-        seats = min(self.limits.max_num_seqs, self.cost.max_num_seqs, decodes)
-        has_seat = len(self.decoding) + len(self.prefilling) < seats
-        return has_seat and self.held() - (-tokens // self.block) <= self.blocks
+        concurrent_batches, verified = self.cost.concurrent_batches, self.cost.verified_tokens
+        decodes = max(self.limits.max_batched_tokens // verified * concurrent_batches, 1)
+        slots = min(self.limits.max_num_seqs, self.cost.max_num_seqs, decodes)
+        has_slot = len(self.decoding) + len(self.prefilling) < slots
+        return has_slot and self.held() - (-tokens // self.block) <= self.blocks
 
-    def chunks(self) -> list[tuple[Refereed, int, int]]:
+    def chunks(self) -> list[tuple[ReferenceRequest, int, int]]:
         """What is prefilled in this iteration: request, tokens done, new tokens. Admits from the queue."""
-        lanes, budget = self.cost.lanes, self.limits.max_batched_tokens
+        concurrent_batches, budget = self.cost.concurrent_batches, self.limits.max_batched_tokens
         if self.limits.chunked_prefill:
-            budget -= math.ceil(len(self.decoding) / lanes) * self.cost.verified_tokens
-        left = budget * lanes
-        chunks: list[tuple[Refereed, int, int]] = []
+            budget -= math.ceil(len(self.decoding) / concurrent_batches) * self.cost.verified_tokens
+        left = budget * concurrent_batches
+        chunks: list[tuple[ReferenceRequest, int, int]] = []
         for request in self.prefilling:
             assert request.prefilled is not None  # noqa: S101  (they are in prefill)
             new = min(request.length - request.prefilled, budget, left)
@@ -238,7 +239,7 @@ class Referee:
             left -= new
         return chunks
 
-    def decode(self, decoding: list[Refereed]) -> None:
+    def decode(self, decoding: list[ReferenceRequest]) -> None:
         """Every decoding request gains its tokens."""
         advance = self.advance
         self.steps += 1
@@ -251,7 +252,7 @@ class Referee:
                 self.decoding.remove(request)
                 self.leave(request)
 
-    def end_prefill(self, request: Refereed) -> None:
+    def end_prefill(self, request: ReferenceRequest) -> None:
         """The prefill is done and gives a token."""
         self.prefilling.remove(request)
         request.token_s.append(self.now)
@@ -261,14 +262,14 @@ class Referee:
         else:
             self.join(request)
 
-    def join(self, request: Refereed) -> None:
+    def join(self, request: ReferenceRequest) -> None:
         """It decodes from the next iteration on."""
         request.prefilled = None
         request.kv = request.prompt + request.generated - 1
         request.context = request.kv + 1
         self.decoding.append(request)
 
-    def leave(self, request: Refereed) -> None:
+    def leave(self, request: ReferenceRequest) -> None:
         """It is done; in a closed loop the next one comes."""
         request.finish_s = self.now
         if self.backlog:
@@ -278,7 +279,7 @@ class Referee:
             self.coming = deque(sorted(self.coming, key=lambda coming: coming.arrival_s))
 
 
-def referee_run(
+def reference_run(
     requests: Requests,
     cost: StepCost,
     limits: EngineLimits,
@@ -286,13 +287,13 @@ def referee_run(
     kv_capacity_tokens: int,
     kv_block_tokens: int,
     role: Role = Role.MIXED,
-) -> tuple[list[Refereed], int]:
+) -> tuple[list[ReferenceRequest], int]:
     """Serve the requests iteration by iteration; the requests, and how many were thrown out."""
     num = len(requests)
     cached = requests.cached_tokens if requests.cached_tokens is not None else [0] * num
     priority = requests.priority if requests.priority is not None else [0] * num
     everyone = [
-        Refereed(
+        ReferenceRequest(
             index=i,
             priority=int(priority[i]),
             arrival_s=float(requests.arrival_s[i]),
@@ -314,7 +315,7 @@ def referee_run(
     )
     in_flight = len(served) if requests.concurrency is None else min(requests.concurrency, len(served))
     coming = deque(served.popleft() for _ in range(in_flight))
-    referee = Referee(
+    worker = ReferenceWorker(
         cost=cost,
         limits=limits,
         blocks=blocks,
@@ -324,5 +325,5 @@ def referee_run(
         backlog=served,
         think_s=requests.think_s,
     )
-    referee.run()
-    return everyone, referee.num_preemptions
+    worker.run()
+    return everyone, worker.num_preemptions

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation_cases import linear_cost, random_requests
 
-from meshplan.planner.serving.problem.requests import Admission, EngineLimits, Role
+from meshplan.planner.serving.problem.config import Admission, EngineLimits, Role
 from meshplan.planner.serving.simulation.engine import simulate
-from meshplan.planner.serving.simulation.referee import Refereed, referee_run
+from meshplan.planner.serving.simulation.reference import ReferenceRequest, reference_run
 from meshplan.planner.serving.simulation.run import ServingRun
 
 EQUAL = {"rel": 1e-9, "abs": 1e-12}
@@ -45,7 +45,7 @@ def gap_sums(run: ServingRun) -> tuple[float, float, float]:
     return count, total, squares
 
 
-def refereed_gap_sums(everyone: list[Refereed]) -> tuple[float, float, float]:
+def refereed_gap_sums(everyone: list[ReferenceRequest]) -> tuple[float, float, float]:
     gaps = np.concatenate([np.diff(request.token_s) for request in everyone] or [np.zeros(0)])
     return len(gaps), gaps.sum(), (gaps**2).sum()
 
@@ -60,12 +60,12 @@ def refereed_gap_sums(everyone: list[Refereed]) -> tuple[float, float, float]:
     think_s=st.sampled_from([0.0, 0.0, 1e-3, 0.11]),
     lag=st.sampled_from([0.0, 0.0, 1.0, 0.37, 2.6]),
     admission=st.sampled_from(ADMISSIONS),
-    seats=st.sampled_from([1, 2, 5, 64]),
+    slots=st.sampled_from([1, 2, 5, 64]),
     budget=st.sampled_from([1, 7, 64, 300, 4096]),
     blocks=st.sampled_from([8, 17, 30, 90, 10_000]),
     block=st.sampled_from([1, 4, 16]),
     chunked=st.booleans(),
-    lanes=st.sampled_from([(1, 1), (1, 1), (2, 1), (2, 2), (4, 2)]),
+    concurrent_batches=st.sampled_from([(1, 1), (1, 1), (2, 1), (2, 2), (4, 2)]),
     speed=st.sampled_from([1.0, 1.0, 1.5, 1.7351, 2.0, 2.9]),
     num_priorities=st.sampled_from([1, 1, 3]),
     caches=st.booleans(),
@@ -80,12 +80,12 @@ def test_worker_agrees_with_the_referee(
     think_s: float,
     lag: float,
     admission: Admission,
-    seats: int,
+    slots: int,
     budget: int,
     blocks: int,
     block: int,
     chunked: bool,
-    lanes: tuple[int, int],
+    concurrent_batches: tuple[int, int],
     speed: float,
     num_priorities: int,
     caches: bool,
@@ -104,8 +104,8 @@ def test_worker_agrees_with_the_referee(
     )
     random = np.random.default_rng(seed)
     cost = linear_cost(
-        lanes=lanes[0],
-        pipeline_parallel=lanes[1],
+        concurrent_batches=concurrent_batches[0],
+        pipeline_parallel=concurrent_batches[1],
         tokens_per_step=speed,
         verified_tokens=math.ceil(speed),
         fixed_s=float(random.uniform(1e-3, 2e-2)),
@@ -115,14 +115,14 @@ def test_worker_agrees_with_the_referee(
         admission_steps=lag,
     )
     limits = EngineLimits(
-        max_num_seqs=seats,
+        max_num_seqs=slots,
         max_batched_tokens=budget,
         chunked_prefill=chunked,
         prefix_caching=caches,
         admission=admission,
     )
     run = simulate(requests, cost, limits, kv_capacity_tokens=blocks * block, kv_block_tokens=block, role=role)
-    everyone, preemptions = referee_run(
+    everyone, preemptions = reference_run(
         requests, cost, limits, kv_capacity_tokens=blocks * block, kv_block_tokens=block, role=role
     )
     assert run.finish_s.tolist() == pytest.approx([request.finish_s for request in everyone], **EQUAL)
