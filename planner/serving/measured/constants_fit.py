@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.planner.core.arrays import BoolArray, FloatArray
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, PreparedRun
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
 from meshplan.planner.validation.held_out import HeldOut, Key
@@ -87,16 +87,6 @@ PARAMETERS = Parameters(names=tuple(FITTED))
 Part = tuple[str, str]  # ("", "") is shared by all; (engine, ""), ("", generation), (engine, generation)
 
 
-def theta_of(constants: ServingConstants) -> FloatArray:
-    """Constants as a vector in fit units."""
-    return PARAMETERS.vector(constants)
-
-
-def constants_of(theta: FloatArray) -> ServingConstants:
-    """A vector in fit units as constants, rounded to what the fit can tell."""
-    return ServingConstants(**PARAMETERS.rounded(theta))
-
-
 class Row:
     """One run with what it is fitted to.
 
@@ -128,7 +118,7 @@ class Row:
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Ln f at θ; NaN where the run does not fit the device."""
-        values = self.prepared.predicted(constants_of(theta))
+        values = self.prepared.predicted(PARAMETERS.replaced(ServingConstants(), theta))
         return np.array([np.log(values[name]) if name in values else np.nan for name in self.metrics])
 
     def held_out(self, theta: FloatArray) -> list[HeldOut]:
@@ -155,51 +145,39 @@ class Row:
         return here, slope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearRuns:
-    """All runs' metrics, linear in the constants of their own key.
-
-    Args:
-        linear: one row per metric, about θ = 0: ``residual`` is ln y − ln f + slope·θ, so that residual ≈ slope·θ_key.
-        key: of each row.
-        group: of each row.
-    """
-
-    linear: Linear
-    key: Sequence[Key]
-    group: Sequence[str]
-
-
 def parts_of(key: Key) -> tuple[Part, ...]:
     """The parts whose sum is the constants of a key: shared, engine, generation, both."""
     engine, generation = key
     return tuple(dict.fromkeys([("", ""), (engine, ""), ("", generation), key]))
 
 
-def solve(runs: LinearRuns, keep: BoolArray, prior: FloatArray) -> Callable[[Key], FloatArray]:
-    """The most probable parts for the metrics in ``keep``, as a function from keys to θ.
+def solve(
+    linear: Linear, owners: Sequence[Row], prior: FloatArray, *, without: str | None = None
+) -> Callable[[Key], FloatArray]:
+    """The most probable parts, as a function from keys to θ.
 
     Args:
-        runs: the runs.
-        keep: which metrics count, [n].
+        linear: metrics of runs, from :func:`linearised`.
+        owners: the run of each metric.
         prior: mean of μ.
+        without: group that is left out.
     """
-    chosen = [int(place) for place in np.flatnonzero(keep)]
-    parts = sorted({part for i in chosen for part in parts_of(runs.key[i])} | {("", "")})
+    chosen = [place for place, row in enumerate(owners) if row.group != without]
+    parts = sorted({part for i in chosen for part in parts_of(owners[i].key)} | {("", "")})
     place = {part: i for i, part in enumerate(parts)}
     size = len(SPREAD)
-    rows = runs.linear.only(chosen)
+    rows = linear.only(chosen)
     design = np.zeros((len(chosen), len(parts) * size))
     for row, i in enumerate(chosen):
-        for part in parts_of(runs.key[i]):
+        for part in parts_of(owners[i].key):
             at = place[part] * size
             design[row, at : at + size] = rows.slope[row]
     parts_prior = Prior(
         mean=np.where(np.repeat([part == ("", "") for part in parts], size), np.tile(prior, len(parts)), 0.0),
         spread=np.concatenate([_share(part) * SPREAD for part in parts]),
     )
-    linear = replace(rows, at=np.zeros(design.shape[1]), slope=design)
-    found = most_probable(linear, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
+    rows = replace(rows, at=np.zeros(design.shape[1]), slope=design)
+    found = most_probable(rows, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
 
     def theta(key: Key) -> FloatArray:
         places = [place[part] * size for part in parts_of(key) if part in place]
@@ -217,15 +195,15 @@ def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = 
         free: constants that may move.
     """
     spread = np.where([name in free for name in FITTED], OWN_SPREAD, FIXED_SPREAD)
-    prior = Prior(mean=theta_of(start), spread=spread)
+    prior = Prior(mean=PARAMETERS.vector(start), spread=spread)
 
     def step(theta: FloatArray) -> FloatArray:
-        linear = linearised(rows, lambda _: theta).linear
+        linear, _ = linearised(rows, lambda _: theta)
         linear = replace(linear, weight=np.ones_like(linear.weight))
         found = most_probable(linear, prior, OWN_LOSS, rounds=REWEIGHTINGS, start=prior.mean)
         return limited(theta, found, MAX_MOVE)
 
-    return constants_of(gauss_newton(step, prior.mean, iterations=OWN_ITERATIONS))
+    return PARAMETERS.replaced(start, gauss_newton(step, prior.mean, iterations=OWN_ITERATIONS))
 
 
 def _share(part: Part) -> FloatArray:
@@ -250,11 +228,15 @@ def thinned_curves(rows: Sequence[Row]) -> list[Row]:
     return chosen
 
 
-def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> LinearRuns:
-    """The rows linearised at the θ of their keys; rows that do not fit their device are left out."""
+def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> tuple[Linear, list[Row]]:
+    """The metrics of the rows, linearised at the θ of their keys, and the row of each; not those that do not fit.
+
+    As each key has its own θ, the point of linearisation is 0: residual = ln y − ln f + slope·θ ≈ slope·θ_key.
+    """
     rows = thinned_curves(rows)
     curves = Counter(row.curve for row in rows)
-    residuals, slopes, noises, weights, keys, groups = [], [], [], [], [], []
+    residuals, slopes, noises, weights = [], [], [], []
+    owners: list[Row] = []
     for row in rows:
         at = theta(row.key)
         here, slope = row.linear(at)
@@ -263,8 +245,7 @@ def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> Linea
         slopes.append(slope[good])
         noises.append(row.noise[good])
         weights.append(np.full(int(good.sum()), 1.0 / curves[row.curve]))
-        keys += [row.key] * int(good.sum())
-        groups += [row.group] * int(good.sum())
+        owners += [row] * int(good.sum())
     linear = Linear(
         at=np.zeros(len(FITTED)),
         residual=np.concatenate(residuals),
@@ -272,4 +253,4 @@ def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> Linea
         noise=np.concatenate(noises),
         weight=np.concatenate(weights),
     )
-    return LinearRuns(linear=linear, key=keys, group=groups)
+    return linear, owners

@@ -78,21 +78,6 @@ CONVERGED = 0.01
 MAX_MOVE = 1.0  # of a constant in one iteration, in fit units
 
 
-def theta_of(constants: TimeConstants) -> FloatArray:
-    """Constants as a vector in fit units."""
-    return PARAMETERS.vector(constants)
-
-
-def constants_of(theta: FloatArray, unfitted: TimeConstants | None = None) -> TimeConstants:
-    """A vector in fit units as constants, rounded to what the fit can tell.
-
-    Args:
-        theta: the vector.
-        unfitted: where the other constants come from; None for the literature.
-    """
-    return replace(unfitted or TimeConstants(), **PARAMETERS.rounded(theta))
-
-
 def key_of(run: ObservedRun) -> Key:
     """The set of constants that a run belongs to."""
     return recipe_named(run.framework).calibrated_as, run.architecture
