@@ -77,8 +77,8 @@ class FittedSets:
             tables = {table.key: table.rows for table in self.tables}
             show_document({**tables, "calibrations": self.documents}, form)
             return
-        for place, table in enumerate(self.tables):
-            if table.rows or place == 0:
+        for number, table in enumerate(self.tables):
+            if table.rows or number == 0:
                 show_rows(table.rows, table.columns, form, title=table.title)
 
     def export(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The error on runs that the constants have not seen: leave one group out, fit to the others, predict the group.
+"""The error on runs that were not fitted to: leave one group out, fit to the others, predict the group.
 
 Near-duplicates share a group, so that no run is predicted by its twin. This error, not the error of the fit, becomes
 the interval of a prediction.

@@ -73,7 +73,7 @@ NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s"
 # The same for fits to the runs of one server. Residuals about a server's best constants are correlated between loads:
 # of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times, nothing beyond. So one point
 # must not move constants that all loads share by much. Chosen with the own spreads on half of the curves,
-# and so that eight runs still move what they can see.
+# and so that eight runs still move the constants that they depend on.
 OWN_NOISE = {"ttft_s": 0.2, "tpot_s": 0.04, "latency_s": 0.04, "output_tokens_per_s": 0.04}
 LOSS, OWN_LOSS = Loss(huber=1.5, cauchy=1.0), Loss(huber=1.5)
 STEP = 0.1  # by which constants are perturbed for derivatives, in the logarithm
@@ -162,15 +162,15 @@ def solve(
         prior: mean of μ.
         without: group that is left out.
     """
-    chosen = [place for place, row in enumerate(owners) if row.group != without]
+    chosen = [i for i, row in enumerate(owners) if row.group != without]
     parts = sorted({part for i in chosen for part in parts_of(owners[i].key)} | {("", "")})
-    place = {part: i for i, part in enumerate(parts)}
+    offset = {part: i * len(SPREAD) for i, part in enumerate(parts)}
     size = len(SPREAD)
     rows = linear.only(chosen)
     design = np.zeros((len(chosen), len(parts) * size))
     for row, i in enumerate(chosen):
         for part in parts_of(owners[i].key):
-            at = place[part] * size
+            at = offset[part]
             design[row, at : at + size] = rows.slope[row]
     parts_prior = Prior(
         mean=np.where(np.repeat([part == ("", "") for part in parts], size), np.tile(prior, len(parts)), 0.0),
@@ -180,14 +180,14 @@ def solve(
     found = most_probable(rows, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
 
     def theta(key: Key) -> FloatArray:
-        places = [place[part] * size for part in parts_of(key) if part in place]
-        return np.asarray(sum((found[at : at + size] for at in places), np.zeros(size)))
+        offsets = [offset[part] for part in parts_of(key) if part in offset]
+        return np.asarray(sum((found[at : at + size] for at in offsets), np.zeros(size)))
 
     return theta
 
 
 def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = tuple(FITTED)) -> ServingConstants:
-    """Constants of one server adapted to its own runs, however few: one measured point moves what it can see.
+    """Constants of one server adapted to its own runs, however few.
 
     Args:
         rows: runs of one engine on one generation, with the scatter of a single server.
@@ -223,8 +223,8 @@ def thinned_curves(rows: Sequence[Row]) -> list[Row]:
     chosen = []
     for members in curves.values():
         members.sort(key=lambda row: row.prepared.run.workload.concurrency or 0)
-        places = np.unique(np.linspace(0, len(members) - 1, min(len(members), MOST_OF_CURVE)).round().astype(int))
-        chosen += [members[place] for place in places]
+        kept = np.unique(np.linspace(0, len(members) - 1, min(len(members), MOST_OF_CURVE)).round().astype(int))
+        chosen += [members[index] for index in kept]
     return chosen
 
 

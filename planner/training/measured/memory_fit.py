@@ -42,7 +42,7 @@ NOISE = 0.03  # relative: peaks printed in whole GB, fragmentation
 LIMIT_NOISE = 0.10  # relative, where usable memory stands in for a peak: an upper limit, not a reading
 ITERATIONS = 8
 CONVERGED = 1e-6  # in the constants' own units: the same worst stages give the same solution
-# Choices that decide memory: that a run fitted tells nothing if it leaves one of them out.
+# Choices that decide memory: where a row leaves one out, that the run fitted is no evidence.
 DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02
 SAFE_FIXED_BYTES = 0.3e9
