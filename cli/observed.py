@@ -16,6 +16,11 @@ if TYPE_CHECKING:
 Run = TypeVar("Run")
 
 
+def log(text: str) -> None:
+    """One line on stderr: what a long fit is doing, and what it left out."""
+    sys.stderr.write(f"{text}\n")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed(Generic[Run]):
     """Measured runs of one kind.
@@ -64,7 +69,7 @@ def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Pa
 def _readable(
     rows: Iterable[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Run | None], *, name: str, verb: str
 ) -> Observed[Run]:
-    """What ``read`` makes of the rows, without those for which it is None; how many it refuses is told on stderr."""
+    """What ``read`` makes of the rows, where it is not None; the number of refused rows goes to stderr."""
     from meshplan.planner.validation.fields import Section, UnsupportedError
 
     runs, titles, refused = [], set(), 0
@@ -79,5 +84,5 @@ def _readable(
             runs.append(run)
             titles.add(title)
     if refused:
-        sys.stderr.write(f"note: {refused} {name} cannot be {verb}; see meshplan validate\n")
+        log(f"note: {refused} {name} cannot be {verb}; see meshplan validate")
     return Observed(runs=runs, source=f"{len(runs)} {name}: {'; '.join(sorted(titles))}")

@@ -37,19 +37,6 @@ def validate_rows(rows: Iterable[Mapping[str, Any]], catalog: Catalog, *, traces
                 raise UnsupportedError(f"task {row.get('task')!r} is not answered yet")
             validated.append(validator(row))
         except UnsupportedError as error:
-            validated.append(_refused(row, str(error)))
+            name, group = str(row.get("id", "?")), str(row.get("group", ""))
+            validated.append(ValidatedRow(id=name, group=group, status="unsupported", reason=str(error)))
     return summed_up(validated)
-
-
-def _refused(row: Mapping[str, Any], reason: str) -> ValidatedRow:
-    return ValidatedRow(
-        id=str(row.get("id", "?")),
-        group=str(row.get("group", "")),
-        labels={},
-        status="unsupported",
-        reason=reason,
-        predicted={},
-        measured={},
-        error={},
-        breakdown_s={},
-    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshplan.cli.database import open_catalog
+from meshplan.cli.observed import log
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Format
 
@@ -83,25 +82,11 @@ def calibrate(
     rows = [row for path in observations for row in read_rows(path)]
     served = serving_runs(rows, catalog, traces)
     if served.runs:
-        own = None if from_scratch else OwnRuns(hold_out=hold_out.value, free=_serving_constants(free))
-        _finish(_serving(served, catalog, own), served.source, catalog, form, dry_run=dry_run, export=export)
+        fitted = _serving(served, catalog, None if from_scratch else hold_out.value, _serving_constants(free))
+        _finish(fitted, catalog, form, dry_run=dry_run, export=export)
     if not served.runs or any(row.get("task") != "serving" for row in rows):
-        trained = training_runs(rows, catalog)
-        fitted = _training(trained, catalog, from_scratch=from_scratch)
-        _finish(fitted, trained.source, catalog, form, dry_run=dry_run, export=export)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OwnRuns:
-    """How serving constants are adapted to a user's own runs.
-
-    Args:
-        hold_out: what is left out together when errors are taken.
-        free: constants that may move.
-    """
-
-    hold_out: str
-    free: Sequence[str]
+        fitted = _training(training_runs(rows, catalog), catalog, from_scratch=from_scratch)
+        _finish(fitted, catalog, form, dry_run=dry_run, export=export)
 
 
 def _serving_constants(text: str | None) -> Sequence[str]:
@@ -121,26 +106,23 @@ def _serving_constants(text: str | None) -> Sequence[str]:
     return names
 
 
-def _serving(served: Observed[PreparedRun], catalog: Catalog, own: OwnRuns | None) -> FittedSets:
-    """Constants of serving engines, fitted from scratch or adapted to own runs."""
+def _serving(served: Observed[PreparedRun], catalog: Catalog, hold_out: str | None, free: Sequence[str]) -> FittedSets:
+    """Constants of serving engines, adapted to own runs; from scratch where ``hold_out`` is None."""
     from meshplan.cli.reports.calibration import serving_sets
     from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
     from meshplan.planner.serving.resolve import serving_calibration
 
-    def note(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
-
-    if own is None:
-        result = calibrate_serving(served.runs, source=served.source, log=note)
-    else:
-        result = refine_serving(
-            served.runs,
-            lambda *key: serving_calibration(catalog, *key),
-            source=served.source,
-            hold_out=own.hold_out,
-            free=own.free,
-        )
-    return serving_sets(result, own=own is not None)
+    if hold_out is None:
+        result = calibrate_serving(served.runs, source=served.source, log=log)
+        return serving_sets(result, served.source, own=False)
+    result = refine_serving(
+        served.runs,
+        lambda *key: serving_calibration(catalog, *key),
+        source=served.source,
+        hold_out=hold_out,
+        free=free,
+    )
+    return serving_sets(result, served.source, own=True)
 
 
 def _training(trained: Observed[ObservedRun], catalog: Catalog, *, from_scratch: bool) -> FittedSets:
@@ -157,29 +139,20 @@ def _training(trained: Observed[ObservedRun], catalog: Catalog, *, from_scratch:
     if not trained.runs:
         raise SpecError([Problem(path="", message="no run in these files that can be priced")])
     if from_scratch:
-        return training_sets(calibrate(trained.runs, source=trained.source))
-    return training_sets(refine(trained.runs, lambda *key: calibration_for(catalog, *key), source=trained.source))
+        result = calibrate(trained.runs, source=trained.source)
+    else:
+        result = refine(trained.runs, lambda *key: calibration_for(catalog, *key), source=trained.source)
+    return training_sets(result, trained.source)
 
 
-def _finish(
-    fitted: FittedSets, source: str, catalog: Catalog, form: Format, *, dry_run: bool, export: Path | None
-) -> None:
+def _finish(fitted: FittedSets, catalog: Catalog, form: Format, *, dry_run: bool, export: Path | None) -> None:
     """Export, store and show the constants."""
-    from meshplan.cli.render import show_document, show_rows
-
     if export is not None:
-        fitted.export(export, source)
+        fitted.export(export)
     if not dry_run:
         for name, document in zip(fitted.names, fitted.documents, strict=True):
-            catalog.put_calibration(
-                name, document["architecture"], document, source=document["source"], date=document["date"]
-            )
-    if form in (Format.JSON, Format.YAML):
-        tables = {table.key: table.rows for table in fitted.tables}
-        show_document({**tables, "calibrations": fitted.documents}, form)
-        return
-    for table in fitted.tables:
-        if table.rows or not table.is_optional:
-            show_rows(table.rows, table.columns, form, title=table.title)
-    if not dry_run:
-        sys.stderr.write(f"stored {len(fitted.documents)} sets of {fitted.title} in the catalog\n")
+            architecture, source, date = (document[key] for key in ("architecture", "source", "date"))
+            catalog.put_calibration(name, architecture, document, source=source, date=date)
+    fitted.show(form)
+    if not dry_run and form not in (Format.JSON, Format.YAML):
+        log(f"stored {len(fitted.documents)} sets of {fitted.title} in the catalog")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from meshplan.cli.render import Column
+from meshplan.cli.render import Column, Format, show_document, show_rows
 from meshplan.cli.reports.quantities import percent
 from meshplan.cli.reports.validation import SIGNED
 
@@ -34,25 +34,21 @@ MEMORY = (
     Column(key="safe_mean", title="safe over measured, mean", right=True, text=percent),
     Column(key="safe_least", title="least", right=True, text=percent),
 )
+# At the top of an exported seed file.
+HEADER = (
+    "# {title} of the estimator, fitted per framework or engine and hardware generation: see\n"
+    "# planner/{kind}/measured/calibrate.py.\n"
+    "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
+)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """One table of errors.
-
-    Args:
-        key: in documents.
-        title: above the table.
-        columns: of the table.
-        rows: of the table.
-        is_optional: not shown where it has no row.
-    """
+class Table(NamedTuple):
+    """One table of errors; ``key`` is its name in documents."""
 
     key: str
     title: str
     columns: Sequence[Column]
     rows: Sequence[dict[str, Any]]
-    is_optional: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,23 +56,33 @@ class FittedSets:
     """Fitted sets of constants, ready to be stored and shown.
 
     Args:
-        title: what they are called in messages.
+        kind: of the runs.
+        title: what the constants are called in messages.
+        source: what they were fitted to.
         names: framework or engine of each set.
         documents: the sets as the catalog stores them.
-        tables: errors on held-out runs.
-        file_prefix: before the name of an exported file.
-        header: comment at the top of an exported file.
+        tables: errors on held-out runs; all but the first are shown only where they have rows.
     """
 
+    kind: str
     title: str
+    source: str
     names: Sequence[str]
     documents: Sequence[dict[str, Any]]
     tables: Sequence[Table]
-    file_prefix: str = ""
-    header: str
 
-    def export(self, path: Path, source: str) -> None:
-        """Write the constants as a seed file of the catalog.
+    def show(self, form: Format) -> None:
+        """Print the errors; documents have the constants, too."""
+        if form in (Format.JSON, Format.YAML):
+            tables = {table.key: table.rows for table in self.tables}
+            show_document({**tables, "calibrations": self.documents}, form)
+            return
+        for number, table in enumerate(self.tables):
+            if table.rows or number == 0:
+                show_rows(table.rows, table.columns, form, title=table.title)
+
+    def export(self, path: Path) -> None:
+        """Write the constants as a seed file of the catalog, those of serving to serving_FILE.
 
         Raises:
             EmitError: the file cannot be written.
@@ -85,75 +91,44 @@ class FittedSets:
 
         from meshplan.catalogs.errors import EmitError
 
-        path = path.with_name(f"{self.file_prefix}{path.name}")
-        content = {
-            "source": source,
-            "date": self.documents[0]["date"],
-            "calibrations": [
-                {key: value for key, value in document.items() if key not in ("source", "date")}
-                for document in self.documents
-            ],
-        }
+        path = path.with_name(f"serving_{path.name}") if self.kind == "serving" else path
+        common = ("source", "date")
+        rows = [{key: value for key, value in item.items() if key not in common} for item in self.documents]
+        content = {"source": self.source, "date": self.documents[0]["date"], "calibrations": rows}
+        header = HEADER.format(title=self.title.capitalize(), kind=self.kind)
         try:
-            path.write_text(self.header + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
+            path.write_text(header + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
         except OSError as error:
             raise EmitError(f"cannot write {path}: {error}") from error
 
 
-def training_sets(result: Calibrated[Any]) -> FittedSets:
+def training_sets(result: Calibrated[Any], source: str) -> FittedSets:
     """Sets of training constants; the recipe, which the framework's documentation decides, is not stored."""
     documents = [item.to_document() for item in result.calibrations]
+    errors, memory = _training_errors(result), _memory_errors(result)
     return FittedSets(
+        kind="training",
         title="constants",
+        source=source,
         names=[item.framework for item in result.calibrations],
         documents=[{key: value for key, value in document.items() if key != "recipe"} for document in documents],
         tables=(
-            Table(
-                key="held_out",
-                title="|error| of the step time on held-out runs",
-                columns=TRAINING_ERRORS,
-                rows=_training_errors(result),
-            ),
-            Table(
-                key="memory",
-                title="\nPeak memory on held-out runs",
-                columns=MEMORY,
-                rows=_memory_errors(result),
-                is_optional=True,
-            ),
-        ),
-        header=(
-            "# Constants of the estimator, fitted per framework and hardware generation: see\n"
-            "# planner/training/measured/calibrate.py.\n"
-            "# Made by `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
+            Table("held_out", "|error| of the step time on held-out runs", TRAINING_ERRORS, errors),
+            Table("memory", "\nPeak memory on held-out runs", MEMORY, memory),
         ),
     )
 
 
-def serving_sets(result: Calibrated[Any], *, own: bool) -> FittedSets:
-    """Sets of serving constants.
-
-    Args:
-        result: the calibration.
-        own: the runs are a user's own, few enough to be told apart by group.
-    """
-    errors = Table(
-        key="held_out",
-        title="|error| on held-out serving runs",
-        columns=SERVING_ERRORS,
-        rows=_serving_errors(result.held_out, own=own),
-    )
+def serving_sets(result: Calibrated[Any], source: str, *, own: bool) -> FittedSets:
+    """Sets of serving constants; errors of a user's ``own`` runs, which are few, are also given by group."""
+    errors = _serving_errors(result.held_out, own=own)
     return FittedSets(
+        kind="serving",
         title="serving constants",
+        source=source,
         names=[item.engine for item in result.calibrations],
         documents=[item.to_document() for item in result.calibrations],
-        tables=(errors,),
-        file_prefix="serving_",
-        header=(
-            "# Constants of serving engines, fitted per engine and hardware generation: see\n"
-            "# planner/serving/measured/calibrate.py. Made by\n"
-            "# `meshplan calibrate OBSERVATIONS... --from-scratch --export FILE`; do not edit by hand.\n"
-        ),
+        tables=(Table("held_out", "|error| on held-out serving runs", SERVING_ERRORS, errors),),
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -29,14 +28,11 @@ def show_points(
 ) -> None:
     """Adapt constants to some runs of each curve, predict the others; print the errors with and without adapting."""
     from meshplan.catalogs.errors import Problem, SpecError
-    from meshplan.cli.observed import serving_runs
+    from meshplan.cli.observed import log, serving_runs
     from meshplan.cli.render import show_rows
     from meshplan.cli.reports.validation import SUMMARY, show_validation
     from meshplan.planner.serving.measured.own_points import predict_from_points
     from meshplan.planner.serving.resolve import serving_calibration
-
-    def log(text: str) -> None:
-        sys.stderr.write(f"{text}\n")
 
     result = predict_from_points(
         serving_runs(rows, catalog, traces).runs,

@@ -68,7 +68,7 @@ def show_validation(
         form: how to print.
         worst: rows with the largest error that tables show.
         extra: further keys of documents.
-        more: what the headline of a table also says.
+        more: text after the headline of a table.
     """
     from meshplan.cli.render import show_document, show_rows
 

@@ -74,7 +74,7 @@ class Section:
         self.values: Mapping[str, Any] = value
 
     def states(self, key: str) -> bool:
-        """Whether the row says anything about ``key``."""
+        """Whether the row has a value for ``key``."""
         return self.values.get(key) is not None
 
     def wrong(self, key: str, asked: str) -> UnsupportedError:

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
 
+Owner = TypeVar("Owner")
 NEAREST_TO_END = 1e-4  # how close to 0 or 1 a fraction may start: the ends of the range have no logit
 LEAST = 1e-9  # where a constant that is stored as 0 starts, in its own unit
 
@@ -48,9 +50,10 @@ class Parameters:
         """Name → value in its own unit; the last axis of ``theta`` runs over the constants."""
         return {name: self._from_unit(name, theta[..., index]) for index, name in enumerate(self.names)}
 
-    def rounded(self, theta: FloatArray) -> dict[str, float]:
-        """Name → value to four digits, which is more than a fit can tell."""
-        return {name: float(f"{float(value):.4g}") for name, value in self.values(theta).items()}
+    def replaced(self, constants: Owner, theta: FloatArray) -> Owner:
+        """The object with the constants of ``theta``, to four digits: more than a fit can tell."""
+        fitted = {name: float(f"{float(value):.4g}") for name, value in self.values(theta).items()}
+        return cast("Owner", replace(cast("Any", constants), **fitted))
 
     def _to_unit(self, name: str, value: float) -> float:
         if name in self.fractions:

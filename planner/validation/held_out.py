@@ -1,4 +1,4 @@
-"""The error on runs that the constants have not seen: leave one group out, fit to the others, predict the group.
+"""The error on runs that were not fitted to: leave one group out, fit to the others, predict the group.
 
 Near-duplicates share a group, so that no run is predicted by its twin. This error, not the error of the fit, becomes
 the interval of a prediction.
@@ -8,17 +8,24 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Generic, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 Key = tuple[str, str]  # framework or engine, hardware generation
 Constants = TypeVar("Constants")
 Row = TypeVar("Row")
+KeyedRow = TypeVar("KeyedRow", bound="Keyed")
 Group = TypeVar("Group", bound=Hashable)
 Fitted = TypeVar("Fitted")
 Judged = TypeVar("Judged")
+
+
+class Keyed(Protocol):
+    """A run that belongs to a set of constants."""
+
+    key: Key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +90,42 @@ def leave_one_out(
         fitted = fitted_without(group)
         found += [error for row in members for error in judged(row, fitted)]
     return found
+
+
+def by_key(rows: Iterable[KeyedRow]) -> dict[Key, list[KeyedRow]]:
+    """The rows of each set of constants."""
+    sets: dict[Key, list[KeyedRow]] = {}
+    for row in rows:
+        sets.setdefault(row.key, []).append(row)
+    return sets
+
+
+def refined_sets(
+    rows: Iterable[KeyedRow],
+    shipped: Callable[[str, str], Constants],
+    adapted: Callable[[list[KeyedRow], Constants], tuple[Constants, list[HeldOut]]],
+    *,
+    source: str,
+    date: str | None,
+) -> Calibrated[Constants]:
+    """The catalog's sets, each adapted to the user's runs that belong to it.
+
+    Args:
+        rows: the user's runs.
+        shipped: key → the catalog's set.
+        adapted: (runs of a key, the catalog's set) → the adapted set, and its errors on runs held out.
+        source: what the runs are.
+        date: day of the fit, ISO 8601; None for today.
+    """
+    made, held_out = [], []
+    for key, members in sorted(by_key(rows).items()):
+        start = shipped(*key)
+        constants, errors = adapted(members, start)
+        held_out += errors
+        named: Any = constants  # both kinds' sets have these fields
+        origin = f"{source}; starting from: {named.source}"
+        made.append(replace(named, architecture=key[1], num_runs=len(members), source=origin, date=date or today()))
+    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out))
 
 
 def p90(samples: Iterable[Sequence[float]], *, fewest: int, otherwise: float) -> float:

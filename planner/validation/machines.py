@@ -53,7 +53,7 @@ class MachineReader:
             self._nodes.setdefault(node.device.slug, []).append(node)
 
     def machine(self, hardware: Section) -> Machine:
-        """The machine that a row describes; links from the catalog's node type, NICs from the row where it says.
+        """The machine that a row describes: links of the catalog's node type, network bandwidth as the row states it.
 
         Raises:
             CatalogError: the device is not in the catalog.

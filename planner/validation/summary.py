@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -47,15 +47,15 @@ class ValidatedRow:
     id: str
     group: str
     question: str = ""
-    labels: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
     status: str
     reason: str = ""
-    predicted: Mapping[str, Interval]
-    measured: Mapping[str, float]
-    error: Mapping[str, float]
+    predicted: Mapping[str, Interval] = field(default_factory=dict)
+    measured: Mapping[str, float] = field(default_factory=dict)
+    error: Mapping[str, float] = field(default_factory=dict)
     filled: tuple[str, ...] = ()
     oom: bool = False
-    breakdown_s: Mapping[str, float]
+    breakdown_s: Mapping[str, float] = field(default_factory=dict)
 
     def to_document(self) -> dict[str, Any]:
         """Plain JSON."""

@@ -7,7 +7,7 @@ The model is in :mod:`meshplan.planner.serving.measured.constants_fit`. *Publish
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -20,17 +20,16 @@ from meshplan.planner.serving.measured.constants_fit import (
     MAX_MOVE,
     NOISE,
     OWN_NOISE,
+    PARAMETERS,
     Row,
-    constants_of,
     linearised,
     refined,
     solve,
-    theta_of,
 )
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.fitting import limited
-from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, today
+from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, refined_sets, today
 
 ITERATIONS = 3
 FEWEST_FOR_P90 = 8
@@ -47,7 +46,6 @@ def calibrate_serving(
     *,
     source: str,
     date: str | None = None,
-    start: Callable[[Key], ServingConstants] | None = None,
     log: Callable[[str], None] = lambda _: None,
 ) -> Calibrated[ServingCalibration]:
     """Fit all sets and their held-out errors.
@@ -56,28 +54,30 @@ def calibrate_serving(
         runs: measured serving runs.
         source: what they are, stored with every set.
         date: day of the fit, ISO 8601; None for today.
-        start: where the iteration begins: other constants than the literature's.
         log: called with a line per step: a fit simulates every run some twenty times.
     """
     rows = [row for row in (Row(run, NOISE) for run in runs) if row.metrics]
-    prior = theta_of(ServingConstants())
-    theta: Callable[[Key], FloatArray] = (lambda _: prior) if start is None else (lambda key: theta_of(start(key)))
+    prior = PARAMETERS.vector(ServingConstants())
+    theta = _always(prior)
     for step in range(ITERATIONS):
         log(f"fit {step + 1} of {ITERATIONS}: {len(rows)} runs")
-        linear = linearised(rows, theta)
-        theta = _limited(theta, solve(linear, np.ones(len(linear.group), dtype=bool), prior))
+        linear, owners = linearised(rows, theta)
+        theta = _limited(theta, solve(linear, owners, prior))
     log("held out")
-    groups = np.array(linear.group)
     # The runs that are left out are simulated, not linear.
     held_out = leave_one_out(
         sorted(rows, key=lambda row: row.group),
         lambda row: row.group,
-        lambda group: _limited(theta, solve(linear, groups != group, prior)),
+        lambda group: _limited(theta, solve(linear, owners, prior, without=group)),
         lambda row, without: row.held_out(without(row.key)),
     )
     return Calibrated(
         calibrations=_sets(rows, theta, held_out, source=source, date=date or today()), held_out=tuple(held_out)
     )
+
+
+def _always(theta: FloatArray) -> Callable[[Key], FloatArray]:
+    return lambda _: theta
 
 
 def _limited(old: Callable[[Key], FloatArray], new: Callable[[Key], FloatArray]) -> Callable[[Key], FloatArray]:
@@ -100,7 +100,7 @@ def _sets(
         return ServingCalibration(
             engine=engine or ANY_ENGINE,
             architecture=generation or ANY,
-            constants=constants_of(theta(key)),
+            constants=PARAMETERS.replaced(ServingConstants(), theta(key)),
             error_p90={name: _p90(metrics, own, of_engine, held_out) for name, metrics in INTERVALS.items()},
             num_runs=sum(count for (e, g), count in seen.items() if engine in ("", e) and generation in ("", g)),
             source=source,
@@ -149,42 +149,24 @@ def refine_serving(
         free: constants that may move.
     """
     together = HELD_OUT_TOGETHER[hold_out]
-    sets: dict[Key, list[Row]] = defaultdict(list)
-    for run in runs:
-        row = Row(run, OWN_NOISE)
-        if row.metrics:
-            sets[row.key].append(row)
-    made, held_out = [], []
-    for key, members in sorted(sets.items()):
-        start = shipped(*key)
-        constants, own = _refined(members, start.constants, together, free)
-        held_out += own
-        made.append(
-            replace(
-                start,
-                engine=key[0],
-                architecture=key[1],
-                constants=constants,
-                error_p90={
-                    name: _p90(metrics, own) if len(own) >= FEWEST_FOR_P90 else start.error_p90[name]
-                    for name, metrics in INTERVALS.items()
-                },
-                num_runs=len(members),
-                source=f"{source}; starting from: {start.source}",
-                date=date or today(),
-            )
+
+    def adapted(members: Sequence[Row], start: ServingCalibration) -> tuple[ServingCalibration, list[HeldOut]]:
+        def without(left_out: Hashable) -> FloatArray:
+            others = [row for row in members if together(row) != left_out]
+            return PARAMETERS.vector(refined(others, start.constants, free) if others else start.constants)
+
+        found = leave_one_out(members, together, without, lambda row, theta: row.held_out(theta))
+        is_enough = len(found) >= FEWEST_FOR_P90
+        made = replace(
+            start,
+            engine=members[0].key[0],
+            constants=refined(members, start.constants, free),
+            error_p90={
+                name: _p90(metrics, found) if is_enough else start.error_p90[name]
+                for name, metrics in INTERVALS.items()
+            },
         )
-    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out))
+        return made, found
 
-
-def _refined(
-    rows: Sequence[Row], start: ServingConstants, together: Callable[[Row], Hashable], free: Sequence[str]
-) -> tuple[ServingConstants, list[HeldOut]]:
-    """One set adapted to its runs, and the error on what is left out together, in turn."""
-
-    def without(left_out: Hashable) -> FloatArray:
-        others = [row for row in rows if together(row) != left_out]
-        return theta_of(refined(others, start, free) if others else start)
-
-    held_out = leave_one_out(rows, together, without, lambda row, theta: row.held_out(theta))
-    return refined(rows, start, free), held_out
+    rows = [row for row in (Row(run, OWN_NOISE) for run in runs) if row.metrics]
+    return refined_sets(rows, shipped, adapted, source=source, date=date)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingConstants
-from meshplan.planner.core.arrays import BoolArray, FloatArray
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.measured.prediction import FITTED_METRICS, PreparedRun
 from meshplan.planner.validation.fitting import Linear, Loss, Parameters, Prior, gauss_newton, limited, most_probable
 from meshplan.planner.validation.held_out import HeldOut, Key
@@ -73,7 +73,7 @@ NOISE = {"ttft_s": 0.2, "tpot_s": 0.08, "latency_s": 0.08, "output_tokens_per_s"
 # The same for fits to the runs of one server. Residuals about a server's best constants are correlated between loads:
 # of the time to first token 0.57 is shared at twice the concurrency, 0.16 at four times, nothing beyond. So one point
 # must not move constants that all loads share by much. Chosen with the own spreads on half of the curves,
-# and so that eight runs still move what they can see.
+# and so that eight runs still move the constants that they depend on.
 OWN_NOISE = {"ttft_s": 0.2, "tpot_s": 0.04, "latency_s": 0.04, "output_tokens_per_s": 0.04}
 LOSS, OWN_LOSS = Loss(huber=1.5, cauchy=1.0), Loss(huber=1.5)
 STEP = 0.1  # by which constants are perturbed for derivatives, in the logarithm
@@ -85,16 +85,6 @@ OWN_ITERATIONS = 2
 PARAMETERS = Parameters(names=tuple(FITTED))
 
 Part = tuple[str, str]  # ("", "") is shared by all; (engine, ""), ("", generation), (engine, generation)
-
-
-def theta_of(constants: ServingConstants) -> FloatArray:
-    """Constants as a vector in fit units."""
-    return PARAMETERS.vector(constants)
-
-
-def constants_of(theta: FloatArray) -> ServingConstants:
-    """A vector in fit units as constants, rounded to what the fit can tell."""
-    return ServingConstants(**PARAMETERS.rounded(theta))
 
 
 class Row:
@@ -128,7 +118,7 @@ class Row:
 
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Ln f at θ; NaN where the run does not fit the device."""
-        values = self.prepared.predicted(constants_of(theta))
+        values = self.prepared.predicted(PARAMETERS.replaced(ServingConstants(), theta))
         return np.array([np.log(values[name]) if name in values else np.nan for name in self.metrics])
 
     def held_out(self, theta: FloatArray) -> list[HeldOut]:
@@ -155,61 +145,49 @@ class Row:
         return here, slope
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinearRuns:
-    """All runs' metrics, linear in the constants of their own key.
-
-    Args:
-        linear: one row per metric, about θ = 0: ``residual`` is ln y − ln f + slope·θ, so that residual ≈ slope·θ_key.
-        key: of each row.
-        group: of each row.
-    """
-
-    linear: Linear
-    key: Sequence[Key]
-    group: Sequence[str]
-
-
 def parts_of(key: Key) -> tuple[Part, ...]:
     """The parts whose sum is the constants of a key: shared, engine, generation, both."""
     engine, generation = key
     return tuple(dict.fromkeys([("", ""), (engine, ""), ("", generation), key]))
 
 
-def solve(runs: LinearRuns, keep: BoolArray, prior: FloatArray) -> Callable[[Key], FloatArray]:
-    """The most probable parts for the metrics in ``keep``, as a function from keys to θ.
+def solve(
+    linear: Linear, owners: Sequence[Row], prior: FloatArray, *, without: str | None = None
+) -> Callable[[Key], FloatArray]:
+    """The most probable parts, as a function from keys to θ.
 
     Args:
-        runs: the runs.
-        keep: which metrics count, [n].
+        linear: metrics of runs, from :func:`linearised`.
+        owners: the run of each metric.
         prior: mean of μ.
+        without: group that is left out.
     """
-    chosen = [int(place) for place in np.flatnonzero(keep)]
-    parts = sorted({part for i in chosen for part in parts_of(runs.key[i])} | {("", "")})
-    place = {part: i for i, part in enumerate(parts)}
+    chosen = [i for i, row in enumerate(owners) if row.group != without]
+    parts = sorted({part for i in chosen for part in parts_of(owners[i].key)} | {("", "")})
+    offset = {part: i * len(SPREAD) for i, part in enumerate(parts)}
     size = len(SPREAD)
-    rows = runs.linear.only(chosen)
+    rows = linear.only(chosen)
     design = np.zeros((len(chosen), len(parts) * size))
     for row, i in enumerate(chosen):
-        for part in parts_of(runs.key[i]):
-            at = place[part] * size
+        for part in parts_of(owners[i].key):
+            at = offset[part]
             design[row, at : at + size] = rows.slope[row]
     parts_prior = Prior(
         mean=np.where(np.repeat([part == ("", "") for part in parts], size), np.tile(prior, len(parts)), 0.0),
         spread=np.concatenate([_share(part) * SPREAD for part in parts]),
     )
-    linear = replace(rows, at=np.zeros(design.shape[1]), slope=design)
-    found = most_probable(linear, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
+    rows = replace(rows, at=np.zeros(design.shape[1]), slope=design)
+    found = most_probable(rows, parts_prior, LOSS, rounds=REWEIGHTINGS, start=parts_prior.mean)
 
     def theta(key: Key) -> FloatArray:
-        places = [place[part] * size for part in parts_of(key) if part in place]
-        return np.asarray(sum((found[at : at + size] for at in places), np.zeros(size)))
+        offsets = [offset[part] for part in parts_of(key) if part in offset]
+        return np.asarray(sum((found[at : at + size] for at in offsets), np.zeros(size)))
 
     return theta
 
 
 def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = tuple(FITTED)) -> ServingConstants:
-    """Constants of one server adapted to its own runs, however few: one measured point moves what it can see.
+    """Constants of one server adapted to its own runs, however few.
 
     Args:
         rows: runs of one engine on one generation, with the scatter of a single server.
@@ -217,15 +195,15 @@ def refined(rows: Sequence[Row], start: ServingConstants, free: Sequence[str] = 
         free: constants that may move.
     """
     spread = np.where([name in free for name in FITTED], OWN_SPREAD, FIXED_SPREAD)
-    prior = Prior(mean=theta_of(start), spread=spread)
+    prior = Prior(mean=PARAMETERS.vector(start), spread=spread)
 
     def step(theta: FloatArray) -> FloatArray:
-        linear = linearised(rows, lambda _: theta).linear
+        linear, _ = linearised(rows, lambda _: theta)
         linear = replace(linear, weight=np.ones_like(linear.weight))
         found = most_probable(linear, prior, OWN_LOSS, rounds=REWEIGHTINGS, start=prior.mean)
         return limited(theta, found, MAX_MOVE)
 
-    return constants_of(gauss_newton(step, prior.mean, iterations=OWN_ITERATIONS))
+    return PARAMETERS.replaced(start, gauss_newton(step, prior.mean, iterations=OWN_ITERATIONS))
 
 
 def _share(part: Part) -> FloatArray:
@@ -245,16 +223,20 @@ def thinned_curves(rows: Sequence[Row]) -> list[Row]:
     chosen = []
     for members in curves.values():
         members.sort(key=lambda row: row.prepared.run.workload.concurrency or 0)
-        places = np.unique(np.linspace(0, len(members) - 1, min(len(members), MOST_OF_CURVE)).round().astype(int))
-        chosen += [members[place] for place in places]
+        kept = np.unique(np.linspace(0, len(members) - 1, min(len(members), MOST_OF_CURVE)).round().astype(int))
+        chosen += [members[index] for index in kept]
     return chosen
 
 
-def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> LinearRuns:
-    """The rows linearised at the θ of their keys; rows that do not fit their device are left out."""
+def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> tuple[Linear, list[Row]]:
+    """The metrics of the rows, linearised at the θ of their keys, and the row of each; not those that do not fit.
+
+    As each key has its own θ, the point of linearisation is 0: residual = ln y − ln f + slope·θ ≈ slope·θ_key.
+    """
     rows = thinned_curves(rows)
     curves = Counter(row.curve for row in rows)
-    residuals, slopes, noises, weights, keys, groups = [], [], [], [], [], []
+    residuals, slopes, noises, weights = [], [], [], []
+    owners: list[Row] = []
     for row in rows:
         at = theta(row.key)
         here, slope = row.linear(at)
@@ -263,8 +245,7 @@ def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> Linea
         slopes.append(slope[good])
         noises.append(row.noise[good])
         weights.append(np.full(int(good.sum()), 1.0 / curves[row.curve]))
-        keys += [row.key] * int(good.sum())
-        groups += [row.group] * int(good.sum())
+        owners += [row] * int(good.sum())
     linear = Linear(
         at=np.zeros(len(FITTED)),
         residual=np.concatenate(residuals),
@@ -272,4 +253,4 @@ def linearised(rows: Sequence[Row], theta: Callable[[Key], FloatArray]) -> Linea
         noise=np.concatenate(noises),
         weight=np.concatenate(weights),
     )
-    return LinearRuns(linear=linear, key=keys, group=groups)
+    return linear, owners

@@ -1,6 +1,6 @@
 """Published serving runs that are excluded from errors and fits, by rules that look at the rows alone.
 
-A rule reads what the publisher says of a row, or compares measurements with each other; none sees a prediction.
+A rule reads what the publisher says of a row, or compares measurements with each other; none uses a prediction.
 ``validate`` still predicts and lists the rows, with the reason.
 """
 

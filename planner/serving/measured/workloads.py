@@ -82,7 +82,7 @@ def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[st
 
 
 def _replayed(asked: Section, arrival: Arrival, trace: Requests | None) -> ServingWorkload:
-    """A row that replayed a recorded trace, its lengths stretched to the means that the row says were served."""
+    """The recorded requests at the row's rate, their lengths scaled to the means that the row states."""
     rate = _rate(asked)
     if trace is None:
         raise UnsupportedError(f"the trace {shown(asked.text('trace_type'))} is not at hand (--traces DIR)")

@@ -8,9 +8,8 @@ rows linearised. *A user's own runs* adapt the catalog's set, however few they a
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -21,20 +20,28 @@ from meshplan.planner.training.measured.constants_fit import (
     LOCAL_SPREAD,
     LOSS,
     MAX_MOVE,
+    PARAMETERS,
     REFINED_SPREAD,
     SPREAD,
     Row,
-    constants_of,
     fit,
     key_of,
     linearised,
-    theta_of,
     weights_of,
 )
 from meshplan.planner.training.measured.memory_fit import UNMEASURED_SAFE_FACTOR, calibrate_memory
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.validation.fitting import Linear, Prior, most_probable
-from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, today
+from meshplan.planner.validation.held_out import (
+    Calibrated,
+    HeldOut,
+    Key,
+    by_key,
+    leave_one_out,
+    p90,
+    refined_sets,
+    today,
+)
 
 FEWEST_FOR_P90 = 5
 # When a group is left out, the constants of all rows are moved as far as the linearised rows say; what moves farther
@@ -47,22 +54,11 @@ UNJUDGED_P90 = 0.5
 UNMEASURED = MemoryConstants(safe_factor=UNMEASURED_SAFE_FACTOR)
 
 
-@dataclass(frozen=True, slots=True)
-class _Linearised:
-    """Rows linearised once, for fits without some of them."""
-
-    rows: Sequence[Row]
-    linear: Linear
-
-    @classmethod
-    def at(cls, theta: FloatArray, rows: Sequence[Row]) -> _Linearised:
-        return cls(rows, linearised(rows, theta))
-
-    def fitted_to(self, is_kept: Callable[[Row], bool], prior: Prior) -> FloatArray:
-        """Most probable constants for some of the rows, as far as the linearisation tells."""
-        kept = [index for index, row in enumerate(self.rows) if is_kept(row)]
-        linear = replace(self.linear.only(kept), weight=weights_of([self.rows[index] for index in kept]))
-        return most_probable(linear, prior, LOSS, rounds=LINEAR_ROUNDS, max_step=MAX_MOVE)
+def _without(rows: Sequence[Row], linear: Linear, is_left_out: Callable[[Row], bool], prior: Prior) -> FloatArray:
+    """Most probable constants for the other rows, as far as the linearised rows tell."""
+    kept = [index for index, row in enumerate(rows) if not is_left_out(row)]
+    others = replace(linear.only(kept), weight=weights_of([rows[index] for index in kept]))
+    return most_probable(others, prior, LOSS, rounds=LINEAR_ROUNDS, max_step=MAX_MOVE)
 
 
 def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = None) -> Calibrated[Calibration]:
@@ -75,18 +71,15 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
     """
     observed = list(runs)
     rows = [Row(run) for run in observed if run.measured.get("iteration_s")]
-    day = date or today()
-    literature = Prior(mean=theta_of(TimeConstants()), spread=SPREAD)
+    literature = Prior(mean=PARAMETERS.vector(TimeConstants()), spread=SPREAD)
     overall = fit(rows, literature)
-    sets: dict[Key, list[Row]] = defaultdict(list)
-    for row in rows:
-        sets[row.key].append(row)
+    linear = linearised(rows, overall)
+    sets = by_key(rows)
     fitted = {key: fit(members, _local(overall)) for key, members in sorted(sets.items())}
-    everything = _Linearised.at(overall, rows)
     held_out = [
-        item for key, members in sets.items() for item in _held_out(members, fitted[key], everything, literature)
+        item for key, members in sets.items() for item in _held_out(members, fitted[key], rows, linear, literature)
     ]
-    unseen = _unseen(everything, literature)
+    unseen = _unseen(rows, linear, literature)
     memory = calibrate_memory(observed)
 
     def made(key: Key, theta: FloatArray, members: Sequence[Row], own: Sequence[HeldOut]) -> Calibration:
@@ -95,12 +88,12 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
         return Calibration(
             framework=framework,
             architecture=architecture,
-            time=constants_of(theta),
+            time=PARAMETERS.replaced(TimeConstants(), theta),
             memory=memory[framework].constants if framework in memory else UNMEASURED,
             recipe=recipe_named(framework).recipe,
             num_runs=len(members),
             source=source,
-            date=day,
+            date=date or today(),
             time_error_p90=_p90(samples, is_moe=False),
             moe_time_error_p90=_p90(samples, is_moe=True),
         )
@@ -144,37 +137,38 @@ def _judged(row: Row, theta: FloatArray) -> list[HeldOut]:
     ]
 
 
-def _held_out(members: Sequence[Row], fitted: FloatArray, everything: _Linearised, literature: Prior) -> list[HeldOut]:
+def _held_out(
+    members: Sequence[Row], fitted: FloatArray, rows: Sequence[Row], linear: Linear, literature: Prior
+) -> list[HeldOut]:
     """Each group of a set predicted by a global set and a local set that were both fitted without it."""
-    overall, local = everything.linear.at, _Linearised.at(fitted, members)
+    local = linearised(members, fitted)
 
     def without(group: str) -> FloatArray:
-        theta = everything.fitted_to(lambda row: row.group != group, literature)
-        if np.max(np.abs(theta - overall)) > FAR:
-            kept = [row for row in everything.rows if row.group != group]
-            theta = fit(kept, literature, start=overall, iterations=WARM_ITERATIONS)
+        theta = _without(rows, linear, lambda row: row.group == group, literature)
+        if np.max(np.abs(theta - linear.at)) > FAR:
+            kept = [row for row in rows if row.group != group]
+            theta = fit(kept, literature, start=linear.at, iterations=WARM_ITERATIONS)
         others = [row for row in members if row.group != group]
         if not others:
             return theta
-        prior = _local(theta)
-        start = local.fitted_to(lambda row: row.group != group, prior)
-        return fit(others, prior, start=start, iterations=WARM_ITERATIONS)
+        start = _without(members, local, lambda row: row.group == group, _local(theta))
+        return fit(others, _local(theta), start=start, iterations=WARM_ITERATIONS)
 
     by_group = sorted(members, key=lambda row: row.group)
     return leave_one_out(by_group, lambda row: row.group, without, _judged)
 
 
-def _unseen(everything: _Linearised, literature: Prior) -> list[HeldOut]:
+def _unseen(rows: Sequence[Row], linear: Linear, literature: Prior) -> list[HeldOut]:
     """Each framework predicted by the global set of all the others."""
 
     def without(framework: str) -> FloatArray:
-        others = [row for row in everything.rows if row.key[0] != framework]
+        others = [row for row in rows if row.key[0] != framework]
         if not others:
             return literature.mean
-        start = everything.fitted_to(lambda row: row.key[0] != framework, literature)
+        start = _without(rows, linear, lambda row: row.key[0] == framework, literature)
         return fit(others, literature, start=start, iterations=WARM_ITERATIONS)
 
-    by_framework = sorted(everything.rows, key=lambda row: row.key[0])
+    by_framework = sorted(rows, key=lambda row: row.key[0])
     return leave_one_out(by_framework, lambda row: row.key[0], without, _judged)
 
 
@@ -197,43 +191,29 @@ def refine(
         date: day of the fit, ISO 8601; None for today.
     """
     observed = list(runs)
-    sets: dict[Key, list[ObservedRun]] = defaultdict(list)
-    for run in observed:
-        if run.measured.get("iteration_s"):
-            sets[key_of(run)].append(run)
+    rows = [Row(run, shipped(*key_of(run)).time) for run in observed if run.measured.get("iteration_s")]
     memory = calibrate_memory(observed)
-    made, held_out = [], []
-    for key, members in sorted(sets.items()):
-        start = shipped(*key)
-        time, found = _refined([Row(run, start.time) for run in members], start)
-        held_out += found
-        made.append(
-            replace(
-                start,
-                framework=key[0],
-                architecture=key[1],
-                time=time,
-                memory=memory[key[0]].constants if key[0] in memory else start.memory,
-                time_error_p90=_refined_p90(found, start, is_moe=False),
-                moe_time_error_p90=_refined_p90(found, start, is_moe=True),
-                num_runs=len(members),
-                source=f"{source}; starting from: {start.source}",
-                date=date or today(),
-            )
+
+    def adapted(members: Sequence[Row], start: Calibration) -> tuple[Calibration, list[HeldOut]]:
+        prior = Prior(mean=PARAMETERS.vector(start.time), spread=REFINED_SPREAD)
+
+        def without(left_out: Row) -> FloatArray:
+            others = [row for row in members if row is not left_out]
+            return fit(others, prior) if others else prior.mean
+
+        found = leave_one_out(members, lambda row: row, without, _judged)
+        framework = members[0].key[0]
+        made = replace(
+            start,
+            framework=framework,
+            time=PARAMETERS.replaced(start.time, fit(members, prior)),
+            memory=memory[framework].constants if framework in memory else start.memory,
+            time_error_p90=_refined_p90(found, start, is_moe=False),
+            moe_time_error_p90=_refined_p90(found, start, is_moe=True),
         )
-    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out), memory=memory)
+        return made, found
 
-
-def _refined(rows: Sequence[Row], start: Calibration) -> tuple[TimeConstants, list[HeldOut]]:
-    """One set adapted to its runs, and the error on every run in turn."""
-    prior = Prior(mean=theta_of(start.time), spread=REFINED_SPREAD)
-
-    def without(left_out: Row) -> FloatArray:
-        others = [row for row in rows if row is not left_out]
-        return fit(others, prior) if others else prior.mean
-
-    held_out = leave_one_out(rows, lambda row: row, without, _judged)
-    return constants_of(fit(rows, prior), start.time), held_out
+    return replace(refined_sets(rows, shipped, adapted, source=source, date=date), memory=memory)
 
 
 def _refined_p90(found: Sequence[HeldOut], start: Calibration, *, is_moe: bool) -> float:

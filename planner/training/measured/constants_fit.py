@@ -66,9 +66,9 @@ HOST = 0.5
 LOCAL_SPREAD = SPREAD * np.array(
     [TIGHT if name in EXPERT_CONSTANTS else HOST if name == "host_s_per_layer" else LOOSE for name in FITTED]
 )
-# How far a user's cluster may be from the catalog's set: as far as the global set from the literature. Three runs each:
-# of twelve sets whose framework the start had not seen, 9.0 % mean error on the others (LOCAL_SPREAD 9.6 %, half of
-# this 10.6 %); of 33 groups of known sets 3.7 % (3.7 %, 3.8 %; 4.3 % without them).
+# How far a user's cluster may be from the catalog's set: as far as the global set from the literature. Adapted to three
+# runs each, twelve sets whose framework the start was not fitted to have 9.0 % mean error on the other runs
+# (LOCAL_SPREAD 9.6 %, half of this 10.6 %), 33 groups of known sets 3.7 % (3.7 %, 3.8 %; 4.3 % without adapting).
 REFINED_SPREAD = SPREAD
 NOISE = 0.05  # run-to-run and version noise of a measured step, relative (repeat_spread of the observations)
 LOSS = Loss(huber=2.0)
@@ -76,21 +76,6 @@ STEP = 1e-3  # by which constants are perturbed for derivatives, in fit units
 MAX_ITERATIONS = 12
 CONVERGED = 0.01
 MAX_MOVE = 1.0  # of a constant in one iteration, in fit units
-
-
-def theta_of(constants: TimeConstants) -> FloatArray:
-    """Constants as a vector in fit units."""
-    return PARAMETERS.vector(constants)
-
-
-def constants_of(theta: FloatArray, unfitted: TimeConstants | None = None) -> TimeConstants:
-    """A vector in fit units as constants, rounded to what the fit can tell.
-
-    Args:
-        theta: the vector.
-        unfitted: where the other constants come from; None for the literature.
-    """
-    return replace(unfitted or TimeConstants(), **PARAMETERS.rounded(theta))
 
 
 def key_of(run: ObservedRun) -> Key:

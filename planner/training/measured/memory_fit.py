@@ -42,7 +42,7 @@ NOISE = 0.03  # relative: peaks printed in whole GB, fragmentation
 LIMIT_NOISE = 0.10  # relative, where usable memory stands in for a peak: an upper limit, not a reading
 ITERATIONS = 8
 CONVERGED = 1e-6  # in the constants' own units: the same worst stages give the same solution
-# Choices that decide memory: that a run fitted tells nothing if it leaves one of them out.
+# Choices that decide memory: where a row leaves one out, that the run fitted is no evidence.
 DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02
 SAFE_FIXED_BYTES = 0.3e9
@@ -85,8 +85,12 @@ class _Peak:
         """A limit counts only where the model is beyond it."""
         if not self.is_limit:
             return True
+        return self.predicted(theta)[0] > self.measured
+
+    def predicted(self, theta: FloatArray) -> tuple[float, float]:
+        """Bytes of the worst stage, and those of them that are fixed."""
         slope, base = self.worst_stage(theta)
-        return float(slope @ theta + base) > self.measured
+        return float(slope @ theta + base), float(theta[0])
 
     def _rows(self) -> list[tuple[FloatArray, float]]:
         base, per_constant = self.stages[0], self.stages[1:]
@@ -157,32 +161,6 @@ def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
     return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class _Predicted:
-    """Bytes of a peak's worst stage under some constants: all of them, and those that the safe factor leaves alone."""
-
-    peak: _Peak
-    total: float
-    fixed: float
-
-    @classmethod
-    def under(cls, theta: FloatArray, peak: _Peak) -> _Predicted:
-        slope, base = peak.worst_stage(theta)
-        return cls(peak, float(slope @ theta + base), float(theta[0]))
-
-    @property
-    def typical_error(self) -> float:
-        return self.total / self.peak.measured - 1.0
-
-    @property
-    def needed_factor(self) -> float:
-        """The smallest safe factor under which the measured peak stays below the bound."""
-        return (self.peak.measured - self.fixed - SAFE_FIXED_BYTES) / (self.total - self.fixed)
-
-    def safe_error(self, factor: float) -> float:
-        return ((self.total - self.fixed) * factor + self.fixed + SAFE_FIXED_BYTES) / self.peak.measured - 1.0
-
-
 def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
     theta = _solve(samples)
     peaks = [sample for sample in samples if not sample.is_limit]
@@ -198,13 +176,17 @@ def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
         sorted(peaks, key=lambda peak: peak.run.group),
         lambda peak: peak.run.group,
         without,
-        lambda peak, used: [_Predicted.under(used, peak)],
+        lambda peak, used: [(peak, *peak.predicted(used))],
     )
-    needed = [item.needed_factor for item in (*(_Predicted.under(theta, peak) for peak in peaks), *held_out)]
+    everything = [*((peak, *peak.predicted(theta)) for peak in peaks), *held_out]
+    needed = [(peak.measured - fixed - SAFE_FIXED_BYTES) / (total - fixed) for peak, total, fixed in everything]
     factor = max(1.0, *needed) + SAFE_MARGIN
     return MemoryFit(
         framework=framework,
         constants=_constants(theta, factor),
-        typical_error={item.peak.run.id: item.typical_error for item in held_out},
-        safe_error={item.peak.run.id: item.safe_error(factor) for item in held_out},
+        typical_error={peak.run.id: total / peak.measured - 1.0 for peak, total, _ in held_out},
+        safe_error={
+            peak.run.id: ((total - fixed) * factor + fixed + SAFE_FIXED_BYTES) / peak.measured - 1.0
+            for peak, total, fixed in held_out
+        },
     )

@@ -42,7 +42,7 @@ SCHEDULES = {
     "zb-v": "zb-v",
     "zb-h1": "zb-1p",
 }
-# LoRA rank of observations that fine-tune adapters without saying their rank (the MLPerf benchmark's).
+# LoRA rank of observations that fine-tune adapters without stating their rank: that of the MLPerf benchmark.
 DEFAULT_LORA_RANK = 16
 # How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
 DROPPING_MARK = "(tokendrop)"
@@ -63,7 +63,7 @@ class ObservedRun:
         group: near-duplicates share it; cross-validation leaves out whole groups.
         problem: model, machine and workload; its calibration is set by whoever prices it.
         config: the choices that were run.
-        framework: our name of the framework.
+        framework: the framework's name in meshplan.
         measured: metric → value, SI units.
         derived: metric → value that rests on an assumption.
         filled: choices that the observation left out.
@@ -87,7 +87,7 @@ class ObservedRun:
 
     @property
     def strategy(self) -> str:
-        """What kind of run it is, for summaries: the part of the model that its error tests."""
+        """The kind of run, for summaries: which part of the cost model its error tests."""
         if self.problem.shape.moe is not None:
             return "MoE"
         if self.problem.workload.phase.has_adapters:
@@ -98,7 +98,7 @@ class ObservedRun:
 
 
 class ObservationReader(MachineReader):
-    """Turns rows of training runs into problems and configurations; devices are looked up in a catalog."""
+    """Reads rows of training runs as problems and configurations; devices are looked up in a catalog."""
 
     def training_run(self, row: Mapping[str, Any], calibration: Calibration = UNCALIBRATED) -> ObservedRun:
         """Read a training row.
@@ -185,7 +185,7 @@ def _scales_rows(row: Mapping[str, Any]) -> bool:
 
 
 def _overlaps_tensor_parallel(choices: Section) -> bool | None:
-    """Whether tensor-parallel collectives run beside the products; None where the row does not say."""
+    """Whether tensor-parallel collectives overlap with matrix products; None where the row does not state it."""
     for key in ("async_tensor_parallel", "tensor_parallel_comm_overlap"):
         if choices.states(key):
             return choices.flag(key, default=False)
@@ -208,7 +208,7 @@ def _recompute(choices: Section, filled: list[str], recipe: Recipe) -> str:
 
 
 def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple[TrainingConfig, tuple[str, ...]]:
-    """The choices of a row, what it left out filled from the recipe (and listed)."""
+    """The choices of a row, and which of them are filled from the recipe because the row leaves them out."""
     filled: list[str] = []
     workload, machine = problem.workload, problem.machine
     tensor, pipeline, context = (choices.whole(f"{axis}_parallel", 1) for axis in ("tensor", "pipeline", "context"))
@@ -265,7 +265,7 @@ def _expert_degrees(problem: TrainingProblem, choices: Section, stage_devices: i
 
 
 def _shard(choices: Section, data: int) -> int:
-    """Replicas that share one copy of the sharded states."""
+    """Number of replicas that share one copy of the sharded states."""
     key = "zero1_group_size" if choices.states("zero1_group_size") else "fsdp_group_size"
     shard = min(choices.whole(key, data), data)
     if data % shard:

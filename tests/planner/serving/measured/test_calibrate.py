@@ -11,7 +11,7 @@ from planted_serving import PLANTED, prepared
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
-from meshplan.planner.serving.measured.constants_fit import FITTED, constants_of, parts_of, theta_of
+from meshplan.planner.serving.measured.constants_fit import FITTED, PARAMETERS, parts_of
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.machines import MachineReader
@@ -27,7 +27,7 @@ def errors(runs: Sequence[PreparedRun], constants: ServingConstants, metric: str
 
 
 def test_vector_and_constants_are_inverse() -> None:
-    assert constants_of(theta_of(PLANTED)) == PLANTED
+    assert PARAMETERS.replaced(ServingConstants(), PARAMETERS.vector(PLANTED)) == PLANTED
     assert set(FITTED) == set(ServingConstants.__dataclass_fields__)
 
 

@@ -14,7 +14,7 @@ from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, TimeConstants
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.calibrate import calibrate, refine
-from meshplan.planner.training.measured.constants_fit import FITTED, Row, constants_of, theta_of
+from meshplan.planner.training.measured.constants_fit import FITTED, PARAMETERS, Row
 from meshplan.planner.training.measured.observations import ObservedRun
 
 FRAMEWORK = "megatron"
@@ -95,7 +95,7 @@ def errors(runs: Sequence[ObservedRun], calibration: Calibration) -> np.ndarray[
 
 
 def test_the_units_of_the_fit_go_there_and_back() -> None:
-    back = constants_of(theta_of(PLANTED))
+    back = PARAMETERS.replaced(TimeConstants(), PARAMETERS.vector(PLANTED))
     for name in FITTED:
         assert getattr(back, name) == pytest.approx(float(getattr(PLANTED, name)), rel=1e-3), name
 
@@ -201,7 +201,7 @@ def test_many_constants_at_once_are_each_alone() -> None:
     run = next(run for run in runs if run.config.pipeline_parallel > 1)
     split = (run.problem.shape.num_hidden_layers - 1, 1)
     row = Row(replace(run, config=replace(run.config, layers_per_chunk=split)))
-    thetas = theta_of(PLANTED) + np.linspace(-0.3, 0.3, 5)[:, None]
+    thetas = PARAMETERS.vector(PLANTED) + np.linspace(-0.3, 0.3, 5)[:, None]
     together = row.log_predicted(thetas)
     alone = [float(row.log_predicted(theta[None])[0]) for theta in thetas]
     assert together == pytest.approx(alone)

@@ -1,0 +1,49 @@
+"""``meshplan validate``: rows of every kind in one file, the picture, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from command_line import Command
+
+from meshplan.planner.validation.machines import read_rows
+
+FOLDER = Path(__file__).parents[2] / "validation"
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    """One training run, one serving run, and one of a task that no kind answers."""
+    rows = [next(iter(read_rows(FOLDER / name))) for name in ("observations.jsonl", "serving-observations.jsonl")]
+    path = tmp_path / "runs.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in (*rows, {"id": "odd", "task": "diffusion"})))
+    return path
+
+
+def test_each_row_is_predicted_by_its_kind(meshplan: Command, runs: Path) -> None:
+    answer = meshplan("validate", runs, "--format", "json")
+    assert answer.code == 0
+    trained, served, odd = answer.json["rows"]
+    assert (trained["status"], "iteration_s" in trained["predicted"]) == ("ok", True)
+    assert (served["status"], "engine" in served["labels"]) == ("ok", True)
+    assert (odd["status"], odd["reason"]) == ("unsupported", "task 'diffusion' is not answered yet")
+    assert answer.json["coverage"] == pytest.approx(2 / 3)
+
+
+def test_the_table_names_what_is_not_answered(meshplan: Command, runs: Path) -> None:
+    shown = meshplan("validate", runs).out
+    assert "2 of 3 observations answered" in shown
+    assert "task 'diffusion' is not answered yet" in shown
+
+
+def test_the_plot_has_a_point_per_step_time(meshplan: Command, runs: Path, tmp_path: Path) -> None:
+    assert meshplan("validate", runs, "--plot", tmp_path / "steps.svg").code == 0
+    assert (tmp_path / "steps.svg").read_text().count("<title>") == 1
+
+
+def test_curves_need_more_runs_than_points(meshplan: Command, runs: Path) -> None:
+    refused = meshplan("validate", runs, "--from-points", "2", "--jobs", "1")
+    assert refused.code == 2
+    assert "no curve of these files has more than 2 serving runs" in refused.err
