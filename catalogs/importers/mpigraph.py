@@ -22,7 +22,7 @@ UNKNOWN_LATENCY_S = 1e-6
 
 
 def is_mpigraph(text: str) -> bool:
-    """Whether a text is such an output."""
+    """Whether a text is the output of mpiGraph."""
     return _START in text
 
 

@@ -27,7 +27,7 @@ _MIN_CELLS = 8
 
 
 def is_nccl_tests(text: str) -> bool:
-    """Whether a text is such a log."""
+    """Whether a text is a log of nccl-tests or rccl-tests."""
     return _HEADING.search(text) is not None
 
 

@@ -163,7 +163,7 @@ def slower_when_balanced(times: Times) -> bool:
 
 
 def plausible(tables: Mapping[Kernel, Times]) -> dict[Kernel, Times]:
-    """``tables`` without the rows that cannot be what they are called.
+    """``tables`` without rows that are not what their columns say: unshared work, balanced routing that is not.
 
     Where most models of a kernel are unsplit, none of its rows over several devices is believed.
     """
