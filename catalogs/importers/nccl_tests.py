@@ -123,7 +123,7 @@ def _measurement(
         parameters={"size_bytes": size, "num_ranks": num_ranks, "num_hosts": len(hosts), "rail": "default"},
         metric=Metric.BYTES_PER_S,
         # One printed mean; the log does not say how it spread.
-        spread=Spread(value=rate, low=rate, high=rate, n=1),
+        spread=Spread.single(rate),
         source=f"nccl-tests log {name}",
         host=hosts[0],
         measured_at=measured_at,
