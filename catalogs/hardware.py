@@ -16,7 +16,7 @@ from enum import Enum
 
 
 class EvidenceLevel(Enum):
-    """How well a number is known, best first (design: "levels of an operator's time")."""
+    """How well a number is known, best first."""
 
     MEASURED = "measured here"
     IMPORTED = "measured elsewhere"

@@ -73,7 +73,7 @@ class EngineRecipe:
 
     @property
     def constants_name(self) -> str:
-        """Under which its calibration is stored."""
+        """Name under which the calibration is stored."""
         return self.calibrated_as or self.name
 
     def token_budget(self, input_length: float, num_seqs: int) -> int:

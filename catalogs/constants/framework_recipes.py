@@ -15,7 +15,7 @@ from meshplan.catalogs.constants.training import FrameworkRecipe
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unstated:
-    """What a measurement means where it leaves a choice out.
+    """Choices of a measured run that does not state them.
 
     Args:
         zero_stage: 0 to 3.
@@ -83,7 +83,7 @@ def recipe_named(framework: str) -> Recipe:
 
 
 def recipe_observed_as(name: str, mixed_precision_mode: str | None = None) -> Recipe:
-    """The framework that a measurement calls ``name``, in the behaviour of its mode where that matters."""
+    """The framework that a measurement calls ``name``; of several entries that with its mixed-precision mode."""
     found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
     for recipe in found:
         if recipe.mixed_precision_mode and recipe.mixed_precision_mode == mixed_precision_mode:

@@ -8,7 +8,7 @@ meaning and one unit; there is no constant for a single run.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -62,8 +62,7 @@ class ServingCalibration:
 
     def to_document(self) -> dict[str, Any]:
         """Plain JSON, all constants by name."""
-        document: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**document, "constants": asdict(self.constants), "error_p90": dict(self.error_p90)}
+        return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> ServingCalibration:

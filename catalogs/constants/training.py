@@ -10,7 +10,7 @@ derivatives.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from numpy.typing import NDArray
@@ -172,11 +172,7 @@ class Calibration:
 
     def to_document(self) -> dict[str, Any]:
         """Plain JSON, all constants by name."""
-        document: dict[str, Any] = {item.name: getattr(self, item.name) for item in fields(self)}
-        for part in ("time", "memory", "recipe"):
-            section = document[part]
-            document[part] = {item.name: getattr(section, item.name) for item in fields(section)}
-        return document
+        return asdict(self)
 
     @classmethod
     def from_document(cls, document: Mapping[str, Any]) -> Calibration:

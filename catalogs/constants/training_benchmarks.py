@@ -17,7 +17,7 @@ from meshplan.catalogs.constants.releases import release_numbers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingBenchmark:
-    """What one run of a benchmark was, as far as it decides its settings.
+    """The properties of a benchmark run that decide its settings.
 
     Args:
         observed_as: name of the framework in the measurement.

@@ -22,7 +22,7 @@ UNKNOWN_LATENCY_S = 1e-6
 
 
 def is_mpigraph(text: str) -> bool:
-    """Whether a text is such an output."""
+    """Whether a text is the output of mpiGraph."""
     return _START in text
 
 
@@ -68,10 +68,13 @@ def cluster_of(rows: Sequence[Measurement], *, name: str, run_id: str) -> Cluste
     links = []
     for row in rows:
         source, _, target = (row.link or "").partition(" -> ")
-        latency = Spread(value=UNKNOWN_LATENCY_S, low=UNKNOWN_LATENCY_S, high=UNKNOWN_LATENCY_S, n=1)
         links.append(
             MeasuredLink(
-                source=source, target=target, rail="default", bandwidth_bytes_per_s=row.spread, latency_s=latency
+                source=source,
+                target=target,
+                rail="default",
+                bandwidth_bytes_per_s=row.spread,
+                latency_s=Spread.single(UNKNOWN_LATENCY_S),
             )
         )
     return ClusterProfile(
@@ -109,7 +112,7 @@ def _measurement(source: str, target: str, rate: float, size: int, name: str, me
         link=f"{source} -> {target}",
         parameters={"size_bytes": size, "rail": "default"},
         metric=Metric.BYTES_PER_S,
-        spread=Spread(value=rate, low=rate, high=rate, n=1),
+        spread=Spread.single(rate),
         source=f"mpiGraph output {name}",
         host=source.rpartition(":")[0],
         measured_at=measured_at,

@@ -27,7 +27,7 @@ _MIN_CELLS = 8
 
 
 def is_nccl_tests(text: str) -> bool:
-    """Whether a text is such a log."""
+    """Whether a text is a log of nccl-tests or rccl-tests."""
     return _HEADING.search(text) is not None
 
 
@@ -123,7 +123,7 @@ def _measurement(
         parameters={"size_bytes": size, "num_ranks": num_ranks, "num_hosts": len(hosts), "rail": "default"},
         metric=Metric.BYTES_PER_S,
         # One printed mean; the log does not say how it spread.
-        spread=Spread(value=rate, low=rate, high=rate, n=1),
+        spread=Spread.single(rate),
         source=f"nccl-tests log {name}",
         host=hosts[0],
         measured_at=measured_at,

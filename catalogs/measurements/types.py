@@ -40,6 +40,11 @@ class Spread:
         if not (math.isfinite(self.high) and 0.0 < self.low <= self.value <= self.high and self.n > 0):
             raise ValueError(f"not 0 < low ≤ value ≤ high with n > 0: {self.low} {self.value} {self.high} n={self.n}")
 
+    @classmethod
+    def single(cls, value: float) -> Spread:
+        """One value whose spread is not known."""
+        return cls(value=value, low=value, high=value, n=1)
+
     @property
     def relative_width(self) -> float:
         """Half of (high − low) over the value."""

@@ -51,7 +51,7 @@ def _moe_layers_by_rule(fields: ConfigFields, num_layers: int) -> tuple[bool, ..
 
 
 def sliding_windows(fields: ConfigFields, rule: SlidingRule, num_layers: int) -> tuple[int | None, ...]:
-    """One entry a layer: the attention window in tokens or None; empty where every layer has full attention."""
+    """One entry per layer: the attention window in tokens or None; empty where every layer has full attention."""
     kinds = fields.config.get("layer_types")
     window = fields.optional("sliding_window")
     if window is None and "sliding_window" not in fields.config:

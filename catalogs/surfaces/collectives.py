@@ -68,13 +68,9 @@ def shipped_curves(path: Path = CURVE_FILE) -> Mapping[tuple[str, str, int, str]
     content = json.loads(path.read_text(encoding="utf-8"))
     curves = [
         CollectiveCurve(
-            device=row["device"],
-            collective=row["collective"],
-            num_devices=row["num_devices"],
-            library=row["library"],
+            **{name: row[name] for name in ("device", "collective", "num_devices", "library", "median_error")},
             sizes_bytes=tuple(row["sizes_bytes"]),
             times_s=tuple(row["times_s"]),
-            median_error=row["median_error"],
             source=f"{content['source']}, {row['library']} {row['version']}",
         )
         for row in content["curves"]

@@ -303,7 +303,7 @@ def _profiled_links(
     from meshplan.catalogs.errors import ProfileError
     from meshplan.profiler.links.probes import FULL, QUICK
     from meshplan.profiler.links.run import DEFAULT_RAIL, LinkOptions, profile_links
-    from meshplan.profiler.links.transport import TorchTransport, meeting_point
+    from meshplan.profiler.links.transport import TorchTransport, rendezvous_store
 
     if gpu and len(rails or ()) > 1:
         raise ProfileError(
@@ -312,9 +312,9 @@ def _profiled_links(
         )
 
     def transports() -> Iterator[tuple[str, Transport]]:
-        meeting = meeting_point(place, use_gpu=gpu, timeout_s=timeout_s)
+        rendezvous = rendezvous_store(place, use_gpu=gpu, timeout_s=timeout_s)
         for rail in rails or (None,):
-            transport = TorchTransport(place, meeting, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
+            transport = TorchTransport(place, rendezvous, rail=rail, use_gpu=gpu, timeout_s=timeout_s)
             yield rail or DEFAULT_RAIL, transport
             transport.close()
 

@@ -99,7 +99,7 @@ def _draw_matrix(drawing: Drawing, name: str, traffic: FloatArray, peak: float, 
     caption = f"{name}: from (rows) to (columns), {float(np.trace(traffic)):.1%} on the diagonal"
     drawing.text(left, top - 8, caption)
     for (row, column), value in np.ndenumerate(traffic):
-        share = 0.0 if peak <= 0 else float(value) / peak
+        share = "0" if peak <= 0 else f"{float(value) / peak:.3f}"
         at = left + cell * column, top + cell * row
         drawing.rect(*at, cell, cell, fill=_AFTER, fill_opacity=share, class_="cell")
     drawing.rect(left, top, _MATRIX, _MATRIX, fill="none", stroke=_INK)

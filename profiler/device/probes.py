@@ -10,7 +10,7 @@ Work of one call:
 - ``attention_prefill``: 4·batch·heads·tokens²·dim FLOPs, halved because it is causal;
 - ``attention_decode``: bytes of keys and values that one new token reads, 2·batch·kv_heads·context·dim·element;
 - ``memory_copy``: one read and one write; ``elementwise``: two reads and one write;
-- ``optimizer_step``: Adam reads weight, gradient and both moments and writes all but the gradient: 28 bytes a
+- ``optimizer_step``: Adam reads weight, gradient and both moments and writes all but the gradient: 28 bytes per
   parameter in fp32. An unfused implementation moves more; its rate is lower, which is the point;
 - ``kernel_launch``: seconds of the smallest operation;
 - ``host_to_device``, ``device_to_host``, ``disk_write``, ``disk_read``: bytes moved.
@@ -87,28 +87,22 @@ def gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
     others = () if effort.is_quick else backend.dtypes[1:]
     for dtype in (backend.dtypes[0], *others):
         for m, n, k in squares if dtype in others else _products(effort):
-            yield _gemm_case(dtype, m, n, k, partial(backend.matmul, (m, k), (k, n), dtype))
+            prepare = partial(backend.matmul, (m, k), (k, n), dtype)
+            yield _flops_case("gemm", 2.0 * m * n * k, prepare, dtype, m=m, n=n, k=k)
 
 
 def fp8_gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
     """The same products in 8-bit floating point: ``gemm`` points of dtype fp8, where the device has them."""
     for m, n, k in _products(effort):
-        yield _gemm_case("fp8", m, n, k, partial(backend.fp8_matmul, m, n, k))
+        yield _flops_case("gemm", 2.0 * m * n * k, partial(backend.fp8_matmul, m, n, k), "fp8", m=m, n=n, k=k)
 
 
 def batched_gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Many equal products in one call."""
-    dtype = backend.dtypes[0]
+    dtype, batch = backend.dtypes[0], 16
     for size in effort.choose((64, 128, 256), (128, 512, 1024)):
-        batch = 16
-        yield Case(
-            probe="batched_gemm",
-            parameters={"batch": batch, "m": size, "n": size, "k": size},
-            dtype=dtype,
-            metric=Metric.FLOPS_PER_S,
-            work=2.0 * batch * size**3,
-            prepare=partial(backend.matmul, (batch, size, size), (batch, size, size), dtype),
-        )
+        prepare = partial(backend.matmul, (batch, size, size), (batch, size, size), dtype)
+        yield _flops_case("batched_gemm", 2.0 * batch * size**3, prepare, dtype, batch=batch, m=size, n=size, k=size)
 
 
 def grouped_gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
@@ -117,62 +111,49 @@ def grouped_gemm(backend: Backend, effort: Effort) -> Iterator[Case]:
     width = 2048 if effort.is_accelerator else 256
     for total in effort.choose((256, 1024), (1024, 8192)):
         shares = np.maximum(1, np.round(total * 0.5 ** np.arange(1, groups + 1))).astype(int).tolist()
-        yield Case(
-            probe="grouped_gemm",
-            parameters={"groups": groups, "rows": sum(shares), "n": width, "k": width},
-            dtype=dtype,
-            metric=Metric.FLOPS_PER_S,
-            work=2.0 * sum(shares) * width * width,
-            prepare=partial(backend.grouped_matmul, shares, width, width, dtype),
-        )
+        rows = sum(shares)
+        prepare = partial(backend.grouped_matmul, shares, width, width, dtype)
+        work = 2.0 * rows * width * width
+        yield _flops_case("grouped_gemm", work, prepare, dtype, groups=groups, rows=rows, n=width, k=width)
 
 
 def attention_prefill(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Causal attention over a whole prompt, four query heads to one key/value head."""
     heads, kv_heads, dim = (32, 8, 128) if effort.is_accelerator else (8, 2, 64)
     for tokens in effort.choose((128, 256, 512), (1024, 4096, 16384)):
-        yield Case(
-            probe="attention_prefill",
-            parameters={"batch": 1, "heads": heads, "kv_heads": kv_heads, "tokens": tokens, "head_dim": dim},
-            dtype=_attention_dtype(backend),
-            metric=Metric.FLOPS_PER_S,
-            work=4.0 * heads * tokens**2 * dim / 2.0,
-            prepare=partial(backend.attention, 1, heads, kv_heads, tokens, tokens, dim),
-        )
+        shape = {"batch": 1, "heads": heads, "kv_heads": kv_heads, "tokens": tokens, "head_dim": dim}
+        prepare = partial(backend.attention, 1, heads, kv_heads, tokens, tokens, dim)
+        yield _flops_case("attention_prefill", 4.0 * heads * tokens**2 * dim / 2.0, prepare, backend.dtypes[0], **shape)
 
 
 def attention_decode(backend: Backend, effort: Effort) -> Iterator[Case]:
     """One new token of each sequence against its whole context."""
     heads, kv_heads, dim = (32, 8, 128) if effort.is_accelerator else (8, 2, 64)
-    batch, dtype = (32 if effort.is_accelerator else 4), _attention_dtype(backend)
+    batch, dtype = (32 if effort.is_accelerator else 4), backend.dtypes[0]
     for context in effort.choose((512, 2048, 8192), (1024, 4096, 16384)):
-        yield Case(
-            probe="attention_decode",
-            parameters={"batch": batch, "heads": heads, "kv_heads": kv_heads, "context": context, "head_dim": dim},
-            dtype=dtype,
-            metric=Metric.BYTES_PER_S,
-            work=2.0 * batch * kv_heads * context * dim * backend.element_bytes(dtype),
-            prepare=partial(backend.attention, batch, heads, kv_heads, 1, context, dim),
-        )
+        shape = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "context": context, "head_dim": dim}
+        prepare = partial(backend.attention, batch, heads, kv_heads, 1, context, dim)
+        work = 2.0 * batch * kv_heads * context * dim * backend.element_bytes(dtype)
+        yield _bytes_case("attention_decode", work, prepare, dtype, **shape)
 
 
 def memory_copy(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Copying an array, from what fits the cache to what does not."""
     for size in effort.choose((MIB, 64 * MIB, 128 * MIB), (16 * MIB, 256 * MIB, 1024 * MIB)):
-        yield _bandwidth_case("memory_copy", size, 2.0, partial(backend.copy, size // 4, "fp32"))
+        yield _bytes_case("memory_copy", 2.0 * size, partial(backend.copy, size // 4, "fp32"), "fp32", size_bytes=size)
 
 
 def elementwise(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Adding two arrays into a third."""
     for size in effort.choose((MIB, 32 * MIB, 64 * MIB), (16 * MIB, 256 * MIB, 1024 * MIB)):
-        yield _bandwidth_case("elementwise", size, 3.0, partial(backend.add, size // 4, "fp32"))
+        yield _bytes_case("elementwise", 3.0 * size, partial(backend.add, size // 4, "fp32"), "fp32", size_bytes=size)
 
 
 def optimizer_step(backend: Backend, effort: Effort) -> Iterator[Case]:
     """One Adam step; the size is that of the weights."""
     for size in effort.choose((4 * MIB, 16 * MIB, 32 * MIB), (64 * MIB, 512 * MIB, 1024 * MIB)):
-        ratio = ADAM_BYTES_PER_PARAMETER / 4.0
-        yield _bandwidth_case("optimizer_step", size, ratio, partial(backend.adam_step, size // 4))
+        work = ADAM_BYTES_PER_PARAMETER / 4.0 * size
+        yield _bytes_case("optimizer_step", work, partial(backend.adam_step, size // 4), "fp32", size_bytes=size)
 
 
 def kernel_launch(backend: Backend, effort: Effort) -> Iterator[Case]:
@@ -184,28 +165,15 @@ def host_transfer(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Between host and device memory, both ways."""
     for size in effort.choose((MIB,), (MIB, 64 * MIB, 512 * MIB)):
         for probe, to_device in (("host_to_device", True), ("device_to_host", False)):
-            yield Case(
-                probe=probe,
-                parameters={"size_bytes": size},
-                metric=Metric.BYTES_PER_S,
-                work=float(size),
-                prepare=partial(backend.host_transfer, size, to_device=to_device),
-            )
+            prepare = partial(backend.host_transfer, size, to_device=to_device)
+            yield _bytes_case(probe, float(size), prepare, size_bytes=size)
 
 
 def disk(backend: Backend, effort: Effort) -> Iterator[Case]:
     """Writing a checkpoint and reading it back, past the page cache."""
     size = (8 if effort.is_quick else 64) * MIB
-    folder = effort.scratch
-    parameters = {"size_bytes": size}
     for probe, prepare in (("disk_write", _disk_write), ("disk_read", _disk_read)):
-        yield Case(
-            probe=probe,
-            parameters=parameters,
-            metric=Metric.BYTES_PER_S,
-            work=float(size),
-            prepare=partial(prepare, folder, size),
-        )
+        yield _bytes_case(probe, float(size), partial(prepare, effort.scratch, size), size_bytes=size)
 
 
 PROBES: Mapping[str, Probe] = {
@@ -255,30 +223,18 @@ def _products(effort: Effort) -> list[tuple[int, int, int]]:
     return list(dict.fromkeys(shapes))
 
 
-def _gemm_case(dtype: str, m: int, n: int, k: int, prepare: Callable[[], Operation]) -> Case:
+def _flops_case(
+    probe: str, flops: float, prepare: Callable[[], Operation], dtype: str | None, **parameters: int
+) -> Case:
+    return Case(probe=probe, parameters=parameters, metric=Metric.FLOPS_PER_S, work=flops, prepare=prepare, dtype=dtype)
+
+
+def _bytes_case(
+    probe: str, num_bytes: float, prepare: Callable[[], Operation], dtype: str | None = None, **parameters: int
+) -> Case:
     return Case(
-        probe="gemm",
-        parameters={"m": m, "n": n, "k": k},
-        dtype=dtype,
-        metric=Metric.FLOPS_PER_S,
-        work=2.0 * m * n * k,
-        prepare=prepare,
+        probe=probe, parameters=parameters, metric=Metric.BYTES_PER_S, work=num_bytes, prepare=prepare, dtype=dtype
     )
-
-
-def _bandwidth_case(probe: str, size_bytes: int, moved: float, prepare: Callable[[], Operation]) -> Case:
-    return Case(
-        probe=probe,
-        parameters={"size_bytes": size_bytes},
-        dtype="fp32",
-        metric=Metric.BYTES_PER_S,
-        work=moved * size_bytes,
-        prepare=prepare,
-    )
-
-
-def _attention_dtype(backend: Backend) -> str:
-    return backend.dtypes[0]
 
 
 def _disk_write(folder: Path, size: int) -> Operation:

@@ -85,7 +85,7 @@ class TorchBackend:
         return lambda: [a @ b for a, b in pairs]
 
     def fp8_matmul(self, m: int, n: int, k: int) -> Operation:
-        """m×k by k×n, as engines run it: e4m3, one scale an operand, fast accumulation, out in bf16."""
+        """m×k by k×n, as engines run it: e4m3, one scale per operand, fast accumulation, out in bf16."""
         dtype = self._fp8_dtype()
         if dtype is None:
             raise ProfileError(f"{self.device} through {self.name} has no fp8 product; {FP8_NEEDS}")

@@ -41,7 +41,7 @@ _LEAST_EIGENVALUE = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """What is assumed of a surface before it is measured, one number an axis where there are several.
+    """What is assumed of a surface before it is measured, one number per axis where there are several.
 
     Args:
         lengths: ℓ, octaves over which the surface forgets itself.

@@ -69,7 +69,7 @@ class TorchTransport:
 
     Args:
         place: which rank this is.
-        meeting: store of :func:`meeting_point`; one serves all rails, one after the other.
+        store: result of :func:`rendezvous_store`; one serves all rails, one after the other.
         rail: network interface; None lets the library choose.
         use_gpu: NCCL and device memory instead of Gloo and host memory.
         timeout_s: after which a silent peer counts as lost.
@@ -78,7 +78,7 @@ class TorchTransport:
     def __init__(
         self,
         place: RankEnvironment,
-        meeting: Any,
+        store: Any,
         *,
         rail: str | None = None,
         use_gpu: bool = False,
@@ -102,7 +102,7 @@ class TorchTransport:
             dist.init_process_group(
                 "gloo",
                 # A prefix of its own: a late rank cannot join another rail's group.
-                store=dist.PrefixStore(f"meshplan/{rail}", meeting),
+                store=dist.PrefixStore(f"meshplan/{rail}", store),
                 rank=place.rank,
                 world_size=place.world_size,
                 timeout=self._timeout,
@@ -237,7 +237,7 @@ class TorchTransport:
         return _explained(self._place, what)
 
 
-def meeting_point(place: RankEnvironment, *, use_gpu: bool = False, timeout_s: float = 60.0) -> Any:
+def rendezvous_store(place: RankEnvironment, *, use_gpu: bool = False, timeout_s: float = 60.0) -> Any:
     """Where the ranks find each other: the store of torchrun's agent, which is at one port only, or rank 0's own.
 
     Raises:

@@ -16,7 +16,7 @@ newest version that has it; older ones, of other kernels, do not fill what was l
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,13 +76,7 @@ class ExpertSamples:
 
     def where(self, mask: NDArray[np.bool_]) -> ExpertSamples:
         """The samples under a mask."""
-        return ExpertSamples(
-            tokens=self.tokens[mask],
-            shapes=self.shapes[mask],
-            skew=self.skew[mask],
-            time_s=self.time_s[mask],
-            kernel=self.kernel,
-        )
+        return replace(self, **{name: getattr(self, name)[mask] for name in ("tokens", "shapes", "skew", "time_s")})
 
     def features(self) -> ExpertFeatures:
         """What formula and grid are functions of."""
@@ -163,7 +157,7 @@ def slower_when_balanced(times: Times) -> bool:
 
 
 def plausible(tables: Mapping[Kernel, Times]) -> dict[Kernel, Times]:
-    """``tables`` without the rows that cannot be what they are called.
+    """``tables`` without rows that are not what their columns say: unshared work, balanced routing that is not.
 
     Where most models of a kernel are unsplit, none of its rows over several devices is believed.
     """

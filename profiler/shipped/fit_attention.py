@@ -104,7 +104,7 @@ def fit_attention(columns: Columns, phase: str, kv_dtype: str, kernel: str) -> T
 def attention_samples(
     folder: Path, system: str, phase: str, framework: str
 ) -> Iterator[tuple[tuple[str, bool], str, Columns]]:
-    """((type of the cache, windowed), kernel, measurements); of the query's types the one that was measured most."""
+    """((type of the cache, windowed), kernel, measurements), with the type of queries that was measured most."""
     name = "context_attention_perf" if phase == "prefill" else "generation_attention_perf"
     path = newest_table(folder, system, "attention", framework, name)
     if path is None or (system, phase, framework) in IMPOSSIBLE:

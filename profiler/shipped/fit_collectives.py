@@ -51,7 +51,7 @@ def nccl_points(path: Path) -> dict[Key, list[tuple[float, float]]]:
 
 
 def engine_points(folder: Path) -> dict[Key, list[tuple[float, float]]]:
-    """(size, time) of every all-reduce of a serving engine: of its kernels the fastest, those in a graph."""
+    """(size, time) of every all-reduce of a serving engine: the fastest of its kernels inside a CUDA graph."""
     curves: dict[Key, list[tuple[float, float]]] = {}
     for system, device in sorted(SYSTEMS.items()):
         for framework in FRAMEWORKS:

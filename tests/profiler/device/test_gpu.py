@@ -25,7 +25,7 @@ from meshplan.profiler.device.probes import Effort, cases
 from meshplan.profiler.device.run import DeviceOptions, profile_device
 from meshplan.profiler.device.torch_backend import TorchBackend
 from meshplan.profiler.links.launch import RankEnvironment
-from meshplan.profiler.links.transport import _own_gpu, meeting_point
+from meshplan.profiler.links.transport import _own_gpu, rendezvous_store
 
 H200 = SimpleNamespace(uuid="1f2e", gcnArchName="")
 
@@ -227,7 +227,7 @@ def test_links_without_torch_name_the_fix(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(
         ProfileError, match=r"rank 3: links are measured .* torch is not installed; install it on every"
     ):
-        meeting_point(place(3))
+        rendezvous_store(place(3))
 
 
 @pytest.mark.torch
@@ -235,7 +235,7 @@ def test_links_of_gpus_are_refused_before_anybody_waits() -> None:
     if importlib.util.find_spec("torch") is None:
         pytest.skip("needs torch: make test-netns")
     with pytest.raises(ProfileError, match="sees no GPU"):
-        meeting_point(place(3), use_gpu=True, timeout_s=600.0)
+        rendezvous_store(place(3), use_gpu=True, timeout_s=600.0)
 
 
 def _cells(function: Any, names: tuple[str, ...]) -> list[Any]:
