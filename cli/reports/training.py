@@ -362,7 +362,7 @@ def infeasible_section(plan: Plan, width: int) -> str:
 
 
 def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TABLE_WIDTH) -> str:
-    """The plan's choices, why they won, why others lost, what binds, what the numbers rest on."""
+    """The plan's choices, proof, runner-up, binding limits, rejected alternatives, and the evidence of its numbers."""
     sections = [paragraph(question_text(plan.spec), width)]
     if not plan.config:
         return "\n".join([*sections, infeasible_section(plan, width), rejected_section(plan, width)])
