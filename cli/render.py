@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -115,7 +116,7 @@ def rendered_document(document: Row, form: Format, *, title: str = "", width: in
         return _json(dict(document))
     if form is Format.YAML:
         return _yaml(dict(document))
-    rows = [{"field": field, "value": value} for field, value in _flattened(document)]
+    rows = [{"field": field, "value": value} for field, value in flattened(document)]
     columns = (Column(key="field", title="Field"), Column(key="value", title="Value"))
     return rendered_rows(rows, columns, form, title=title, width=width)
 
@@ -189,14 +190,21 @@ def _noted(column: Column, row: Row, notes: dict[str, int]) -> str:
     return f"[{notes.setdefault(cell, len(notes) + 1)}]" if column.footnote else cell
 
 
-def _flattened(document: Row, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(document: Row, prefix: str = "", *, most_items: float = math.inf) -> Iterator[tuple[str, Any]]:
+    """Dotted names and values of a nested document.
+
+    Args:
+        document: mappings, and lists of mappings.
+        prefix: what the names begin with.
+        most_items: longer lists of mappings are left whole.
+    """
     for key, value in document.items():
         name = f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
-            yield from _flattened(value, f"{name}.")
-        elif isinstance(value, Sequence) and value and isinstance(value[0], Mapping):
+            yield from flattened(value, f"{name}.", most_items=most_items)
+        elif isinstance(value, list | tuple) and 0 < len(value) <= most_items and isinstance(value[0], Mapping):
             for index, item in enumerate(value):
-                yield from _flattened(item, f"{name}[{index}].")
+                yield from flattened(item, f"{name}[{index}].", most_items=most_items)
         else:
             yield name, value
 

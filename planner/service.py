@@ -61,7 +61,8 @@ def make_plan(
         on_progress: called with incumbent and bound now and then.
 
     Returns:
-        The plan. Where none exists its solution has the status ``infeasible`` and says what would lift it.
+        The plan. Where none exists its solution has the status ``infeasible`` and names the
+        binding constraint and the least change that helps.
 
     Raises:
         SpecError: the spec is malformed; every problem at once.

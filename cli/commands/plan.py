@@ -54,7 +54,7 @@ def plan(
 ) -> None:
     """Find the best plan for SPEC, prove how good it is, store it, and write its launcher files where --out is given.
 
-    Exit code 3 when no plan exists; the answer then names what binds and what would lift it.
+    Exit code 3 when no plan exists; the answer then names the binding constraint and the least change.
     """
     from meshplan.cli.progress import progress_line
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text

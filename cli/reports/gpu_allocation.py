@@ -8,8 +8,8 @@ from typing import Any
 from meshplan.catalogs.units import format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports import stand_alone
-from meshplan.cli.reports.parts import TICK, effort_text, paragraph, rejected_section
-from meshplan.cli.reports.quantities import bar, percent
+from meshplan.cli.reports.parts import effort_text, paragraph, rejected_section
+from meshplan.cli.reports.quantities import TICK, bar, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 

@@ -35,6 +35,7 @@ LATENCY_TITLES = {
     "itl": "gap between tokens",
     "e2e": "end-to-end latency",
 }
+TICK = "✔"  # marks the chosen row, and an SLO that is met
 _GIB = 2**30
 _BAR_WIDTH = 20
 _EIGHTHS = " ▏▎▍▌▋▊▉"

@@ -8,8 +8,8 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
-from meshplan.cli.reports.parts import TICK, cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
-from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent
+from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
+from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metric_text, metric_title, percent
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
+from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, flattened, rendered_rows
 from meshplan.cli.reports.parts import effort_text, paragraph
 from meshplan.cli.reports.quantities import percent
 from meshplan.planner.core.plan import Plan
@@ -23,7 +23,9 @@ def report(plan: Plan, *, width: int = TABLE_WIDTH) -> str:
 
 def top_rows(plan: Plan) -> list[Row]:
     """The fields of the answer by dotted name, tables by their size only."""
-    return [{"field": name, "value": _text(value)} for name, value in _flattened(plan.answer or {})]
+    return [
+        {"field": name, "value": _text(value)} for name, value in flattened(plan.answer or {}, most_items=_MOST_LISTED)
+    ]
 
 
 def describe(spec: Mapping[str, Any]) -> str:
@@ -39,17 +41,6 @@ def top_columns(_plan: Plan) -> Sequence[Column]:
 def next_commands(plan: Plan, where: str, *, emitted: bool) -> Sequence[str]:
     """Look at the answer again: nothing can be launched."""
     return [f"meshplan plans show {plan.plan_id}{where}"]
-
-
-def _flattened(fields: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in fields.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flattened(value, f"{prefix}{key}.")
-        elif isinstance(value, list | tuple) and 0 < len(value) <= _MOST_LISTED and isinstance(value[0], Mapping):
-            for place, item in enumerate(value):
-                yield from _flattened(item, f"{prefix}{key}[{place}].")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def _headline(plan: Plan, width: int) -> str:

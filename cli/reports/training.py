@@ -7,19 +7,12 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
-from meshplan.cli.reports.parts import (
-    TICK,
-    _context,
-    _recompute,
-    _sharding_marks,
-    cluster_text,
+from meshplan.cli.reports.configuration import (
+    TOP_COLUMNS,
     config_text,
-    effort_text,
     layers_text,
-    model_on_cluster,
-    paragraph,
-    rejected_section,
 )
+from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import (
     METRIC_TITLES,
     bar,
@@ -33,7 +26,6 @@ from meshplan.cli.reports.quantities import (
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.explanation import Explanation
-from meshplan.planner.training.problem.problem import OFFLOADS
 
 _RANK_COLUMN = "first_stage"
 _NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
@@ -85,7 +77,7 @@ def question_text(spec: Mapping[str, Any]) -> str:
 def status_text(plan: Plan) -> str:
     """Status, proof and effort, in one sentence."""
     solution = plan.solution
-    status, gap, count = solution["status"], solution.get("gap"), solution.get("num_candidates")
+    status, gap, count = solution["status"], solution.get("gap"), solution.get("num_candidates") or 0
     if "oom" in solution:
         return f"one configuration, priced: {fit_text(plan)}"
     if gap is None and status == "feasible":
@@ -172,48 +164,6 @@ def _token_rate(row: Mapping[str, Any]) -> float:
     config = row["config"]
     tokens = config["global_batch_size"] * config["sequence_length"]
     return float(tokens / row["iteration_s"] / config["world_size"])
-
-
-def _zero(row: Row) -> str:
-    shard, data = row["data_parallel_shard"], row["data_parallel"]
-    return f"{row['zero_stage']}/{shard}" if row["zero_stage"] and shard != data else str(row["zero_stage"])
-
-
-def _recompute_kept(row: Row) -> str:
-    """Recompute mode; ``+host`` where the kept activations are offloaded to host memory."""
-    return f"{_recompute(row)}+host" if row.get(OFFLOADS["activations"]) else _recompute(row)
-
-
-def _zero_states(row: Row) -> str:
-    """ZeRO stage and group size, other sharding; ``+host`` or ``+nvme`` where states or parameters are offloaded."""
-    away = row.get("optimizer_offload") or row.get("parameter_offload")
-    place = f"+{row.get('offload_to', 'host')}" if away else ""
-    return f"{_zero(row)}{_sharding_marks(row)}{place}"
-
-
-def _experts(row: Row) -> str:
-    if row["expert_parallel"] * row["expert_tensor_parallel"] == 1:
-        return ""
-    tensor = row["expert_tensor_parallel"]
-    return f"{row['expert_parallel']}×{tensor}" if tensor > 1 else str(row["expert_parallel"])
-
-
-TOP_COLUMNS = (
-    Column(key="chosen", title="", text=lambda chosen: TICK if chosen else " ", wrap=False),
-    Column(key="tensor_parallel", title="TP", right=True, wrap=False),
-    Column(key="pipeline_parallel", title="PP", right=True, wrap=False),
-    Column(key="virtual_pipeline_stages", title="VPP", right=True, wrap=False),
-    Column(key="context_parallel", title="CP", derive=_context, right=True, wrap=False),
-    Column(key="data_parallel", title="DP", right=True, wrap=False),
-    Column(key="expert_parallel", title="EP", right=True, derive=_experts, optional=True, wrap=False),
-    Column(key="micro_batch_size", title="mbs", right=True, wrap=False),
-    Column(key="activation_recompute", title="recompute", derive=_recompute_kept, wrap=False),
-    Column(key="zero_stage", title="ZeRO", derive=_zero_states, right=True, wrap=False),
-    Column(key="world_size", title="dev.", right=True, wrap=False),
-    Column(key="iteration_s", title="step", right=True, text=format_duration, wrap=False),
-    Column(key="tokens_per_s_per_device", title="tok/s/dev", right=True, text=lambda rate: f"{rate:,.0f}", wrap=False),
-    Column(key="safe_bytes", title="GiB", right=True, text=gib, wrap=False),
-)
 
 
 def describe(spec: Mapping[str, Any]) -> str:
@@ -412,7 +362,7 @@ def infeasible_section(plan: Plan, width: int) -> str:
 
 
 def explanation_report(plan: Plan, explanation: Explanation, *, width: int = TABLE_WIDTH) -> str:
-    """The plan's choices, why they won, why others lost, what binds, what the numbers rest on."""
+    """The plan's choices, proof, runner-up, binding limits, rejected alternatives, and the evidence of its numbers."""
     sections = [paragraph(question_text(plan.spec), width)]
     if not plan.config:
         return "\n".join([*sections, infeasible_section(plan, width), rejected_section(plan, width)])

@@ -24,7 +24,7 @@ def split_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         words: arguments of a program. A flag given twice keeps its last value, as in argparse.
 
     >>> split_options(["--lr", "1e-4", "--bf16", "--data=a b", "extra"])
-    ({'--lr': '1e-4', '--bf16': 'extra', '--data': 'a b'}, [])
+    ({'--lr': '1e-4', '--bf16': '', '--data': 'a b extra'}, [])
     """
     options: dict[str, str] = {}
     loose: list[str] = []

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.layer_partition import balance_arithmetic
+
+Pricing = Callable[[TrainingProblem, TrainingConfig], Priced]
 
 MODES = ("none", "selective", "full")
 
@@ -146,26 +148,28 @@ def price_all(problem: TrainingProblem) -> list[tuple[TrainingConfig, Priced]]:
 
 
 def brute_force(
-    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]]
+    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]], pricing: Pricing = price
 ) -> list[tuple[tuple[float, float], TrainingConfig]]:
     """Every feasible configuration with its objective, best first."""
     found = [
         (objective_of(problem, config, priced.step_s), config)
-        for config, priced in [*everything, *_least_blocks(problem, everything)]
+        for config, priced in [*everything, *_least_blocks(problem, everything, pricing)]
         if _within(problem, config, priced)
     ]
     return sorted(found, key=lambda item: item[0])
 
 
-def blocks_of(problem: TrainingProblem, config: TrainingConfig) -> Iterator[tuple[TrainingConfig, Priced]]:
+def blocks_of(
+    problem: TrainingProblem, config: TrainingConfig, pricing: Pricing = price
+) -> Iterator[tuple[TrainingConfig, Priced]]:
     """A configuration without recompute, with the first 1, 2, … layers of each chunk recomputed, but not all."""
     for layers in range(1, max(config.layers_per_chunk)):
         block = replace(config, activation_recompute="block", recompute_num_layers=layers)
-        yield block, price(problem, block)
+        yield block, pricing(problem, block)
 
 
 def _least_blocks(
-    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]]
+    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]], pricing: Pricing
 ) -> Iterator[tuple[TrainingConfig, Priced]]:
     """The smallest block that fits, of every configuration that does not fit without recompute."""
     memory = problem.limits.memory_bytes
@@ -174,7 +178,7 @@ def _least_blocks(
     for config, priced in everything:
         if config.activation_recompute == "none" and priced.safe_bytes > memory:
             yield from itertools.islice(
-                (pair for pair in blocks_of(problem, config) if pair[1].safe_bytes <= memory), 1
+                (pair for pair in blocks_of(problem, config, pricing) if pair[1].safe_bytes <= memory), 1
             )
 
 

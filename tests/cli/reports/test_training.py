@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from command_line import Command
 
-from meshplan.cli.reports.parts import config_text
+from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.stand_alone import report as answer_report
-from meshplan.cli.reports.training import TOP_COLUMNS
 from meshplan.cli.reports.training import report as training_report
 from meshplan.planner.core.plan import Plan
 

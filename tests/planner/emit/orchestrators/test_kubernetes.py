@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-import random
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -50,21 +50,19 @@ def main(target: str, request: TrainingRequest = REQUEST) -> dict[str, Any]:
     return documents(target, request)[-1]
 
 
-NUM_RANDOM_PLANS = 500
-
-
 @pytest.mark.parametrize("target", FILES)
-def test_random_legal_plans_are_accepted_with_their_number_of_devices(kinds: dict[str, Any], target: str) -> None:
-    draw = random.Random(11)
+def test_every_legal_plan_is_accepted_with_its_number_of_devices(kinds: dict[str, Any], target: str) -> None:
     checked = 0
-    while checked < NUM_RANDOM_PLANS:
+    for tensor, pipeline, context, data, zero in itertools.product(
+        (1, 2, 4, 8), (1, 2, 3, 4), (1, 2), (1, 2, 3, 4, 8), (0, 1)
+    ):
         config = config_for(
             LLAMA_70B,
-            tensor_parallel=draw.choice((1, 2, 4, 8)),
-            pipeline_parallel=draw.choice((1, 2, 3, 4)),
-            context_parallel=draw.choice((1, 1, 2)),
-            data_parallel=draw.choice((1, 2, 3, 4, 8)),
-            zero_stage=draw.choice((0, 1)),
+            tensor_parallel=tensor,
+            pipeline_parallel=pipeline,
+            context_parallel=context,
+            data_parallel=data,
+            zero_stage=zero,
             num_microbatches=12,
         )
         if MEGATRON.broken(LLAMA_70B, config) or config.world_size > 128 or config.world_size % 8:
@@ -74,6 +72,7 @@ def test_random_legal_plans_are_accepted_with_their_number_of_devices(kinds: dic
         assert refusal(kinds, document) is None
         assert num_devices(document) == config.world_size
         checked += 1
+    assert checked > 100, "nearly all plans are illegal: the grid proves little"
 
 
 def refusal(kinds: dict[str, Any], document: dict[str, Any]) -> str | None:

@@ -39,12 +39,26 @@ LIMITS: list[tuple[str, dict[str, float]]] = [
     ("dense", {"max_usd_per_hour": 17.5, "max_step_s": 0.0215}),
     ("pinned", {"memory_bytes": 7.3e9}),
 ]
-ALL = [(name, limits, objective) for name, limits in LIMITS for objective in TrainingObjective]
+# Prices depend on the question alone: they are taken once for all limits and objectives, by one worker of the suite.
+ALL = [
+    pytest.param(name, limits, objective, marks=pytest.mark.xdist_group(f"degrees {name}"))
+    for name, limits in LIMITS
+    for objective in TrainingObjective
+]
 
 
 @cache
 def everything(name: str) -> list[tuple[TrainingConfig, Priced]]:
     return price_all(problem_of(**QUESTIONS[name]))
+
+
+@cache
+def priced_once(name: str, config: TrainingConfig) -> Priced:
+    return price(problem_of(**QUESTIONS[name]), config)
+
+
+def best_first(name: str, problem: TrainingProblem) -> list[tuple[tuple[float, float], TrainingConfig]]:
+    return brute_force(problem, everything(name), lambda _, config: priced_once(name, config))
 
 
 def named(case: object) -> str:
@@ -54,7 +68,7 @@ def named(case: object) -> str:
 @pytest.mark.parametrize(("name", "limits", "objective"), ALL, ids=named)
 def test_agrees_with_brute_force(name: str, limits: dict[str, float], objective: TrainingObjective) -> None:
     problem = problem_of(**QUESTIONS[name], limits=limits, objective=objective)
-    best = brute_force(problem, everything(name))
+    best = best_first(name, problem)
     solution, search = search_degrees(problem)
     assert solution.assignment is not None
     assert solution.status is Status.OPTIMAL
@@ -68,13 +82,18 @@ def test_agrees_with_brute_force(name: str, limits: dict[str, float], objective:
     assert len(everything(name)) <= search.report.considered, "the search lost sight of candidates"
 
 
-@pytest.mark.parametrize(("name", "limits"), [(name, limits) for name, limits in LIMITS if limits], ids=str)
+@pytest.mark.parametrize(
+    ("name", "limits"),
+    [pytest.param(*case, marks=pytest.mark.xdist_group(f"degrees {case[0]}")) for case in LIMITS if case[1]],
+    ids=str,
+)
 def test_the_limits_bind(name: str, limits: dict[str, float]) -> None:
     """A limit that leaves the optimum alone tests nothing."""
     free, bound = problem_of(**QUESTIONS[name]), problem_of(**QUESTIONS[name], limits=limits)
-    assert brute_force(free, everything(name))[0][0] < brute_force(bound, everything(name))[0][0]
+    assert best_first(name, free)[0][0] < best_first(name, bound)[0][0]
 
 
+@pytest.mark.xdist_group("degrees pinned")
 @pytest.mark.parametrize("memory_bytes", [6.2e9, 6.4e9, 6.6e9, 6.8e9])
 def test_no_number_of_recomputed_layers_is_better_than_the_one_that_is_priced(memory_bytes: float) -> None:
     """The search prices the least block that fits; brute force prices all of them."""
@@ -82,7 +101,10 @@ def test_no_number_of_recomputed_layers_is_better_than_the_one_that_is_priced(me
     problem = problem_of(**QUESTIONS["pinned"], limits=limits)
     plain = everything("pinned")
     every_block = [
-        pair for config, _ in plain if config.activation_recompute == "none" for pair in blocks_of(problem, config)
+        pair
+        for config, _ in plain
+        if config.activation_recompute == "none"
+        for pair in blocks_of(problem, config, lambda _, block: priced_once("pinned", block))
     ]
     fitting = [priced.step_s for _, priced in [*plain, *every_block] if priced.safe_bytes <= memory_bytes]
     solution, _ = search_degrees(problem)
