@@ -16,7 +16,8 @@ import numpy as np
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-from meshplan.planner.training.problem.choices import COLUMNS, SPLIT, Choice, ContextStyle
+from meshplan.planner.training.problem.choice import Choice, ContextStyle
+from meshplan.planner.training.problem.choices import COLUMNS, SPLIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

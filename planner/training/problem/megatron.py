@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem import legality
+from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.precisions import PRECISIONS
 
@@ -345,7 +347,7 @@ MEGATRON = FrameworkRules(
     pipeline_schedules=("none", "1f1b", "interleaved"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=128,
-    recompute_modes=("none", "selective", "block", "full"),
+    recompute_modes=RECOMPUTE_MODES,
     precisions=PRECISIONS,
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
@@ -388,23 +390,10 @@ ANY_FRAMEWORK = FrameworkRules(
     rules=tuple(rule for rule in _MEGATRON_RULES if rule.name in _ARITHMETIC),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=True,
-    pipeline_schedules=(
-        "none",
-        "gpipe",
-        "1f1b",
-        "interleaved",
-        "zb-h1",
-        "zb-1p",
-        "zb-2p",
-        "zb-v",
-        "v-half",
-        "v-min",
-        "dualpipe-v",
-        "hanayo",
-    ),
+    pipeline_schedules=tuple(SCHEDULES),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
-    recompute_modes=("none", "selective", "block", "full"),
+    recompute_modes=RECOMPUTE_MODES,
     precisions=PRECISIONS,
     quantised_weights=True,
 )

@@ -49,7 +49,7 @@ from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
-from meshplan.planner.training.problem.choices import Recompute
+from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search import layer_mix
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of

@@ -21,7 +21,8 @@ from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
 from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.pipeline.schedules import schedules_of
-from meshplan.planner.training.problem.choices import COLUMNS, Choice, Recompute
+from meshplan.planner.training.problem.choice import Choice, Recompute
+from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.search.layer_partition import balance_arithmetic
 

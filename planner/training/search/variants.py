@@ -18,7 +18,7 @@ import numpy as np
 
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
-from meshplan.planner.training.problem.choices import CONTEXT_PARALLEL_STYLES, ContextStyle
+from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, ContextStyle
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import divisors
 
