@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.plan import Interval, Plan, plain
 from meshplan.planner.training.alternatives import Alternative
@@ -23,7 +24,6 @@ from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport
 from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
 
-SECONDS_PER_HOUR = 3600.0
 # Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
 # is at stake, a few per cent to a fifth of a step, may be missed altogether.
 UNMEASURED_SCHEDULE_ERROR = 0.15
