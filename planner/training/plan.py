@@ -58,7 +58,7 @@ def time_interval(
 
 
 def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
-    """Every metric that a plan promises, with its interval."""
+    """Every predicted metric of a plan, with its interval."""
     problem, config = resolved.problem, priced.config
     devices = config.world_size
     tokens_per_s = problem.workload.tokens_per_step / priced.step_s
@@ -169,12 +169,12 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
 
 def _not_validated(problem: TrainingProblem, priced: Priced) -> dict[str, list[str]]:
     """What the plan uses that no measured run has confirmed; empty where there is nothing."""
-    said = [entry.what for entry in unconfirmed(problem, priced)]
-    return {"not_validated": said} if said else {}
+    entries = [entry.what for entry in unconfirmed(problem, priced)]
+    return {"not_validated": entries} if entries else {}
 
 
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
-    """The best candidates, the chosen one first; equals that differ in a label only stand once."""
+    """The best candidates, the chosen one first; candidates of equal time and memory appear once."""
     rows: list[dict[str, Any]] = []
     seen: set[tuple[float, int]] = set()
     for scored in best:

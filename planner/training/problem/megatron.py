@@ -52,7 +52,7 @@ _MEGATRON_RULES = (
         ),
         message="parameter_offload keeps no parameters on the device: zero_hpz_partition_size 1, gathered_num_layers 0",
         stage="parser",
-        source="the planner's own: what second copies beside offloaded ones do was not read",
+        source="the planner's own: what second copies together with offloaded ones do was not read",
     ),
     LegalityRule(
         name="activation_offload_needs_full_recompute",
@@ -179,7 +179,7 @@ _MEGATRON_RULES = (
     legality.context_style_rule(
         "megatron",
         ("ring", "all-gather", "all-to-all", "all-to-all+ring"),
-        f"{_CORE}: training/arguments.py, --cp-comm-type (its ring deals causal work evenly)",
+        f"{_CORE}: training/arguments.py, --cp-comm-type (its ring splits causal work evenly)",
     ),
     LegalityRule(
         name="interleaving_needs_pipeline",
@@ -352,7 +352,7 @@ MEGATRON = FrameworkRules(
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
-        "Chunks without layers are accepted by the parser and by the layer count: at least one layer a chunk "
+        "Chunks without layers are accepted by the parser and by the layer count: at least one layer per chunk "
         "is the planner's own rule.",
         "The second rank order with several stages needs expert_parallel × expert_tensor_parallel = tensor_parallel × "
         "context_parallel; in a dense model that is context_parallel = 1.",

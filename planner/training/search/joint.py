@@ -69,7 +69,7 @@ class JointResult:
 
     Args:
         solution: the best configuration with its proof.
-        search: what was considered and turned down.
+        search: what was considered and rejected.
         best: the best candidates, best first.
         placement: mapping of the best one; None where all links are alike.
     """
@@ -142,7 +142,7 @@ def place_config(
 
 
 def given(problem: TrainingProblem, config: TrainingConfig, order: tuple[int, ...]) -> Placement:
-    """A configuration under a mapping that was asked for."""
+    """A configuration under a given mapping."""
     model = PlacementModel(problem, config)
     step = float(model.steps_s(np.array([order], dtype=np.int64))[0])
     rank_order = order == usable_order(model.network)

@@ -31,7 +31,7 @@ from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingProblem
 
 NAME = "gathered_num_layers"
-# Candidates whose layers are dealt together: each stands there with every number of gathered layers.
+# Candidates expanded at once: each of them is copied once for every number of gathered layers.
 ROWS_AT_ONCE = 32
 
 # (candidates) → which of them can still be kept, given the seconds of their steps.
