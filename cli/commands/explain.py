@@ -54,7 +54,7 @@ def explain(
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Say why PLAN is as it is: its proof, its rivals, what binds it, what its numbers rest on.
+    """Explain PLAN: its proof of optimality, the alternatives, the binding limits, the evidence behind its numbers.
 
     With --instead: the best plan that makes the other choice, side by side. Exit code 3 when none fits.
     With --timeline: the pipeline schedule of a training plan as a picture; with --pareto: the front of a serving plan;

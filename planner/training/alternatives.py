@@ -86,7 +86,7 @@ def alternatives(problem: TrainingProblem, chosen: Priced, *, time_limit_s: floa
 
 
 def instead(problem: TrainingProblem, chosen: Priced | None, choices: Choices, *, name: str = "") -> Alternative:
-    """The best plan with ``choices`` pinned, beside the chosen one."""
+    """The best plan with ``choices`` pinned, compared with the chosen one."""
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
     pinned = problem.with_fixed({**problem.fixed, **choices})
     if problem.machine.network_model is None:
@@ -121,7 +121,7 @@ def why_nothing_fits(problem: TrainingProblem, report: SearchReport) -> str:
 
 
 def limit_words(problem: TrainingProblem) -> str:
-    """The memory limit in words."""
+    """The memory limit as text."""
     return f"limit {format_bytes(problem.limits.memory_bytes)}"
 
 

@@ -1,4 +1,4 @@
-"""Misfits of a training spec that no search could make legal, each said with its path in the spec.
+"""Invalid values of a training spec that no search could make legal, each with its path in the spec.
 
 A check takes what the names mean (a shape, a machine, a framework's rules) and adds sentences to :class:`Problems`.
 """
@@ -76,7 +76,7 @@ def check_choices(spec: TrainingSpec, shape: ModelShape, machine: Machine, probl
 
 
 def _check_experts(spec: TrainingSpec, shape: ModelShape, problems: Problems) -> None:
-    """Words about experts need a model that has some, and degrees that divide them."""
+    """Choices about experts need a model that has some, and degrees that divide them."""
     fixed, workload = spec.fixed, spec.workload
     if shape.moe is not None:
         experts = shape.moe.num_experts
@@ -98,7 +98,7 @@ def _check_experts(spec: TrainingSpec, shape: ModelShape, problems: Problems) ->
 
 
 def check_framework(spec: TrainingSpec, rules: FrameworkRules, problems: Problems) -> None:
-    """Choices that the framework has no word for."""
+    """Choices that the framework has no flag for."""
     precision, recompute = spec.workload.precision, spec.fixed.activation_recompute
     if precision not in rules.precisions:
         problems.say("workload.precision", f"{rules.name} is planned in {', '.join(rules.precisions)}, not {precision}")

@@ -11,7 +11,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from meshplan.catalogs.units import Dimension, format_bytes, format_duration, format_usd, parse_quantity
+from meshplan.catalogs.units import (
+    SECONDS_PER_HOUR,
+    Dimension,
+    format_bytes,
+    format_duration,
+    format_usd,
+    parse_quantity,
+)
 from meshplan.planner.training.plan import config_document
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
@@ -19,7 +26,6 @@ from meshplan.planner.training.search.report import LIMITS, ScoredConfig, Search
 
 # More than this many times the cluster is no longer advice.
 MOST_TIMES = 64
-SECONDS_PER_HOUR = 3600.0
 # Amounts from a thousand dollars on are shown in whole dollars.
 CENTS_SHOWN_BELOW = 100_000
 # Rounding of sums in double precision: 2.5 USD must not become 2.51.

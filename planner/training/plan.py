@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.plan import Interval, Plan, plain
 from meshplan.planner.training.alternatives import Alternative
@@ -23,7 +24,6 @@ from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport
 from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
 
-SECONDS_PER_HOUR = 3600.0
 # Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
 # is at stake, a few per cent to a fifth of a step, may be missed altogether.
 UNMEASURED_SCHEDULE_ERROR = 0.15
@@ -58,7 +58,7 @@ def time_interval(
 
 
 def predicted(resolved: Resolved, priced: Priced) -> dict[str, Interval]:
-    """Every metric that a plan promises, with its interval."""
+    """Every predicted metric of a plan, with its interval."""
     problem, config = resolved.problem, priced.config
     devices = config.world_size
     tokens_per_s = problem.workload.tokens_per_step / priced.step_s
@@ -169,12 +169,12 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
 
 def _not_validated(problem: TrainingProblem, priced: Priced) -> dict[str, list[str]]:
     """What the plan uses that no measured run has confirmed; empty where there is nothing."""
-    said = [entry.what for entry in unconfirmed(problem, priced)]
-    return {"not_validated": said} if said else {}
+    entries = [entry.what for entry in unconfirmed(problem, priced)]
+    return {"not_validated": entries} if entries else {}
 
 
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
-    """The best candidates, the chosen one first; equals that differ in a label only stand once."""
+    """The best candidates, the chosen one first; candidates of equal time and memory appear once."""
     rows: list[dict[str, Any]] = []
     seen: set[tuple[float, int]] = set()
     for scored in best:

@@ -1,4 +1,4 @@
-"""From the spec's words to a problem with everything looked up, every misfit reported at once.
+"""From a training spec to a problem with everything looked up, every invalid value reported at once.
 
 Names become catalog objects, units are already numbers, prices are chosen, the framework's rules and the calibration
 are attached. What is impossible in itself (a degree that does not divide the heads, a precision that the device lacks)
@@ -32,7 +32,7 @@ from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.cluster.topologies import described_network, usable_nodes
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
-from meshplan.planner.training.problem.framework_rules import without_layer_recompute
+from meshplan.planner.training.problem.framework_rules import FrameworkRules, without_layer_recompute
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.training.problem.spec import TrainingSpec
@@ -78,34 +78,14 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
     problems = Problems()
     shape = shape or look_up_shape(spec.model, catalog, base, problems)
     cluster = _cluster(spec.cluster, catalog, problems)
-    rules = FRAMEWORKS.get(spec.constraints.target)
-    if rules is None:
-        hint = did_you_mean(closest_names(spec.constraints.target, FRAMEWORKS))
-        problems.say("constraints.target", f"no rules are known for {spec.constraints.target!r}{hint}")
-    if rules is not None and spec.fixed.expert_parallel_overlap:
-        rules = without_layer_recompute(rules)
+    rules = _rules(spec, problems)
     problems.check()
     if shape is None or cluster is None or rules is None:
         raise AssertionError("a missing part is a problem, and problems were checked")
     price = _price(spec, cluster)
-    per_device = None if price is None else price.usd_per_hour / cluster.groups[0].node.num_devices
-    machine = machine_of(cluster, usd_per_hour_per_device=per_device)
-    machine = replace(machine, nvme_bytes_per_s=spec.constraints.nvme_bandwidth)
-    profile = _profile(spec.cluster, machine, catalog, problems)
-    network = _network(spec.cluster, machine, profile, problems)
-    if network is not None:
-        machine = with_network(machine, network, spare_nodes=spec.cluster.spare_nodes, measured=profile is not None)
-    check_mapping(spec, network, problems)
-    workload = TrainingWorkload(
-        sequence_length=spec.workload.sequence_length,
-        global_batch_size=spec.workload.num_sequences,
-        precision=spec.workload.precision,
-        phase=spec.workload.phase,
-        lora_rank=spec.workload.lora_rank or 0,
-        drops_tokens=spec.workload.has_capacity,
-        expert_capacity_factor=spec.workload.expert_capacity_factor or 1.0,
-        expert_imbalance=spec.workload.expert_imbalance,
-    )
+    machine, profile = _machine(spec, cluster, price, catalog, problems)
+    workload = _workload(spec)
+    check_mapping(spec, machine.network, problems)
     check_choices(spec, shape, machine, problems)
     check_framework(spec, rules, problems)
     check_layers(spec, shape, rules, problems)
@@ -133,6 +113,44 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         sources=sources,
         mapping=spec.mapping if isinstance(spec.mapping, str) else tuple(spec.mapping),
         hosts=() if profile is None else host_names(profile),
+    )
+
+
+def _rules(spec: TrainingSpec, problems: Problems) -> FrameworkRules | None:
+    """Rules of the target framework."""
+    rules = FRAMEWORKS.get(spec.constraints.target)
+    if rules is None:
+        hint = did_you_mean(closest_names(spec.constraints.target, FRAMEWORKS))
+        problems.say("constraints.target", f"no rules are known for {spec.constraints.target!r}{hint}")
+        return None
+    return without_layer_recompute(rules) if spec.fixed.expert_parallel_overlap else rules
+
+
+def _machine(
+    spec: TrainingSpec, cluster: Cluster, price: Price | None, catalog: Catalog, problems: Problems
+) -> tuple[Machine, ClusterProfile | None]:
+    """The cluster as the estimator sees it, with its network where links differ, and the profile that it comes from."""
+    per_device = None if price is None else price.usd_per_hour / cluster.groups[0].node.num_devices
+    machine = machine_of(cluster, usd_per_hour_per_device=per_device)
+    machine = replace(machine, nvme_bytes_per_s=spec.constraints.nvme_bandwidth)
+    profile = _profile(spec.cluster, machine, catalog, problems)
+    network = _network(spec.cluster, machine, profile, problems)
+    if network is not None:
+        machine = with_network(machine, network, spare_nodes=spec.cluster.spare_nodes, measured=profile is not None)
+    return machine, profile
+
+
+def _workload(spec: TrainingSpec) -> TrainingWorkload:
+    """What one step must do."""
+    return TrainingWorkload(
+        sequence_length=spec.workload.sequence_length,
+        global_batch_size=spec.workload.num_sequences,
+        precision=spec.workload.precision,
+        phase=spec.workload.phase,
+        lora_rank=spec.workload.lora_rank or 0,
+        drops_tokens=spec.workload.has_capacity,
+        expert_capacity_factor=spec.workload.expert_capacity_factor or 1.0,
+        expert_imbalance=spec.workload.expert_imbalance,
     )
 
 

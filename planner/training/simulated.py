@@ -1,6 +1,6 @@
-"""The referee's verdict on one configuration: its schedule run operation by operation instead of by a closed form.
+"""One configuration with its schedule simulated operation by operation instead of priced by a closed form.
 
-For the finalists of a search. Costs p·m·v operations in Python: a second for some hundred thousand.
+The reference for the best candidates of a search. Costs p·m·v operations in Python: a second for some hundred thousand.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def _model(problem: TrainingProblem, config: TrainingConfig) -> TrainingModel:
 
 
 def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simulated:
-    """The configuration's schedule in time, from the estimator's own chunk times; messages between stages apart."""
+    """The configuration's schedule in time, from the estimator's chunk times; without messages between stages."""
     model = _model(problem, config)
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
     kinds, kind_of = layer_kinds(problem.shape)
@@ -59,7 +59,7 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
     return simulate(order, ChunkTimes(forward_s=forward, input_gradient_s=inputs, weight_gradient_s=weights))
 
 
-def refereed_step_s(problem: TrainingProblem, config: TrainingConfig) -> float:
+def simulated_step_s(problem: TrainingProblem, config: TrainingConfig) -> float:
     """Seconds of a step with the pipeline's time from the simulation and everything else from the estimator."""
     estimate = _model(problem, config).estimate()
     run = simulated_pipeline(problem, config)

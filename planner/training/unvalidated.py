@@ -15,12 +15,12 @@ from meshplan.planner.training.estimator.priced import Priced
 from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
-# Of a step, for each way to shard that no measured run has. Assumed: the exchange that it changes, some per cent of a
-# step, may take twice as long.
+# Share of a step, for each way to shard that no measured run has. Assumed: the exchange that it changes, some per cent
+# of a step, may take twice as long.
 UNMEASURED_SHARDING = 0.1
 # The same for a vocabulary that all stages share: as for a schedule that no run has.
 UNMEASURED_VOCABULARY = 0.15
-# Parts of a step that run in the precision that was asked for.
+# Parts of a step that run in the precision of the workload.
 PRODUCTS = ("matrix products", "experts", "recompute")
 
 
@@ -43,7 +43,7 @@ def unconfirmed(problem: TrainingProblem, priced: Priced) -> tuple[Unconfirmed, 
 
 
 def unmeasured_share(problem: TrainingProblem, priced: Priced) -> float:
-    """Share of the step that may take twice as long; a pipeline schedule is counted apart."""
+    """Share of the step that may take twice as long; a pipeline schedule is counted separately."""
     return sum(entry.share for entry in unconfirmed(problem, priced))
 
 

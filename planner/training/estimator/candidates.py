@@ -1,7 +1,7 @@
 """What the training estimators work on: a batch of candidates as a struct of arrays.
 
 One plan is a batch of one; there is no second, scalar model. All candidates of a batch share the pipeline split
-(how layers are dealt to stages), because a split decides how many stages there are to look at; everything else is an
+(how layers are assigned to stages), because a split decides how many stages there are to look at; everything else is an
 array of shape ``[n]``.
 """
 
@@ -16,7 +16,8 @@ import numpy as np
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import BoolArray, IntArray
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-from meshplan.planner.training.problem.choices import COLUMNS, SPLIT, Choice, ContextStyle
+from meshplan.planner.training.problem.choice import Choice, ContextStyle
+from meshplan.planner.training.problem.choices import COLUMNS, SPLIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +58,7 @@ class StageClass:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineSplit:
-    """How the layers are dealt to pipeline stages.
+    """How the layers are assigned to pipeline stages.
 
     Args:
         pipeline_parallel: stages.
@@ -113,12 +114,12 @@ def split_layers(
     schedule: str,
     vocabulary_parallel: bool = False,
 ) -> PipelineSplit:
-    """Deal layers to stages and find the distinct stages.
+    """Assign layers to stages and find the distinct stages.
 
     Args:
         shape: the model.
         pipeline_parallel: stages p.
-        virtual_pipeline_stages: chunks a stage v.
+        virtual_pipeline_stages: chunks per stage v.
         layers_per_chunk: p·v counts that sum to the model's layers.
         schedule: pipeline schedule.
         vocabulary_parallel: embedding and LM head are split over all stages.

@@ -32,7 +32,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
-from meshplan.planner.training.problem.choices import ContextStyle
+from meshplan.planner.training.problem.choice import ContextStyle
 
 # Keys and values forward; in the backward pass beside them their gradients, of the whole sequence too.
 GATHERED_COPIES = 2.0

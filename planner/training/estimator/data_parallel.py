@@ -18,7 +18,7 @@ from meshplan.planner.training.estimator.candidates import Candidates, StageClas
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateModel
-from meshplan.planner.training.problem.choices import Recompute
+from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
 # The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.

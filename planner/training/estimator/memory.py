@@ -31,7 +31,7 @@ from meshplan.planner.training.estimator.expert_load import arriving_load
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.states import StateModel, nextn_layers
 from meshplan.planner.training.pipeline.closed_forms import in_flight
-from meshplan.planner.training.problem.choices import Recompute
+from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 
 BYTES_16_BIT = 2.0

@@ -40,7 +40,7 @@ from meshplan.planner.training.estimator.offload import activation_offload_s
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.schedules import SCHEDULES
-from meshplan.planner.training.problem.choices import Recompute
+from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.switches import Launches
 

@@ -63,9 +63,9 @@ InFlight = Callable[[int, int, int], float]
 ALIKE_RELATIVE = 1e-9
 # Forward part of a micro-batch without recompute: two of the six FLOPs a parameter and token.
 FORWARD_SHARE = 1.0 / 3.0
-# Orders that are run through whatever the stages are, and those for which β says it all where stages are alike.
-RUN_THROUGH = frozenset(name for name, row in SCHEDULES.items() if row.priced is Priced.ORDER)
-RUN_WHERE_UNLIKE = frozenset(name for name, row in SCHEDULES.items() if row.priced is Priced.FORMULA_IF_ALIKE)
+# Schedules that are always unrolled, and those for which β is exact if all stages are equal.
+UNROLLED = frozenset(name for name, row in SCHEDULES.items() if row.priced is Priced.UNROLLED)
+UNROLLED_IF_UNEQUAL = frozenset(name for name, row in SCHEDULES.items() if row.priced is Priced.UNROLLED_IF_UNEQUAL)
 
 
 class ClosedForm(NamedTuple):
@@ -168,7 +168,7 @@ def staged_pipeline_s(
         slowest_stage_s=slowest,
         sum_of_stages_s=stages_s.sum(axis=0),
     )
-    if schedule in RUN_THROUGH | RUN_WHERE_UNLIKE and 1 < p <= MOST_STAGES:
+    if schedule in UNROLLED | UNROLLED_IF_UNEQUAL and 1 < p <= MOST_STAGES:
         shares = np.broadcast_to(np.asarray(forward_share, dtype=np.float64), stages_s.shape)
         return _run_through_s(schedule, virtual_pipeline_stages, stages_s, shares, num_microbatches, upper)
     if schedule not in ("1f1b", "interleaved"):
@@ -194,7 +194,7 @@ def _run_through_s(
     """The schedule's order run through, [n]; only where stages differ if β says it all otherwise."""
     run = np.full(upper.shape, True)
     microbatches = np.broadcast_to(m, upper.shape)
-    if schedule in RUN_WHERE_UNLIKE:
+    if schedule in UNROLLED_IF_UNEQUAL:
         run = stages_s.max(axis=0) > stages_s.min(axis=0) * (1.0 + ALIKE_RELATIVE)
         if schedule != "zb-2p":  # ZB-2p's form has a branch for few micro-batches
             run |= microbatches < len(stages_s)
@@ -224,7 +224,7 @@ def least_bubble(schedule: str, *, pipeline_parallel: int, virtual_pipeline_stag
     interleaved form, forwards that run ahead can hide the forward part of the bubble, and no more was seen (random
     search for the worst stage times: 0.80 and 0.69 of β at a forward share of a third; tests hold the bound).
     """
-    if schedule in RUN_THROUGH | RUN_WHERE_UNLIKE:
+    if schedule in UNROLLED | UNROLLED_IF_UNEQUAL:
         return 0.0  # a slow stage can hide all of it: m·max t is what is sure
     bubble = CLOSED_FORMS[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
     return bubble * (1.0 - FORWARD_SHARE) if schedule in ("1f1b", "interleaved") else bubble

@@ -23,8 +23,8 @@ class Priced(Enum):
     """How the time of a step is found."""
 
     FORMULA = "closed form"
-    FORMULA_IF_ALIKE = "closed form for stages that are alike, otherwise the order is run through"
-    ORDER = "the order is run through"
+    UNROLLED_IF_UNEQUAL = "closed form if all stages are equal, otherwise the order is unrolled"
+    UNROLLED = "the order is unrolled, operation by operation"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,13 +87,13 @@ _ROWS = (
         name="zb-h1",
         source=f"{_ZERO_BUBBLE}, §2.1",
         searched=Searched.PINNED,
-        priced=Priced.FORMULA_IF_ALIKE,
+        priced=Priced.UNROLLED_IF_UNEQUAL,
         splits_backward=True,
     ),
     PipelineSchedule(
         name="zb-1p",
         source=_ZERO_BUBBLE,
-        priced=Priced.FORMULA_IF_ALIKE,
+        priced=Priced.UNROLLED_IF_UNEQUAL,
         validated=True,
         splits_backward=True,
         flushes=False,
@@ -101,7 +101,7 @@ _ROWS = (
     PipelineSchedule(
         name="zb-2p",
         source=_ZERO_BUBBLE,
-        priced=Priced.FORMULA_IF_ALIKE,
+        priced=Priced.UNROLLED_IF_UNEQUAL,
         validated=True,
         splits_backward=True,
         flushes=False,
@@ -110,7 +110,7 @@ _ROWS = (
         name="zb-v",
         source=_CONTROLLABLE_MEMORY,
         chunks=2,
-        priced=Priced.ORDER,
+        priced=Priced.UNROLLED,
         is_zigzag=True,
         splits_backward=True,
         flushes=False,
@@ -120,7 +120,7 @@ _ROWS = (
         source=_CONTROLLABLE_MEMORY,
         chunks=2,
         searched=Searched.UNVALIDATED,
-        priced=Priced.ORDER,
+        priced=Priced.UNROLLED,
         is_zigzag=True,
         is_list_scheduled=True,
         splits_backward=True,
@@ -131,7 +131,7 @@ _ROWS = (
         source=_CONTROLLABLE_MEMORY,
         chunks=2,
         searched=Searched.UNVALIDATED,
-        priced=Priced.ORDER,
+        priced=Priced.UNROLLED,
         is_zigzag=True,
         is_list_scheduled=True,
         splits_backward=True,
@@ -142,7 +142,7 @@ _ROWS = (
         source="DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
         chunks=2,
         searched=Searched.UNVALIDATED,
-        priced=Priced.ORDER,
+        priced=Priced.UNROLLED,
         is_zigzag=True,
         splits_backward=True,
     ),
@@ -153,7 +153,7 @@ _ROWS = (
         chunks=2,
         chunk_step=2,
         searched=Searched.PINNED,
-        priced=Priced.ORDER,
+        priced=Priced.UNROLLED,
         is_zigzag=True,
         is_list_scheduled=True,
     ),

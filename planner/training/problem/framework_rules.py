@@ -32,11 +32,11 @@ class FrameworkRules:
             :data:`meshplan.planner.training.pipeline.schedules.SCHEDULES`.
         shards_over_context_parallel: sharded states are split over data × context parallel devices, not data alone.
         vocab_multiple_per_tensor_parallel: the vocabulary is padded to this multiple × tensor_parallel.
-        notes: traps that no rule expresses.
+        notes: pitfalls that no rule expresses.
         recompute_modes: what ``activation_recompute`` may be.
-        precisions: of matrix products.
-        sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no word for it.
-        quantised_weights: frozen weights may lie in four bits.
+        precisions: number formats of matrix products.
+        sequence_parallel: norms may be split over the tensor-parallel devices; off where there is no flag for it.
+        quantised_weights: frozen weights may be kept in four bits.
     """
 
     name: str
@@ -76,7 +76,7 @@ def rank_coordinates(order: Sequence[str], sizes: Sequence[int], rank: int) -> d
 
 
 def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:
-    """The framework where tokens travel beside the compute of another micro-batch: layers are not computed again.
+    """The framework with expert_parallel_overlap, which excludes recompute of whole layers.
 
     Source: megatron-core 0.19.2, core/transformer/transformer_config.py.
     """

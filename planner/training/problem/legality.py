@@ -19,7 +19,7 @@ ZERO_3 = 3
 
 
 def kv_heads(shape: ModelShape, config: Any) -> Any:
-    """Key/value heads are dealt or copied whole over the tensor-parallel devices."""
+    """Key/value heads are split or copied whole over the tensor-parallel devices."""
     if shape.attention is AttentionKind.MULTI_HEAD_LATENT:
         return config.tensor_parallel >= 1
     heads = shape.num_key_value_heads
@@ -41,7 +41,7 @@ def expert_width(shape: ModelShape, config: Any) -> Any:
 
 
 def experts(shape: ModelShape, config: Any) -> Any:
-    """Experts are dealt evenly; a dense model has none to deal."""
+    """Experts are spread evenly; a dense model has none."""
     if shape.moe is None:
         return (config.expert_parallel == 1) & (config.expert_tensor_parallel >= 1)
     return shape.moe.num_experts % config.expert_parallel == 0
@@ -80,7 +80,7 @@ def sequence(shape: ModelShape, config: Any) -> Any:
 
 
 def moe_sequence_parallel(shape: ModelShape, config: Any) -> Any:
-    """Experts beside tensor parallelism need split sequences."""
+    """Experts together with tensor parallelism need sequence parallelism."""
     return (config.tensor_parallel == 1) | config.sequence_parallel | (shape.moe is None)
 
 
@@ -96,7 +96,7 @@ def head_exchange(config: Any) -> Any:
 
 
 def query_heads_exchange(shape: ModelShape, config: Any) -> Any:
-    """Query heads are dealt evenly over tensor parallelism and the exchange."""
+    """Query heads are split evenly over tensor parallelism and the exchange of heads."""
     return shape.num_attention_heads % (config.tensor_parallel * head_exchange(config)) == 0
 
 
@@ -116,7 +116,7 @@ def two_dimensions(_: ModelShape, config: Any) -> Any:
 
 
 def context_style_rule(framework: str, known: Sequence[str], source: str) -> LegalityRule:
-    """The framework has words for these ways of context parallelism only."""
+    """The framework has flags for these styles of context parallelism only."""
     return LegalityRule(
         name=f"{framework}_context_parallel_styles",
         holds=lambda _, config: (config.context_parallel == 1) | np.isin(config.context_parallel_style, known),
@@ -164,7 +164,7 @@ def second_copies(shape: ModelShape, config: Any) -> Any:
 
 
 def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, source: str) -> LegalityRule:
-    """The framework has no word for a way to shard states: it stays at its default."""
+    """The framework has no flag for a way to shard states: it stays at its default."""
     return LegalityRule(
         name=f"{framework}_has_no_{name}",
         holds=lambda _, config: getattr(config, name) == usual,
@@ -198,7 +198,7 @@ def joint_offload_rule(framework: str, source: str) -> LegalityRule:
 
 
 def no_offload_rule(framework: str, choice: str, reason: str, source: str) -> LegalityRule:
-    """The framework has no word for an offload: ``parameter_offload`` or ``activation_offload``."""
+    """The framework has no flag for an offload: ``parameter_offload`` or ``activation_offload``."""
     return LegalityRule(
         name=f"{framework}_has_no_{choice}",
         holds=lambda _, config: np.logical_not(getattr(config, choice)),
@@ -231,7 +231,7 @@ def whole_weights_rule(framework: str, source: str) -> LegalityRule:
 
 
 def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
-    """The framework has no word for experts of a fixed capacity."""
+    """The framework has no flag for experts of a fixed capacity."""
     return LegalityRule(
         name=f"{framework}_has_no_expert_capacity",
         holds=lambda _, config: np.asarray(config.expert_capacity_factor) == 0,
@@ -242,7 +242,7 @@ def capacity_rule(framework: str, reason: str, source: str) -> LegalityRule:
 
 
 def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
-    """The framework has no word for who carries tokens to experts, nor for when."""
+    """The framework has no flag for the expert dispatcher, nor for its overlap with compute."""
     return (
         LegalityRule(
             name=f"{framework}_has_one_expert_dispatcher",
@@ -254,7 +254,7 @@ def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, .
         LegalityRule(
             name=f"{framework}_has_no_expert_overlap",
             holds=lambda _, config: np.logical_not(config.expert_parallel_overlap),
-            message=f"expert_parallel_overlap: {framework} has no word for it",
+            message=f"expert_parallel_overlap: {framework} has no flag for it",
             stage="parser",
             source=source,
         ),

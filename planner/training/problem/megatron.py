@@ -8,7 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem import legality
+from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.precisions import PRECISIONS
 
@@ -50,7 +52,7 @@ _MEGATRON_RULES = (
         ),
         message="parameter_offload keeps no parameters on the device: zero_hpz_partition_size 1, gathered_num_layers 0",
         stage="parser",
-        source="the planner's own: what second copies beside offloaded ones do was not read",
+        source="the planner's own: what second copies together with offloaded ones do was not read",
     ),
     LegalityRule(
         name="activation_offload_needs_full_recompute",
@@ -177,7 +179,7 @@ _MEGATRON_RULES = (
     legality.context_style_rule(
         "megatron",
         ("ring", "all-gather", "all-to-all", "all-to-all+ring"),
-        f"{_CORE}: training/arguments.py, --cp-comm-type (its ring deals causal work evenly)",
+        f"{_CORE}: training/arguments.py, --cp-comm-type (its ring splits causal work evenly)",
     ),
     LegalityRule(
         name="interleaving_needs_pipeline",
@@ -345,12 +347,12 @@ MEGATRON = FrameworkRules(
     pipeline_schedules=("none", "1f1b", "interleaved"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=128,
-    recompute_modes=("none", "selective", "block", "full"),
+    recompute_modes=RECOMPUTE_MODES,
     precisions=PRECISIONS,
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
-        "Chunks without layers are accepted by the parser and by the layer count: at least one layer a chunk "
+        "Chunks without layers are accepted by the parser and by the layer count: at least one layer per chunk "
         "is the planner's own rule.",
         "The second rank order with several stages needs expert_parallel × expert_tensor_parallel = tensor_parallel × "
         "context_parallel; in a dense model that is context_parallel = 1.",
@@ -388,23 +390,10 @@ ANY_FRAMEWORK = FrameworkRules(
     rules=tuple(rule for rule in _MEGATRON_RULES if rule.name in _ARITHMETIC),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
     uneven_layers=True,
-    pipeline_schedules=(
-        "none",
-        "gpipe",
-        "1f1b",
-        "interleaved",
-        "zb-h1",
-        "zb-1p",
-        "zb-2p",
-        "zb-v",
-        "v-half",
-        "v-min",
-        "dualpipe-v",
-        "hanayo",
-    ),
+    pipeline_schedules=tuple(SCHEDULES),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
-    recompute_modes=("none", "selective", "block", "full"),
+    recompute_modes=RECOMPUTE_MODES,
     precisions=PRECISIONS,
     quantised_weights=True,
 )

@@ -51,8 +51,8 @@ class TrainingWorkload:
             otherwise they are fused.
         scales_rows: fp8 tensors have one scale for each row or column (torchao's ``rowwise``); otherwise one for the
             tensor, or what the framework's constants were fitted on.
-        overlaps_tensor_parallel: tensor-parallel collectives run beside the products they feed ("async TP", Transformer
-            Engine's user buffers); None where nobody says: as the framework does unasked.
+        overlaps_tensor_parallel: tensor-parallel collectives run during the products they feed ("async TP", Transformer
+            Engine's user buffers); None: as the framework does by default.
         practice: see :class:`TrainingPractice`.
     """
 

@@ -1,6 +1,6 @@
 """What TorchTitan, DeepSpeed and Accelerate allow, beyond what the mathematics of parallelism asks.
 
-Their rules are held against the frameworks' own parsers by tests/conformance. A choice that a framework has no word
+Their rules are held against the frameworks' own parsers by tests/conformance. A choice that a framework has no flag
 for is refused here, so that a plan made for it can be launched.
 """
 
@@ -72,7 +72,7 @@ def _titan_experts(_: ModelShape, config: Any) -> Any:
 
 
 def _one(field: str, framework: str, reason: str, source: str, stage: str = "parser") -> LegalityRule:
-    """The framework has no word for more than one of ``field``."""
+    """The framework has no flag for more than one of ``field``."""
     return LegalityRule(
         name=f"{framework}_has_no_{field}",
         holds=lambda _, config: getattr(config, field) == 1,
@@ -94,12 +94,12 @@ def _whole_sequences(reason: str, source: str) -> LegalityRule:
 
 
 def _plain_sharding(framework: str, source: str, *, hpz: bool = False) -> tuple[LegalityRule, ...]:
-    """No optimizer sharding over groups and no layers apart; a second copy of parameters only with ``hpz``."""
+    """No optimizer sharding over groups, one policy for all layers, a second copy of parameters only with ``hpz``."""
     outer = plain_sharding_rule(framework, "outer_zero_stage", 0, "copies of states are whole", source)
     gathered = plain_sharding_rule(
         framework, "gathered_num_layers", 0, "one policy for all layers (all that stay gathered: zero_stage 2)", source
     )
-    second = plain_sharding_rule(framework, "zero_hpz_partition_size", 1, "it has no word", source)
+    second = plain_sharding_rule(framework, "zero_hpz_partition_size", 1, "it has no flag", source)
     return (outer, gathered) if hpz else (outer, gathered, second)
 
 
@@ -140,7 +140,7 @@ TORCHTITAN = FrameworkRules(
         LegalityRule(
             name="fully_sharded_or_replicated",
             holds=lambda _, config: config.zero_stage != _ZERO_1,
-            message="zero_stage 1 has no word: FSDP shards optimizer states and gradients (2, 3) or nothing (0)",
+            message="zero_stage 1 has no flag: FSDP shards optimizer states and gradients (2, 3) or nothing (0)",
             stage="parser",
             source=f"{_TITAN}: config/configs.py, ParallelismConfig",
         ),
@@ -168,7 +168,7 @@ TORCHTITAN = FrameworkRules(
         *_plain_sharding("torchtitan", f"{_TITAN}: config/configs.py, ParallelismConfig"),
         no_vocabulary_parallel("torchtitan"),
         joint_offload_rule("torchtitan", f"{_TITAN}: config/configs.py, enable_cpu_offload"),
-        no_offload_rule("torchtitan", "activation_offload", "it has no word", f"{_TITAN}: distributed/"),
+        no_offload_rule("torchtitan", "activation_offload", "it has no flag", f"{_TITAN}: distributed/"),
         host_only_rule("torchtitan", f"{_TITAN}: config/configs.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -182,7 +182,7 @@ TORCHTITAN = FrameworkRules(
         "time are those of another set than the estimate's.",
         "dualpipe-v is planned where fixed.pipeline_schedule asks for it; it cannot be combined with torch.compile "
         "(torch 2.13: distributed/pipelining/schedules.py, _check_torch_compile_compatibility).",
-        "Stages of unequal length would need module names a stage, which the command line cannot say.",
+        "Stages of unequal length would need module names per stage, which the command line cannot express.",
     ),
 )
 
@@ -247,7 +247,7 @@ ACCELERATE = FrameworkRules(
         _one("pipeline_parallel", "accelerate", "FSDP2 has no stages", f"{_ACCELERATE}: parallelism_config.py"),
         _one("expert_parallel", "accelerate", "experts are not spread", f"{_ACCELERATE}: parallelism_config.py"),
         _one("expert_tensor_parallel", "accelerate", "experts are not split", f"{_ACCELERATE}: parallelism_config.py"),
-        _whole_sequences("it has no word", f"{_ACCELERATE}: parallelism_config.py"),
+        _whole_sequences("it has no flag", f"{_ACCELERATE}: parallelism_config.py"),
         LegalityRule(
             name="sequence_divisible_by_its_splits",
             holds=_sequence_splits,

@@ -15,7 +15,8 @@ from pydantic import Field, create_model, model_validator
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.spec_fields import Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
 from meshplan.planner.core.spec_reader import read_spec
-from meshplan.planner.training.problem.choices import PINNABLE, Choice
+from meshplan.planner.training.problem.choice import Choice
+from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import Phase, TrainingObjective
 
 MAX_SEQUENCE_LENGTH = 16_777_216

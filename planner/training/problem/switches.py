@@ -26,7 +26,7 @@ class TrainingPractice:
         launches: see :class:`Launches`.
         fused_dispatch: kernels of their own put tokens in the order of the experts while they travel, and send one copy
             to each domain (DeepEP, HybridEP); otherwise tokens are sorted in memory and an all-to-all sends every copy.
-        overlaps_experts: dispatch and combine of one micro-batch run beside the compute of another.
+        overlaps_experts: dispatch and combine of one micro-batch run during the compute of another.
     """
 
     launches: Launches = Launches.EAGER

@@ -16,18 +16,11 @@ recompute repeats the forward pass, and p stages with m micro-batches leave T(c)
 incumbent is optimal under the estimator and the gap is 0; a search that is cut short reports the best bound of what it
 did not visit.
 
-*Recompute of a block.* A candidate that exceeds the memory without recompute has others beside it that recompute the
-first r layers of each chunk, 1 ≤ r < the layers of a chunk. Time does not fall with r and memory does not grow, so the
-least r that fits is the best of them, and the only one that is priced
-(:meth:`~meshplan.planner.training.estimator.memory.MemoryModel.least_recomputed`). The bound of the candidate without
-recompute holds for them too.
+*Candidates beyond the memory* are tried with a block of recomputed layers and with offload, where the limits allow it
+(:mod:`~meshplan.planner.training.search.memory_savers`). The bound of the candidate itself holds for them too.
 
-*Choices that are asked for* (``search_over``) put every candidate there once with each value
-(:mod:`~meshplan.planner.training.search.variants`); none of them does less work, so that the bounds hold.
-
-*Offload* of optimizer states, parameters or kept activations takes no less time and no more device memory, where the
-limits allow it: only candidates that exceed the device memory are tried with it, every allowed set of them, under the
-limit of the host's memory.
+*Choices on request* (``search_over``) multiply the candidates, one copy for each value
+(:mod:`~meshplan.planner.training.search.variants`); none of the values does less work, so that the bounds hold.
 """
 
 from __future__ import annotations
@@ -35,13 +28,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from itertools import combinations
-from typing import Any
 
 import numpy as np
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
@@ -49,9 +40,11 @@ from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
-from meshplan.planner.training.problem.choices import Recompute
-from meshplan.planner.training.problem.problem import OFFLOADS, TrainingObjective, TrainingProblem
+from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search import layer_mix
+from meshplan.planner.training.search.memory_savers import offloaded, takes_blocks, takes_blocks_only, with_blocks
+from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.training.search.templates import (
     Templates,
@@ -61,7 +54,6 @@ from meshplan.planner.training.search.templates import (
     template_candidates,
 )
 from meshplan.planner.training.search.variants import variants
-from meshplan.planner.training.search.work_bound import work_device_s
 
 # Candidates kept besides the best: what the table of alternatives is made of.
 KEEP = 24
@@ -73,7 +65,7 @@ SOLVER_NAME = "enumeration with bounds"
 
 
 class DegreeSearch:
-    """One search; keeps its incumbents and what it turned down.
+    """One search with its incumbents and its report.
 
     Args:
         problem: the question.
@@ -85,33 +77,7 @@ class DegreeSearch:
         self.keep = keep
         self.report = SearchReport()
         self.best: list[ScoredConfig] = []
-        asked = (problem.shape, problem.machine, problem.workload, problem.calibration)
-        self._work_s = work_device_s(*asked)
-        self._work_again_s = work_device_s(*asked, recompute_full=True)
-
-    # --- objective and limits -------------------------------------------------------------------------------------
-
-    def objective(self, step_s: FloatArray, devices: FloatArray) -> FloatArray:
-        """f(T, n), smaller is better."""
-        kind = self.problem.objective
-        if kind is TrainingObjective.THROUGHPUT:
-            return step_s
-        if kind is TrainingObjective.NUM_DEVICES:
-            # Devices are whole: a fraction below one orders equals by time, T/(1 + T).
-            return devices + step_s / (1.0 + step_s)
-        per_device_s = self._unit_rate()
-        return step_s * devices * per_device_s
-
-    def _unit_rate(self) -> float:
-        """Dollars or joules of one device-second, times the steps of the run where they are known."""
-        machine, steps = self.problem.machine, self.problem.num_steps or 1.0
-        if self.problem.objective is TrainingObjective.ENERGY:
-            return machine.device.tdp_w or 1.0
-        return (machine.usd_per_hour_per_device or 1.0) / 3600.0 * steps
-
-    def bound(self, devices: FloatArray) -> FloatArray:
-        """F can be no better than this with that many devices."""
-        return self.objective(self._work_s / devices, devices)
+        self.objective = Objective(problem)
 
     @property
     def threshold(self) -> float:
@@ -127,10 +93,10 @@ class DegreeSearch:
             most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
         least = float(limits.min_devices)
         if limits.max_step_s is not None:
-            least = max(least, self._work_s / limits.max_step_s)
+            least = max(least, self.objective.work_s / limits.max_step_s)
         if math.isfinite(self.threshold):
             if self.problem.objective is TrainingObjective.THROUGHPUT:
-                least = max(least, self._work_s / self.threshold)
+                least = max(least, self.objective.work_s / self.threshold)
             elif self.problem.objective is TrainingObjective.NUM_DEVICES:
                 most = min(most, self.threshold)
         return least, most
@@ -170,7 +136,7 @@ class DegreeSearch:
 
     def _progress(self, done: int, total: int) -> Progress:
         incumbent = self.best[0].objective if self.best else None
-        bound = float(self.bound(np.asarray(float(self.problem.limits.max_devices))))
+        bound = float(self.objective.bound(np.asarray(float(self.problem.limits.max_devices))))
         return Progress(incumbent=incumbent, bound=bound, note=f"pipeline splits {done}/{total}")
 
     def _visit(self, split: PipelineSplit, templates: Templates) -> None:
@@ -207,38 +173,31 @@ class DegreeSearch:
             self._price_legal(still)
 
     def _price_legal(self, asked: Candidates) -> None:
-        """Price the candidates that the rules allow, and what recompute of a block and the host's memory add."""
+        """Price the candidates that the rules allow, and what more they allow of those beyond the memory."""
         batch = legal_candidates(self.problem, asked, self.report.refused)
         if not len(batch):
             return
         stages = self._memory(batch).stages()
-        if int(self.problem.fixed.get(layer_mix.NAME, 0)) == 0:
+        if not layer_mix.is_pinned(self.problem):
             self._price_with_blocks(batch, stages)
-        if layer_mix.is_asked(self.problem):
-            for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
-                legal = legal_candidates(self.problem, mixed, self.report.refused)
-                self._price_with_blocks(legal, self._memory(legal).stages())
+        for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
+            self._price_more(mixed)
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
-        for offloaded in self._offloads():
-            beyond = batch.take(safe > self.problem.limits.memory_bytes)
-            moved: dict[str, Any] = dict.fromkeys(offloaded, np.ones(len(beyond), dtype=bool))
-            away = replace(beyond, **moved)
-            away = legal_candidates(self.problem, away, self.report.refused)
-            if len(away):
-                self._price_with_blocks(away, self._memory(away).stages())
+        for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
+            self._price_more(moved)
 
-    def _offloads(self) -> list[tuple[str, ...]]:
-        """Every set of choices that the limits allow and nobody pinned, fewest first."""
-        limits, fixed = self.problem.limits, self.problem.fixed
-        free = [choice for name, choice in OFFLOADS.items() if name in limits.offload and choice not in fixed]
-        return [chosen for count in range(1, len(free) + 1) for chosen in combinations(free, count)]
+    def _price_more(self, asked: Candidates) -> None:
+        """Price variants of legal candidates, of which the rules may refuse some."""
+        batch = legal_candidates(self.problem, asked, self.report.refused)
+        if len(batch):
+            self._price_with_blocks(batch, self._memory(batch).stages())
 
     def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
-        """A batch, and what recompute of a block makes of it."""
-        memory = self._memory(batch)
-        if self._blocks_only or self._blocks_too:
-            self._price_within(*self._with_blocks(memory, stages))
-        if not self._blocks_only:
+        """Price a batch, and its candidates that a block of recomputed layers brings within memory."""
+        if takes_blocks(self.problem):
+            blocks = with_blocks(self.problem, self._memory(batch), stages)
+            self._price_within(blocks, self._memory(blocks).stages())
+        if not takes_blocks_only(self.problem):
             self._price_within(batch, stages)
 
     def _memory(self, batch: Candidates) -> MemoryModel:
@@ -246,39 +205,6 @@ class DegreeSearch:
         return MemoryModel(
             shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
         )
-
-    @property
-    def _blocks_only(self) -> bool:
-        """Recompute of a block was asked for."""
-        return self.problem.fixed.get("activation_recompute") == "block"
-
-    @property
-    def _blocks_too(self) -> bool:
-        """Recompute is free, and the framework can recompute a block."""
-        pinned = "activation_recompute" in self.problem.fixed
-        return not pinned and "block" in self.problem.rules.recompute_modes
-
-    def _with_blocks(
-        self, memory: MemoryModel, stages: Sequence[StageMemory]
-    ) -> tuple[Candidates, tuple[StageMemory, ...]]:
-        """The candidates without recompute that a block of recomputed layers brings within memory, and their memory."""
-        batch = memory.candidates
-        longest = max(batch.split.layers_per_chunk)
-        asked = self.problem.fixed.get("recompute_num_layers")
-        if asked is None:
-            least = memory.least_recomputed([stage.safe_bytes for stage in stages], self.problem.limits.memory_bytes)
-            if self._blocks_only:  # what would fit without takes one layer; what does not fit at all is a near miss
-                least = np.clip(least, 1, longest)
-        else:
-            least = np.full(len(batch), min(int(asked), longest))
-        fits = (batch.recompute == Recompute.NONE) & (least >= 1) & (least <= longest - (not self._blocks_only))
-        blocks = batch.take(fits)
-        blocks = replace(
-            blocks,
-            recompute=np.full(len(blocks), int(Recompute.BLOCK)),
-            recompute_num_layers=least[fits],
-        )
-        return blocks, self._memory(blocks).stages()
 
     def _price_within(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
         """Hold a batch with its memory against the limits; price and keep what is left."""
@@ -304,7 +230,7 @@ class DegreeSearch:
         if problem.limits.max_step_s is not None:
             keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)
         if problem.limits.max_usd_per_run is not None:
-            rate = (problem.machine.usd_per_hour_per_device or 0.0) / 3600.0 * (problem.num_steps or 0.0)
+            rate = (problem.machine.usd_per_hour_per_device or 0.0) / SECONDS_PER_HOUR * (problem.num_steps or 0.0)
             keep &= self._within(
                 "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
             )
@@ -323,14 +249,14 @@ class DegreeSearch:
         left = least_bubble(
             batch.split.schedule, pipeline_parallel=p, virtual_pipeline_stages=batch.split.virtual_pipeline_stages
         )
-        work = np.where(batch.recompute == Recompute.FULL, self._work_again_s, self._work_s)
+        work = np.where(batch.recompute == Recompute.FULL, self.objective.work_with_recompute_s, self.objective.work_s)
         devices = batch.world_size
-        least = self.objective(work / devices * (1.0 + left * (p - 1) / m), devices)
+        least = self.objective.of(work / devices * (1.0 + left * (p - 1) / m), devices)
         return least <= self.threshold * (1.0 + TIE_RELATIVE)
 
     def _may_replace(self, batch: Candidates, least_s: FloatArray) -> FloatArray:
         """Candidates that a step of ``least_s`` seconds would bring among the best, [n] booleans."""
-        return self.objective(least_s, batch.world_size) <= self.threshold * (1.0 + TIE_RELATIVE)
+        return self.objective.of(least_s, batch.world_size) <= self.threshold * (1.0 + TIE_RELATIVE)
 
     def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
         """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""
@@ -346,7 +272,7 @@ class DegreeSearch:
         return fits
 
     def _keep_best(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
-        objective = self.objective(step_s, batch.world_size)
+        objective = self.objective.of(step_s, batch.world_size)
         limit = self.threshold * (1.0 + TIE_RELATIVE)
         rows = np.flatnonzero(objective <= limit)
         rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]
@@ -395,7 +321,7 @@ class DegreeSearch:
         rows = templates.between(1, self.problem.limits.max_devices / split.pipeline_parallel)
         if rows.stop <= rows.start:
             return math.inf
-        return float(np.min(self.bound(templates.stage_devices[rows] * split.pipeline_parallel)))
+        return float(np.min(self.objective.bound(templates.stage_devices[rows] * split.pipeline_parallel)))
 
 
 def search_degrees(

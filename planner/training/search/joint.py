@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import BestLinks, NetworkModel, OneOrder
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
@@ -68,7 +69,7 @@ class JointResult:
 
     Args:
         solution: the best configuration with its proof.
-        search: what was considered and turned down.
+        search: what was considered and rejected.
         best: the best candidates, best first.
         placement: mapping of the best one; None where all links are alike.
     """
@@ -141,7 +142,7 @@ def place_config(
 
 
 def given(problem: TrainingProblem, config: TrainingConfig, order: tuple[int, ...]) -> Placement:
-    """A configuration under a mapping that was asked for."""
+    """A configuration under a given mapping."""
     model = PlacementModel(problem, config)
     step = float(model.steps_s(np.array([order], dtype=np.int64))[0])
     rank_order = order == usable_order(model.network)
@@ -264,12 +265,12 @@ class _Joint:
         limits, machine = self.problem.limits, self.problem.machine
         most = float("inf") if limits.max_step_s is None else limits.max_step_s
         if limits.max_usd_per_run is not None and machine.usd_per_hour_per_device and self.problem.num_steps:
-            rate = machine.usd_per_hour_per_device / 3600.0 * self.problem.num_steps * config.world_size
+            rate = machine.usd_per_hour_per_device / SECONDS_PER_HOUR * self.problem.num_steps * config.world_size
             most = min(most, limits.max_usd_per_run / rate)
         return most
 
     def _objective(self, step_s: float, config: TrainingConfig) -> float:
-        return float(self.search.objective(np.asarray(step_s), np.asarray(float(config.world_size))))
+        return float(self.search.objective.of(np.asarray(step_s), np.asarray(float(config.world_size))))
 
     def _ranked(self) -> list[Placed]:
         return sorted(self.placed.values(), key=lambda item: order_of(item.scored, self.search.problem.objective))

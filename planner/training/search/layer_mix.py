@@ -31,18 +31,16 @@ from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingProblem
 
 NAME = "gathered_num_layers"
-# Candidates whose layers are dealt together: each stands there with every number of gathered layers.
+# Candidates expanded at once: each of them is copied once for every number of gathered layers.
 ROWS_AT_ONCE = 32
 
 # (candidates) → which of them can still be kept, given the seconds of their steps.
 Hopeful = Callable[[Candidates, FloatArray], FloatArray]
 
 
-def is_asked(problem: TrainingProblem) -> bool:
-    """Whether any layers may stay gathered."""
-    if NAME in problem.fixed:
-        return int(problem.fixed[NAME]) > 0
-    return NAME in problem.search_over
+def is_pinned(problem: TrainingProblem) -> bool:
+    """Whether some layers have to stay gathered."""
+    return int(problem.fixed.get(NAME, 0)) > 0
 
 
 def gathered_mixes(problem: TrainingProblem, batch: Candidates, hopeful: Hopeful) -> Iterator[Candidates]:
@@ -53,8 +51,9 @@ def gathered_mixes(problem: TrainingProblem, batch: Candidates, hopeful: Hopeful
         batch: legal candidates.
         hopeful: asked again before every portion, so that what was kept meanwhile counts.
     """
+    is_searched = NAME in problem.search_over and NAME not in problem.fixed
     full = batch.take(batch.zero_stage == ZERO_PARAMETERS)
-    if not len(full):
+    if not len(full) or not (is_searched or is_pinned(problem)):
         return
     longest = max(full.split.layers_per_chunk)
     pinned = int(problem.fixed.get(NAME, 0))

@@ -7,7 +7,7 @@ multi-token-prediction layers). Stage i keeps n_i micro-batches in flight.
 *Objective.* min over cuts 0 = c_0 < c_1 < … < c_p = L of max_i T_i, T_i = Σ_{c_i ≤ l < c_{i+1}} t_l (+ ends); among the
 best, the least Σ T_i², so that no other stage is slower than it needs to be.
 
-*Constraint.* W_i + n_i·A_i ≤ M for every stage i, W and A summed like T; at least one layer a stage.
+*Constraint.* W_i + n_i·A_i ≤ M for every stage i, W and A summed like T; at least one layer per stage.
 
 *Method.* Dynamic programming over (stages placed, layers placed): D_i(j) = min_{k<j} max(D_{i−1}(k), T_i(k, j)), then
 once more for Σ T_i² with every T_i at most D_p(L). Both are exact; O(p·L²), in NumPy.
@@ -94,7 +94,7 @@ def balance_arithmetic(shape: ModelShape, sequence_length: int, usual: tuple[int
     Args:
         shape: the model.
         sequence_length: tokens.
-        usual: layers of each stage as they are dealt otherwise.
+        usual: layers of each stage under the even split.
 
     Returns:
         The split; None unless it takes :data:`WORTHWHILE` or more off the slowest stage of ``usual``.

@@ -1,10 +1,10 @@
 """Every legal candidate, as arrays: all choices but the pipeline split, sorted by the devices they need.
 
-A *template* is a candidate without its pipeline: (tensor, context, data, shard, expert, expert-tensor parallelism,
-micro-batch, ZeRO stage, recompute of whole layers or none: how many layers of a chunk recompute in blocks is left to
-the search). For each pipeline split the templates that fit its share of the devices become
-:class:`~meshplan.planner.training.estimator.candidates.Candidates`. What makes a value legal in itself (heads, batch,
-sequence, experts) is settled here, once; what ties choices together is asked of the framework's own rules.
+A *template* is a candidate without its pipeline split: (tensor, context, data, shard, expert, expert-tensor
+parallelism, micro-batch, ZeRO stage, recompute of all layers or none). How many layers of a chunk recompute in blocks
+is decided later (:mod:`.memory_savers`). For each pipeline split the templates that fit its share of the devices become
+:class:`~meshplan.planner.training.estimator.candidates.Candidates`. Limits on a single value (heads, batch, sequence,
+experts) are applied here, once; rules that relate several choices are the framework's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
 from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.pipeline.schedules import schedules_of
-from meshplan.planner.training.problem.choices import COLUMNS, Choice, Recompute
+from meshplan.planner.training.problem.choice import Choice, Recompute
+from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
@@ -184,13 +185,13 @@ def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[st
 
 
 def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
-    """Every way to deal the layers to stages, stages ascending, then chunks."""
+    """Every split of the layers into stages and chunks, fewest stages first, then fewest chunks."""
     shape, layers = problem.shape, problem.shape.num_hidden_layers
     most = min(layers, problem.limits.max_devices)
     given = problem.fixed.get("layers_per_chunk")
     splits = []
     for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
-        chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _deals_evenly(layers, p * v))]
+        chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _splits_evenly(layers, p * v))]
         if given is not None:
             chunks = [len(given) // p] if len(given) % p == 0 and (p > 1 or len(given) == 1) else []
         for v in _choices(problem, "virtual_pipeline_stages", chunks):
@@ -206,7 +207,7 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
                     vocabulary_parallel=bool(problem.fixed.get("vocabulary_parallel", False)),
                 )
                 for schedule in _schedules(problem, p, v)
-                for layers_per_chunk in _deals(problem, p, v)
+                for layers_per_chunk in _layer_splits(problem, p, v)
             ]
     return splits
 
@@ -223,10 +224,10 @@ def _schedules(problem: TrainingProblem, p: int, v: int) -> tuple[str, ...]:
     )
 
 
-def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
-    """Layers of each chunk: as even as they go and, where that differs, as evens out the arithmetic of the stages.
+def _layer_splits(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
+    """Layer splits to try: the even split and, if different, the one that balances FLOPs per stage.
 
-    What the user gave is the only one.
+    A split given by the user replaces both.
     """
     given = problem.fixed.get("layers_per_chunk")
     if given is not None:
@@ -240,7 +241,7 @@ def _deals(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
     return [usual] if balanced is None else [usual, balanced]
 
 
-def _deals_evenly(layers: int, chunks: int) -> bool:
+def _splits_evenly(layers: int, chunks: int) -> bool:
     """Whether chunks are alike, the embedding and the LM head counted as layers if need be."""
     return layers % chunks == 0 or (layers + 2) % chunks == 0
 

@@ -1,12 +1,11 @@
-"""What choices beyond the templates make of a batch of candidates: ways to split sequences and to shard states.
+"""Variants of a batch of candidates: ways to split sequences and to shard states that no measured run has.
 
-Such a choice stays at its default unless it is pinned or the question asks for it (``search_over``); then every
-candidate to which it can apply stands there once with each value. A pin on how sequences are split counts where they
-are: candidates without context parallelism stay as they are.
+Such a choice stays at its default unless it is pinned or listed in ``search_over``. Each applicable candidate is then
+duplicated once per value. A pinned context-parallel style applies only to candidates with context_parallel > 1.
 
-All-to-alls inside a ring take neighbours that share a scale-up domain, unless their number is pinned: across the
-network the ring hides its exchange and the all-to-all does not. So do neighbours that hold a second copy of the
-parameters, which saves nothing where they are as far apart as those that share the first.
+All-to-alls inside a ring run among neighbours that share a scale-up domain, unless their number is pinned: across the
+network the ring hides its exchange and the all-to-all does not. A second copy of the parameters (hpZ) is also kept
+within a scale-up domain: spread wider, it saves nothing over the first copy.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
-from meshplan.planner.training.problem.choices import CONTEXT_PARALLEL_STYLES, ContextStyle
+from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, ContextStyle
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import divisors
 
@@ -33,7 +32,7 @@ _SEARCHED_STYLES = (
 
 
 def variants(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
-    """The batch as it is, then with every other value of the choices that are asked for; rules are not asked yet."""
+    """The batch itself, then a copy for every other value of the choices to vary; framework rules are applied later."""
     for styled in _by_style(problem, batch):
         for copied in _by_second_copy(problem, styled):
             yield from _by_outer_sharding(problem, copied)
@@ -59,7 +58,7 @@ def _by_style(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidate
 
 
 def _by_second_copy(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
-    """Fully sharded candidates with a second copy of their parameters among neighbours (hpZ), too."""
+    """The batch, and its fully sharded candidates with a second copy of their parameters among neighbours (hpZ)."""
     name = "zero_hpz_partition_size"
     pinned = int(problem.fixed.get(name, 1))
     if pinned == 1:
@@ -79,7 +78,7 @@ def _by_second_copy(problem: TrainingProblem, batch: Candidates) -> Iterator[Can
 
 
 def _by_outer_sharding(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
-    """Candidates sharded in groups with their optimizer states sharded over the groups, too."""
+    """The batch, and its candidates sharded in groups with optimizer states sharded over the groups too."""
     name = "outer_zero_stage"
     pinned = int(problem.fixed.get(name, 0))
     if not pinned:

@@ -8,7 +8,7 @@ import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.simulated import refereed_step_s, simulated_pipeline
+from meshplan.planner.training.simulated import simulated_pipeline, simulated_step_s
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_the_closed_form_and_the_referee_agree_on_a_step(schedule: str, chunks: 
         problem = problem_of(shape, num_devices=8, global_batch_size=16)
         config = configured(problem, pipeline_parallel=2, virtual_pipeline_stages=chunks)
         config = replace(config, pipeline_schedule=schedule)
-        assert refereed_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=within)
+        assert simulated_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=within)
 
 
 def test_uneven_layers_and_full_recompute_stay_exact() -> None:
@@ -28,7 +28,7 @@ def test_uneven_layers_and_full_recompute_stay_exact() -> None:
     config = configured(problem, pipeline_parallel=4, activation_recompute="full")
     for layers in ((2, 2, 2, 2), (4, 2, 1, 1), (1, 5, 1, 1), (1, 1, 2, 4)):
         config = replace(config, layers_per_chunk=layers)
-        assert refereed_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-9)
+        assert simulated_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-9)
 
 
 def test_the_head_makes_the_last_stage_of_1f1b_the_busy_one() -> None:
@@ -40,4 +40,4 @@ def test_the_head_makes_the_last_stage_of_1f1b_the_busy_one() -> None:
 def test_experts_in_some_layers_are_timed_where_they_lie() -> None:
     problem = problem_of(MOE, num_devices=8, global_batch_size=8)
     config = configured(problem, pipeline_parallel=2)
-    assert refereed_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-9)
+    assert simulated_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-9)

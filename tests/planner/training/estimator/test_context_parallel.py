@@ -16,7 +16,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.estimator.step import estimate_training
-from meshplan.planner.training.problem.choices import CONTEXT_PARALLEL_STYLES
+from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.pytorch import ACCELERATE, TORCHTITAN

@@ -14,19 +14,21 @@ from hypothesis import strategies as st
 from meshplan.planner.core.spec_reader import spec_schema
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.problem.choice import (
+    CONTEXT_PARALLEL_STYLES,
+    RECOMPUTE_MODES,
+    Choice,
+    ContextStyle,
+    Recompute,
+)
 from meshplan.planner.training.problem.choices import (
     BY_NAME,
     BY_SIMPLICITY,
     CHOICES,
     COLUMNS,
-    CONTEXT_PARALLEL_STYLES,
     PINNABLE,
-    RECOMPUTE_MODES,
     SEARCHABLE,
     SPLIT,
-    Choice,
-    ContextStyle,
-    Recompute,
     abbreviations_of,
     full_name,
     plain_defaults,

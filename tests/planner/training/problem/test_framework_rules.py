@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.training.problem.choices import CONTEXT_PARALLEL_STYLES
+from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
 from meshplan.planner.training.problem.framework_rules import rank_coordinates
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.training.problem.megatron import MEGATRON

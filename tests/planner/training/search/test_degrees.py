@@ -76,7 +76,7 @@ def test_agrees_with_brute_force(name: str, limits: dict[str, float], objective:
     for scored, (expected, _) in zip(search.best, best, strict=False):
         assert objective_of(problem, scored.config, scored.step_s) == pytest.approx(expected, rel=1e-8)
         assert price(problem, scored.config).step_s == pytest.approx(scored.step_s, rel=1e-12)
-        assert search.bound(np.array([scored.config.world_size]))[0] <= scored.objective
+        assert search.objective.bound(np.array([scored.config.world_size]))[0] <= scored.objective
     assert len(search.best) == min(search.keep, len(best))
     assert search.report.considered == search.report.priced + search.report.ruled_out
     assert len(everything(name)) <= search.report.considered, "the search lost sight of candidates"
