@@ -11,6 +11,7 @@ from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
@@ -98,8 +99,5 @@ def written_out(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _resolved(
     document: Mapping[str, Any], catalog: Catalog, base: Path, shape: ModelShape | None = None
 ) -> ResolvedServing:
-    try:
-        spec = read_serving_spec(document)
-    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
-        raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
+    spec = read_with_names(read_serving_spec, document, lambda: unknown_names(document, catalog))
     return resolve_serving(spec, catalog, base, shape=shape)

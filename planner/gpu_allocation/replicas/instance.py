@@ -82,10 +82,7 @@ def instance_of(problem: GpuAllocationProblem) -> Instance:
     capacity = np.array(problem.max_request_rate_per_s, dtype=np.float64).reshape(len(problem.gpu_types), len(rate))
     buckets = np.flatnonzero(rate > 0)
     capacity = capacity[:, buckets]
-    load = np.full(capacity.shape, np.inf)
-    with np.errstate(over="ignore"):
-        np.divide(rate[buckets], capacity, out=load, where=capacity > 0)
-    load = np.maximum(load, _LEAST_LOAD)
+    load = busy_replicas(rate[buckets], capacity)
     types = problem.gpu_types
     spare = problem.min_spare_replicas
     utilization = problem.max_utilization * np.array([1.0 - gpu_type.interruption_headroom for gpu_type in types])
@@ -103,6 +100,19 @@ def instance_of(problem: GpuAllocationProblem) -> Instance:
         most=np.minimum(np.ceil(all_servable / utilization), cap),
         spare=spare,
     )
+
+
+def busy_replicas(rate: FloatArray, capacity: FloatArray) -> FloatArray:
+    """[types, buckets] replicas that all traffic of a bucket keeps busy; ∞ where the type cannot serve it.
+
+    Args:
+        rate: [buckets] requests/s, above 0.
+        capacity: [types, buckets] requests/s that one replica serves.
+    """
+    load = np.full(capacity.shape, np.inf)
+    with np.errstate(over="ignore"):
+        np.divide(rate, capacity, out=load, where=capacity > 0)
+    return np.maximum(load, _LEAST_LOAD)
 
 
 def families(instance: Instance) -> FloatArray:

@@ -108,7 +108,7 @@ class _Box:
     Args:
         low: [types + families].
         high: [types + families].
-        relaxed: of it.
+        relaxed: solution of the box's relaxation.
         is_stopped: the relaxation was stopped at the goal (see ``_goal``), too early to branch on.
     """
 
