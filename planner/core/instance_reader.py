@@ -76,7 +76,7 @@ class InstanceReader(Problems):
 
         Args:
             value: as given.
-            path: of it.
+            path: where it stands in the document.
             what: which numbers ``holds`` lets pass, for the message.
             holds: see ``what``.
         """
@@ -96,7 +96,7 @@ class InstanceReader(Problems):
 
         Args:
             value: nested lists, or the reference of a file.
-            path: of it.
+            path: where it stands in the document.
             holes: whether a list may hold null for a number that is not known; it becomes NaN.
         """
         if isinstance(value, Mapping):

@@ -5,7 +5,7 @@
 A model is stated once, as a function that returns a :class:`Program`; whatever solves it reads the same arrays:
 
 =========  ==================================  =========================================================================
-``scip``   SCIP through OR-tools               the default; can be stopped after a number of boxes of its tree
+``scip``   SCIP through OR-tools               the default; can be stopped after a number of nodes of its tree
 ``cbc``    CBC through PuLP                    a child process, bundled with PuLP
 ``highs``  HiGHS through OR-tools' MathOpt     with its own tolerances
 =========  ==================================  =========================================================================
@@ -100,10 +100,10 @@ class Solved:
 
     Args:
         values: [columns]; empty where there is no solution.
-        objective: of the values; infinite where there is no solution.
+        objective: objective value; infinite where there is no solution.
         bound: no solution is cheaper; infinite where it is proven that there is none.
         duals: [rows] of a program without whole columns; empty otherwise.
-        num_iterations: of the simplex method, all boxes together: the work, the same on every run. Of SCIP only.
+        num_iterations: simplex iterations over the whole tree, the same on every run; from SCIP only.
     """
 
     values: tuple[float, ...]
@@ -129,13 +129,13 @@ NO_SOLUTION = Solved(values=(), objective=math.inf, bound=math.inf)
 
 
 def solve_program(program: Program, backend: str = DEFAULT_BACKEND, *, max_nodes: int | None = None) -> Solved:
-    """Solve a program to proven optimality, or until ``max_nodes`` boxes are searched.
+    """Solve a program to proven optimality, or until ``max_nodes`` nodes of the tree are searched.
 
     Args:
         program: the program.
         backend: one of :data:`BACKENDS`.
-        max_nodes: of SCIP's tree: a count, so that every run stops at the same place; None for no limit. The other
-            back ends go on to the end.
+        max_nodes: limit on the nodes of SCIP's tree, a count so that every run stops at the same place; None for no
+            limit. The other back ends go on to the end.
 
     Raises:
         SolverError: unknown backend, or the solver stopped without a proof and without the limit reached.
@@ -318,7 +318,7 @@ def _met(objective: float, bound: float) -> float:
 
 
 class Backend(NamedTuple):
-    """A solver: its name as people write it, and (program, most boxes) → what it found."""
+    """A solver: its name as people write it, and (program, most nodes) → what it found."""
 
     label: str
     solve: Callable[[Program, int | None], Solved]

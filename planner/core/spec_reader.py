@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
@@ -38,6 +38,22 @@ def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
         return model.model_validate(document)
     except ValidationError as error:
         raise SpecError([_problem(model, dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def read_with_names(
+    read: Callable[[Mapping[str, Any]], SpecT],
+    document: Mapping[str, Any],
+    unknown_names: Callable[[], Sequence[Problem]],
+) -> SpecT:
+    """``read(document)``; the unknown names of a malformed document are reported together with what is malformed.
+
+    Raises:
+        SpecError: one run shows everything that is to be mended.
+    """
+    try:
+        return read(document)
+    except SpecError as error:
+        raise SpecError([*error.problems, *unknown_names()]) from None
 
 
 def _problem(model: type[SpecModel], error: Mapping[str, Any]) -> Problem:

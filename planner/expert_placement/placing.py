@@ -90,7 +90,7 @@ def place(
         visits_at_balance: least balancedness of each layer at which balance may be given up for fewer devices per token
             (DeepEP's dispatch sends a token once to each device); needs token traces. None gives up nothing.
         advice: add the curves (more solves).
-        seed: of the solver.
+        seed: random seed of the solver.
         choices: further keys of the instance (``objective``, ``min_balancedness``, ``max_moved_experts``).
 
     Raises:

@@ -38,9 +38,9 @@ class ExpertSetting:
         layer_ids: number of each MoE layer in the model, or empty where unknown.
         num_layers: all layers of the model, or None.
         expert_bytes: weights of one expert in one layer on one device, or None.
-        link_bandwidth_bytes_per_s: of one device inside its domain, or None.
-        network_bandwidth_bytes_per_s: of one device to other domains, or None.
-        tokens_per_batch: that all these devices route in one pass of one layer, or None.
+        link_bandwidth_bytes_per_s: bandwidth of one device inside its domain, or None.
+        network_bandwidth_bytes_per_s: bandwidth of one device to other domains, or None.
+        tokens_per_batch: tokens that all these devices together route in one pass of one layer, or None.
         step_s: optimizer step under balanced routing, or None.
         expert_s: part of the step in expert GEMMs and their exposed all-to-all, or None.
     """
@@ -132,7 +132,7 @@ def read_recordings(
 
     Args:
         files: name → file or folder.
-        given_format: of all of them; by their names where None.
+        given_format: format of all of them; by their names where None.
         num_experts: for formats without it.
 
     Raises:

@@ -70,7 +70,7 @@ class Replica:
     """A kind of replica, with what it takes to run it.
 
     Args:
-        name: of the kind, without the offer: ``llama-3.1-8b TP2``.
+        name: name of the kind without the offer, such as ``llama-3.1-8b TP2``.
         service: index of its service.
         node_type: where it lies.
         layout: its degrees.
@@ -224,7 +224,7 @@ def capacities(found: Sequence[Replica], num_buckets: int, slos: Sequence[Sequen
 
     Args:
         found: kinds of replicas.
-        num_buckets: of the question, all services together.
+        num_buckets: buckets of the question, all services together.
         slos: [services] SLOs on latency.
     """
     table = np.zeros((len(found), num_buckets))

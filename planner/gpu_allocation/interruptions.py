@@ -32,7 +32,7 @@ class PoolState:
 
     Args:
         usable: [pools] replicas that serve.
-        share: of the time.
+        share: share of the time.
     """
 
     usable: tuple[int, ...]
@@ -48,8 +48,8 @@ def states_of(offer: Offer, kind: ReplicaKind, *, count: int, usable: int) -> li
     """How many replicas of one pool serve, and how often.
 
     Args:
-        offer: that the pool lies on.
-        kind: of its replicas.
+        offer: offer of the pool's units.
+        kind: kind of the pool's replicas.
         count: replicas rented, spares included.
         usable: replicas that carry load when none is away.
 

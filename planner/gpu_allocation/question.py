@@ -26,7 +26,7 @@ class SizedBucket:
 
     Args:
         range: least and most tokens.
-        request_rate_per_s: that arrive.
+        request_rate_per_s: arriving requests per second.
         input_length: mean prompt tokens.
         output_length: mean generated tokens.
     """
@@ -64,7 +64,7 @@ class Service:
 
     @property
     def request_rate_per_s(self) -> float:
-        """Of all buckets."""
+        """Arriving requests per second, all buckets together."""
         return sum(bucket.request_rate_per_s for bucket in self.buckets)
 
 

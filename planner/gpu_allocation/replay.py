@@ -78,7 +78,7 @@ class Replay:
         num_runs: independent runs.
         num_rejected: requests that fit no replica.
         by_kind: kind → share of its requests that meet every SLO; only kinds that were sent some.
-        burstiness: of the arrivals, largest over the services.
+        burstiness: coefficient of variation of the gaps between arrivals, largest over the services.
         note: why something was not replayed; empty otherwise.
     """
 
@@ -116,9 +116,9 @@ def replay(
         offerings: its kinds, with what runs.
         allocation: the plan.
         scenario: whose rates and routing.
-        num_requests: of each service in each run.
-        burstiness: of the arrivals; None for each workload's own.
-        seeds: of lengths, arrivals and routing; a run each.
+        num_requests: requests per service and run.
+        burstiness: coefficient of variation of the gaps between arrivals; None for each workload's.
+        seeds: one per run, for lengths, arrivals and routing.
     """
     kept: list[Kept] = []
     by_kind: dict[int, float] = {}

@@ -53,7 +53,7 @@ class HourlyPlan:
     Args:
         solution: the schedule, its cost and bound for the traffic with its margins.
         margins: [bands] what each band's traffic was multiplied by.
-        replays: of the last round.
+        replays: simulations of the last round.
         num_rounds: schedules planned.
     """
 
@@ -71,9 +71,9 @@ def plan_hours(
     Args:
         searched: the plan of the peak hour; kinds that it does not use get the largest margin of those it does.
         factors: [hours] traffic as a share of the peak's.
-        start_usd: of a unit.
-        stop_usd: of a unit.
-        seed: of the replayed requests.
+        start_usd: USD to start a unit.
+        stop_usd: USD to give back a unit.
+        seed: random seed of the simulated requests.
     """
     compiled = replace(searched.compiled, problem=with_headroom_of(searched, searched.compiled.problem))
     traffic = np.array(factors, dtype=float)

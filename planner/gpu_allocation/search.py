@@ -51,7 +51,7 @@ class Searched:
     Args:
         compiled: the problem as it was solved last, with its capacity margins.
         solution: the fleet and its proof.
-        replays: of every scenario; empty where the plan was not replayed.
+        replays: one per scenario; empty where the plan was not simulated.
         num_rounds: plans that were replayed.
         first_cost: objective before any capacity margin was added.
     """
@@ -148,7 +148,7 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
 
     Args:
         compiled: the question.
-        seed: of the replayed requests.
+        seed: random seed of the simulated requests.
         on_progress: called after every round.
     """
     headroom: dict[int, float] = {}

@@ -7,10 +7,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError, UnknownEntryError
+from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plain, plan_identity
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.gpu_allocation.answer import answer_document, config_document
 from meshplan.planner.gpu_allocation.infeasible import explain_allocation
@@ -63,10 +64,7 @@ def _plan_market(question: Question) -> Plan:
 
 
 def _resolved(document: Mapping[str, Any], catalog: Catalog, base: Path) -> AllocationQuestion:
-    try:
-        spec = read_allocation_spec(document)
-    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
-        raise SpecError([*error.problems, *_unknown_names(document, catalog)]) from None
+    spec = read_with_names(read_allocation_spec, document, lambda: _unknown_names(document, catalog))
     return resolve_allocation(spec, catalog, base)
 
 

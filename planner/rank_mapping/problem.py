@@ -39,7 +39,7 @@ class RankMappingProblem:
     """One rank-mapping question.
 
     Args:
-        name: of the instance; empty when it has none.
+        name: name of the instance; empty when it has none.
         num_nodes: nodes n, numbered from 0.
         devices_per_node: devices in each node; they share the node's cell. Reported, not used.
         pipeline_parallel: stages P of each pipeline.

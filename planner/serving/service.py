@@ -11,6 +11,7 @@ from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.measured.validate import row_validator
 from meshplan.planner.serving.pictures import pareto_page
@@ -99,8 +100,5 @@ def written_out(spec: Mapping[str, Any]) -> dict[str, Any]:
 def _resolved(
     document: Mapping[str, Any], catalog: Catalog, base: Path, shape: ModelShape | None = None
 ) -> ResolvedServing:
-    try:
-        spec = read_serving_spec(document)
-    except SpecError as error:  # report unknown names in the same run
-        raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
+    spec = read_with_names(read_serving_spec, document, lambda: unknown_names(document, catalog))
     return resolve_serving(spec, catalog, base, shape=shape)

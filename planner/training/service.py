@@ -12,6 +12,7 @@ from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
 from meshplan.planner.core.solution import solution_document
+from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.rank_mapping.pictures import MappingView
 from meshplan.planner.rank_mapping.view import training_view
 from meshplan.planner.training.alternatives import alternatives
@@ -77,10 +78,7 @@ def resolve(
     """
     if document.get("kind") != "training":
         raise SpecError([Problem(path="kind", message=f"must be training here, not {document.get('kind')}")])
-    try:
-        spec = read_training_spec(document)
-    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
-        raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
+    spec = read_with_names(read_training_spec, document, lambda: unknown_names(document, catalog))
     return resolve_training(spec, catalog, base, shape=shape)
 
 

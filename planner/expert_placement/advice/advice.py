@@ -1,7 +1,7 @@
 """What to know of a placement before it is rolled out.
 
-Balance against the number of redundant slots; balance of single batches, which sample the mean load; distance of the
-current placement from the best; number of devices that a token visits.
+Balance against the number of redundant slots; balance of single batches, which sample the mean load; regret of a
+placement for several scenarios; number of devices that a token visits.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.expert_placement.problem.objectives import (
     Objective,
     balancedness,
-    duplicates_on_device,
-    layer_balancedness,
     replica_counts,
 )
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
@@ -35,7 +33,7 @@ class RedundancyPoint:
 
     Args:
         num_redundant_experts: spare slots of a layer, over all devices.
-        balancedness: of the best placement found (the smallest over the scenarios for ``robust``).
+        balancedness: balancedness of the best placement found (the smallest over the scenarios for ``robust``).
         bound: no placement with so many slots can be more balanced.
         extra_bytes_per_device: weights of the spare slots, over all layers.
         expert_time_ratio: time of the expert layers over that with the fewest slots looked at; below 1 is faster.
@@ -65,25 +63,6 @@ class SampledBalance:
     at_the_mean_load: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Distance:
-    """How far the present placement is from the best.
-
-    Args:
-        present: its balancedness on the problem's load.
-        best: of the best placement found.
-        bound: no placement is more balanced.
-        expert_time_saved: part of the expert layers' time that the best placement saves, Σ over layers alike.
-        duplicates: replicas that share a device with another of the same expert at present; they are wasted.
-    """
-
-    present: float
-    best: float
-    bound: float
-    expert_time_saved: float
-    duplicates: int
-
-
 def redundancy_curve(
     problem: ExpertPlacementProblem, redundant: Iterable[int], *, bytes_per_expert: float, seed: int = 0
 ) -> list[RedundancyPoint]:
@@ -93,7 +72,7 @@ def redundancy_curve(
         problem: its number of redundant slots, present placement and traffic are not used.
         redundant: numbers of spare slots of a layer; those that do not divide evenly over the devices are left out.
         bytes_per_expert: weights of one expert in one layer.
-        seed: of the solver.
+        seed: random seed of the solver.
     """
     experts, devices = problem.num_experts, problem.num_devices
     points: list[RedundancyPoint] = []
@@ -138,7 +117,7 @@ def sampled_balance(
         placement: [L, S] map.
         tokens_per_batch: tokens that all devices together route in one step of one layer.
         num_samples: batches to draw.
-        seed: of the draws.
+        seed: random seed of the draws.
 
     Assumes:
         The experts of different tokens are independent, and so are the top_k of one token; the copies of an expert
@@ -159,39 +138,12 @@ def sampled_balance(
     )
 
 
-def distance_from_best(problem: ExpertPlacementProblem, *, seed: int = 0) -> Distance:
-    """Compare ``problem.current`` with the most balanced placement on the problem's load.
-
-    Raises:
-        SpecError: the problem has no present placement.
-    """
-    if problem.current is None:
-        raise SpecError([Problem(path="current", message="is missing; give the present physical_to_logical_map")])
-    solution = solve(replace(problem, objective=Objective.BALANCE), seed=seed)
-    speed = problem.device_speed
-    present = layer_balancedness(problem.load, problem.current, speed)
-    assignment = solution.assignment
-    best = (
-        present if assignment is None else layer_balancedness(problem.load, assignment.physical_to_logical_map, speed)
-    )
-    # The time of a layer is its ideal time over its balancedness.
-    ideal = problem.load.sum(axis=1)
-    before, after = float((ideal / present).sum()), float((ideal / best).sum())
-    return Distance(
-        present=float(present.mean()),
-        best=float(best.mean()),
-        bound=solution.bound or 1.0,
-        expert_time_saved=1.0 - after / before if before > 0 else 0.0,
-        duplicates=duplicates_on_device(problem.current, problem.num_devices),
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Regret:
     """What one scenario gives up to a placement that serves all of them.
 
     Args:
-        name: of the scenario.
+        name: name of the scenario.
         balancedness: with the common placement.
         alone: with a placement for this scenario only.
         regret: alone − balancedness.

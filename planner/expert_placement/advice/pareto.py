@@ -1,4 +1,4 @@
-"""What one objective costs in terms of another: balance against traffic, balance against moved experts.
+"""Pareto curves of two objectives: balance against traffic, balance against moved experts.
 
 Each curve solves the same problem with several limits and keeps the points that no other point beats in both values.
 Its ends are the best placement for either objective alone.
@@ -33,7 +33,7 @@ class TrafficPoint:
     """A placement on the curve of balance against traffic.
 
     Args:
-        balancedness: of the placement.
+        balancedness: balancedness of the placement.
         cross_device_fraction: share of transitions that change device.
         cross_node_fraction: share of transitions that change node.
         placement: [L, S] map.
@@ -50,7 +50,7 @@ class MigrationPoint:
     """A placement on the curve of balance against moves.
 
     Args:
-        balancedness: of the placement.
+        balancedness: balancedness of the placement.
         moved_experts: from the present placement.
         placement: [L, S] map.
     """
@@ -66,9 +66,9 @@ def traffic_curve(
     """Balance against traffic, most traffic (and balance) last.
 
     Args:
-        problem: with transitions; its own objective and floor are left aside.
+        problem: with transitions; its objective and floor are not used.
         num_points: floors of balancedness, evenly spaced from what least traffic leaves to the best balance.
-        seed: of the solver.
+        seed: random seed of the solver.
 
     Raises:
         SpecError: the problem has no transitions.
@@ -115,8 +115,8 @@ def migration_curve(problem: ExpertPlacementProblem, *, seed: int = 0) -> list[M
     """Balance against moved experts, fewest moves first.
 
     Args:
-        problem: with a present placement; its own objective and budget are left aside.
-        seed: of the solver.
+        problem: with a present placement; its objective and budget are not used.
+        seed: random seed of the solver.
 
     Raises:
         SpecError: the problem has no present placement.
@@ -144,16 +144,3 @@ def migration_curve(problem: ExpertPlacementProblem, *, seed: int = 0) -> list[M
         if not kept or item.balancedness > kept[-1].balancedness + ROUNDING:
             kept.append(item)
     return kept
-
-
-def cheapest_within(points: list[MigrationPoint], *, loss: float) -> MigrationPoint:
-    """The fewest moves that lose at most ``loss`` balancedness against the best point of the curve.
-
-    Raises:
-        SolverError: the curve is empty.
-    """
-    if not points:
-        message = "no placement on the curve of balance against moves"
-        raise SolverError(message)
-    best = max(item.balancedness for item in points)
-    return min((item for item in points if item.balancedness >= best - loss), key=lambda item: item.moved_experts)

@@ -31,7 +31,7 @@ class ExpertPlacementProblem:
         devices_per_node: devices that share the fast links of one node.
         num_redundant_experts: spare slots of a layer beyond one for each expert.
         objective: see :class:`Objective`.
-        load: [L, E] tokens; for ``robust`` without a load of its own, the mean of the normalised scenarios.
+        load: [L, E] tokens; for ``robust`` without a load, the mean of the normalised scenarios.
         scenarios: [N, L, E] tokens of each scenario (``robust``), else None.
         transitions: [L − 1, E, E] tokens that go from expert e in layer l to expert f in layer l + 1, or None.
         min_balancedness: floor of the balancedness (``balance+affinity``).
@@ -39,10 +39,10 @@ class ExpertPlacementProblem:
         max_moved_experts: most experts that may move (``migrate``); None is no limit.
         device_speed: [G] relative speed, 1 unless stated.
         robust_measure: see :class:`RobustMeasure`.
-        scenario_names: of the scenarios (``prefill``, ``decode``, a domain, a time window), or empty.
+        scenario_names: names of the scenarios (``prefill``, ``decode``, a domain, a time window), or empty.
         expert_bytes: weights of one expert in one layer, or None.
-        link_bandwidth_bytes_per_s: of one device to the others of its node, each direction, or None.
-        network_bandwidth_bytes_per_s: of one device to other nodes, or None.
+        link_bandwidth_bytes_per_s: bandwidth of one device to the others of its node, each direction, or None.
+        network_bandwidth_bytes_per_s: bandwidth of one device to other nodes, or None.
         num_expert_groups: runs of experts (E / groups each) whose copies all lie on one node, so that a router that
             limits a token to few groups limits it to few nodes (DeepSeek-V3, arXiv:2412.19437); 1 is no such rule.
     """

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,8 @@ class _Reader(InstanceReader):
         self.check()
         return {
             "name": str(self._document.get("name", KIND)),
-            "num_layers": sizes.num_layers,
-            "num_experts": sizes.num_experts,
-            "top_k": sizes.top_k,
-            "num_devices": sizes.num_devices,
+            **asdict(sizes),
             "devices_per_node": min(sizes.devices_per_node, sizes.num_devices),
-            "num_redundant_experts": sizes.num_redundant_experts,
             "objective": objective,
             "load": _mean_of_scenarios(scenarios, layer) if load is None else load,
             "scenarios": scenarios,

@@ -75,7 +75,7 @@ def solve(
 
     Args:
         problem: the question.
-        seed: of the random choices.
+        seed: random seed.
         time_limit_s: wall-clock limit; None leaves it to the fixed amount of work (well below a second for 58 layers of
             256 experts on 64 devices).
         on_progress: called at the end.

@@ -43,7 +43,7 @@ class Offer:
 
     Args:
         name: unique in the problem.
-        usd_per_hour: of one unit.
+        usd_per_hour: price of one unit.
         num_devices: accelerators per unit, which is the smallest amount rented.
         max_count: most units; None for any number.
         node_type: catalog name; empty where there is none.
@@ -54,7 +54,7 @@ class Offer:
         interruption_headroom: share of each replica's capacity kept free for the traffic of interrupted ones.
         interruptions_per_hour: how often one unit is taken away; what the replay plays.
         interruption_s: until a replacement serves.
-        power_w: of a unit at full load; None where unknown.
+        power_w: power of a unit at full load; None where unknown.
         present: units rented at present.
     """
 
@@ -101,7 +101,7 @@ class ReplicaKind:
     Args:
         name: unique in the problem.
         offer: index of its offer.
-        num_devices: that one replica takes.
+        num_devices: devices of one replica.
         service: whose requests it serves; kinds of one service only are paired.
         role: MIXED serves whole requests; PREFILL and DECODE serve a request together. A service has at most one kind
             in use of each, on offers of one provider and region: engines pair one prefill with one decode pool, over
@@ -137,7 +137,7 @@ class FleetProblem:
     """The whole question.
 
     Args:
-        name: of the instance.
+        name: name of the instance.
         offers: what can be rented.
         kinds: what can be laid on it.
         buckets: sizes of requests.
@@ -148,8 +148,8 @@ class FleetProblem:
         min_spare_replicas: replicas of each kind in use that carry no load in the plan.
         policy: see :class:`ScenarioPolicy`.
         objective: see :class:`FleetObjective`.
-        max_power_w: of all units rented.
-        max_usd_per_hour: of all units rented, in every scenario.
+        max_power_w: limit on the power of all units rented.
+        max_usd_per_hour: limit on the rent of all units, in every scenario.
         start_usd: cost of each unit beyond those present.
         stop_usd: cost of each present unit that is given back.
         switch_hours: hours over which the cost of switching is spread.

@@ -37,10 +37,8 @@ import numpy.typing as npt
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.milp import Program
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, FleetProblem, Offer
+from meshplan.planner.gpu_allocation.replicas.instance import busy_replicas
 from meshplan.planner.serving.problem.config import Role
-
-# A bucket with traffic counts as at least this much of a replica: below lies the solvers' tolerance.
-_LEAST_LOAD = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,10 +64,7 @@ def loads(problem: FleetProblem, scenario: int) -> FloatArray:
     """[kinds, buckets] busy replicas that all traffic of a bucket keeps busy; ∞ where a kind cannot serve it."""
     rate = np.array(problem.scenarios[scenario].request_rate_per_s, dtype=float)
     capacity = np.array(problem.max_request_rate_per_s, dtype=float).reshape(len(problem.kinds), len(rate))
-    load = np.full(capacity.shape, np.inf)
-    with np.errstate(over="ignore"):
-        np.divide(np.broadcast_to(rate, capacity.shape), capacity, out=load, where=capacity > 0)
-    return np.where(rate > 0, np.maximum(load, _LEAST_LOAD), 0.0)
+    return np.where(rate > 0, busy_replicas(rate, capacity), 0.0)
 
 
 def most_replicas(problem: FleetProblem) -> list[int]:
@@ -226,7 +221,7 @@ def share_columns(
     Args:
         problem: for the roles.
         program: grows.
-        name: of the bucket.
+        name: name of the bucket.
         serves: [kinds] that may take some.
         most: upper bound of a share.
 

@@ -53,8 +53,8 @@ class Schedule:
     Args:
         fleets: distinct fleets in use.
         fleet_of: [hours] which of them.
-        rent_usd: of all hours.
-        switching_usd: of all changes, that from the present fleet included.
+        rent_usd: rent of all hours.
+        switching_usd: cost of all changes, that from the present fleet included.
         num_switches: hours in which the fleet changes.
         constant_usd: rent of the cheapest fleet for the busiest hour throughout, with the change to it.
     """

@@ -40,7 +40,7 @@ class Sharpened:
 
     Args:
         usable: [types] the best fleet.
-        cost: of it, USD/h.
+        cost: rent of the fleet, USD/h.
         bound: USD/h.
         work_s: estimated processor seconds.
     """
@@ -59,7 +59,7 @@ def sharpen(
     Args:
         instance: the arrays of the problem.
         usable: [types] replicas of the fleet.
-        cost: of it, USD/h.
+        cost: rent of the fleet, USD/h.
         bound: known so far, USD/h.
         cuts: inequalities known so far; grows.
         work_s: estimated processor seconds that may be spent.

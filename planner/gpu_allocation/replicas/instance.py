@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from decimal import Decimal
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ _LEAST_LOAD = 1e-6
 _NARROW = 5_000  # entries of the load matrix
 # Types of one family: prices, and loads of the median bucket that both serve, within this factor of its dearest type's.
 _ALIKE = 1.15
+_PRICE_DECIMALS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,10 +85,7 @@ def instance_of(problem: GpuAllocationProblem) -> Instance:
     capacity = np.array(problem.max_request_rate_per_s, dtype=np.float64).reshape(len(problem.gpu_types), len(rate))
     buckets = np.flatnonzero(rate > 0)
     capacity = capacity[:, buckets]
-    load = np.full(capacity.shape, np.inf)
-    with np.errstate(over="ignore"):
-        np.divide(rate[buckets], capacity, out=load, where=capacity > 0)
-    load = np.maximum(load, _LEAST_LOAD)
+    load = busy_replicas(rate[buckets], capacity)
     types = problem.gpu_types
     spare = problem.min_spare_replicas
     utilization = problem.max_utilization * np.array([1.0 - gpu_type.interruption_headroom for gpu_type in types])
@@ -103,6 +103,19 @@ def instance_of(problem: GpuAllocationProblem) -> Instance:
         most=np.minimum(np.ceil(all_servable / utilization), cap),
         spare=spare,
     )
+
+
+def busy_replicas(rate: FloatArray, capacity: FloatArray) -> FloatArray:
+    """[types, buckets] replicas that all traffic of a bucket keeps busy; ∞ where the type cannot serve it.
+
+    Args:
+        rate: [buckets] requests/s, above 0.
+        capacity: [types, buckets] requests/s that one replica serves.
+    """
+    load = np.full(capacity.shape, np.inf)
+    with np.errstate(over="ignore"):
+        np.divide(rate, capacity, out=load, where=capacity > 0)
+    return np.maximum(load, _LEAST_LOAD)
 
 
 def families(instance: Instance) -> FloatArray:
@@ -135,3 +148,16 @@ def _alike(instance: Instance, g: int, other: int) -> bool:
         return False
     ratio = float(np.median(instance.load[g, both] / instance.load[other, both]))
     return 1.0 / _ALIKE <= ratio <= _ALIKE
+
+
+def price_step(price: FloatArray) -> float:
+    """The greatest step of which all prices are multiples, USD/h; 0 when they have more than six decimals.
+
+    >>> price_step(np.array([0.7, 1.01, 3.67]))
+    0.01
+    """
+    scale: int = 10**_PRICE_DECIMALS
+    scaled = [Decimal(repr(float(value))) * scale for value in price]
+    if any(value != value.to_integral_value() for value in scaled):
+        return 0.0
+    return float(math.gcd(*(int(value) for value in scaled)) / scale)

@@ -60,7 +60,7 @@ class GpuType:
 
     Args:
         name: unique in the problem.
-        usd_per_hour: of one replica, USD/h.
+        usd_per_hour: price of one replica, USD/h.
         max_count: most replicas; None for any number.
         region: where it is; None where it does not matter.
         terms: one of :data:`TERMS`.
@@ -97,7 +97,7 @@ class GpuAllocationProblem:
     """The whole question.
 
     Args:
-        name: of the instance.
+        name: name of the instance.
         gpu_types: what can be rented.
         buckets: sizes of requests.
         request_rate_per_s: [buckets] requests/s that arrive.

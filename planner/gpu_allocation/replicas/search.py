@@ -24,7 +24,6 @@ import heapq
 import math
 import time
 from dataclasses import dataclass
-from decimal import Decimal
 
 import numpy as np
 
@@ -32,7 +31,7 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.gpu_allocation.replicas.cuts import sharpen
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
-from meshplan.planner.gpu_allocation.replicas.instance import Instance, families
+from meshplan.planner.gpu_allocation.replicas.instance import Instance, families, price_step
 from meshplan.planner.gpu_allocation.replicas.loads import LoadPolytope
 from meshplan.planner.gpu_allocation.replicas.relaxation import EXACT, WHOLE, FleetRelaxation, Relaxed, balance
 
@@ -42,7 +41,6 @@ _ROUGH = 1e-4
 _PENALTY, _MOST_RAISES = 1e3, 4
 # Boxes before the first dive (narrow problems are mostly proven by then; wide ones start with one) and between dives.
 _NODES_BEFORE_DIVES, _NODES_BETWEEN_DIVES = 100, 40
-_PRICE_DECIMALS = 6
 # Relative distance within which the bound of a whole box counts as met by the best fleet.
 _MET = 1e-8
 # Share of a wide problem's budget for branch and bound; integer programs over its cuts get the rest.
@@ -108,7 +106,7 @@ class _Box:
     Args:
         low: [types + families].
         high: [types + families].
-        relaxed: of it.
+        relaxed: solution of the box's relaxation.
         is_stopped: the relaxation was stopped at the goal (see ``_goal``), too early to branch on.
     """
 
@@ -393,16 +391,3 @@ def round_up(usable: FloatArray) -> FloatArray:
     whole = np.ceil(usable - WHOLE * np.maximum(1.0, usable))
     rounded: FloatArray = np.where(usable > 0, np.maximum(whole, 1.0), 0.0)
     return rounded
-
-
-def price_step(price: FloatArray) -> float:
-    """The greatest step of which all prices are multiples, USD/h; 0 when they have more than six decimals.
-
-    >>> price_step(np.array([0.7, 1.01, 3.67]))
-    0.01
-    """
-    scale: int = 10**_PRICE_DECIMALS
-    scaled = [Decimal(repr(float(value))) * scale for value in price]
-    if any(value != value.to_integral_value() for value in scaled):
-        return 0.0
-    return float(math.gcd(*(int(value) for value in scaled)) / scale)

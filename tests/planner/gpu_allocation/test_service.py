@@ -368,7 +368,7 @@ def test_every_problem_at_once(catalog: Catalog) -> None:
         (
             {"type": "aws-g6e-xlarge", "terms": ["spot"]},
             "market.offers[0].interruption_headroom",
-            "spot nodes are taken away",
+            "spot nodes are interrupted",
         ),
     ],
 )

@@ -127,7 +127,7 @@ def balance(
         speed: [G].
         bound: [L] time that no placement can beat, in the same unit.
         effort: what to spend.
-        seed: of the replica moves.
+        seed: random seed of the replica moves.
     """
     mean = load.mean(axis=0)
     counts = greedy_counts(mean, num_redundant, speed.size)

@@ -94,7 +94,7 @@ def place_groups(
         num_nodes: N.
         num_groups: runs of E / groups experts.
         effort: what to spend.
-        seed: of the search.
+        seed: random seed.
 
     Returns:
         [L, G, s] placement, and [L] time that no such placement can beat.

@@ -69,7 +69,7 @@ def place_for_affinity(
         speed: [G].
         floor: least mean balancedness.
         effort: what to spend.
-        seed: of the random starts and of the search.
+        seed: random seed of the starts and of the search.
     """
     rng = np.random.default_rng(seed)
     total = float(transitions.sum())

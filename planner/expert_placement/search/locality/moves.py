@@ -26,9 +26,9 @@ class MigrationCost:
     Args:
         moved_experts: (layer, device, expert) that were not there before.
         moved_bytes: their weights.
-        across_nodes_bytes: of these, what comes from another node.
+        across_nodes_bytes: the part of these that comes from another node.
         from_checkpoint: moved experts that no device held.
-        seconds: of the transfer as scheduled; None where no bandwidth is known.
+        seconds: duration of the transfer as scheduled; None where no bandwidth is known.
         bound_s: no schedule is faster: the busiest receiver at its fastest link; None where no bandwidth is known.
     """
 
@@ -56,12 +56,13 @@ def migration_cost(
     Args:
         placement: [L, S] new map.
         current: [L, S] present map.
-        num_experts: of a layer.
+        num_experts: experts per layer.
         num_devices: G.
         devices_per_node: devices that share the fast links.
         expert_bytes: weights of one expert in one layer.
-        link_bandwidth_bytes_per_s: of one device to the others of its node, each direction; None where unknown.
-        network_bandwidth_bytes_per_s: of one device to other nodes; as fast as the links where None.
+        link_bandwidth_bytes_per_s: bandwidth of one device to the others of its node, each direction; None where
+            unknown.
+        network_bandwidth_bytes_per_s: bandwidth of one device to other nodes; as fast as the links where None.
     """
     before = residency(current, num_experts, num_devices)
     needed = residency(placement, num_experts, num_devices) & ~before

@@ -8,7 +8,6 @@ import pytest
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.expert_placement.advice.advice import (
     covisits,
-    distance_from_best,
     distinct_devices_per_token,
     redundancy_curve,
     regrets,
@@ -51,15 +50,6 @@ def test_sampling_noise_agrees_with_the_binomial() -> None:
     )
     sampled = sampled_balance(pair, np.tile([0, 1], (50, 1)), tokens_per_batch=tokens)
     assert 1 - sampled.mean == pytest.approx(2 / np.sqrt(2 * np.pi * tokens), rel=0.03)
-
-
-def test_distance_of_the_contiguous_placement() -> None:
-    report = distance_from_best(problem(current=np.tile(np.arange(16), (3, 1))))
-    assert report.present < report.best <= report.bound
-    assert 0 < report.expert_time_saved < 1
-    assert report.duplicates == 0
-    with pytest.raises(SpecError, match="current"):
-        distance_from_best(problem())
 
 
 def test_distinct_devices_by_hand() -> None:
