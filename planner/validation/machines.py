@@ -90,15 +90,15 @@ def _typical_node(nodes: list[NodeType]) -> NodeType:
 
 # Published networks are in bits.
 BITS_PER_BYTE = 8.0
-_PER_NODE = re.compile(r"(\d+)\s*x\D[^,]*?(\d+)\s*Gb", re.IGNORECASE)
+_PER_NODE = re.compile(r"(\d+)\s*x[^,]*?(\d+)\s*Gb", re.IGNORECASE)
 _PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
 _TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
 
 
 def _network_bytes_per_s(text: str, per_host: int) -> float | None:
-    """Network bandwidth per device, from a text such as ``8x ConnectX-6 200 Gb/s``; None where it finds no number.
+    """Network bandwidth per device, from a text such as ``8x200Gb/s HDR IB``; None where it finds no number.
 
-    >>> _network_bytes_per_s("8x ConnectX-6 200 Gb/s", 8)
+    >>> _network_bytes_per_s("8x200Gb/s HDR IB", 8)
     25000000000.0
     """
     section = re.search(r"Compute:([^,]*)", text)
