@@ -124,14 +124,8 @@ class Linear:
 
     def only(self, rows: Sequence[int]) -> Linear:
         """The rows with these indices."""
-        kept = list(rows)
-        return replace(
-            self,
-            residual=self.residual[kept],
-            slope=self.slope[kept],
-            noise=self.noise[kept],
-            weight=self.weight[kept],
-        )
+        by_row = ("residual", "slope", "noise", "weight")
+        return replace(self, **{name: getattr(self, name)[list(rows)] for name in by_row})
 
 
 def most_probable(

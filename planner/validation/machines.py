@@ -90,13 +90,13 @@ def _typical_node(nodes: list[NodeType]) -> NodeType:
 
 # Published networks are in bits.
 BITS_PER_BYTE = 8.0
-_PER_NODE = re.compile(r"(\d+)\s*x\D[^,]*?(\d+)\s*Gb", re.IGNORECASE)
+_PER_NODE = re.compile(r"(\d+)\s*x[^,]*?(\d+)\s*Gb", re.IGNORECASE)
 _PER_DEVICE = re.compile(r"(\d+)\s*Gb(?:ps|/s)?\s*per\s*GPU", re.IGNORECASE)
 _TOTAL = re.compile(r"^\s*(\d+)\s*Gbps", re.IGNORECASE)
 
 
 def _network_bytes_per_s(text: str, per_host: int) -> float | None:
-    """Network bandwidth per device, from a text such as ``8x200Gb/s HDR IB``; None where it has no number.
+    """Network bandwidth per device, from a text such as ``8x200Gb/s HDR IB``; None where it finds no number.
 
     >>> _network_bytes_per_s("8x200Gb/s HDR IB", 8)
     25000000000.0
@@ -105,9 +105,7 @@ def _network_bytes_per_s(text: str, per_host: int) -> float | None:
     text = section.group(1) if section else text
     if device := _PER_DEVICE.search(text):
         return float(device[1]) * 1e9 / BITS_PER_BYTE
-    if (
-        node := _PER_NODE.search(text)
-    ) and "NetXtreme" not in text:  # rows with this card list what it can do, not what is connected
+    if (node := _PER_NODE.search(text)) and "NetXtreme" not in text:  # such rows state the card's limit, not the link
         return float(node[1]) * float(node[2]) * 1e9 / BITS_PER_BYTE / per_host
     if total := _TOTAL.search(text):
         return float(total[1]) * 1e9 / BITS_PER_BYTE / per_host

@@ -1,0 +1,28 @@
+"""Networks of measured runs: published texts as bandwidth per device."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshplan.planner.validation.machines import _network_bytes_per_s
+
+GB = 1e9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8x200Gb/s HDR IB", 25 * GB),  # 8 × 200 Gb/s over 8 devices
+        ("HDR IB 8x200Gb/s (Selene)", 25 * GB),
+        ("4 x 100Gb RoCE per node", 6.25 * GB),
+        ("8x ConnectX-6 200 Gb/s", 25 * GB),
+        ("400 Gbps per GPU", 50 * GB),
+        ("1600 Gbps EFA", 25 * GB),
+        ("Storage: 2x100Gb/s, Compute: 8x400Gb/s, other", 50 * GB),
+        ("8x NetXtreme 400Gb", None),
+        ("InfiniBand", None),
+        ("", None),
+    ],
+)
+def test_published_networks(text: str, expected: float | None) -> None:
+    assert _network_bytes_per_s(text, 8) == expected
