@@ -1,4 +1,4 @@
-"""Why this plan? What a finished plan says of itself: the proof, the limits that bind, what the numbers rest on.
+"""Why this plan? Read from a finished plan: the proof, the binding limits, the evidence behind the numbers.
 
 Everything is read from the plan; nothing is estimated again.
 """
@@ -25,9 +25,9 @@ class Explanation:
         proof: how it is known that nothing is better.
         runner_up: how far the next best candidate is behind; empty where there is none.
         time: the largest parts of the step.
-        limits: one sentence a limit, the binding ones first.
+        limits: one sentence per limit, the binding ones first.
         calibration: what the estimator's constants rest on.
-        assumed: what the spec left open and no measurement settles, and what no measured run has confirmed.
+        assumed: assumptions where the spec is silent, and what no measured run has confirmed.
         evidence: level of evidence → share of the step's time that rests on it.
         sources: what → citation.
     """

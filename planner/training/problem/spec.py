@@ -137,6 +137,7 @@ def _pin_type(choice: Choice) -> Any:
     return Annotated[int, Field(strict=True, ge=choice.least, le=choice.most)]
 
 
+# One optional field for each pinnable choice; a type checker cannot see fields that are made, and reads Any.
 if TYPE_CHECKING:
 
     class _Pins(SpecModel):

@@ -249,7 +249,7 @@ def _splits_evenly(layers: int, chunks: int) -> bool:
 def template_candidates(
     problem: TrainingProblem, templates: Templates, rows: slice, split: PipelineSplit
 ) -> Candidates:
-    """Templates ``rows`` under ``split``; the framework's rules have not been asked yet."""
+    """Templates ``rows`` under ``split``; the framework's rules are applied later."""
     columns = {name: array[rows] for name, array in templates.columns.items()}
     num_rows = len(columns["data_parallel"])
     plain = {
