@@ -271,7 +271,9 @@ def _router(request: ServingRequest) -> RouterOf | None:
 def _notes(request: ServingRequest) -> Sequence[str]:
     notes = []
     if any(pool.role not in request.memory for pool in request.config.pools):
-        notes.append("SGLang's memory share leaves activations out, the plan's includes them: lower it if memory ends.")
+        notes.append(
+            "SGLang's memory share excludes activations, the plan's includes them: lower it if memory runs out."
+        )
     if any(uses_all_to_all(pool.layout) for pool in request.config.pools):
         notes.append("Experts exchange tokens through DeepEP, which has to be installed.")
     return notes

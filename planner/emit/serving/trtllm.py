@@ -44,7 +44,7 @@ _DISAGGREGATED_FILE = "disaggregated.yaml"
 _NGINX_FILE = "nginx.conf"
 _ROLES = {Role.PREFILL: "context_servers", Role.DECODE: "generation_servers"}
 _NGINX = """\
-# One connection a request is what least_conn counts; answers stream, so nothing is buffered.
+# least_conn counts connections, one per request; answers stream, so nothing is buffered.
 daemon off;
 pid /tmp/meshplan-nginx.pid;
 error_log stderr;
@@ -93,7 +93,7 @@ def free_fraction(request: ServingRequest, pool: Pool) -> float:
             TRTLLM.name,
             f"a KV cache of no bytes: weights and activations take {taken_bytes / 1e9:.1f} GB of "
             f"{fraction:g} × {device.memory_bytes / 1e9:.1f} GB",
-            "more devices a worker, or a larger memory_fraction",
+            "more devices per worker, or a larger memory_fraction",
         )
     return float(left_bytes / (device.memory_bytes - taken_bytes))
 
@@ -304,9 +304,11 @@ def _text(address: Argument) -> str:
 
 
 def _notes(request: ServingRequest) -> Sequence[str]:
-    notes = ["No parser has judged these files: TensorRT-LLM cannot be imported without CUDA."]
+    notes = ["No parser has checked these files: TensorRT-LLM cannot be imported without CUDA."]
     if any(pool.role not in request.memory for pool in request.config.pools):
-        notes.insert(0, "The cache's share is of free memory; the plan's is of all: it is larger than it has to be.")
+        notes.insert(
+            0, "TensorRT-LLM's KV-cache share is of free memory, the plan's of all memory: it is larger than intended."
+        )
     return notes
 
 

@@ -39,7 +39,7 @@ _ONLINE = {
 _KV_CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 LEAST_LOADED_NOTE = (
-    "The router takes the less loaded of two workers drawn at random; the plan counts on the least loaded of all."
+    "The router takes the less loaded of two workers drawn at random; the plan assumes the least loaded of all."
 )
 _GIB = 2.0**30
 _TENSOR = ("--tensor-parallel-size", "-tp")

@@ -49,7 +49,7 @@ _STRATEGIES = {
     "HYBRID_SHARD_ZERO2": 2,
 }
 _NOTES = (
-    "The script gets what the YAML has no word for from MESHPLAN_CONFIG: micro_batch_size, num_microbatches, "
+    "The script gets what the YAML has no key for from MESHPLAN_CONFIG: micro_batch_size, num_microbatches, "
     "sequence_length.",
 )
 
@@ -65,7 +65,7 @@ _STARTER = r"""exec "${{ACCELERATE:-accelerate}}" launch \
 
 
 def _read_sharding(arguments: Arguments) -> Mapping[str, Any]:
-    """FSDP2 says it by a switch, FSDP1 by a strategy (by name, or by its number from 1 on)."""
+    """FSDP2 has a switch, FSDP1 a strategy, given by its name or by its number from 1 on."""
     strategy = arguments.get(_STRATEGY)
     if strategy is not None:
         names = {**_STRATEGIES, **{str(number): stage for number, stage in enumerate(_STRATEGIES.values(), start=1)}}
@@ -174,7 +174,7 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     """The YAML as a mapping.
 
     Raises:
-        CannotExpressError: Accelerate has no word for a choice.
+        CannotExpressError: Accelerate's YAML has no key for a choice.
     """
     refuse(ACCELERATE, request.shape, request.config, _KNOWN_NAMES)
     return nested(
@@ -218,7 +218,7 @@ def features() -> tuple[Feature, ...]:
     """Rows of the support matrix."""
     placed = Feature(
         name="rank_table",
-        expressed_by="accelerate launch --machine_rank and CUDA_VISIBLE_DEVICES; equal numbers of ranks a host only",
+        expressed_by="accelerate launch --machine_rank and CUDA_VISIBLE_DEVICES; equal numbers of ranks per host only",
         verified_by="accelerate's parser; other tables are refused",
     )
     return (*feature_rows(TERMS), placed)

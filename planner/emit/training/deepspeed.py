@@ -1,7 +1,7 @@
 """A training plan as DeepSpeed's JSON. The training script is the user's: ``deepspeed.initialize(config=…)``.
 
-DeepSpeed's parser takes any unknown top-level key without a word, so the keys are compared with its own list in
-tests/conformance/deepspeed. What the JSON has no word for (recomputation, sequence length) is handed to the script.
+DeepSpeed's parser silently accepts unknown top-level keys, so the keys are compared with its own list in
+tests/conformance/deepspeed. What the JSON has no key for (recomputation, sequence length) is handed to the script.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CHECKPOINTING = "activation_checkpointing.cpu_checkpointing"
 # Our tier → DeepSpeed's device, and back.
 _DEVICES = {"host": "cpu", "nvme": "nvme"}
 NVME_PATH = "/local_nvme"
-_NVME_NOTE = f"States lie on NVMe: put the path of a local file system in the place of {NVME_PATH} in the JSON."
+_NVME_NOTE = f"States lie on NVMe: put the path of a local file system in place of {NVME_PATH} in the JSON."
 _CHECKPOINTING_NOTE = (
     "Kept activations go to host memory through DeepSpeed's own checkpointing: the script must call "
     "deepspeed.checkpointing.configure with this JSON and run every layer through deepspeed.checkpointing.checkpoint."
@@ -54,7 +54,7 @@ _OFFLOAD_NOTE = (
 )
 _NOTES = (
     f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and hands it to deepspeed.initialize. It gets "
-    "what the JSON has no word for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
+    "what the JSON has no key for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
 )
 _TENSOR_NOTE = (
     "With tensor parallelism DeepSpeed counts every rank as a batch: its log shows train_batch_size × tensor_parallel."
@@ -227,7 +227,7 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     """The JSON as a mapping.
 
     Raises:
-        CannotExpressError: DeepSpeed's JSON has no word for a choice.
+        CannotExpressError: DeepSpeed's JSON has no key for a choice.
     """
     refuse(DEEPSPEED, request.shape, request.config, _KNOWN_NAMES)
     return nested(write_all(TERMS, request.config, request.shape))

@@ -1,7 +1,8 @@
 """A training plan as TorchTitan's command line: a registered model, and flags for what the plan decides.
 
-The argument file has one flag a line and, last, the sub-command that chooses activation checkpointing. Checked against
-torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``ParallelDims`` over the emitted arguments.
+The argument file has one flag per line and, last, the sub-command that chooses activation checkpointing. Checked
+against torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``ParallelDims`` over the emitted
+arguments.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _PARALLELISM = "--parallelism."
 _TRAINING = "--training."
 COMPILE, NO_COMPILE = "--compile.enable", "--compile.no-enable"
 ASYNC, NO_ASYNC = "--compile.enable-async-tensor-parallel", "--compile.no-enable-async-tensor-parallel"
-KERNEL_WORDS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
-# As the estimate of a spec assumes the kernels; some of TorchTitan's configurations say otherwise.
-FIXED_WORDS = {COMPILE: "", NO_ASYNC: ""}
+KERNEL_FLAGS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
+# As the estimate of a spec assumes the kernels; some of TorchTitan's configurations differ.
+FIXED_ARGUMENTS = {COMPILE: "", NO_ASYNC: ""}
 _BALANCER = f"{_PARALLELISM}context-parallel-load-balancer"
 SETTINGS = (
     Setting(name="TRAIN_STEPS", default="100", meaning="optimizer steps"),
@@ -315,7 +316,7 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     arguments = {
         "--module": module,
         "--config": function,
-        **FIXED_WORDS,
+        **FIXED_ARGUMENTS,
         **write_all(TERMS, request.config, request.shape),
     }
     return tuple((flag, value) if value else (flag,) for flag, value in arguments.items())
@@ -323,7 +324,7 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
 
 def job(request: TrainingRequest) -> Job:
     """TorchTitan with its argument file."""
-    head = commented((*stamp(request.plan, VERIFIED), "One flag a line, the sub-command last; read by launch.sh."))
+    head = commented((*stamp(request.plan, VERIFIED), "One flag per line, the sub-command last; read by launch.sh."))
     text = head + "".join(" ".join(flag) + "\n" for flag in arguments(request))
     notes = TORCHTITAN.notes[:1] if request.config.activation_recompute == "selective" else ()
     return Job(
@@ -338,7 +339,7 @@ def job(request: TrainingRequest) -> Job:
         notes=(
             *notes,
             *without_adapters(request.plan, "this configuration of TorchTitan"),
-            "The plan is priced with compiled kernels and without asynchronous tensor parallelism; the flags say both.",
+            "The plan assumes compiled kernels and no asynchronous tensor parallelism; the flags set both.",
             "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
         ),
     )

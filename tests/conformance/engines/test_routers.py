@@ -24,7 +24,7 @@ from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.requests import Role
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_words import words_of
+from commands import command_of
 
 pytestmark = pytest.mark.launchers
 
@@ -91,5 +91,5 @@ def test_ray_s_arguments_are_fields_of_vllm(vllm, checkpoints) -> None:
     (program,) = emitter.job(request).programs
     said = ray_serve.engine_kwargs(program)
     assert set(said) <= known
-    parsed = vllm.arguments.from_cli_args(vllm.parsed(words_of(program)[2:]))
+    parsed = vllm.arguments.from_cli_args(vllm.parsed(command_of(program)[2:]))
     assert {name: getattr(parsed, name) for name in said} == said

@@ -23,7 +23,7 @@ def _capacity(config: TrainingConfig, _: ModelShape) -> Arguments:
 
 
 def _read_capacity(arguments: Arguments) -> Mapping[str, Any]:
-    """A negative factor is Megatron-LM's word for none."""
+    """A negative factor means none to Megatron-LM."""
     if _CAPACITY not in arguments:
         return {}
     try:

@@ -27,7 +27,7 @@ def pipeline_layout(config: TrainingConfig, shape: ModelShape) -> str:
 
 
 def read_layout(layout: str) -> tuple[int, ...]:
-    """Layers of each chunk, from a layout: letters, ``x*n`` and ``(…)*n``; commas say nothing.
+    """Layers of each chunk, from a layout: letters, ``x*n`` and ``(…)*n``; commas are ignored.
 
     >>> read_layout("E|(t|)*3,tm|L")
     (0, 1, 1, 1, 1, 0)
@@ -51,7 +51,7 @@ def read_layout(layout: str) -> tuple[int, ...]:
 
 
 def _layers(config: TrainingConfig, shape: ModelShape) -> Arguments:
-    """The split of the layers; also says how many virtual stages there are."""
+    """The split of the layers, which also determines the number of virtual stages."""
     if len(set(config.layers_per_chunk)) > 1:
         return {"--pipeline-model-parallel-layout": pipeline_layout(config, shape)}
     if config.virtual_pipeline_stages > 1:

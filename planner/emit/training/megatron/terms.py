@@ -30,7 +30,7 @@ _SCALED_FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 _EXCHANGE, _EXCHANGE_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 _LEVELS = 2
 _OUTER = "--outer-dp-sharding-strategy"
-# The first word of a style is the one that is written.
+# The first name of a style is the one that is written.
 _EXCHANGES = {
     "p2p": "ring",
     "all_gather": "all-gather",
@@ -41,14 +41,14 @@ _EXCHANGES = {
 
 
 def _context_style(config: TrainingConfig, _: ModelShape) -> Arguments:
-    """Transformer Engine spells all_gather with an underscore, whatever Megatron's help says."""
+    """Transformer Engine spells all_gather with an underscore, unlike Megatron-LM's help text."""
     if config.context_parallel == 1 or config.context_parallel_style == "ring":
         return {}
-    word = next(word for word, style in _EXCHANGES.items() if style == config.context_parallel_style)
+    argument = next(argument for argument, style in _EXCHANGES.items() if style == config.context_parallel_style)
     if config.context_parallel_heads == 1:
-        return {_EXCHANGE: word}
+        return {_EXCHANGE: argument}
     heads = config.context_parallel_heads
-    return {_EXCHANGE: word, _EXCHANGE_SIZES: f"{heads} {config.context_parallel // heads}"}
+    return {_EXCHANGE: argument, _EXCHANGE_SIZES: f"{heads} {config.context_parallel // heads}"}
 
 
 def _read_context_style(arguments: Arguments) -> Mapping[str, Any]:

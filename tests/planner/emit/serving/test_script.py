@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from emit_cases import B200, DEEPSEEK_V3, H100, LLAMA_70B, MIXTRAL
+from golden_variants import difference, texts
 from serving_cases import (
     NODE,
     aggregated,
@@ -87,17 +88,16 @@ PAIR = (pool(layout(8), Role.PREFILL, num_workers=2, quantization=FP8), pool(lay
 
 
 @pytest.mark.parametrize("engine", engine_names())
-@pytest.mark.parametrize("name", ["aggregated", "disaggregated"])
-def test_golden(engine: str, name: str, golden) -> None:
-    if name == "aggregated":
-        request = serving_request(LLAMA_70B, aggregated(engine, layout(4), num_workers=3, quantization=bf16()))
-    else:
-        decode = replace(PAIR[1], quantization=FP8)
-        guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
-        config = disaggregated(engine, PAIR[0], decode, speculation=guesses)
-        request = serving_request(DEEPSEEK_V3, config, hosts=("a", "b", "c", "d"), max_sequence_length=8192)
-    for artifact in emit_serving(engine, request).artifacts:
-        golden(f"emit/{engine}/{name}/{artifact.path}", artifact.content)
+def test_golden(engine: str, golden) -> None:
+    mixed = serving_request(LLAMA_70B, aggregated(engine, layout(4), num_workers=3, quantization=bf16()))
+    decode = replace(PAIR[1], quantization=FP8)
+    guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
+    config = disaggregated(engine, PAIR[0], decode, speculation=guesses)
+    pair = serving_request(DEEPSEEK_V3, config, hosts=("a", "b", "c", "d"), max_sequence_length=8192)
+    full, variant = (texts(emit_serving(engine, request).artifacts) for request in (pair, mixed))
+    for name, text in full.items():
+        golden(f"emit/{engine}/disaggregated/{name}", text)
+    golden(f"emit/{engine}/aggregated.diff", difference(variant, full))
 
 
 def bf16() -> Quantization:
@@ -244,7 +244,7 @@ def test_rank_tables_are_honoured(tmp_path: Path) -> None:
     assert emit_serving("vllm", serving_request(LLAMA_70B, config, plan=uneven))
     split = aggregated("vllm", layout(4))
     plan = serving_plan(LLAMA_70B, split, rank_table=((0, 0), (0, 1), (0, 2), (1, 0)))
-    with pytest.raises(CannotExpressError, match="dealt unevenly"):
+    with pytest.raises(CannotExpressError, match="split unevenly"):
         emit_serving("vllm", serving_request(LLAMA_70B, split, plan=plan))
     short = serving_plan(LLAMA_70B, config, rank_table=((0, 0),))
     with pytest.raises(EmitError, match="has 1 ranks, the configuration 4"):

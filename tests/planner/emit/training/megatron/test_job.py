@@ -20,6 +20,7 @@ from emit_cases import (
     plan_for,
     request_for,
 )
+from golden_variants import difference, texts
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.models.shapes import ModelShape
@@ -43,12 +44,11 @@ def flags(shape: ModelShape, **choices: object) -> dict[str, str]:
     return {flag[0]: " ".join(flag[1:]) for flag in found}
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_golden(name: str, golden) -> None:
-    shape, config = GOLDENS[name]
-    emitted = emit("megatron", request_for(shape, config))
-    for artifact in emitted.artifacts:
-        golden(f"emit/megatron/{name}/{artifact.path}", artifact.content)
+def test_golden(golden) -> None:
+    llama, mixtral = (texts(emit("megatron", request_for(*GOLDENS[name])).artifacts) for name in GOLDENS)
+    for name, text in llama.items():
+        golden(f"emit/megatron/llama-3.1-70b/{name}", text)
+    golden("emit/megatron/mixtral-8x7b.diff", difference(mixtral, llama))
 
 
 @pytest.mark.parametrize("name", GOLDENS)
