@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.terms import Arguments, Term, count, stated
+from meshplan.planner.emit.terms import Arguments, count, stated
+from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
 _LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
+_rows = TrainingRows("parser")
 
 
 def pipeline_layout(config: TrainingConfig, shape: ModelShape) -> str:
@@ -76,15 +78,12 @@ def _read_layers(arguments: Arguments) -> Mapping[str, Any]:
     return {"virtual_pipeline_stages": layers // (stages * layers_per_chunk)}
 
 
-LAYERS_PER_CHUNK = Term(
-    name="layers_per_chunk",
-    write=_layers,
-    read=_read_layers,
-    keys=(
-        "--pipeline-model-parallel-layout",
-        "--num-virtual-stages-per-pipeline-rank",
-        "--num-layers-per-virtual-pipeline-stage",
-    ),
+LAYERS_PER_CHUNK = _rows.term(
+    "layers_per_chunk",
+    _layers,
+    _read_layers,
+    "--pipeline-model-parallel-layout",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--num-layers-per-virtual-pipeline-stage",
     expressed_by="--pipeline-model-parallel-layout (uneven), --num-virtual-stages-per-pipeline-rank (even)",
-    verified_by="parser",
 )
