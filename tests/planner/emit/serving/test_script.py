@@ -106,7 +106,8 @@ def bf16() -> Quantization:
 
 def test_workers_of_a_host_share_no_device_and_no_port(tmp_path: Path) -> None:
     request = serving_request(LLAMA_70B, aggregated("vllm", layout(2), num_workers=4))
-    notes = start(tmp_path, request, "0", "--seed", "7")
+    # Four servers start one after the other: the first has to stay until the last has noted its arguments.
+    notes = start(tmp_path, request, "0", "--seed", "7", STAY_S="10")
     assert sorted(note["CUDA_VISIBLE_DEVICES"] for note in notes) == ["0,1", "2,3", "4,5", "6,7"]
     assert sorted(value(note, "--port") for note in notes) == ["8100", "8101", "8102", "8103"]
     for note in notes:
