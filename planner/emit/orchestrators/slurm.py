@@ -25,7 +25,7 @@ RANK_TASK_FILE = PurePosixPath("rank_task.sh")
 RANKS_FILE = PurePosixPath("ranks.txt")
 _STAND_IN = "run with stand-ins for srun and scontrol; #SBATCH options from Slurm's manual, no parser"
 _NOTES = (
-    "Time limit, partition and account are not decided by the plan: hand them to sbatch. The folder must be on a file "
+    "Time limit, partition and account are not decided by the plan: pass them to sbatch. The folder must be on a file "
     "system that every node sees.",
 )
 

@@ -54,7 +54,7 @@ _OFFLOAD_NOTE = (
     "refuses one that runs on the device."
 )
 _NOTES = (
-    f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and hands it to deepspeed.initialize. It gets "
+    f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and passes it to deepspeed.initialize. It gets "
     "what the JSON has no key for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
 )
 _TENSOR_NOTE = (

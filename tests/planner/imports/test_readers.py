@@ -292,6 +292,19 @@ def test_engines(command: str, values: dict[str, int]) -> None:
     )
 
 
+def test_limits_of_an_engine_that_a_spec_has_no_field_for_are_listed() -> None:
+    found = read_inputs(["vllm serve a/model -tp 2 --enforce-eager --gpu-memory-utilization 0.9"])
+    assert found.left_out == ["--enforce-eager"]
+    assert found.unread == ["--gpu-memory-utilization 0.9"]
+    assert found.source_flags["tensor_parallel"] == "-tp 2"
+
+
+def test_ranks_inside_a_stage_that_exceed_it_are_a_problem() -> None:
+    for command in ("vllm serve a/model -tp 2 -dcp 4", "python -m sglang.launch_server --tp 2 --attn-dp-size 4"):
+        (problem,) = read_inputs([command]).problems
+        assert "2 is less than the 4 ranks" in problem.message
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

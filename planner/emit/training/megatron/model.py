@@ -122,7 +122,7 @@ def model_notes(shape: ModelShape) -> tuple[str, ...]:
     notes = []
     if not shape.num_position_embeddings:
         notes.append(
-            f"Rotary base {rotary_base(shape)} and no stretching of positions: set --rotary-base, --use-rope-scaling "
+            f"Rotary base {rotary_base(shape)} and no RoPE scaling: set --rotary-base, --use-rope-scaling "
             "or --rope-type yourself when you continue from a checkpoint."
         )
     if shape.moe is not None and shape.family not in _ROUTER_FLAGS:
