@@ -1,4 +1,4 @@
-"""The routers' own parsers over the words of ``router.sh``, and Ray's arguments against vLLM's. On demand."""
+"""The routers' own parsers over the arguments of ``router.sh``, and Ray's arguments against vLLM's. On demand."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_random_routers_know_every_worker(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ROUTERS)
-def test_wrong_words_are_refused(engine: str) -> None:
+def test_wrong_arguments_are_refused(engine: str) -> None:
     _, parser = parser_of(engine)
     for words in (["--policy", "nearest"], ["--worker-url", "x"], ["--port", "http"]):
         with pytest.raises(SystemExit):

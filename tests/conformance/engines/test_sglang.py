@@ -1,4 +1,4 @@
-"""SGLang's own parser, resolution and checks over the words that we emit. On demand: ``make test-launchers``."""
+"""SGLang's own parser, resolution and checks over the arguments that we emit. On demand: ``make test-launchers``."""
 
 from __future__ import annotations
 

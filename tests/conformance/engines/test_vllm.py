@@ -1,4 +1,4 @@
-"""vLLM's own parser and engine configuration over the words that we emit. On demand: ``make test-launchers``."""
+"""vLLM's own parser and engine configuration over the arguments that we emit. On demand: ``make test-launchers``."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_batch_options_count_where_the_command_says_nothing() -> None:
         ("--fp8-format hybrid --bf16", {"precision": "fp8"}),
     ],
 )
-def test_other_words_of_megatron(flags: str, terms: dict[str, Any]) -> None:
+def test_other_flags_of_megatron(flags: str, terms: dict[str, Any]) -> None:
     found = read_inputs(["torchrun", "pretrain_gpt.py", *flags.split()])
     assert {name: found.values[name] for name in terms} == terms
 

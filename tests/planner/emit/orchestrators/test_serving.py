@@ -1,4 +1,4 @@
-"""Kubernetes documents of serving plans: devices, words, pods against the types that Kubeflow generates."""
+"""Kubernetes documents of serving plans: devices, commands, pods against the types that Kubeflow generates."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_wrong_field_of_a_set_is_refused(path: tuple[str, ...], value: object)
     assert not jsonschema.Draft202012Validator(LEADER_WORKER_SET).is_valid(document)
 
 
-def test_words_are_those_of_the_engine() -> None:
+def test_arguments_are_those_of_the_engine() -> None:
     request = pair("vllm")
     leader = next(one for one in documents("lws", request) if one["metadata"]["name"].endswith("decode"))
     words = leader["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]["command"]
@@ -217,7 +217,7 @@ def test_engine_kwargs_of_ray() -> None:
         ("kserve", serving_request(LLAMA_70B, aggregated("vllm", layout(16))), "a worker of 2 hosts with 1 stages"),
     ],
 )
-def test_what_cannot_be_said_is_refused(target: str, request_: ServingRequest, match: str) -> None:
+def test_what_cannot_be_expressed_is_refused(target: str, request_: ServingRequest, match: str) -> None:
     with pytest.raises(CannotExpressError, match=match):
         emit_serving(target, request_)
 

@@ -45,7 +45,7 @@ printf '\\n' >> "$NOTES"
 
 
 def submit(folder: Path, request: TrainingRequest, *words: str, nodes: str) -> list[list[str]]:
-    """What each started process was told: node, rank, local rank, world size, devices, master, then its words."""
+    """What each started process got: node, rank, local rank, world size, devices, master, then its arguments."""
     tools = folder / "tools"
     tools.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("torchrun", NOTE), ("python", NOTE)):

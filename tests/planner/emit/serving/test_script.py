@@ -1,4 +1,4 @@
-"""The serving scripts are run for real; stand-ins for engines, curl and nvidia-smi note what they were told."""
+"""The serving scripts are run for real; stand-ins for engines, curl and nvidia-smi note their arguments."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import EngineLimits, KvTier, Role, Router, Speculation
 
-# Notes its words and its place, then waits to be ended as a server does.
+# Notes its arguments and its devices, then waits to be ended as a server does.
 SERVER = f"""#!{sys.executable}
 import json, os, sys, time
 names = ("CUDA_VISIBLE_DEVICES", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
@@ -65,7 +65,7 @@ def tools(folder: Path) -> dict[str, str]:
 def start(
     folder: Path, request: ServingRequest, *words: str, script: str = "launch.sh", **variables: str
 ) -> list[dict]:
-    """What each started program was told."""
+    """Arguments and devices of each started program."""
     out = folder / "out"
     write_artifacts(emit_serving(request.config.engine, request).artifacts, out, force=True)
     environment = {**tools(folder), **variables}
@@ -161,7 +161,7 @@ def test_roles_have_their_own_flags_and_hosts(tmp_path: Path) -> None:
     ]
 
 
-def test_hostile_names_stay_words(tmp_path: Path) -> None:
+def test_hostile_names_stay_arguments(tmp_path: Path) -> None:
     evil = "a $(touch /tmp/x)`id`\"'; rm -rf ~ #{port}"
     for engine in ("vllm", "trtllm", "sglang"):
         request = serving_request(LLAMA_70B, aggregated(engine, layout(8)), model_path=evil)
@@ -252,7 +252,7 @@ def test_rank_tables_are_honoured(tmp_path: Path) -> None:
         emit_serving("vllm", serving_request(LLAMA_70B, config, plan=short))
 
 
-def test_what_cannot_be_said_is_refused() -> None:
+def test_what_cannot_be_expressed_is_refused() -> None:
     def refused(shape, config, match: str, **fields) -> None:
         with pytest.raises(CannotExpressError, match=match):
             emit_serving(config.engine, serving_request(shape, config, **fields))
@@ -297,7 +297,7 @@ def test_bad_requests_are_named() -> None:
     assert published.model == "org/m"
 
 
-def test_memory_is_said_in_each_engine_s_own_share() -> None:
+def test_memory_is_written_in_each_engine_s_own_share() -> None:
     memory = {Role.MIXED: WorkerMemory(weights_bytes=20e9, activations_bytes=4e9)}
     limits = EngineLimits(memory_fraction=0.9)
 
@@ -326,7 +326,7 @@ def test_support_matrix_covers_every_field() -> None:
 @pytest.mark.parametrize(
     ("engine", "word"), [("vllm", "--disable-custom-all-reduce"), ("trtllm", "allreduce_strategy")]
 )
-def test_an_all_reduce_of_nccl_is_said(engine: str, word: str) -> None:
+def test_an_all_reduce_of_nccl_is_written(engine: str, word: str) -> None:
     for own in (True, False):
         config = aggregated(engine, layout(8), limits=EngineLimits(custom_all_reduce=own))
         emitted = emit_serving(engine, serving_request(LLAMA_70B, config))
@@ -355,7 +355,7 @@ def test_each_engine_says_where_prefixes_go() -> None:
     assert trtllm.options(request, config.pools[0])["kv_cache_config"]["host_cache_size"] == 100 * 2**30
 
 
-def test_a_tier_that_an_engine_has_no_word_for_is_refused() -> None:
+def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
     limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
     for wrong, reason in (
         ({"kv_tier": replace(TIER, store="nvme")}, "nvme has no word"),
