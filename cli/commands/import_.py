@@ -16,7 +16,7 @@ from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
-    from meshplan.planner.imports.spec import Today
+    from meshplan.planner.imports.spec import Imported
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _COMMENT_WIDTH = 118
@@ -162,7 +162,7 @@ def _variables(pairs: list[str]) -> dict[str, str]:
     return dict(pair.split("=", 1) for pair in pairs)
 
 
-def spec_text(found: Today) -> str:
+def spec_text(found: Imported) -> str:
     """The spec as YAML, with what a reader has to know as comments."""
     import yaml
 
@@ -198,7 +198,7 @@ def _plain(spec: Mapping[str, Any]) -> dict[str, Any]:
     return dict(json.loads(json.dumps(spec)))
 
 
-def _next_commands(found: Today, out: Path) -> str:
+def _next_commands(found: Imported, out: Path) -> str:
     counts = f"{len(found.assumed)} assumed, {len(found.left_out)} not expressible, {len(found.unread)} not understood"
     text = f"{out}: read from {found.source} ({counts}; the file lists them). Next:\n\n"
     if "fixed" not in found.spec:
@@ -220,7 +220,7 @@ def _write(text: str, out: Path, *, force: bool) -> None:
     write_artifacts([Artifact(path=PurePosixPath(out.name), content=text)], out.parent, force=force)
 
 
-def _compare(found: Today, catalog: Catalog, form: Format) -> None:
+def _compare(found: Imported, catalog: Catalog, form: Format) -> None:
     from meshplan.cli.progress import progress_line
     from meshplan.cli.render import show_document, show_text, terminal_width
     from meshplan.cli.reports.comparison import comparison_report

@@ -28,7 +28,7 @@ class Artifact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserVerified:
-    """Which parser judged the files of a target, and how far it went.
+    """Which parser checked the files of a target, and how far it went.
 
     Args:
         framework: distribution whose parser it is.
@@ -87,7 +87,7 @@ def plan_artifact(plan: Plan) -> Artifact:
 
 def stamp(plan: Plan, verified: ParserVerified | None) -> tuple[str, ...]:
     """The lines that begin every emitted file, without a comment sign."""
-    digest = plan.digest  # of every rank's place: asked for once
+    digest = plan.digest  # covers every rank's (host, device): computed once
     lines = (f"meshplan plan {digest[:PLAN_ID_LENGTH]}", f"plan digest: {digest}")
     return lines if verified is None else (*lines, f"parser: {verified}")
 

@@ -1,4 +1,4 @@
-"""A placement in the words of those who can load it, and back.
+"""An expert placement in the file formats of the programs that can load it, and back.
 
 ===========  ==========================================================================================================
 target       file
@@ -48,7 +48,7 @@ def expert_map(
 
     Raises:
         EmitError: unknown target, or layer_ids of another length.
-        CannotExpressError: the target has no words for the placement.
+        CannotExpressError: the target cannot express the placement.
     """
     if target not in _WRITERS:
         raise EmitError(f"no expert map for target {target!r}; known are {', '.join(_WRITERS)}")
@@ -164,10 +164,10 @@ def picture_artifact(placed: Placed, name: str) -> Artifact:
 
 
 def map_artifact(placed: Placed, target: str) -> Artifact:
-    """The map in the words of ``target``.
+    """The map in the format of ``target``.
 
     Raises:
-        CannotExpressError: the target has no words for the placement.
+        CannotExpressError: the target cannot express the placement.
     """
     text = expert_map(
         target,

@@ -1,7 +1,7 @@
 """An allocation as files: router weights, node pools for Karpenter, SkyPilot tasks, a picture, and a page about them.
 
 The servers of each pool are launched by the serving targets (:mod:`meshplan.planner.launch.gpu_allocation` asks them, a
-folder for each pool); here is what lies above the pools. Karpenter's words are those of karpenter.sh/v1 NodePool
+folder for each pool); here is what lies above the pools. Karpenter's fields are those of karpenter.sh/v1 NodePool
 (karpenter.sh/docs/concepts/nodepools), which provisions for AWS here: offers of other providers are in the table only.
 """
 
@@ -126,7 +126,7 @@ def skypilot_resources(plan: Plan) -> tuple[Artifact, ...]:
     """A SkyPilot task for each AWS offer that holds its nodes: servers are started on them with ``sky exec``."""
     found = []
     for unit in _aws_nodes(plan):
-        # SkyPilot's infra: cloud/region/zone; a zone without its region has no place there.
+        # SkyPilot's infra: cloud/region/zone; a zone without its region cannot stand there.
         place = "/".join([_AWS, *([unit["region"], *filter(None, [unit.get("zone")])] if unit["region"] else [])])
         task = {
             "name": object_name(unit["offer"]),
@@ -164,7 +164,7 @@ def overview(plan: Plan, folders: Mapping[str, str], notes: Sequence[str]) -> Ar
         f"| {row['kind']} | {row['count']} | {row['spare']} | {folders.get(row['kind'], '')} |"
         for row in fleet["replicas"]
     ]
-    lines += ["", f"- `{ROUTER_FILE}`: where each size of request goes.", f"- `{PICTURE_FILE}`: cost against promises."]
+    lines += ["", f"- `{ROUTER_FILE}`: where each size of request goes.", f"- `{PICTURE_FILE}`: cost against SLOs."]
     if _aws_nodes(plan):
         lines += [f"- `{NODE_POOLS_FILE}`: Karpenter NodePools.", "- `skypilot/`: the same nodes as SkyPilot tasks."]
     lines += [f"- {note}" for note in (*answer["notes"], *notes)]

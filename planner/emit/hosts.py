@@ -1,4 +1,4 @@
-"""From (host, device) of each rank to what torchrun can be told: node ranks, processes and device orders.
+"""From (host, device) of each rank to what torchrun takes: node ranks, processes and device orders.
 
 torchrun with a static rendezvous gives rank = processes on the hosts before + local rank, in the order of the explicit
 ``--node-rank``; local rank i runs on the i-th device of ``CUDA_VISIBLE_DEVICES``. So a rank table can be expressed
@@ -147,5 +147,5 @@ def refuse_named_hosts(hosts: Sequence[str], mapping: Mapping[str, Any] | None, 
         )
 
 
-# One script a host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
+# One script per host is a convenience; past this many a launcher fills in the node rank (pdsh, Slurm, a job set).
 MAX_HOST_SCRIPTS = 64

@@ -1,4 +1,4 @@
-"""What an emit target says of itself."""
+"""What an emit target states about itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Feature:
 
     Args:
         name: a term of the plan, such as ``tensor_parallel``.
-        expressed_by: flags or files that say it; empty where the target cannot.
+        expressed_by: flags or files that carry it; empty where the target cannot.
         verified_by: how it is known that the target understands it.
     """
 

@@ -76,14 +76,49 @@ def stated(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def write_only(name: str, write: Callable[[Any, Any], Arguments], *, expressed_by: str, verified_by: str) -> Term:
-    """A row that is not read back, because its arguments alone do not determine the term."""
-    return Term(name=name, write=write, read=lambda _: {}, keys=(), expressed_by=expressed_by, verified_by=verified_by)
+def nothing(*_: Any) -> dict[str, Any]:
+    """The ``write`` of a term whose arguments another row writes, and the ``read`` of one that is only written."""
+    return {}
 
 
-def covered(name: str, *, expressed_by: str, verified_by: str) -> Term:
-    """A term whose arguments another row writes and reads."""
-    return write_only(name, lambda *_: {}, expressed_by=expressed_by, verified_by=verified_by)
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Makes the rows of one target's table.
+
+    Args:
+        verified_by: what checked them, where a row does not name another.
+    """
+
+    verified_by: str
+
+    def term(
+        self,
+        name: str,
+        write: Callable[[Any, Any], Arguments],
+        read: Callable[[Arguments], Mapping[str, Any]],
+        *keys: str,
+        expressed_by: str = "",
+        verified_by: str = "",
+    ) -> Term:
+        """A row that is written and read back; it is expressed by its keys where nothing else is given."""
+        return Term(
+            name=name,
+            write=write,
+            read=read,
+            keys=keys,
+            expressed_by=expressed_by or ", ".join(keys),
+            verified_by=verified_by or self.verified_by,
+        )
+
+    def write_only(
+        self, name: str, write: Callable[[Any, Any], Arguments], expressed_by: str, *, verified_by: str = ""
+    ) -> Term:
+        """A row that is not read back, because its arguments alone do not determine the term."""
+        return self.term(name, write, nothing, expressed_by=expressed_by, verified_by=verified_by)
+
+    def covered(self, name: str, expressed_by: str, *, verified_by: str = "") -> Term:
+        """A term whose arguments another row writes and reads."""
+        return self.write_only(name, nothing, expressed_by, verified_by=verified_by)
 
 
 def write_all(terms: Sequence[Term], plan: Any, part: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from meshplan.planner.imports.launchers import read_launch, repeated_flags, spli
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
-from meshplan.planner.imports.spec import Answers, Today, today
+from meshplan.planner.imports.spec import Answers, Imported, complete
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -35,41 +35,41 @@ def import_command(
     *,
     source: str | None = None,
     variables: Mapping[str, str] | None = None,
-) -> Today:
-    """A spec of what is run today.
+) -> Imported:
+    """A spec of an imported configuration.
 
     Args:
         inputs: paths of files, or the words of one command (one word with blanks is split as a shell would).
         catalog: models and hardware to name things by.
-        answers: what the input cannot say.
+        answers: what the input cannot state.
         source: name in the registry; found by the input where None.
         variables: values of shell variables from outside.
 
     Raises:
         SpecError: unreadable or contradictory, or something is missing; every problem at once.
     """
-    return today(read_inputs(inputs, source=source, variables=variables), answers, catalog)
+    return complete(read_inputs(inputs, source=source, variables=variables), answers, catalog)
 
 
 def read_inputs(
     inputs: Sequence[str], *, source: str | None = None, variables: Mapping[str, str] | None = None
 ) -> Reading:
-    """What one source says, before the catalog is asked."""
+    """What one source states, before the catalog is asked."""
     given, notes, unknown = _given(inputs, source, variables or {})
     found = source_of(given, source)
     if found is None:
         known = "; ".join(f"{one.name}: {one.summary}" for one in SOURCES)
-        raise _refused(f"nothing here is known ({known}); say what it is with --from NAME")
+        raise _refused(f"nothing here is known ({known}); name its kind with --from NAME")
     reading = found.read(given)
     reading.assumed += notes
-    reading.unread += [f"{name} (a variable from outside or a substitution; say it with --env)" for name in unknown]
+    reading.unread += [f"{name} (a variable from outside or a substitution; set it with --env)" for name in unknown]
     return reading
 
 
 def _given(
     inputs: Sequence[str], source: str | None, variables: Mapping[str, str]
 ) -> tuple[Given, list[Assumption], tuple[str, ...]]:
-    """Documents and words of everything that is named."""
+    """Documents and command lines of everything that is named."""
     documents: dict[str, Any] = {}
     known: dict[str, Any] = {}
     script = Script(statements=())
@@ -86,7 +86,7 @@ def _given(
         script = _command(inputs, variables)
     statement, notes = _statement(script, source, documents)
     notes += [
-        Assumption(term=f"${name}", value=value, why="the script's own default; --env says another")
+        Assumption(term=f"${name}", value=value, why="the script's own default; --env sets another")
         for name, value in script.defaults.items()
     ]
     words = statement.words if statement is not None else ()
@@ -124,11 +124,11 @@ def _spelled(flags: Arguments, name: str) -> str:
 
 def _command(inputs: Sequence[str], variables: Mapping[str, str]) -> Script:
     if not inputs or not any(word.strip() for word in inputs):
-        raise _refused("give a file, or the command that is run today after --")
+        raise _refused("give a file, or the command after --")
     if len(inputs) == 1:
         word = inputs[0]
         if " " not in word.strip():
-            raise _refused(f"no file {word!r}; give a file, or the command that is run today after --")
+            raise _refused(f"no file {word!r}; give a file, or the command after --")
         return read_script(word, variables)
     # The caller's shell has split these already; variables before a program stay words of its command line.
     first = next((place for place, word in enumerate(inputs) if not _VARIABLE.match(word)), len(inputs))
@@ -145,7 +145,7 @@ def _statement(script: Script, source: str | None, documents: Arguments) -> tupl
         if statements and not documents:
             raise _refused(
                 f"none of the {len(statements)} commands of the script starts a framework that is known; "
-                "give the command itself after --, or say what it is with --from NAME"
+                "give the command itself after --, or name its kind with --from NAME"
             )
         return None, []
     notes = [

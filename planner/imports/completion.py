@@ -1,4 +1,4 @@
-"""What follows from several words of a training command: replicas, shards, micro-batches; contradictions are named."""
+"""What follows from several flags of a training command: replicas, shards, micro-batches; contradictions are named."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def complete_training(reading: Reading, num_devices: int | None) -> None:
 
     Args:
         reading: of one source, its own defaults filled in.
-        num_devices: processes of the job; None where nobody says it.
+        num_devices: processes of the job; None where it is not stated.
     """
     if reading.problems:
         return  # a degree may be missing
@@ -33,17 +33,17 @@ def _replicas(reading: Reading, num_devices: int | None) -> None:
     product = " × ".join(f"{name} {values[name]}" for name in _MODEL_DEGREES)
     if num_devices is None:
         if "data_parallel" not in values:
-            reading.say(
-                "cluster", "the command does not say how many processes it starts: give --nodes (and --node-type)"
+            reading.report(
+                "cluster", "the command does not state how many processes it starts: give --nodes (and --node-type)"
             )
         return
     if num_devices % degrees:
-        reading.say("fixed", f"{product} = {degrees} does not divide the {num_devices} processes that are started")
+        reading.report("fixed", f"{product} = {degrees} does not divide the {num_devices} processes that are started")
         return
     replicas = num_devices // degrees
     stated = values.get("data_parallel")
     if stated is not None and stated != replicas:
-        reading.say(
+        reading.report(
             "fixed", f"{product} × data_parallel {stated} are {degrees * stated} devices, {num_devices} are started"
         )
         return
@@ -56,7 +56,7 @@ def _shards(reading: Reading) -> None:
     if values["zero_stage"] == 0:
         values["data_parallel_shard"] = 1
     elif replicas % groups:
-        reading.say("fixed.data_parallel_shard", f"{groups} groups of shards do not divide {replicas} replicas")
+        reading.report("fixed.data_parallel_shard", f"{groups} groups of shards do not divide {replicas} replicas")
     else:
         values.setdefault("data_parallel_shard", replicas // groups)
 
@@ -76,15 +76,17 @@ def _batch(reading: Reading) -> None:
     if micro is None:
         passes = replicas * (number or 1)
         if total % passes:
-            reading.say("workload.global_batch_size", f"{total} sequences do not divide into {passes} forward passes")
+            reading.report(
+                "workload.global_batch_size", f"{total} sequences do not divide into {passes} forward passes"
+            )
             return
         micro = reading.assume("micro_batch_size", total // passes, f"{total} sequences / {passes} forward passes")
     if number is None:
         if total % (micro * replicas):
             message = f"{total} is no multiple of micro_batch_size {micro} × data_parallel {replicas}"
-            reading.say("workload.global_batch_size", message)
+            reading.report("workload.global_batch_size", message)
             return
         reading.assume("num_microbatches", total // (micro * replicas), "global batch / (micro-batch × replicas)")
     elif micro * number * replicas != total:
         message = f"{micro} × {number} micro-batches × {replicas} replicas are {micro * number * replicas}, not {total}"
-        reading.say("workload.global_batch_size", message)
+        reading.report("workload.global_batch_size", message)

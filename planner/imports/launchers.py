@@ -9,7 +9,7 @@ from meshplan.planner.emit.terms import Arguments, count
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.reading import Launch
 
-# Options of the launchers by what they say, the nearest to the program first: srun starts torchrun, not the reverse.
+# Options of the launchers by what they set, the nearest to the program first: srun starts torchrun, not the reverse.
 _HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_HOST = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--ntasks-per-node")
 _ALL = ("--num-processes",)
@@ -18,7 +18,7 @@ _SHORT = {"-n": "--ntasks", "-H": "--hostfile"}
 
 
 def split_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Flags with their values (``""`` for a switch), and the words that belong to no flag.
+    """Flags with their values (``""`` for a switch), and the words of the command that belong to no flag.
 
     Args:
         words: arguments of a program. A flag given twice keeps its last value, as in argparse.
@@ -62,7 +62,7 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
 
     Args:
         words: one command.
-        batch_options: of ``#SBATCH`` lines: what holds where the command says nothing.
+        batch_options: of ``#SBATCH`` lines: the defaults of what the command leaves out.
     """
     start = _program_start(words)
     head, program = words[:start], tuple(words[start:])
@@ -127,7 +127,7 @@ def _dashed(words: Sequence[str]) -> list[str]:
 
 
 def _number(options: Arguments, names: Sequence[str], problems: list[Problem]) -> int | None:
-    """What the LAST of ``names`` in the command says: the launcher that is nearest to the program."""
+    """The number behind one of ``names``: that of the launcher nearest to the program."""
     present = [name for name in options if name in names]
     if not present:
         return None
@@ -137,5 +137,5 @@ def _number(options: Arguments, names: Sequence[str], problems: list[Problem]) -
     try:
         return count({name: words[0] if words else ""}, name)
     except ValueError as error:
-        problems.append(Problem(path="cluster", message=f"{error}; say it with --nodes, or --env NAME=VALUE"))
+        problems.append(Problem(path="cluster", message=f"{error}; give --nodes, or --env NAME=VALUE"))
         return None

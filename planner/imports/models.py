@@ -9,7 +9,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments
 from meshplan.planner.emit.training.megatron.model import inexpressible_shape, model_flags
 
-# Sizes that tell one model from another; a model that says one of them is only meant where the command says it too.
+# Sizes that tell one model from another; a model that has one of them only matches where the command gives it too.
 SIZES = (
     "--num-layers",
     "--hidden-size",
@@ -37,7 +37,7 @@ def slug_of(written: str, slugs: Iterable[str]) -> tuple[str | None, tuple[str, 
 
 
 def flags_of(shape: ModelShape) -> Mapping[str, str]:
-    """What the emitter says about a model."""
+    """The flags that the emitter writes for a model."""
     return {flag[0]: " ".join(flag[1:]) for flag in model_flags(shape)} | {"--vocab-size": str(shape.vocab_size)}
 
 
@@ -49,40 +49,41 @@ def models_of_size(arguments: Arguments, shapes: Iterable[ModelShape]) -> list[M
     for shape in shapes:
         if inexpressible_shape(shape) is not None:
             continue
-        said = flags_of(shape)
-        if all(_agrees(size, arguments, said) for size in SIZES):
+        written = flags_of(shape)
+        if all(_agrees(size, arguments, written) for size in SIZES):
             found.append(shape)
     return sorted(found, key=lambda shape: -_likeness(arguments, flags_of(shape)))
 
 
-def disagreements(arguments: Arguments, shape: ModelShape) -> list[str]:
-    """What the command says otherwise than the model."""
-    said = flags_of(shape)
+def mismatches(arguments: Arguments, shape: ModelShape) -> list[str]:
+    """Sizes in which the command and the model differ."""
+    written = flags_of(shape)
     return [
-        f"{flag} {arguments[flag]}, the model has {said[flag]}"
+        f"{flag} {arguments[flag]}, the model has {written[flag]}"
         for flag in (*SIZES, "--vocab-size")
-        if flag in arguments and flag in said and str(arguments[flag]) != said[flag]
+        if flag in arguments and flag in written and str(arguments[flag]) != written[flag]
     ]
 
 
-def _agrees(size: str, arguments: Arguments, said: Mapping[str, str]) -> bool:
-    theirs, ours = said.get(size), arguments.get(size)
+def _agrees(size: str, arguments: Arguments, written: Mapping[str, str]) -> bool:
+    theirs, ours = written.get(size), arguments.get(size)
     if theirs is None:
         # As many groups as heads is what having no groups means.
-        return ours is None or (size == "--num-query-groups" and str(ours) == said["--num-attention-heads"])
-    return theirs == (_plain(size, said) if ours is None else str(ours))
+        return ours is None or (size == "--num-query-groups" and str(ours) == written["--num-attention-heads"])
+    return theirs == (_plain(size, written) if ours is None else str(ours))
 
 
-def _plain(size: str, said: Mapping[str, str]) -> str | None:
+def _plain(size: str, written: Mapping[str, str]) -> str | None:
     """The value that Megatron-LM takes where the command leaves a size out."""
     if size == "--ffn-hidden-size":
-        return str(4 * int(said["--hidden-size"]))
+        return str(4 * int(written["--hidden-size"]))
     if size == "--moe-ffn-hidden-size":
-        return said.get("--ffn-hidden-size")
+        return written.get("--ffn-hidden-size")
     return None
 
 
-def _likeness(arguments: Arguments, said: Mapping[str, str]) -> int:
+def _likeness(arguments: Arguments, written: Mapping[str, str]) -> int:
     return sum(
-        (flag in arguments) == (flag in said) and str(arguments.get(flag)) == str(said.get(flag)) for flag in _FINE
+        (flag in arguments) == (flag in written) and str(arguments.get(flag)) == str(written.get(flag))
+        for flag in _FINE
     )

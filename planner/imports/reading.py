@@ -1,4 +1,4 @@
-"""What is known after reading what somebody runs today: values, who said them, what was assumed, what was not read."""
+"""What a configuration states: values, the flags that state them, what was assumed, what was not read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from meshplan.planner.emit.terms import Arguments, ReadBack
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assumption:
-    """A value that nothing in the input says.
+    """A value that nothing in the input states.
 
     Args:
         term: our name.
@@ -27,13 +27,13 @@ class Assumption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What the launcher says about processes.
+    """What the launcher states about processes.
 
     Args:
         program: script or module, and its arguments; empty where the input is a file of flags.
         options: options of the launcher itself, dashes only.
-        num_hosts: None where it does not say.
-        devices_per_host: None where it does not say.
+        num_hosts: None where it is not stated.
+        devices_per_host: None where it is not stated.
         num_devices: all of them; None where that is not known.
         problems: two launchers that disagree, values that are no numbers.
     """
@@ -54,7 +54,7 @@ class Given:
         arguments: flags of the program → values; empty for a document alone.
         document: a configuration file as dotted keys; empty where there is none.
         launch: see :class:`Launch`.
-        known: what another file of ours says (``training_config.json``), by our terms.
+        known: what meshplan's own ``training_config.json`` states, by term.
         loose: arguments that belong to no flag.
     """
 
@@ -67,18 +67,18 @@ class Given:
 
 @dataclass(slots=True)
 class Reading:
-    """What one source said; the reader of each framework fills it.
+    """What one source states; the reader of each framework fills it.
 
     Args:
         source: name in the registry.
         target: ``constraints.target`` of the spec.
         kind: ``training`` or ``serving``.
         launch: processes.
-        values: our terms → values.
-        source_flags: our terms → the arguments that said it.
-        assumed: values that nothing said.
-        unread: arguments that nothing here knows, as written.
-        left_out: what is understood and has no place in a spec.
+        values: by term.
+        source_flags: by term, the arguments that state it.
+        assumed: values that nothing states.
+        unread: arguments that no table knows, as written.
+        left_out: what is understood and has no field in a spec.
         problems: contradictions, and values that cannot be meant.
         model: name or path as written; empty where only sizes are known.
         model_arguments: flags that describe the model, to find it by.
@@ -98,11 +98,11 @@ class Reading:
     model_arguments: Arguments = field(default_factory=dict)
 
     def take(self, read: ReadBack) -> None:
-        """Values of a mapping table; a value that another table said differently is a contradiction."""
+        """Values of a mapping table; a different value from another table is a contradiction."""
         for term, value in read.values.items():
             before = self.values.get(term)
             if before is not None and before != value:
-                self.say(
+                self.report(
                     term, f"{read.source_flags[term]} says {value}, {self.source_flags[term]} says {before}; keep one"
                 )
             else:
@@ -111,20 +111,20 @@ class Reading:
         self.problems += read.problems
 
     def assume(self, term: str, value: Any, why: str) -> Any:
-        """``value`` where nothing says another; returns what holds."""
+        """Set ``value`` where nothing states another; returns what holds."""
         if term not in self.values:
             self.values[term] = value
             self.assumed.append(Assumption(term=term, value=value, why=why))
         return self.values[term]
 
-    def say(self, path: str, message: str) -> None:
+    def report(self, path: str, message: str) -> None:
         """Note a problem."""
         self.problems.append(Problem(path=path, message=message))
 
 
-def as_written(word: str, value: Any) -> str:
+def as_written(key: str, value: Any) -> str:
     """A flag or key with its value, for lists of what was not read."""
-    return f"{word} {value}".strip() if word.startswith("-") else f"{word}: {value}"
+    return f"{key} {value}".strip() if key.startswith("-") else f"{key}: {value}"
 
 
 def with_dashes(arguments: Arguments) -> dict[str, Any]:

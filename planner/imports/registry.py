@@ -33,7 +33,7 @@ class Source:
         return cast(bool, self._reader().recognises(given))
 
     def read(self, given: Given) -> Reading:
-        """What it says."""
+        """What it states."""
         return cast(Reading, self._reader().read(given))
 
     def _reader(self) -> Any:

@@ -1,4 +1,4 @@
-"""What somebody runs today, as a spec: ``fixed`` holds its choices, so that it can be priced and compared."""
+"""An imported configuration as a spec: ``fixed`` holds its choices, so that it can be priced and compared."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SERVING_WORKLOAD = ("input_length", "output_length", "concurrency")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answers:
-    """What a command line cannot say, or says wrongly; the user's word counts.
+    """What a command line cannot state, or states wrongly: the user's answers take precedence.
 
     Args:
         model: catalog name, or path of a config.json.
@@ -53,16 +53,16 @@ class Answers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Today:
+class Imported:
     """The outcome of an import.
 
     Args:
         source: name in the registry.
         spec: plain data, ready to be written.
-        source_flags: our terms → the words that said them.
-        assumed: values that nothing said.
-        left_out: understood, but a spec has no place for it.
-        unread: words that nothing here knows.
+        source_flags: by term, the flags that state it.
+        assumed: values that nothing states.
+        left_out: understood, but a spec has no field for it.
+        unread: flags that no table knows.
     """
 
     source: str
@@ -84,7 +84,7 @@ class Today:
         }
 
 
-def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
+def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
     """Complete a reading into a spec.
 
     Raises:
@@ -101,11 +101,11 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         _precision(reading)
         for name in ("sequence_length", "global_batch_size"):
             if name not in reading.values and not reading.problems:
-                reading.say(f"workload.{name}", f"the command does not say it: give --{name.replace('_', '-')}")
+                reading.report(f"workload.{name}", f"the command does not state it: give --{name.replace('_', '-')}")
     else:
         for name in _SERVING_WORKLOAD:
             if getattr(answers, name) is None:
-                reading.say(f"workload.{name}", f"no command line says it: give --{name.replace('_', '-')}")
+                reading.report(f"workload.{name}", f"no command line states it: give --{name.replace('_', '-')}")
     if reading.problems or nodes is None or model is None:
         raise SpecError(reading.problems, of="what is imported")
     spec: dict[str, Any] = {
@@ -132,7 +132,7 @@ def today(reading: Reading, answers: Answers, catalog: Catalog) -> Today:
         spec["workload"] = {name: getattr(answers, name) for name in _SERVING_WORKLOAD}
         fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
         read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
-    return Today(
+    return Imported(
         source=reading.source,
         spec={**spec, "constraints": constraints, "fixed": fixed},
         source_flags=reading.source_flags,
@@ -149,7 +149,7 @@ def _take_answers(reading: Reading, answers: Answers) -> None:
             continue
         before = reading.values.get(name)
         if before not in {None, value} and name in reading.source_flags:
-            reading.say(
+            reading.report(
                 name, f"{reading.source_flags[name]} says {before}, --{name.replace('_', '-')} says {value}; keep one"
             )
         reading.values[name] = value
@@ -161,7 +161,7 @@ def _node_type(reading: Reading, answers: Answers, catalog: Catalog) -> NodeType
     if answers.node_type is not None:
         node = catalog.node_type(answers.node_type)
         if answers.device not in {None, node.device.slug}:
-            reading.say("cluster", f"--node-type {node.slug} has {node.device.slug}, --device says {answers.device}")
+            reading.report("cluster", f"--node-type {node.slug} has {node.device.slug}, --device says {answers.device}")
         return node
     per_host = reading.launch.devices_per_host
     if answers.device is not None:
@@ -180,19 +180,19 @@ def _node_type(reading: Reading, answers: Answers, catalog: Catalog) -> NodeType
                 Assumption(term="cluster.nodes.type", value=fitting[0].slug, why=f"has {device}{hint}")
             )
             return fitting[0]
-        reading.say(
+        reading.report(
             "cluster", f"no node type of the catalog has {per_host or 1} {device} or more in a host: --node-type"
         )
         return None
-    reading.say("cluster", "the command does not say which accelerators it runs on: give --node-type or --device")
+    reading.report("cluster", "the command does not state which accelerators it runs on: give --node-type or --device")
     return None
 
 
 def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> int | None:
     launch = reading.launch
     if node is not None and (launch.devices_per_host or 0) > node.devices_per_host:
-        reading.say(
-            "cluster", f"{launch.devices_per_host} processes a host; {node.slug} has {node.devices_per_host} devices"
+        reading.report(
+            "cluster", f"{launch.devices_per_host} processes per host; {node.slug} has {node.devices_per_host} devices"
         )
     if answers.nodes is None:
         return launch.num_devices
@@ -203,8 +203,8 @@ def _num_devices(reading: Reading, answers: Answers, node: NodeType | None) -> i
     hosts = answers.nodes * (node.num_hosts if node is not None else 1)
     # torchrun's --nnodes defaults to 1, so only a stated number contradicts.
     if named and "--nnodes" in launch.options and launch.num_hosts != hosts:
-        reading.say(
-            "cluster", f"the launcher starts {launch.num_hosts} hosts, --nodes says {hosts} (--env says a variable)"
+        reading.report(
+            "cluster", f"the launcher starts {launch.num_hosts} hosts, --nodes says {hosts} (--env sets a variable)"
         )
     return hosts * per_host
 
@@ -218,7 +218,7 @@ def _cluster(reading: Reading, answers: Answers, node: NodeType, num_devices: in
     else:
         per_node = reading.launch.devices_per_host or node.num_devices
         count = -(-(num_devices or _devices(reading)) // per_node)
-        reading.assumed.append(Assumption(term="cluster.nodes.count", value=count, why=f"{per_node} devices a node"))
+        reading.assumed.append(Assumption(term="cluster.nodes.count", value=count, why=f"{per_node} devices per node"))
     return {"nodes": [{"type": node.slug, "count": count}]}
 
 
@@ -239,21 +239,21 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
         slug, close = models.slug_of(written, slugs)
         if slug is not None:
             if reading.model_arguments:
-                for words in models.disagreements(reading.model_arguments, catalog.model_shape(slug)):
-                    reading.say("model", f"{slug}: {words}")
+                for mismatch in models.mismatches(reading.model_arguments, catalog.model_shape(slug)):
+                    reading.report("model", f"{slug}: {mismatch}")
                 _list_model_arguments(reading, slug, catalog)
             return slug
         if answers.model is not None and Path(answers.model).exists():
             return str(Path(answers.model).resolve())  # a spec may be written anywhere
         hint = f" (close: {', '.join(close)})" if close else ""
-        reading.say("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
+        reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
         return None
     found = models.models_of_size(reading.model_arguments, (catalog.model_shape(slug) for slug in slugs))
     if not found:
         sizes = ", ".join(
             f"{size} {reading.model_arguments[size]}" for size in models.SIZES if size in reading.model_arguments
         )
-        reading.say("model", f"no model of the catalog has these sizes ({sizes or 'none given'}): give --model")
+        reading.report("model", f"no model of the catalog has these sizes ({sizes or 'none given'}): give --model")
         return None
     others = ", ".join(shape.slug for shape in found[1:])
     why = "its sizes are those of the flags" + (f"; so are those of {others} (--model)" if others else "")
@@ -263,11 +263,11 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
 
 
 def _list_model_arguments(reading: Reading, slug: str, catalog: Catalog) -> None:
-    """Flags about the model that its catalog entry does not say, or says otherwise."""
-    said = models.flags_of(catalog.model_shape(slug))
+    """List flags about the model that its catalog entry lacks or contradicts."""
+    emitted = models.flags_of(catalog.model_shape(slug))
     for flag, value in reading.model_arguments.items():
-        if said.get(flag) != str(value):
-            theirs = f" (the catalog's {slug}: {said[flag]})" if flag in said else ""
+        if emitted.get(flag) != str(value):
+            theirs = f" (the catalog's {slug}: {emitted[flag]})" if flag in emitted else ""
             reading.unread.append(f"{flag} {value}".strip() + theirs)
 
 
@@ -287,7 +287,7 @@ def _precision(reading: Reading) -> None:
 
 
 def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
-    """A split of the layers that ``fixed`` cannot say is listed, as TorchTitan's layers a stage become chunks."""
+    """List a split of the layers that ``fixed`` cannot hold; TorchTitan's layers per stage become chunks."""
     values = reading.values
     per_stage = values.pop("layers_per_stage", None)
     if model not in {str(row["slug"]) for row in catalog.models()}:
@@ -304,5 +304,5 @@ def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
             of="what is imported",
         )
     if tuple(chunks) != split_layers_evenly(layers, len(chunks)):
-        dealt = list(split_layers_evenly(layers, len(chunks)))
-        reading.left_out.append(f"layers of each chunk {list(chunks)}: a spec deals them itself ({dealt})")
+        split = list(split_layers_evenly(layers, len(chunks)))
+        reading.left_out.append(f"layers of each chunk {list(chunks)}: a spec splits them itself ({split})")

@@ -75,12 +75,12 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
 def _systems(service: Mapping[str, Any]) -> list[list[Mapping[str, Any]]]:
     """Pools that are launched together: each mixed one alone, prefill and decode as a pair."""
     mixed = [[pool] for pool in service["pools"] if pool["role"] == Role.MIXED.value]
-    apart = [pool for pool in service["pools"] if pool["role"] != Role.MIXED.value]
-    apart.sort(key=lambda pool: pool["role"] != Role.PREFILL.value)
-    if len(apart) > 2:  # noqa: PLR2004 - one of each role
-        kinds = ", ".join(pool["kind"] for pool in apart)
+    disaggregated = [pool for pool in service["pools"] if pool["role"] != Role.MIXED.value]
+    disaggregated.sort(key=lambda pool: pool["role"] != Role.PREFILL.value)
+    if len(disaggregated) > 2:  # noqa: PLR2004 - one of each role
+        kinds = ", ".join(pool["kind"] for pool in disaggregated)
         raise EmitError(f"engines pair one prefill with one decode pool, this plan has {kinds}; plan again with fewer")
-    return [*mixed, *([apart] if apart else [])]
+    return [*mixed, *([disaggregated] if disaggregated else [])]
 
 
 def _request(

@@ -190,7 +190,7 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
 
     Raises:
         EmitError: unknown target, a framework where none belongs or none where one does, or nothing to launch.
-        CannotExpressError: the target has no words for a choice of the plan.
+        CannotExpressError: the target cannot express a choice of the plan.
     """
     from meshplan.planner.emit.training import readme, torchrun
 
@@ -223,7 +223,7 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
 
     Raises:
         EmitError: unknown target, one for training plans, or nothing to launch.
-        CannotExpressError: the target has no words for a choice of the plan.
+        CannotExpressError: the target cannot express a choice of the plan.
     """
     from meshplan.planner.emit.serving import readme as serving_readme
     from meshplan.planner.emit.serving import script as serving_script
@@ -235,7 +235,9 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
     started = found
     if found.wraps:
         if engine not in engine_names():
-            raise EmitError(f"the plan is for the engine {engine!r}; engines with words: {', '.join(engine_names())}")
+            raise EmitError(
+                f"the plan is for the engine {engine!r}; engines with an emitter: {', '.join(engine_names())}"
+            )
         started = _target(engine)
     job = cast("ServingJob", _module(started).job(request))
     if found.wraps:
@@ -268,12 +270,12 @@ def _framework(target: Target, framework: str | None) -> Target:
 
 
 def features_of(target: Target) -> tuple[Feature, ...]:
-    """What the target's module says about itself."""
+    """What the target's module states about itself."""
     return cast("tuple[Feature, ...]", _module(target).features())
 
 
 def verified_of(target: Target) -> ParserVerified | None:
-    """The parser that judged the target's own files; None where the target only wraps those of another."""
+    """The parser that checked the target's own files; None where the target only wraps those of another."""
     return cast("ParserVerified | None", getattr(_module(target), "VERIFIED", None))
 
 

@@ -43,8 +43,8 @@ def read_back(target: str, emitted: EmittedPlan, folder: Path, *, extra: Sequenc
     return reading
 
 
-# What a choice is where a framework needs no word for it.
-NEEDS_NO_WORD = {
+# What a choice is where a framework needs no argument for it.
+NEEDS_NO_ARGUMENT = {
     "optimizer_offload": False,
     "parameter_offload": False,
     "vocabulary_parallel": False,
@@ -77,21 +77,21 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned["zero_stage"] = 0  # a shard degree of 1 shards nothing, whatever the stage
     if config.expert_capacity_factor:
         planned["expert_capacity_factor"] = config.expert_capacity_factor
-    needs_no_word = {
+    needs_no_argument = {
         "recompute_num_layers": config.activation_recompute != "block",  # nothing to count
         "sequence_parallel": config.tensor_parallel == 1,  # nothing is split
-        "layers_per_chunk": len(set(config.layers_per_chunk)) == 1,  # even: said by stages and chunks
+        "layers_per_chunk": len(set(config.layers_per_chunk)) == 1,  # even: determined by stages and chunks
     }
-    needs_no_word |= {name: getattr(config, name) == value for name, value in NEEDS_NO_WORD.items()}
+    needs_no_argument |= {name: getattr(config, name) == value for name, value in NEEDS_NO_ARGUMENT.items()}
     if config.context_parallel == 1:
         planned.pop("context_parallel_style", None)
-    planned = {name: value for name, value in planned.items() if not needs_no_word.get(name)}
+    planned = {name: value for name, value in planned.items() if not needs_no_argument.get(name)}
     if config.offload_to != "host":
         planned["offload_to"] = config.offload_to
     if config.pipeline_parallel == 1:
         planned.pop("pipeline_schedule", None)  # one stage has none
     if reading.source != "megatron":
-        # Other frameworks have no word for these; the planner's rules keep them at 1.
+        # Other frameworks have no argument for these; the planner's rules keep them at 1.
         for name in ("virtual_pipeline_stages", "expert_tensor_parallel"):
             planned.pop(name, None)
     found = {name: (value, reading.values.get(name)) for name, value in planned.items()}

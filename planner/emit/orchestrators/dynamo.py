@@ -1,7 +1,7 @@
 """A serving plan as a DynamoGraphDeployment (nvidia.com/v1beta1), for vLLM and SGLang.
 
-Dynamo's operator joins the hosts of a worker and its frontend is the router: of the engine's words only those that the
-plan decides are handed on.
+Dynamo's operator joins the hosts of a worker and its frontend is the router: of the engine's arguments only those
+that the plan decides are passed on.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def wrap(job: ServingJob) -> EmittedPlan:
     """``dynamographdeployment.yaml``: the frontend and one component a pool.
 
     Raises:
-        CannotExpressError: TensorRT-LLM, whose words Dynamo has changed, or named hosts or devices.
+        CannotExpressError: TensorRT-LLM, whose flags Dynamo has changed, or named hosts or devices.
     """
     kube.refuse_places(job, TARGET)
     if job.target not in _MODULES:
@@ -53,15 +53,15 @@ def wrap(job: ServingJob) -> EmittedPlan:
 
 def _component(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
     module, model = _MODULES[job.target]
-    words: list[Argument] = ["python3", "-m", module, model, job.request.model]
-    words += [word for flag in program.flags for word in flag]
+    arguments: list[Argument] = ["python3", "-m", module, model, job.request.model]
+    arguments += [part for flag in program.flags for part in flag]
     role = program.pool.role
     if job.target == "vllm" and role is not Role.MIXED:
-        words += ["--disaggregation-mode", role.value]
+        arguments += ["--disaggregation-mode", role.value]
     values = kube.placeholders(head="", node_rank="")
     if job.target == "sglang" and role is Role.PREFILL:
-        words += ["--disaggregation-bootstrap-port", values["bootstrap_port"]]
-    node = kube.container(job, program, words, values, ready=False)
+        arguments += ["--disaggregation-bootstrap-port", values["bootstrap_port"]]
+    node = kube.container(job, program, arguments, values, ready=False)
     component: dict[str, Any] = {
         "name": role.value,
         "type": _TYPES[role],

@@ -1,6 +1,6 @@
 """A serving plan as a KServe LLMInferenceService (serving.kserve.io/v1alpha2); KServe runs vLLM.
 
-KServe mounts the model, makes the groups of pods and schedules requests itself; the engine's words are ours.
+KServe mounts the model, makes the groups of pods and schedules requests itself; the engine's arguments are the plan's.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODEL = "/mnt/models"  # where KServe mounts what model.uri names
 _ENGINE = "vllm"
 # KServe's pool reaches servers here; under disaggregation a sidecar of its own stands before decode servers.
 _PORT, _PORT_BEHIND_SIDECAR = 8000, 8001
-ROUTER_NOTE = "KServe's scheduler weighs load and cached prefixes; the plan's router is not said to it."
+ROUTER_NOTE = "KServe's scheduler weighs load and cached prefixes; the plan's router policy is not passed to it."
 
 
 def wrap(job: ServingJob) -> EmittedPlan:
@@ -75,7 +75,7 @@ def _workload(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
 
 def _parallelism(program: PoolProgram) -> dict[str, Any]:
     layout, nodes = program.pool.layout, program.num_nodes
-    said: dict[str, Any] = {"tensor": layout.tensor_parallel * layout.context_parallel}
+    parallelism: dict[str, Any] = {"tensor": layout.tensor_parallel * layout.context_parallel}
     data = layout.attention_data_parallel
     if data > 1 and layout.pipeline_parallel > 1:
         raise CannotExpressError(
@@ -84,26 +84,27 @@ def _parallelism(program: PoolProgram) -> dict[str, Any]:
             "target lws or dynamo",
         )
     if nodes > 1 and data % nodes == 0:
-        said |= {"data": data, "dataLocal": data // nodes}
+        parallelism |= {"data": data, "dataLocal": data // nodes}
     elif nodes > 1 and (data > 1 or layout.pipeline_parallel != nodes):
         raise CannotExpressError(
             TARGET,
             f"a worker of {nodes} hosts with {layout.pipeline_parallel} stages and {data} data-parallel ranks",
-            "one stage a host, or data-parallel ranks that are dealt evenly to hosts",
+            "one stage per host, or data-parallel ranks that are split evenly over hosts",
         )
     elif data > 1:
-        said |= {"data": data, "dataLocal": data}
+        parallelism |= {"data": data, "dataLocal": data}
     if layout.pipeline_parallel > 1:
-        said["pipeline"] = layout.pipeline_parallel
+        parallelism["pipeline"] = layout.pipeline_parallel
     if layout.expert_parallel > 1:
-        said["expert"] = True
-    return said
+        parallelism["expert"] = True
+    return parallelism
 
 
 def _pod(job: ServingJob, program: PoolProgram, values: dict[str, str], *, head: bool) -> dict[str, Any]:
-    words: list[Argument] = [_MODEL if word == job.request.model else word for word in program.command(head=head)]
-    words += ["--served-model-name", job.request.model]
-    node = kube.container(job, program, words, values, ready=head)
+    model = job.request.model
+    arguments: list[Argument] = [_MODEL if part == model else part for part in program.command(head=head)]
+    arguments += ["--served-model-name", model]
+    node = kube.container(job, program, arguments, values, ready=head)
     return {"containers": [node], "volumes": kube.volumes(job)}
 
 
@@ -117,5 +118,5 @@ def features() -> tuple[Feature, ...]:
             expressed_by="parallelism {tensor, pipeline, data, dataLocal, expert}, template, worker; vLLM only",
             verified_by=pods,
         ),
-        Feature(name="configuration", expressed_by="vLLM's own words", verified_by="as vllm's"),
+        Feature(name="configuration", expressed_by="vLLM's own arguments", verified_by="as vllm's"),
     )

@@ -1,6 +1,6 @@
-"""A serving plan as LeaderWorkerSets (leaderworkerset.x-k8s.io/v1): one a pool, a group of pods a worker.
+"""A serving plan as LeaderWorkerSets (leaderworkerset.x-k8s.io/v1): one per pool, a group of pods per worker.
 
-The leader of group i is ``NAME-i.NAME``; every pod is told the leader's address and its own number by the controller.
+The leader of group i is ``NAME-i.NAME``; the controller gives every pod the leader's address and its own number.
 """
 
 from __future__ import annotations
@@ -78,5 +78,5 @@ def features() -> tuple[Feature, ...]:
         Feature(
             name="hosts", expressed_by="size, LWS_LEADER_ADDRESS, LWS_WORKER_INDEX; device limits", verified_by=pods
         ),
-        Feature(name="configuration", expressed_by="the engine's own words", verified_by="as the engine's"),
+        Feature(name="configuration", expressed_by="the engine's own arguments", verified_by="as the engine's"),
     )

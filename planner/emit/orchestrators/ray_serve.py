@@ -41,11 +41,11 @@ def wrap(job: ServingJob) -> EmittedPlan:
     programs = {program.pool.role: program for program in job.programs}
     if Role.MIXED in programs:
         builder = "build_openai_app"
-        said: dict[str, Any] = {"llm_configs": [_config(job, programs[Role.MIXED])]}
+        arguments: dict[str, Any] = {"llm_configs": [_config(job, programs[Role.MIXED])]}
     else:
         builder = "build_pd_openai_app"
-        said = {f"{role.value}_config": _config(job, programs[role]) for role in (Role.PREFILL, Role.DECODE)}
-    application = {"name": "llm", "route_prefix": "/", "import_path": f"ray.serve.llm:{builder}", "args": said}
+        arguments = {f"{role.value}_config": _config(job, programs[role]) for role in (Role.PREFILL, Role.DECODE)}
+    application = {"name": "llm", "route_prefix": "/", "import_path": f"ray.serve.llm:{builder}", "args": arguments}
     document = {"http_options": {"host": EVERY_INTERFACE, "port": job.request.port}, "applications": [application]}
     head = (*stamp(job.request.plan, job.verified), f"schema: {_UNCHECKED}")
     notes = ("Ray places workers where it finds devices.", _UNCHECKED)
@@ -63,16 +63,16 @@ def wrap(job: ServingJob) -> EmittedPlan:
 
 def engine_kwargs(program: PoolProgram) -> dict[str, Any]:
     """Flags of vLLM as Python arguments."""
-    said: dict[str, Any] = {}
+    arguments: dict[str, Any] = {}
     for flag, *value in program.flags:
         name = flag.removeprefix("--").replace("-", "_")
         if not value:
-            said[name.removeprefix("no_")] = not name.startswith("no_")
+            arguments[name.removeprefix("no_")] = not name.startswith("no_")
         else:
-            said[name] = _value(value[0])
+            arguments[name] = _value(value[0])
     if program.num_nodes > 1:
-        said["distributed_executor_backend"] = "ray"
-    return said
+        arguments["distributed_executor_backend"] = "ray"
+    return arguments
 
 
 def _value(text: str) -> Any:

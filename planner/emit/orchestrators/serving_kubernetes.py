@@ -1,6 +1,6 @@
 """What the Kubernetes targets of serving plans share: containers of an engine's nodes, its router, its files.
 
-One pod is one node of a worker, so ports are the same in each. Words of the user are data of a YAML writer; what
+One pod is one node of a worker, so ports are the same in each. Texts of the user are data of a YAML writer; what
 Kubernetes would expand (``$(…)``) is escaped in them.
 """
 
@@ -28,7 +28,8 @@ _PORTS = {
 }
 PLACE_NOTE = "Which machine and which of its devices a worker gets is the scheduler's choice."
 UNCHECKED = (
-    "not machine-checked beyond its pods (types of kubeflow-trainer-api 2.3.0) and the engine's words (its own parser)"
+    "not machine-checked beyond its pods (types of kubeflow-trainer-api 2.3.0) and the engine's arguments "
+    "(its own parser)"
 )
 
 
@@ -61,7 +62,7 @@ def metadata(job: ServingJob, name: str) -> dict[str, Any]:
 
 
 def placeholders(*, head: str, node_rank: str, port: int = PORT) -> dict[str, str]:
-    """What fills the slots of a node's words."""
+    """Values of the placeholders in the arguments of a node."""
     return {
         **_PORTS,
         "port": str(port),
@@ -72,20 +73,20 @@ def placeholders(*, head: str, node_rank: str, port: int = PORT) -> dict[str, st
     }
 
 
-def text(word: Argument, values: Mapping[str, str]) -> str:
-    """A word as Kubernetes takes it: slots filled, everything else literal."""
-    return word.filled(values) if isinstance(word, Template) else word.replace("$(", "$$(")
+def text(argument: Argument, values: Mapping[str, str]) -> str:
+    """An argument as Kubernetes takes it: placeholders filled, everything else literal."""
+    return argument.filled(values) if isinstance(argument, Template) else argument.replace("$(", "$$(")
 
 
 def container(
-    job: ServingJob, program: PoolProgram, words: Sequence[Argument], values: Mapping[str, str], *, ready: bool
+    job: ServingJob, program: PoolProgram, arguments: Sequence[Argument], values: Mapping[str, str], *, ready: bool
 ) -> dict[str, Any]:
     """One node of a worker.
 
     Args:
         job: what is served.
         program: the pool.
-        words: the command.
+        arguments: the command.
         values: of :func:`placeholders`.
         ready: it answers requests: a probe waits for it.
     """
@@ -95,10 +96,10 @@ def container(
     made: dict[str, Any] = {
         "name": "main",
         "image": image(job),
-        "command": [text(word, values) for word in words],
+        "command": [text(argument, values) for argument in arguments],
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
-            *({"name": name, "value": text(word, values)} for name, word in program.environment.items()),
+            *({"name": name, "value": text(argument, values)} for name, argument in program.environment.items()),
         ],
         "resources": kubernetes.device_limits(device, share),
         "volumeMounts": kubernetes.volume_mounts() if job.files else kubernetes.volume_mounts()[1:],
@@ -146,7 +147,7 @@ def router_objects(job: ServingJob, addresses: Mapping[Role, Sequence[str]]) -> 
     made: dict[str, Any] = {
         "name": "main",
         "image": image(job),
-        "command": [text(word, values) for word in router.command],
+        "command": [text(argument, values) for argument in router.command],
         "ports": [{"containerPort": port, "protocol": "TCP"}],
     }
     pod: dict[str, Any] = {"containers": [made]}

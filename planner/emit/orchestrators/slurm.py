@@ -1,7 +1,7 @@
 """A job under Slurm: ``sbatch job.sbatch``. Any rank table can be honoured.
 
 Where each host's ranks are consecutive, srun starts one torchrun on each host. Otherwise srun starts one task a rank:
-``--distribution=arbitrary`` puts task r on line r of ``SLURM_HOSTFILE``, and each task is told its devices.
+``--distribution=arbitrary`` puts task r on line r of ``SLURM_HOSTFILE``, and each task reads its devices from a file.
 Host i of the rank table is node i of the allocation, in the order of ``scontrol show hostnames``; named hosts are asked
 for by name (``--nodelist``) and keep their names in the lookup, whatever order Slurm lists them in.
 """
@@ -23,9 +23,9 @@ TARGET = "slurm"
 SBATCH_FILE = PurePosixPath("job.sbatch")
 RANK_TASK_FILE = PurePosixPath("rank_task.sh")
 RANKS_FILE = PurePosixPath("ranks.txt")
-_STAND_IN = "run with stand-ins for srun and scontrol; #SBATCH words from Slurm's manual, no parser"
+_STAND_IN = "run with stand-ins for srun and scontrol; #SBATCH options from Slurm's manual, no parser"
 _NOTES = (
-    "Time limit, partition and account are not decided by the plan: hand them to sbatch. The folder must be on a file "
+    "Time limit, partition and account are not decided by the plan: pass them to sbatch. The folder must be on a file "
     "system that every node sees.",
 )
 
@@ -59,7 +59,7 @@ def features() -> tuple[Feature, ...]:
     return (
         Feature(
             name="rank_table",
-            expressed_by="one torchrun a host; scattered ranks: srun --distribution=arbitrary with SLURM_HOSTFILE",
+            expressed_by="one torchrun per host; scattered ranks: srun --distribution=arbitrary with SLURM_HOSTFILE",
             verified_by=_STAND_IN,
         ),
         Feature(name="hosts", expressed_by="--nodes, --nodelist, --gpus-per-node, --exclusive", verified_by=_STAND_IN),
@@ -175,7 +175,7 @@ trap 'rm -f -- "$SLURM_HOSTFILE"' EXIT
 
 # Both forms list a host for each task, so that the order of the nodes is ours and not that of Slurm.
 _ONE_AGENT_A_HOST = r"""
-# One agent a host: task n runs on the host with node rank n.
+# One agent per host: task n runs on the host with node rank n.
 for host in {node_hosts}; do
   printf '%s\n' "${{node_of_host[$host]}}"
 done > "$SLURM_HOSTFILE"
@@ -184,7 +184,7 @@ srun --distribution=arbitrary --ntasks="${{#nodes[@]}}" --cpu-bind=none --gpu-bi
 """
 
 _ONE_TASK_A_RANK = r"""
-# One task a rank: the ranks of a host are not consecutive, and torchrun could not be told.
+# One task per rank: the ranks of a host are not consecutive, which torchrun cannot express.
 while read -r rank host _; do
   [[ $rank =~ ^[0-9]+$ ]] || continue
   printf '%s\n' "${{node_of_host[$host]}}"

@@ -1,7 +1,8 @@
 """A job as a Kubeflow TrainJob (trainer.kubeflow.org/v1alpha1) on the runtime ``torch-distributed``.
 
 The runtime sets ``PET_NODE_RANK`` and ``PET_MASTER_ADDR``, torchrun's variables, from the pod's index. The launch
-script says the same things by flags, which win, and adds what no variable carries: each host's own devices in order.
+script passes the same values as flags, which take precedence, and adds what no variable carries: the order of each
+host's devices.
 """
 
 from __future__ import annotations

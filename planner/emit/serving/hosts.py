@@ -48,7 +48,7 @@ def nodes_per_worker(request: ServingRequest, pool: Pool, *, target: str) -> int
     """Hosts that one worker of ``pool`` spans.
 
     Raises:
-        CannotExpressError: its devices cannot be dealt evenly.
+        CannotExpressError: its devices cannot be split evenly.
         EmitError: nothing is known of the hosts.
     """
     per_host = request.host_type(pool.node_type).devices_per_host
@@ -57,7 +57,7 @@ def nodes_per_worker(request: ServingRequest, pool: Pool, *, target: str) -> int
     if size % nodes:
         raise CannotExpressError(
             target,
-            f"a worker of {size} devices on hosts of {per_host}: it cannot be dealt evenly to {nodes} hosts",
+            f"a worker of {size} devices on hosts of {per_host}: it cannot be split evenly over {nodes} hosts",
             f"workers of {size // nodes * nodes} devices",
         )
     return nodes
@@ -67,7 +67,7 @@ def place(request: ServingRequest, *, target: str) -> tuple[Worker, ...]:
     """Every worker with its hosts and devices.
 
     Raises:
-        CannotExpressError: a worker is not dealt evenly to its hosts, or returns to one.
+        CannotExpressError: a worker is not split evenly over its hosts, or returns to one.
         EmitError: the rank table is of another size or uses a device twice; a host has no name or a bad one.
     """
     table = request.plan.rank_table
@@ -122,9 +122,9 @@ def _from_table(request: ServingRequest, table: tuple[tuple[int, int], ...], tar
 def _check_nodes(index: int, nodes: tuple[WorkerNode, ...], target: str) -> None:
     shares = {len(node.devices) for node in nodes}
     if len(shares) > 1 or len({node.host for node in nodes}) < len(nodes):
-        dealt = ", ".join(f"{len(node.devices)} on host {node.host}" for node in nodes)
+        split = ", ".join(f"{len(node.devices)} on host {node.host}" for node in nodes)
         raise CannotExpressError(
             target,
-            f"worker {index} dealt unevenly to its hosts or returning to one ({dealt})",
+            f"worker {index} split unevenly over its hosts or returning to one ({split})",
             "the same plan with each worker's ranks host by host, as many on each",
         )

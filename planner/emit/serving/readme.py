@@ -81,4 +81,4 @@ def _how_to_start(job: ServingJob, num_hosts: int) -> str:
 | `MESHPLAN_READY_TIMEOUT_S` | `3600` | how long the servers may take to load |
 | `MESHPLAN_SKIP_CHECKS` | `0` | 1: start without checking GPUs |
 
-Flags after the host number are handed on to every server and override those of the plan."""
+Flags after the host number are passed on to every server and override those of the plan."""

@@ -1,7 +1,7 @@
 """Scripts that start a serving plan without an orchestrator: ``launch.sh HOST`` on every host, ``router.sh`` on one.
 
-``workers.txt`` says which share of which worker runs where; a flag file a pool says how. Values of the user never
-become shell text: they are read from files line by line, or quoted.
+``workers.txt`` lists which share of which worker runs where; one flag file per pool holds the arguments. Values of the
+user never become shell text: they are read from files line by line, or quoted.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def launch_of(job: ServingJob) -> ServingLaunch:
     """``job`` on its hosts.
 
     Raises:
-        CannotExpressError: workers are not dealt evenly to hosts.
+        CannotExpressError: workers are not split evenly over hosts.
         EmitError: the rank table does not fit, or a host has no name.
     """
     return ServingLaunch(job=job, workers=place(job.request, target=job.target))
 
 
 def scripts(launch: ServingLaunch) -> tuple[Artifact, ...]:
-    """Flag files, ``workers.txt``, ``launch.sh``, ``router.sh`` (where there is one), one script a host."""
+    """Flag files, ``workers.txt``, ``launch.sh``, ``router.sh`` (where there is one), one script per host."""
     files = [*launch.job.files, *(argument_file(launch.job, program) for program in launch.job.programs)]
     files.append(Artifact(path=WORKERS_FILE, content=_workers_text(launch)))
     files.append(Artifact(path=LAUNCH_SCRIPT, content=_launch_text(launch), executable=True))
@@ -93,16 +93,16 @@ def scripts(launch: ServingLaunch) -> tuple[Artifact, ...]:
 
 
 def argument_file(job: ServingJob, program: PoolProgram) -> Artifact:
-    """The flags that the plan decides: one a line, the first space ends the flag."""
-    head = (*stamp(job.request.plan, job.verified), "One flag a line; what follows its first space is the value.")
+    """The flags that the plan decides: one per line, the first space ends the flag."""
+    head = (*stamp(job.request.plan, job.verified), "One flag per line; what follows its first space is the value.")
     text = commented(head) + "".join(" ".join(flag) + "\n" for flag in program.flags)
     return Artifact(path=program.arguments_file, content=text)
 
 
 def read_arguments(text: str) -> list[str]:
-    """The words of an argument file, as ``launch.sh`` reads them."""
+    """The arguments in an argument file, as ``launch.sh`` reads them."""
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-    return [word for line in lines for word in line.split(" ", maxsplit=1)]
+    return [part for line in lines for part in line.split(" ", maxsplit=1)]
 
 
 def router_of(launch: ServingLaunch) -> RouterProgram | None:
@@ -169,11 +169,11 @@ _VARIABLES = {
 _PLAIN = re.compile(r"[\w@%+=:,./-]+")
 
 
-def _shell(word: Argument, values: Mapping[str, str]) -> str:
-    """A word as shell text: quoted, or with the variables that fill its slots."""
-    if isinstance(word, Template):
-        return f'"{word.filled(values)}"'
-    return word if _PLAIN.fullmatch(word) else shlex.quote(word)
+def _shell(argument: Argument, values: Mapping[str, str]) -> str:
+    """An argument as shell text: quoted, or with the variables that fill its placeholders."""
+    if isinstance(argument, Template):
+        return f'"{argument.filled(values)}"'
+    return argument if _PLAIN.fullmatch(argument) else shlex.quote(argument)
 
 
 def _router_values(launch: ServingLaunch) -> dict[str, str]:
@@ -222,13 +222,14 @@ def _gpu_checks(request: ServingRequest) -> str:
 
 def _start_function(program: PoolProgram) -> str:
     """Bash that fills ``command`` for one node of a worker, and exports what it needs."""
-    exports = "".join(f"  export {name}={_shell(word, _VARIABLES)}\n" for name, word in program.environment.items())
-    before = " ".join(_shell(word, _VARIABLES) for word in program.before)
-    head = " ".join(_shell(word, _VARIABLES) for word in program.head)
+    environment = program.environment.items()
+    exports = "".join(f"  export {name}={_shell(value, _VARIABLES)}\n" for name, value in environment)
+    before = " ".join(_shell(argument, _VARIABLES) for argument in program.before)
+    head = " ".join(_shell(argument, _VARIABLES) for argument in program.head)
     if program.num_nodes == 1:
         rest = f"  command+=({head})\n"
     elif program.follower:
-        follower = " ".join(_shell(word, _VARIABLES) for word in program.follower)
+        follower = " ".join(_shell(argument, _VARIABLES) for argument in program.follower)
         rest = f"  if (( node_rank == 0 )); then\n    command+=({head})\n  else\n    command+=({follower})\n  fi\n"
     else:
         # The head starts the processes of the other hosts.
@@ -256,8 +257,8 @@ def _router_text(launch: ServingLaunch, router: RouterProgram) -> str:
             f'router_file="$folder/{name}"\n'
             f'cat > "$router_file" << MESHPLAN_END\n{text.filled(values)}MESHPLAN_END\n'
         )
-    words: Sequence[str] = [_shell(word, values) for word in router.command]
-    lines.append(f'exec {" ".join(words)} "$@"\n')
+    arguments: Sequence[str] = [_shell(argument, values) for argument in router.command]
+    lines.append(f'exec {" ".join(arguments)} "$@"\n')
     return "".join(lines)
 
 

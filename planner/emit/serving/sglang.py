@@ -17,7 +17,7 @@ from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, Term, count, stated, write_only
+from meshplan.planner.emit.terms import Arguments, count, stated
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.engines import SGLANG
 
@@ -30,6 +30,7 @@ ROUTER_VERIFIED = ParserVerified(
     framework="sglang-router", version="0.3.2", mode="its own argument parser; no router starts"
 )
 _PARSER = "parser, resolve_once, check_server_args"
+_rows = terms.ServingRows(_PARSER)
 _KV_CACHE = {"bf16": "bfloat16", "fp8": "fp8_e4m3", "nvfp4": "nvfp4"}
 _LEAST_FRACTION = 0.1
 _GB = 1e9
@@ -137,7 +138,7 @@ def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
 
 
 TERMS = (
-    terms.tensor_term(
+    _rows.tensor(
         "--tp-size",
         "--tensor-parallel-size",
         "--tp",
@@ -146,8 +147,8 @@ TERMS = (
         note=" (all devices of a stage)",
         verified_by=f"{_PARSER}; heads by our own rule",
     ),
-    terms.degree_term(_CONTEXT, name="context_parallel", note=" (inside the stage)", verified_by=_PARSER),
-    terms.degree_term(
+    _rows.degree(_CONTEXT, name="context_parallel", note=" (inside the stage)"),
+    _rows.degree(
         "--pp-size",
         "--pipeline-parallel-size",
         "--pp",
@@ -155,80 +156,67 @@ TERMS = (
         always=True,
         verified_by=f"{_PARSER}; stages ≤ layers by our own rule",
     ),
-    Term(
-        name="attention_data_parallel",
-        write=lambda _, pool: (
+    _rows.term(
+        "attention_data_parallel",
+        lambda _, pool: (
             {_ATTENTION_DATA: str(pool.layout.attention_data_parallel)}
             if pool.layout.attention_data_parallel > 1
             else {}
         ),
-        read=lambda arguments: stated(attention_data_parallel=_attention_data(arguments)),
-        keys=(_ATTENTION_DATA, *_DATA, _DATA_IS_ATTENTION),
+        lambda arguments: stated(attention_data_parallel=_attention_data(arguments)),
+        _ATTENTION_DATA,
+        *_DATA,
+        _DATA_IS_ATTENTION,
         expressed_by=f"{_ATTENTION_DATA} (inside the stage; 0.5.23 has no other lasting flag)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="expert_parallel",
-        write=_experts,
-        read=lambda arguments: stated(expert_parallel=count(arguments, *_EXPERTS)),
-        keys=_EXPERTS,
+    _rows.term(
+        "expert_parallel",
+        _experts,
+        lambda arguments: stated(expert_parallel=count(arguments, *_EXPERTS)),
+        *_EXPERTS,
         expressed_by=f"{_EXPERTS[0]}; --moe-a2a-backend deepep, --moe-dense-tp-size 1 where attention is data parallel",
         verified_by=f"{_PARSER}; divisibility by our own rule",
     ),
-    terms.max_num_seqs_term("--max-running-requests", note=" (of all attention-data ranks)", verified_by=_PARSER),
-    Term(
-        name="max_batched_tokens",
-        write=_tokens,
-        read=_read_tokens,
-        keys=(_CHUNK,),
+    _rows.max_num_seqs("--max-running-requests", note=" (of all attention-data ranks)"),
+    _rows.term(
+        "max_batched_tokens",
+        _tokens,
+        _read_tokens,
+        _CHUNK,
         expressed_by=f"{_CHUNK} (× attention_data_parallel), --max-prefill-tokens",
-        verified_by=_PARSER,
     ),
-    write_only("chunked_prefill", _mixed, expressed_by="--enable-mixed-chunk", verified_by=_PARSER),
-    write_only(
+    _rows.write_only("chunked_prefill", _mixed, "--enable-mixed-chunk"),
+    _rows.write_only(
         "memory_fraction",
         _memory,
-        expressed_by="--mem-fraction-static (less the activations, where the plan tells them)",
+        "--mem-fraction-static (less the activations, where the plan tells them)",
         verified_by=f"{_PARSER}; at most 1 by our own rule",
     ),
-    terms.off_switch_term("prefix_caching", "--disable-radix-cache", verified_by=_PARSER),
-    write_only(
-        "kv_tier",
-        _kv_tier,
-        expressed_by="--enable-hierarchical-cache, --hicache-size (GB of one rank)",
-        verified_by=_PARSER,
-    ),
-    terms.off_switch_term("custom_all_reduce", "--disable-custom-all-reduce", verified_by=_PARSER),
-    terms.off_switch_term("cuda_graphs", "--disable-cuda-graph", verified_by=_PARSER),
-    write_only(
+    _rows.off_switch("prefix_caching", "--disable-radix-cache"),
+    _rows.write_only("kv_tier", _kv_tier, "--enable-hierarchical-cache, --hicache-size (GB of one rank)"),
+    _rows.off_switch("custom_all_reduce", "--disable-custom-all-reduce"),
+    _rows.off_switch("cuda_graphs", "--disable-cuda-graph"),
+    _rows.write_only(
         "quantization",
         _formats,
-        expressed_by="--dtype, --kv-cache-dtype, --quantization (made from 16 bits: fp8, mxfp8); others come with the "
-        "checkpoint",
-        verified_by=_PARSER,
+        "--dtype, --kv-cache-dtype, --quantization (made from 16 bits: fp8, mxfp8); others come with the checkpoint",
     ),
-    write_only(
+    _rows.write_only(
         "speculation",
         _speculation,
-        expressed_by="--speculative-algorithm NEXTN or STANDALONE, --speculative-num-steps",
+        "--speculative-algorithm NEXTN or STANDALONE, --speculative-num-steps",
         verified_by=f"{_PARSER} for prediction layers; STANDALONE: flags only",
     ),
-    write_only(
-        "roles",
-        _roles,
-        expressed_by="--disaggregation-mode, --disaggregation-transfer-backend nixl",
-        verified_by=_PARSER,
-    ),
-    terms.max_sequence_length_term("--context-length", verified_by=_PARSER),
+    _rows.write_only("roles", _roles, "--disaggregation-mode, --disaggregation-transfer-backend nixl"),
+    _rows.max_sequence_length("--context-length"),
 )
 # Replicas are servers of their own in what is emitted; a command line may have one server start them all.
-REPLICAS = Term(
-    name="num_workers",
-    write=lambda *_: {},
-    read=lambda arguments: {} if _DATA_IS_ATTENTION in arguments else stated(num_workers=count(arguments, *_DATA)),
-    keys=_DATA,
+REPLICAS = _rows.term(
+    "num_workers",
+    lambda *_: {},
+    lambda arguments: {} if _DATA_IS_ATTENTION in arguments else stated(num_workers=count(arguments, *_DATA)),
+    *_DATA,
     expressed_by="one server per worker",
-    verified_by=_PARSER,
 )
 
 
@@ -271,7 +259,9 @@ def _router(request: ServingRequest) -> RouterOf | None:
 def _notes(request: ServingRequest) -> Sequence[str]:
     notes = []
     if any(pool.role not in request.memory for pool in request.config.pools):
-        notes.append("SGLang's memory share leaves activations out, the plan's includes them: lower it if memory ends.")
+        notes.append(
+            "SGLang's memory share excludes activations, the plan's includes them: lower it if memory runs out."
+        )
     if any(uses_all_to_all(pool.layout) for pool in request.config.pools):
         notes.append("Experts exchange tokens through DeepEP, which has to be installed.")
     return notes

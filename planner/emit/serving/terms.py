@@ -10,7 +10,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving.request import ServingRequest
-from meshplan.planner.emit.terms import Arguments, Term, count, stated
+from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
 from meshplan.planner.serving.problem.config import Pool
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES, EngineRules
 
@@ -18,116 +18,105 @@ from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES, EngineRu
 Ranks = Callable[[Arguments], int]
 
 
-def degree_term(*flags: str, name: str, verified_by: str, note: str = "", always: bool = False) -> Term:
-    """A parallel degree behind one flag.
+class ServingRows(Rows):
+    """Makes the rows of an engine's table."""
 
-    Args:
-        flags: the one that is written, then other spellings that mean the same.
-        name: field of the layout.
-        verified_by: what checked the flag.
-        note: for the support matrix.
-        always: written even where it is 1, the engine's default.
-    """
+    __slots__ = ()
 
-    def write(_: ServingRequest, pool: Pool) -> Arguments:
-        degree = getattr(pool.layout, name)
-        return {flags[0]: str(degree)} if always or degree > 1 else {}
+    def degree(self, *flags: str, name: str, note: str = "", always: bool = False, verified_by: str = "") -> Term:
+        """A parallel degree behind one flag.
 
-    return Term(
-        name=name,
-        write=write,
-        read=lambda arguments: stated(**{name: count(arguments, *flags)}),
-        keys=flags,
-        expressed_by=flags[0] + note,
-        verified_by=verified_by,
-    )
+        Args:
+            flags: the one that is written, then other spellings that mean the same.
+            name: field of the layout.
+            note: for the support matrix.
+            always: written even where it is 1, the engine's default.
+            verified_by: what checked it, where that differs.
+        """
 
+        def write(_: ServingRequest, pool: Pool) -> Arguments:
+            degree = getattr(pool.layout, name)
+            return {flags[0]: str(degree)} if always or degree > 1 else {}
 
-def tensor_term(
-    *flags: str, ranks_of: Callable[[Pool], int], inside: Mapping[str, Ranks], verified_by: str, note: str
-) -> Term:
-    """tensor_parallel behind a flag that counts further degrees: ranks = tensor × the degrees ``inside``.
+        def read(arguments: Arguments) -> Mapping[str, Any]:
+            return stated(**{name: count(arguments, *flags)})
 
-    Args:
-        flags: the one that is written, then other spellings.
-        ranks_of: pool → ranks that the flag counts.
-        inside: flags of the degrees inside it → how they are read.
-        verified_by: what checked the flag.
-        note: for the support matrix.
-    """
+        return self.term(name, write, read, *flags, expressed_by=flags[0] + note, verified_by=verified_by)
 
-    def read(arguments: Arguments) -> Mapping[str, Any]:
-        ranks, degrees = count(arguments, *flags), 1
-        for degree_of in inside.values():
-            degrees *= degree_of(arguments)
-        if (ranks or 1) < degrees:
-            raise ValueError(
-                f"{flags[0]} {ranks or 1} is less than the {degrees} ranks of {' × '.join(inside)} inside it"
-            )
-        return {} if ranks is None else {"tensor_parallel": ranks // degrees}
+    def tensor(
+        self,
+        *flags: str,
+        ranks_of: Callable[[Pool], int],
+        inside: Mapping[str, Ranks],
+        note: str,
+        verified_by: str = "",
+    ) -> Term:
+        """tensor_parallel behind a flag that counts further degrees: ranks = tensor × the degrees ``inside``.
 
-    return Term(
-        name="tensor_parallel",
-        write=lambda _, pool: {flags[0]: str(ranks_of(pool))},
-        read=read,
-        keys=flags,
-        expressed_by=flags[0] + note,
-        verified_by=verified_by,
-    )
+        Args:
+            flags: the one that is written, then other spellings.
+            ranks_of: pool → ranks that the flag counts.
+            inside: flags of the degrees inside it → how they are read.
+            note: for the support matrix.
+            verified_by: what checked it, where that differs.
+        """
 
+        def read(arguments: Arguments) -> Mapping[str, Any]:
+            ranks, degrees = count(arguments, *flags), 1
+            for degree_of in inside.values():
+                degrees *= degree_of(arguments)
+            if (ranks or 1) < degrees:
+                product = " × ".join(inside)
+                raise ValueError(f"{flags[0]} {ranks or 1} is less than the {degrees} ranks of {product} inside it")
+            return {} if ranks is None else {"tensor_parallel": ranks // degrees}
 
-def max_num_seqs_term(flag: str, *, verified_by: str, note: str, ranks: Ranks | None = None) -> Term:
-    """Most running requests; ``ranks`` where the engine's limit is that of one data-parallel rank."""
+        def write(_: ServingRequest, pool: Pool) -> Arguments:
+            return {flags[0]: str(ranks_of(pool))}
 
-    def write(_: ServingRequest, pool: Pool) -> Arguments:
-        parts = 1 if ranks is None else pool.layout.attention_data_parallel
-        return {flag: str(pool.limits.max_num_seqs // parts)}
+        expressed_by = flags[0] + note
+        return self.term("tensor_parallel", write, read, *flags, expressed_by=expressed_by, verified_by=verified_by)
 
-    def read(arguments: Arguments) -> Mapping[str, Any]:
-        limit = count(arguments, flag)
-        return stated(max_num_seqs=None if limit is None else limit * (1 if ranks is None else ranks(arguments)))
+    def max_num_seqs(self, flag: str, *, note: str, ranks: Ranks | None = None) -> Term:
+        """Most running requests; ``ranks`` where the engine's limit is that of one data-parallel rank."""
 
-    return Term(
-        name="max_num_seqs", write=write, read=read, keys=(flag,), expressed_by=flag + note, verified_by=verified_by
-    )
+        def write(_: ServingRequest, pool: Pool) -> Arguments:
+            parts = 1 if ranks is None else pool.layout.attention_data_parallel
+            return {flag: str(pool.limits.max_num_seqs // parts)}
 
+        def read(arguments: Arguments) -> Mapping[str, Any]:
+            limit = count(arguments, flag)
+            return stated(max_num_seqs=None if limit is None else limit * (1 if ranks is None else ranks(arguments)))
 
-def max_batched_tokens_term(flag: str, *, verified_by: str) -> Term:
-    """Token budget of one iteration of one data-parallel rank."""
-    return Term(
-        name="max_batched_tokens",
-        write=lambda _, pool: {flag: str(pool.limits.max_batched_tokens)},
-        read=lambda arguments: stated(max_batched_tokens=count(arguments, flag)),
-        keys=(flag,),
-        expressed_by=flag,
-        verified_by=verified_by,
-    )
+        return self.term("max_num_seqs", write, read, flag, expressed_by=flag + note)
 
+    def max_batched_tokens(self, flag: str) -> Term:
+        """Token budget of one iteration of one data-parallel rank."""
+        return self.term(
+            "max_batched_tokens",
+            lambda _, pool: {flag: str(pool.limits.max_batched_tokens)},
+            lambda arguments: stated(max_batched_tokens=count(arguments, flag)),
+            flag,
+        )
 
-def off_switch_term(name: str, flag: str, *, verified_by: str, note: str = "") -> Term:
-    """A limit that is on by default, behind a flag that switches it off."""
-    return Term(
-        name=name,
-        write=lambda _, pool: {} if getattr(pool.limits, name) else {flag: ""},
-        read=lambda arguments: {name: False} if flag in arguments else {},
-        keys=(flag,),
-        expressed_by=flag + note,
-        verified_by=verified_by,
-    )
+    def off_switch(self, name: str, flag: str, *, note: str = "") -> Term:
+        """A limit that is on by default, behind a flag that switches it off."""
+        return self.term(
+            name,
+            lambda _, pool: {} if getattr(pool.limits, name) else {flag: ""},
+            lambda arguments: {name: False} if flag in arguments else {},
+            flag,
+            expressed_by=flag + note,
+        )
 
+    def max_sequence_length(self, flag: str) -> Term:
+        """Longest prompt and answer together; left to the model's configuration where the request names none."""
 
-def max_sequence_length_term(flag: str, *, verified_by: str) -> Term:
-    """Longest prompt and answer together; left to the model's configuration where the request names none."""
-    return Term(
-        name="max_sequence_length",
-        write=lambda request, _: (
-            {} if request.max_sequence_length is None else {flag: str(request.max_sequence_length)}
-        ),
-        read=lambda arguments: stated(max_sequence_length=count(arguments, flag)),
-        keys=(flag,),
-        expressed_by=flag,
-        verified_by=verified_by,
-    )
+        def write(request: ServingRequest, _: Pool) -> Arguments:
+            return {} if request.max_sequence_length is None else {flag: str(request.max_sequence_length)}
+
+        return self.term(
+            "max_sequence_length", write, lambda arguments: stated(max_sequence_length=count(arguments, flag)), flag
+        )
 
 
 def ranks_of_flags(*flags: str) -> Ranks:

@@ -28,11 +28,12 @@ from meshplan.planner.emit.serving.job import (
 )
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, Term, count, nested, write_all, write_only
+from meshplan.planner.emit.terms import Arguments, Term, count, nested, write_all
 from meshplan.planner.serving.problem.config import Pool, Role, Router
 from meshplan.planner.serving.problem.engines import TRTLLM
 
 _READ = "not machine-checked: from the documentation of 1.2.1"
+_rows = terms.ServingRows(_READ)
 _KV_CACHE = {"bf16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 _ROUTERS: Mapping[Router, Mapping[str, Any]] = {
     Router.ROUND_ROBIN: {"type": "round_robin"},
@@ -44,7 +45,7 @@ _DISAGGREGATED_FILE = "disaggregated.yaml"
 _NGINX_FILE = "nginx.conf"
 _ROLES = {Role.PREFILL: "context_servers", Role.DECODE: "generation_servers"}
 _NGINX = """\
-# One connection a request is what least_conn counts; answers stream, so nothing is buffered.
+# least_conn counts connections, one per request; answers stream, so nothing is buffered.
 daemon off;
 pid /tmp/meshplan-nginx.pid;
 error_log stderr;
@@ -93,7 +94,7 @@ def free_fraction(request: ServingRequest, pool: Pool) -> float:
             TRTLLM.name,
             f"a KV cache of no bytes: weights and activations take {taken_bytes / 1e9:.1f} GB of "
             f"{fraction:g} × {device.memory_bytes / 1e9:.1f} GB",
-            "more devices a worker, or a larger memory_fraction",
+            "more devices per worker, or a larger memory_fraction",
         )
     return float(left_bytes / (device.memory_bytes - taken_bytes))
 
@@ -105,13 +106,11 @@ def _attention_ranks(arguments: Arguments) -> int:
 
 def _switch_term(name: str, key: str) -> Term:
     """A limit behind one option that is on or off."""
-    return Term(
-        name=name,
-        write=lambda _, pool: {key: getattr(pool.limits, name)},
-        read=lambda arguments: {name: arguments[key]} if key in arguments else {},
-        keys=(key,),
-        expressed_by=key,
-        verified_by=_READ,
+    return _rows.term(
+        name,
+        lambda _, pool: {key: getattr(pool.limits, name)},
+        lambda arguments: {name: arguments[key]} if key in arguments else {},
+        key,
     )
 
 
@@ -160,66 +159,54 @@ def _speculation(request: ServingRequest, _: Pool) -> Arguments:
 
 # Flags of the command first, then options of the file in the order in which it lists them.
 TERMS = (
-    terms.tensor_term(
+    _rows.tensor(
         _STAGE,
         ranks_of=lambda pool: pool.layout.devices_per_stage,
         inside={_ATTENTION_DATA: _attention_ranks},
         note=" (all devices of a stage)",
-        verified_by=_READ,
     ),
-    terms.degree_term("--pp_size", name="pipeline_parallel", always=True, verified_by=_READ),
-    terms.degree_term("--ep_size", name="expert_parallel", verified_by=_READ),
-    terms.max_num_seqs_term(
-        "--max_batch_size", ranks=_attention_ranks, note=" (of one attention-data rank)", verified_by=_READ
-    ),
-    terms.max_batched_tokens_term("--max_num_tokens", verified_by=_READ),
-    write_only(
+    _rows.degree("--pp_size", name="pipeline_parallel", always=True),
+    _rows.degree("--ep_size", name="expert_parallel"),
+    _rows.max_num_seqs("--max_batch_size", ranks=_attention_ranks, note=" (of one attention-data rank)"),
+    _rows.max_batched_tokens("--max_num_tokens"),
+    _rows.write_only(
         "memory_fraction",
         lambda request, pool: {"--kv_cache_free_gpu_memory_fraction": f"{free_fraction(request, pool):.3f}"},
-        expressed_by="--kv_cache_free_gpu_memory_fraction (share of what weights and activations leave)",
-        verified_by=_READ,
+        "--kv_cache_free_gpu_memory_fraction (share of what weights and activations leave)",
     ),
-    terms.max_sequence_length_term("--max_seq_len", verified_by=_READ),
-    Term(
-        name="attention_data_parallel",
-        write=lambda _, pool: {_ATTENTION_DATA: pool.layout.attention_data_parallel > 1},
-        read=lambda arguments: (
+    _rows.max_sequence_length("--max_seq_len"),
+    _rows.term(
+        "attention_data_parallel",
+        lambda _, pool: {_ATTENTION_DATA: pool.layout.attention_data_parallel > 1},
+        lambda arguments: (
             {"attention_data_parallel": _attention_ranks(arguments)} if _ATTENTION_DATA in arguments else {}
         ),
-        keys=(_ATTENTION_DATA,),
+        _ATTENTION_DATA,
         expressed_by=f"{_ATTENTION_DATA} (all devices of a stage or none)",
-        verified_by=_READ,
     ),
     _switch_term("chunked_prefill", "enable_chunked_prefill"),
     _switch_term("prefix_caching", "kv_cache_config.enable_block_reuse"),
-    write_only(
-        "quantization",
-        _formats,
-        expressed_by="kv_cache_config.dtype; formats of weights come with the checkpoint",
-        verified_by=_READ,
-    ),
-    write_only(
-        "kv_tier", _kv_tier, expressed_by="kv_cache_config.host_cache_size (bytes of one rank)", verified_by=_READ
-    ),
-    Term(
-        name="cuda_graphs",
-        write=_graphs,
-        read=lambda arguments: {"cuda_graphs": False} if arguments.get(_GRAPHS, True) is None else {},
-        keys=(_GRAPHS, f"{_GRAPHS}.enable_padding", f"{_GRAPHS}.max_batch_size"),
+    _rows.write_only("quantization", _formats, "kv_cache_config.dtype; formats of weights come with the checkpoint"),
+    _rows.write_only("kv_tier", _kv_tier, "kv_cache_config.host_cache_size (bytes of one rank)"),
+    _rows.term(
+        "cuda_graphs",
+        _graphs,
+        lambda arguments: {"cuda_graphs": False} if arguments.get(_GRAPHS, True) is None else {},
+        _GRAPHS,
+        f"{_GRAPHS}.enable_padding",
+        f"{_GRAPHS}.max_batch_size",
         expressed_by=_GRAPHS,
-        verified_by=_READ,
     ),
-    Term(
-        name="custom_all_reduce",
-        write=lambda _, pool: {} if pool.limits.custom_all_reduce else {_REDUCE: _NCCL},
-        read=lambda arguments: {"custom_all_reduce": False} if arguments.get(_REDUCE) == _NCCL else {},
-        keys=(_REDUCE,),
+    _rows.term(
+        "custom_all_reduce",
+        lambda _, pool: {} if pool.limits.custom_all_reduce else {_REDUCE: _NCCL},
+        lambda arguments: {"custom_all_reduce": False} if arguments.get(_REDUCE) == _NCCL else {},
+        _REDUCE,
         expressed_by=f"{_REDUCE} (off: {_NCCL})",
-        verified_by=_READ,
     ),
-    write_only("expert_tensor_parallel", _expert_tensor, expressed_by="moe_tensor_parallel_size", verified_by=_READ),
-    write_only("roles", _roles, expressed_by="cache_transceiver_config; trtllm-serve disaggregated", verified_by=_READ),
-    write_only("speculation", _speculation, expressed_by="speculative_config (MTP, DraftTarget)", verified_by=_READ),
+    _rows.write_only("expert_tensor_parallel", _expert_tensor, "moe_tensor_parallel_size"),
+    _rows.write_only("roles", _roles, "cache_transceiver_config; trtllm-serve disaggregated"),
+    _rows.write_only("speculation", _speculation, "speculative_config (MTP, DraftTarget)"),
 )
 
 
@@ -304,9 +291,11 @@ def _text(address: Argument) -> str:
 
 
 def _notes(request: ServingRequest) -> Sequence[str]:
-    notes = ["No parser has judged these files: TensorRT-LLM cannot be imported without CUDA."]
+    notes = ["No parser has checked these files: TensorRT-LLM cannot be imported without CUDA."]
     if any(pool.role not in request.memory for pool in request.config.pools):
-        notes.insert(0, "The cache's share is of free memory; the plan's is of all: it is larger than it has to be.")
+        notes.insert(
+            0, "TensorRT-LLM's KV-cache share is of free memory, the plan's of all memory: it is larger than intended."
+        )
     return notes
 
 

@@ -17,7 +17,7 @@ from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, Term, write_only
+from meshplan.planner.emit.terms import Arguments, Term
 from meshplan.planner.serving.problem.config import Pool, Role, Router
 from meshplan.planner.serving.problem.engines import VLLM
 
@@ -30,6 +30,7 @@ ROUTER_VERIFIED = ParserVerified(
     framework="vllm-router", version="0.1.17", mode="its own argument parser; no router starts"
 )
 _PARSER = "parser and create_engine_config"
+_rows = terms.ServingRows(_PARSER)
 _ONLINE = {
     "fp8": "fp8_per_tensor",
     "fp8_block": "fp8_per_block",
@@ -39,7 +40,7 @@ _ONLINE = {
 _KV_CACHE = {"bf16": "auto", "fp16": "auto", "fp8": "fp8", "nvfp4": "nvfp4"}
 _KV_ROLES = {Role.PREFILL: "kv_producer", Role.DECODE: "kv_consumer"}
 LEAST_LOADED_NOTE = (
-    "The router takes the less loaded of two workers drawn at random; the plan counts on the least loaded of all."
+    "The router takes the less loaded of two workers drawn at random; the plan assumes the least loaded of all."
 )
 _GIB = 2.0**30
 _TENSOR = ("--tensor-parallel-size", "-tp")
@@ -62,13 +63,13 @@ def _pair_term(name: str, *, write: Any = None) -> Term:
     def read(arguments: Arguments) -> Mapping[str, Any]:
         return {name: True} if on in arguments else {name: False} if off in arguments else {}
 
-    return Term(
-        name=name,
-        write=write or (lambda _, pool: {on if getattr(pool.limits, name) else off: ""}),
-        read=read,
-        keys=(on, off),
+    return _rows.term(
+        name,
+        write or (lambda _, pool: {on if getattr(pool.limits, name) else off: ""}),
+        read,
+        on,
+        off,
         expressed_by=f"{on}, {off}",
-        verified_by=_PARSER,
     )
 
 
@@ -125,67 +126,57 @@ def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
 
 
 TERMS = (
-    terms.tensor_term(
+    _rows.tensor(
         *_TENSOR,
         ranks_of=lambda pool: pool.layout.tensor_parallel * pool.layout.context_parallel,
         inside={_CONTEXT[0]: terms.ranks_of_flags(*_CONTEXT)},
         note=" (× context_parallel)",
-        verified_by=_PARSER,
     ),
-    terms.degree_term(
-        *_CONTEXT, name="context_parallel", note=" (reuses the tensor-parallel ranks)", verified_by=_PARSER
-    ),
-    terms.degree_term(
+    _rows.degree(*_CONTEXT, name="context_parallel", note=" (reuses the tensor-parallel ranks)"),
+    _rows.degree(
         "--pipeline-parallel-size",
         "-pp",
         name="pipeline_parallel",
         always=True,
         verified_by=f"{_PARSER}; stages ≤ layers by our own rule",
     ),
-    terms.degree_term(*_DATA, name="attention_data_parallel", verified_by=_PARSER),
-    Term(
-        name="expert_parallel",
-        write=lambda _, pool: {_EXPERTS: ""} if pool.layout.expert_parallel > 1 else {},
-        read=_read_experts,
-        keys=(_EXPERTS,),
+    _rows.degree(*_DATA, name="attention_data_parallel"),
+    _rows.term(
+        "expert_parallel",
+        lambda _, pool: {_EXPERTS: ""} if pool.layout.expert_parallel > 1 else {},
+        _read_experts,
+        _EXPERTS,
         expressed_by=f"{_EXPERTS} (over tensor × data parallel ranks); expert_tensor_parallel: without it",
         verified_by=f"{_PARSER}; divisibility by our own rule",
     ),
-    terms.max_num_seqs_term(
-        "--max-num-seqs", ranks=_data_ranks, note=" (of one data-parallel rank)", verified_by=_PARSER
-    ),
-    terms.max_batched_tokens_term("--max-num-batched-tokens", verified_by=_PARSER),
+    _rows.max_num_seqs("--max-num-seqs", ranks=_data_ranks, note=" (of one data-parallel rank)"),
+    _rows.max_batched_tokens("--max-num-batched-tokens"),
     _pair_term("chunked_prefill", write=_chunks),
-    write_only(
+    _rows.write_only(
         "memory_fraction",
         lambda _, pool: {"--gpu-memory-utilization": f"{pool.limits.memory_fraction:g}"},
-        expressed_by="--gpu-memory-utilization",
-        verified_by=_PARSER,
+        "--gpu-memory-utilization",
     ),
     _pair_term("prefix_caching"),
-    write_only(
-        "kv_tier",
-        _kv_tier,
-        expressed_by="--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native",
-        verified_by=_PARSER,
+    _rows.write_only(
+        "kv_tier", _kv_tier, "--kv-offloading-size (GiB of one data-parallel rank), --kv-offloading-backend native"
     ),
-    terms.off_switch_term("custom_all_reduce", "--disable-custom-all-reduce", verified_by=_PARSER),
-    terms.off_switch_term("cuda_graphs", "--enforce-eager", note=" (off; compilation goes too)", verified_by=_PARSER),
-    write_only(
+    _rows.off_switch("custom_all_reduce", "--disable-custom-all-reduce"),
+    _rows.off_switch("cuda_graphs", "--enforce-eager", note=" (off; compilation goes too)"),
+    _rows.write_only(
         "quantization",
         _formats,
-        expressed_by="--dtype, --kv-cache-dtype, --quantization (made from 16 bits: fp8, fp8_block, mxfp8, w8a16); "
+        "--dtype, --kv-cache-dtype, --quantization (made from 16 bits: fp8, fp8_block, mxfp8, w8a16); "
         "others come with the checkpoint",
-        verified_by=_PARSER,
     ),
-    write_only(
+    _rows.write_only(
         "speculation",
         _speculation,
-        expressed_by="--speculative-config (mtp, draft_model)",
+        "--speculative-config (mtp, draft_model)",
         verified_by=f"{_PARSER} for prediction layers; draft_model: flag and JSON only",
     ),
-    write_only("roles", _transfer, expressed_by="--kv-transfer-config NixlConnector", verified_by=_PARSER),
-    terms.max_sequence_length_term("--max-model-len", verified_by=_PARSER),
+    _rows.write_only("roles", _transfer, "--kv-transfer-config NixlConnector"),
+    _rows.max_sequence_length("--max-model-len"),
 )
 
 

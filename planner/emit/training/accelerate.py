@@ -17,12 +17,12 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.hosts import host_placements
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, Term, count, covered, feature_rows, nested, stated, write_all
+from meshplan.planner.emit.terms import Arguments, Term, count, feature_rows, nested, stated, write_all
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import handed_over, refuse, switch_term
+from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.training.problem.pytorch import ACCELERATE
 
 TARGET = "accelerate"
@@ -33,6 +33,7 @@ VERIFIED = ParserVerified(
     mode="launch_command_parser, _validate_launch_command, prepare_multi_gpu_env, ParallelismConfig; no model",
 )
 _PARSER = "parser and ParallelismConfig"
+_rows = TrainingRows(_PARSER)
 _KNOWN_NAMES = {"precision": ("bf16", "fp16"), "activation_recompute": ("none", "full")}
 _ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 _SIZES = "parallelism_config.parallelism_config_"
@@ -49,7 +50,7 @@ _STRATEGIES = {
     "HYBRID_SHARD_ZERO2": 2,
 }
 _NOTES = (
-    "The script gets what the YAML has no word for from MESHPLAN_CONFIG: micro_batch_size, num_microbatches, "
+    "The script gets what the YAML has no key for from MESHPLAN_CONFIG: micro_batch_size, num_microbatches, "
     "sequence_length.",
 )
 
@@ -65,7 +66,7 @@ _STARTER = r"""exec "${{ACCELERATE:-accelerate}}" launch \
 
 
 def _read_sharding(arguments: Arguments) -> Mapping[str, Any]:
-    """FSDP2 says it by a switch, FSDP1 by a strategy (by name, or by its number from 1 on)."""
+    """FSDP2 has a switch, FSDP1 a strategy, given by its name or by its number from 1 on."""
     strategy = arguments.get(_STRATEGY)
     if strategy is not None:
         names = {**_STRATEGIES, **{str(number): stage for number, stage in enumerate(_STRATEGIES.values(), start=1)}}
@@ -82,13 +83,12 @@ def _read_sharding(arguments: Arguments) -> Mapping[str, Any]:
 
 def _size(name: str, field: str) -> Term:
     key = f"{_SIZES}{name}"
-    return Term(
-        name=field,
-        write=lambda config, _: {key: getattr(config, field)},
-        read=lambda arguments: stated(**{field: count(arguments, key)}),
-        keys=(key,),
+    return _rows.term(
+        field,
+        lambda config, _: {key: getattr(config, field)},
+        lambda arguments: stated(**{field: count(arguments, key)}),
+        key,
         expressed_by=key.partition(".")[2],
-        verified_by=_PARSER,
     )
 
 
@@ -110,63 +110,49 @@ TERMS = (
     _size("tp_size", "tensor_parallel"),
     _size("cp_size", "context_parallel"),
     _size("dp_shard_size", "data_parallel_shard"),
-    Term(
-        name="data_parallel",
-        write=lambda config, _: {f"{_SIZES}dp_replicate_size": config.data_parallel // config.data_parallel_shard},
-        read=lambda arguments: stated(data_parallel_replicate=count(arguments, f"{_SIZES}dp_replicate_size")),
-        keys=(f"{_SIZES}dp_replicate_size",),
+    _rows.term(
+        "data_parallel",
+        lambda config, _: {f"{_SIZES}dp_replicate_size": config.data_parallel // config.data_parallel_shard},
+        lambda arguments: stated(data_parallel_replicate=count(arguments, f"{_SIZES}dp_replicate_size")),
+        f"{_SIZES}dp_replicate_size",
         expressed_by="parallelism_config_dp_replicate_size × parallelism_config_dp_shard_size",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="zero_stage",
-        write=lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS},
-        read=_read_sharding,
-        keys=(_RESHARD, _STRATEGY),
+    _rows.term(
+        "zero_stage",
+        lambda config, _: {_RESHARD: config.zero_stage == _ZERO_SHARDED_PARAMETERS},
+        _read_sharding,
+        _RESHARD,
+        _STRATEGY,
         expressed_by="fsdp_version 2, fsdp_reshard_after_forward (3: true, 2: false)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="activation_recompute",
-        write=lambda config, _: {_RECOMPUTE: config.activation_recompute == "full"},
-        read=_read_recompute,
-        keys=(_RECOMPUTE,),
+    _rows.term(
+        "activation_recompute",
+        lambda config, _: {_RECOMPUTE: config.activation_recompute == "full"},
+        _read_recompute,
+        _RECOMPUTE,
         expressed_by="fsdp_activation_checkpointing (full: true, none: false)",
-        verified_by=_PARSER,
     ),
-    switch_term(
-        _RECOMPUTE_OFFLOAD,
-        "activation_offload",
-        on=True,
-        note=" (with activation_recompute full)",
-        verified_by=_PARSER,
-    ),
-    Term(
-        name="parameter_offload",
-        write=lambda config, _: {_STATES: True} if config.parameter_offload else {},
-        read=lambda arguments: (
+    _rows.switch(_RECOMPUTE_OFFLOAD, "activation_offload", on=True, note=" (with activation_recompute full)"),
+    _rows.term(
+        "parameter_offload",
+        lambda config, _: {_STATES: True} if config.parameter_offload else {},
+        lambda arguments: (
             {"parameter_offload": True, "optimizer_offload": True} if arguments.get(_STATES) is True else {}
         ),
-        keys=(_STATES,),
+        _STATES,
         expressed_by="fsdp_offload_params: parameters, gradients and optimizer states together (zero_stage 3)",
-        verified_by=_PARSER,
     ),
-    covered(
-        "optimizer_offload",
-        expressed_by="fsdp_offload_params, with the parameters",
-        verified_by=_PARSER,
-    ),
-    Term(
-        name="precision",
-        write=lambda config, _: {"mixed_precision": config.precision},
-        read=_read_precision,
-        keys=("mixed_precision",),
+    _rows.covered("optimizer_offload", "fsdp_offload_params, with the parameters"),
+    _rows.term(
+        "precision",
+        lambda config, _: {"mixed_precision": config.precision},
+        _read_precision,
+        "mixed_precision",
         expressed_by="mixed_precision: bf16, fp16",
-        verified_by=_PARSER,
     ),
-    handed_over("micro_batch_size"),
-    handed_over("global_batch_size"),
-    handed_over("sequence_length"),
+    _rows.handed_over("micro_batch_size"),
+    _rows.handed_over("global_batch_size"),
+    _rows.handed_over("sequence_length"),
 )
 
 
@@ -174,7 +160,7 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     """The YAML as a mapping.
 
     Raises:
-        CannotExpressError: Accelerate has no word for a choice.
+        CannotExpressError: Accelerate's YAML has no key for a choice.
     """
     refuse(ACCELERATE, request.shape, request.config, _KNOWN_NAMES)
     return nested(
@@ -218,7 +204,7 @@ def features() -> tuple[Feature, ...]:
     """Rows of the support matrix."""
     placed = Feature(
         name="rank_table",
-        expressed_by="accelerate launch --machine_rank and CUDA_VISIBLE_DEVICES; equal numbers of ranks a host only",
+        expressed_by="accelerate launch --machine_rank and CUDA_VISIBLE_DEVICES; equal numbers of ranks per host only",
         verified_by="accelerate's parser; other tables are refused",
     )
     return (*feature_rows(TERMS), placed)

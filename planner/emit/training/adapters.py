@@ -1,6 +1,6 @@
-"""What a launch of LoRA or QLoRA needs beside the framework's own words: the script makes the adapters.
+"""What a launch of LoRA or QLoRA needs in addition to the framework's arguments: the script makes the adapters.
 
-No framework here has words for adapters (PEFT is a library of the script), so their choices are handed over in
+No framework here has arguments for adapters (PEFT is a library of the script), so their choices are handed over in
 ``training_config.json`` and the README says what the script must set.
 """
 
@@ -12,7 +12,7 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.training.problem.problem import Phase
 
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-# PEFT's word for every linear layer but the LM head.
+# PEFT's name for every linear layer but the LM head.
 _ALL_LINEAR = "all-linear"
 
 

@@ -1,7 +1,7 @@
 """A training plan as DeepSpeed's JSON. The training script is the user's: ``deepspeed.initialize(config=…)``.
 
-DeepSpeed's parser takes any unknown top-level key without a word, so the keys are compared with its own list in
-tests/conformance/deepspeed. What the JSON has no word for (recomputation, sequence length) is handed to the script.
+DeepSpeed's parser silently accepts unknown top-level keys, so the keys are compared with its own list in
+tests/conformance/deepspeed. What the JSON has no key for (recomputation, sequence length) is handed to the script.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, Term, count, covered, feature_rows, nested, stated, write_all
+from meshplan.planner.emit.terms import Arguments, count, feature_rows, nested, stated, write_all
 from meshplan.planner.emit.training import own_script as script
 from meshplan.planner.emit.training.adapters import adapter_notes
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import handed_over, refuse, switch_term
+from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import DEEPSPEED
@@ -32,6 +32,7 @@ VERIFIED = ParserVerified(
     mode="DeepSpeedConfig with the plan's number of ranks; no engine is built",
 )
 _PARSER = "parser (DeepSpeedConfig)"
+_rows = TrainingRows(_PARSER)
 _KNOWN_NAMES = {"precision": ("bf16", "fp16"), "activation_recompute": ("none", "full")}
 _PRECISION_KEYS = {"bf16": ("bf16.enabled", "bfloat16.enabled"), "fp16": ("fp16.enabled",)}
 _ZERO_STAGES = (0, 1, 2, 3)
@@ -42,7 +43,7 @@ _CHECKPOINTING = "activation_checkpointing.cpu_checkpointing"
 # Our tier → DeepSpeed's device, and back.
 _DEVICES = {"host": "cpu", "nvme": "nvme"}
 NVME_PATH = "/local_nvme"
-_NVME_NOTE = f"States lie on NVMe: put the path of a local file system in the place of {NVME_PATH} in the JSON."
+_NVME_NOTE = f"States lie on NVMe: put the path of a local file system in place of {NVME_PATH} in the JSON."
 _CHECKPOINTING_NOTE = (
     "Kept activations go to host memory through DeepSpeed's own checkpointing: the script must call "
     "deepspeed.checkpointing.configure with this JSON and run every layer through deepspeed.checkpointing.checkpoint."
@@ -53,8 +54,8 @@ _OFFLOAD_NOTE = (
     "refuses one that runs on the device."
 )
 _NOTES = (
-    f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and hands it to deepspeed.initialize. It gets "
-    "what the JSON has no word for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
+    f"The script reads {CONFIG_FILE} (its path is in DEEPSPEED_CONFIG) and passes it to deepspeed.initialize. It gets "
+    "what the JSON has no key for from MESHPLAN_CONFIG: activation_recompute, sequence_length.",
 )
 _TENSOR_NOTE = (
     "With tensor parallelism DeepSpeed counts every rank as a batch: its log shows train_batch_size × tensor_parallel."
@@ -132,94 +133,75 @@ def _read_precision(arguments: Arguments) -> Mapping[str, Any]:
 
 
 TERMS = (
-    Term(
-        name="micro_batch_size",
-        write=_batch,
-        read=_read_batch,
-        keys=("train_micro_batch_size_per_gpu", "gradient_accumulation_steps"),
+    _rows.term(
+        "micro_batch_size",
+        _batch,
+        _read_batch,
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
         expressed_by="train_micro_batch_size_per_gpu",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="global_batch_size",
-        write=lambda *_: {},  # written by the row above
-        read=lambda arguments: stated(global_batch_size=_decided(arguments, "train_batch_size")),
-        keys=("train_batch_size",),
+    _rows.term(
+        "global_batch_size",
+        lambda *_: {},
+        lambda arguments: stated(global_batch_size=_decided(arguments, "train_batch_size")),
+        "train_batch_size",
         expressed_by="train_batch_size, gradient_accumulation_steps",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="zero_stage",
-        write=_zero,
-        read=_read_zero,
-        keys=(
-            "zero_optimization.stage",
-            "zero_optimization.overlap_comm",
-            "zero_optimization.contiguous_gradients",
-        ),
+    _rows.term(
+        "zero_stage",
+        _zero,
+        _read_zero,
+        "zero_optimization.stage",
+        "zero_optimization.overlap_comm",
+        "zero_optimization.contiguous_gradients",
         expressed_by="zero_optimization.stage",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="zero_hpz_partition_size",
-        write=lambda config, _: (
-            {_SECOND_COPY: config.zero_hpz_partition_size} if config.zero_hpz_partition_size > 1 else {}
-        ),
-        read=lambda arguments: stated(zero_hpz_partition_size=count(arguments, _SECOND_COPY)),
-        keys=(_SECOND_COPY,),
+    _rows.term(
+        "zero_hpz_partition_size",
+        lambda config, _: {_SECOND_COPY: config.zero_hpz_partition_size} if config.zero_hpz_partition_size > 1 else {},
+        lambda arguments: stated(zero_hpz_partition_size=count(arguments, _SECOND_COPY)),
+        _SECOND_COPY,
         expressed_by=f"{_SECOND_COPY} (zero_stage 3)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="optimizer_offload",
-        write=lambda config, _: _offload(_OFFLOAD, config) if config.optimizer_offload else {},
-        read=lambda arguments: _read_offload(_OFFLOAD, "optimizer_offload", arguments),
-        keys=tuple(
-            f"{_OFFLOAD}.{key}" for key in ("device", "pin_memory", "nvme_path", "pipeline_read", "pipeline_write")
-        ),
+    _rows.term(
+        "optimizer_offload",
+        lambda config, _: _offload(_OFFLOAD, config) if config.optimizer_offload else {},
+        lambda arguments: _read_offload(_OFFLOAD, "optimizer_offload", arguments),
+        *tuple(f"{_OFFLOAD}.{key}" for key in ("device", "pin_memory", "nvme_path", "pipeline_read", "pipeline_write")),
         expressed_by="zero_optimization.offload_optimizer.device: cpu (zero_stage 1, 2, 3), nvme (3)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="parameter_offload",
-        write=lambda config, _: _offload(_PARAMETERS, config) if config.parameter_offload else {},
-        read=lambda arguments: _read_offload(_PARAMETERS, "parameter_offload", arguments),
-        keys=tuple(f"{_PARAMETERS}.{key}" for key in ("device", "pin_memory", "nvme_path")),
+    _rows.term(
+        "parameter_offload",
+        lambda config, _: _offload(_PARAMETERS, config) if config.parameter_offload else {},
+        lambda arguments: _read_offload(_PARAMETERS, "parameter_offload", arguments),
+        *tuple(f"{_PARAMETERS}.{key}" for key in ("device", "pin_memory", "nvme_path")),
         expressed_by="zero_optimization.offload_param.device: cpu, nvme (zero_stage 3)",
-        verified_by=_PARSER,
     ),
-    covered(
-        "offload_to",
-        expressed_by="the device of offload_optimizer and offload_param: cpu, nvme",
-        verified_by=_PARSER,
-    ),
-    switch_term(
+    _rows.covered("offload_to", "the device of offload_optimizer and offload_param: cpu, nvme"),
+    _rows.switch(
         _CHECKPOINTING,
         "activation_offload",
         on=True,
         note=" (with activation_recompute full)",
         verified_by=f"{_PARSER}; that the script uses DeepSpeed's checkpointing is not checked",
     ),
-    Term(
-        name="tensor_parallel",
-        write=lambda config, _: (
-            {"tensor_parallel.autotp_size": config.tensor_parallel} if config.tensor_parallel > 1 else {}
-        ),
-        read=_read_tensor,
-        keys=("tensor_parallel.autotp_size",),
+    _rows.term(
+        "tensor_parallel",
+        lambda config, _: {"tensor_parallel.autotp_size": config.tensor_parallel} if config.tensor_parallel > 1 else {},
+        _read_tensor,
+        "tensor_parallel.autotp_size",
         expressed_by="tensor_parallel.autotp_size (zero_stage up to 2, without sequence_parallel)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="precision",
-        write=lambda config, _: {f"{config.precision}.enabled": True},
-        read=_read_precision,
-        keys=tuple(key for keys in _PRECISION_KEYS.values() for key in keys),
+    _rows.term(
+        "precision",
+        lambda config, _: {f"{config.precision}.enabled": True},
+        _read_precision,
+        *tuple(key for keys in _PRECISION_KEYS.values() for key in keys),
         expressed_by="bf16.enabled, fp16.enabled",
-        verified_by=_PARSER,
     ),
-    handed_over("activation_recompute"),
-    handed_over("sequence_length"),
+    _rows.handed_over("activation_recompute"),
+    _rows.handed_over("sequence_length"),
 )
 
 
@@ -227,7 +209,7 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     """The JSON as a mapping.
 
     Raises:
-        CannotExpressError: DeepSpeed's JSON has no word for a choice.
+        CannotExpressError: DeepSpeed's JSON has no key for a choice.
     """
     refuse(DEEPSPEED, request.shape, request.config, _KNOWN_NAMES)
     return nested(write_all(TERMS, request.config, request.shape))

@@ -41,7 +41,7 @@ class Job:
     Args:
         target: the framework's name in the registry.
         request: plan, model, device and host names.
-        verified: parser that judged the program's arguments; None where none has.
+        verified: parser that checked the program's arguments; None where none has.
         rank_order: parallel dimensions as the program counts its ranks, the fastest-varying first.
         environment: variables of every rank; None unsets one.
         program: bash that fills the array ``program`` with what follows ``python`` or ``torchrun``; it may use
@@ -49,7 +49,7 @@ class Job:
         files: what the program reads, beside the scripts.
         settings: variables that the user may set.
         notes: what the user should know before launching.
-        starter: bash that starts one agent a host in the place of torchrun; empty for torchrun. It may use
+        starter: bash that starts one agent per host in place of torchrun; empty for torchrun. It may use
             ``$node_rank``, ``$num_hosts``, ``$world_size``, ``${device_list[@]}`` and ``${program[@]}``.
     """
 

@@ -2,7 +2,7 @@
 
 torchrun knows processes and hosts, no degrees of parallelism. The choices of the plan go into ``training_config.json``
 and its path into the environment of every rank; that the script obeys them is the script's own business, and the
-support matrix says so.
+support matrix states this.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def config_file(request: TrainingRequest, verified: ParserVerified) -> Artifact:
 
 
 def program(request: TrainingRequest) -> str:
-    """Bash that fills ``program`` with the user's script, and says where the choices are."""
+    """Bash that fills ``program`` with the user's script, and sets where it finds the choices."""
     check = script_check(request.script)
     return _PROGRAM.format(config_file=CONFIG_FILE, rank_table_file=RANK_TABLE_FILE, check=check)
 

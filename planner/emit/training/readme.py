@@ -15,7 +15,7 @@ def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> A
 
     Args:
         launch: the job.
-        start: how to start it; empty for one script a host.
+        start: how to start it; empty for one script per host.
         notes: those of an orchestrator, besides those of the job.
     """
     job = launch.job
@@ -33,7 +33,7 @@ def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> A
 
 {start or _how_to_start(launch)}
 
-Flags after the node rank are handed on and override those of the plan.
+Flags after the node rank are passed on and override those of the plan.
 
 ## What was planned
 
@@ -45,14 +45,14 @@ Flags after the node rank are handed on and override those of the plan.
 
 ## Variables
 
-A plan does not decide these. The defaults train on made-up data.
+A plan does not decide these. The defaults train on synthetic data.
 
 | variable | default | meaning |
 |---|---|---|
 {variables}
 | `MASTER_ADDR`, `MASTER_PORT` | first host, `{request.master_port}` | rendezvous |
 | `TORCHRUN` | `torchrun` | another torchrun |
-| `MESHPLAN_SKIP_CHECKS` | `0` | 1: start without checking GPUs and the way to the first host |
+| `MESHPLAN_SKIP_CHECKS` | `0` | 1: start without checking GPUs and the connection to the first host |
 
 ## Notes
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.terms import Term, count, covered, stated
+from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -15,53 +15,58 @@ HANDED_OVER = "training_config.json (MESHPLAN_CONFIG)"
 BY_THE_SCRIPT = "handed over only: nothing checks that the script obeys"
 
 
-def count_term(
-    key: str, name: str, *, verified_by: str, aliases: Sequence[str] = (), only_with_experts: bool = False
-) -> Term:
-    """A number behind one key.
+class TrainingRows(Rows):
+    """Makes the rows of a framework's table."""
 
-    Args:
-        key: the argument that is written.
-        name: field of the configuration.
-        verified_by: what checked it.
-        aliases: other arguments under which the target takes it.
-        only_with_experts: not written for models without experts.
-    """
-    return Term(
-        name=name,
-        write=lambda config, shape: (
-            {} if only_with_experts and shape.moe is None else {key: str(getattr(config, name))}
-        ),
-        read=lambda arguments: stated(**{name: count(arguments, key, *aliases)}),
-        keys=(key, *aliases),
-        expressed_by=key,
-        verified_by=verified_by,
-    )
+    __slots__ = ()
 
+    def number(
+        self,
+        key: str,
+        name: str,
+        *,
+        aliases: Sequence[str] = (),
+        only_with_experts: bool = False,
+    ) -> Term:
+        """A number behind one key.
 
-def switch_term(key: str, name: str, *, verified_by: str, on: Any = "", note: str = "") -> Term:
-    """A choice that is written only where it is on.
+        Args:
+            key: the argument that is written.
+            name: field of the configuration.
+            aliases: other arguments under which the target takes it.
+            only_with_experts: not written for models without experts.
+        """
 
-    Args:
-        key: the argument.
-        name: field of the configuration.
-        verified_by: what checked it.
-        on: value of the argument: "" for a flag, True for a key of a document.
-        note: for the support matrix.
-    """
-    return Term(
-        name=name,
-        write=lambda config, _: {key: on} if getattr(config, name) else {},
-        read=lambda arguments: {name: True} if key in arguments and (on == "" or arguments[key] is on) else {},
-        keys=(key,),
-        expressed_by=key.removeprefix("fsdp_config.") + note,
-        verified_by=verified_by,
-    )
+        def write(config: TrainingConfig, shape: ModelShape) -> Arguments:
+            return {} if only_with_experts and shape.moe is None else {key: str(getattr(config, name))}
 
+        keys = (key, *aliases)
+        return self.term(
+            name, write, lambda arguments: stated(**{name: count(arguments, *keys)}), *keys, expressed_by=key
+        )
 
-def handed_over(name: str) -> Term:
-    """A term that the target has no argument for: the user's script reads it from ``training_config.json``."""
-    return covered(name, expressed_by=HANDED_OVER, verified_by=BY_THE_SCRIPT)
+    def switch(self, key: str, name: str, *, on: Any = "", note: str = "", verified_by: str = "") -> Term:
+        """A choice that is written only where it is on.
+
+        Args:
+            key: the argument.
+            name: field of the configuration.
+            on: value of the argument: "" for a flag, True for a key of a document.
+            note: for the support matrix.
+            verified_by: what checked it, where that differs.
+        """
+        return self.term(
+            name,
+            lambda config, _: {key: on} if getattr(config, name) else {},
+            lambda arguments: {name: True} if key in arguments and (on == "" or arguments[key] is on) else {},
+            key,
+            expressed_by=key.removeprefix("fsdp_config.") + note,
+            verified_by=verified_by,
+        )
+
+    def handed_over(self, name: str) -> Term:
+        """A term that the target has no argument for: the user's script reads it from ``training_config.json``."""
+        return self.covered(name, HANDED_OVER, verified_by=BY_THE_SCRIPT)
 
 
 def refuse(

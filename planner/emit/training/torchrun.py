@@ -1,4 +1,4 @@
-"""Launch scripts for any program that torchrun starts: one common script, one small script a host, a rank table.
+"""Launch scripts for any program that torchrun starts: one common script, one small script per host, a rank table.
 
 The rendezvous is static with an explicit node rank: with the c10d rendezvous torchrun drops ``--node-rank`` without a
 word, and a planned placement would be lost. Every host looks up its devices in ``hosts.txt``.
@@ -48,14 +48,14 @@ def launch_of(job: Job) -> Launch:
     """``job`` on the hosts of its rank table.
 
     Raises:
-        CannotExpressError: torchrun cannot be told this rank table.
+        CannotExpressError: torchrun has no flags for this rank table.
         EmitError: no rank table, or a host without a name.
     """
     return Launch(job=job, placements=host_placements(job.rank_table, job.request.hosts, target=job.target))
 
 
 def scripts(launch: Launch) -> tuple[Artifact, ...]:
-    """``launch.sh``, ``hosts.txt``, one ``launch_host_NNN.sh`` a host (up to :data:`MAX_HOST_SCRIPTS`), rank table."""
+    """``launch.sh``, ``hosts.txt``, ``launch_host_NNN.sh`` (up to :data:`MAX_HOST_SCRIPTS`), rank table."""
     files = [
         Artifact(path=LAUNCH_SCRIPT, content=_launch_script(launch), executable=True),
         Artifact(path=HOSTS_FILE, content=_hosts_text(launch)),

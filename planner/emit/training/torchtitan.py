@@ -1,7 +1,8 @@
 """A training plan as TorchTitan's command line: a registered model, and flags for what the plan decides.
 
-The argument file has one flag a line and, last, the sub-command that chooses activation checkpointing. Checked against
-torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``ParallelDims`` over the emitted arguments.
+The argument file has one flag per line and, last, the sub-command that chooses activation checkpointing. Checked
+against torchtitan 0.3.0: tests/conformance/torchtitan runs its parser and its ``ParallelDims`` over the emitted
+arguments.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
-from meshplan.planner.emit.terms import Arguments, Term, count, covered, feature_rows, stated, write_all
+from meshplan.planner.emit.terms import Arguments, count, feature_rows, stated, write_all
 from meshplan.planner.emit.training.adapters import without_adapters
 from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
-from meshplan.planner.emit.training.terms import count_term, refuse
+from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import TORCHTITAN, TORCHTITAN_CONFIGS
@@ -30,6 +31,7 @@ VERIFIED = ParserVerified(
     mode="ConfigManager.parse_args, ParallelDims, the model's update_from_config; nothing is built",
 )
 _PARSER = "parser and ParallelDims"
+_rows = TrainingRows(_PARSER)
 _KNOWN_NAMES = {
     "precision": ("bf16",),
     "activation_recompute": ("none", "selective", "full"),
@@ -44,9 +46,9 @@ _PARALLELISM = "--parallelism."
 _TRAINING = "--training."
 COMPILE, NO_COMPILE = "--compile.enable", "--compile.no-enable"
 ASYNC, NO_ASYNC = "--compile.enable-async-tensor-parallel", "--compile.no-enable-async-tensor-parallel"
-KERNEL_WORDS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
-# As the estimate of a spec assumes the kernels; some of TorchTitan's configurations say otherwise.
-FIXED_WORDS = {COMPILE: "", NO_ASYNC: ""}
+KERNEL_FLAGS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
+# As the estimate of a spec assumes the kernels; some of TorchTitan's configurations differ.
+FIXED_ARGUMENTS = {COMPILE: "", NO_ASYNC: ""}
 _BALANCER = f"{_PARALLELISM}context-parallel-load-balancer"
 SETTINGS = (
     Setting(name="TRAIN_STEPS", default="100", meaning="optimizer steps"),
@@ -181,125 +183,113 @@ def _read_batch(arguments: Arguments) -> Mapping[str, Any]:
 
 
 TERMS = (
-    count_term(f"{_PARALLELISM}tensor-parallel-degree", "tensor_parallel", verified_by=_PARSER),
-    Term(
-        name="sequence_parallel",
-        write=lambda config, _: (
+    _rows.number(f"{_PARALLELISM}tensor-parallel-degree", "tensor_parallel"),
+    _rows.term(
+        "sequence_parallel",
+        lambda config, _: (
             {}
             if config.sequence_parallel or config.tensor_parallel == 1
             else {f"{_PARALLELISM}no-enable-sequence-parallel": ""}
         ),
-        read=_read_sequence_parallel,
-        keys=(f"{_PARALLELISM}no-enable-sequence-parallel", f"{_PARALLELISM}enable-sequence-parallel"),
+        _read_sequence_parallel,
+        f"{_PARALLELISM}no-enable-sequence-parallel",
+        f"{_PARALLELISM}enable-sequence-parallel",
         expressed_by="--parallelism.no-enable-sequence-parallel",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="pipeline_parallel",
-        write=_stages,
-        read=_read_stages,
-        keys=(
-            f"{_PARALLELISM}pipeline-parallel-degree",
-            f"{_PARALLELISM}pipeline-parallel-schedule",
-            f"{_PARALLELISM}pipeline-parallel-microbatch-size",
-            f"{_PARALLELISM}pipeline-parallel-layers-per-stage",
-            f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers",
-            f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers",
-            f"{_TRAINING}disable-cuda-graphs",
-        ),
+    _rows.term(
+        "pipeline_parallel",
+        _stages,
+        _read_stages,
+        f"{_PARALLELISM}pipeline-parallel-degree",
+        f"{_PARALLELISM}pipeline-parallel-schedule",
+        f"{_PARALLELISM}pipeline-parallel-microbatch-size",
+        f"{_PARALLELISM}pipeline-parallel-layers-per-stage",
+        f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers",
+        f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers",
+        f"{_TRAINING}disable-cuda-graphs",
         expressed_by="--parallelism.pipeline-parallel-degree, -schedule, -microbatch-size",
-        verified_by=_PARSER,
     ),
-    covered(
+    _rows.covered(
         "layers_per_chunk",
-        expressed_by="--parallelism.pipeline-parallel-layers-per-stage; equal stages only",
+        "--parallelism.pipeline-parallel-layers-per-stage; equal stages only",
         verified_by="flag and type only: the split is read in the source, not run",
     ),
-    count_term(f"{_PARALLELISM}context-parallel-degree", "context_parallel", verified_by=_PARSER),
-    Term(
-        name="context_parallel_style",
-        write=lambda config, _: {_BALANCER: "None"} if config.context_parallel_style == "ring-plain" else {},
-        read=_read_balancer,
-        keys=(_BALANCER,),
+    _rows.number(f"{_PARALLELISM}context-parallel-degree", "context_parallel"),
+    _rows.term(
+        "context_parallel_style",
+        lambda config, _: {_BALANCER: "None"} if config.context_parallel_style == "ring-plain" else {},
+        _read_balancer,
+        _BALANCER,
         expressed_by=f"{_BALANCER} None (ring-plain)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="data_parallel_shard",
-        write=_data_parallel,
-        read=_read_data_parallel,
-        keys=(f"{_PARALLELISM}data-parallel-replicate-degree", f"{_PARALLELISM}data-parallel-shard-degree"),
+    _rows.term(
+        "data_parallel_shard",
+        _data_parallel,
+        _read_data_parallel,
+        f"{_PARALLELISM}data-parallel-replicate-degree",
+        f"{_PARALLELISM}data-parallel-shard-degree",
         expressed_by="--parallelism.data-parallel-replicate-degree, --parallelism.data-parallel-shard-degree",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="zero_stage",
-        write=lambda config, _: {
+    _rows.term(
+        "zero_stage",
+        lambda config, _: {
             f"{_PARALLELISM}fsdp-reshard-after-forward": (
                 "always" if config.zero_stage == _ZERO_SHARDED_PARAMETERS else "never"
             )
         },
-        read=_read_sharding,
-        keys=(f"{_PARALLELISM}fsdp-reshard-after-forward",),
+        _read_sharding,
+        f"{_PARALLELISM}fsdp-reshard-after-forward",
         expressed_by="--parallelism.fsdp-reshard-after-forward (3: always, 2: never); 0: shard degree 1; 1 is refused",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="parameter_offload",
-        write=lambda config, _: {f"{_TRAINING}enable-cpu-offload": ""} if config.parameter_offload else {},
-        read=_read_offload,
-        keys=(f"{_TRAINING}enable-cpu-offload", f"{_TRAINING}no-enable-cpu-offload"),
+    _rows.term(
+        "parameter_offload",
+        lambda config, _: {f"{_TRAINING}enable-cpu-offload": ""} if config.parameter_offload else {},
+        _read_offload,
+        f"{_TRAINING}enable-cpu-offload",
+        f"{_TRAINING}no-enable-cpu-offload",
         expressed_by="--training.enable-cpu-offload: parameters, gradients and optimizer states together "
         "(zero_stage 3)",
-        verified_by=_PARSER,
     ),
-    covered(
-        "optimizer_offload",
-        expressed_by="--training.enable-cpu-offload, with the parameters",
-        verified_by=_PARSER,
-    ),
-    Term(
-        name="expert_parallel",
-        write=_experts,
-        read=lambda arguments: stated(expert_parallel=count(arguments, f"{_PARALLELISM}expert-parallel-degree")),
-        keys=(f"{_PARALLELISM}expert-parallel-degree", f"{_TRAINING}disable-cuda-graphs"),
+    _rows.covered("optimizer_offload", "--training.enable-cpu-offload, with the parameters"),
+    _rows.term(
+        "expert_parallel",
+        _experts,
+        lambda arguments: stated(expert_parallel=count(arguments, f"{_PARALLELISM}expert-parallel-degree")),
+        f"{_PARALLELISM}expert-parallel-degree",
+        f"{_TRAINING}disable-cuda-graphs",
         expressed_by="--parallelism.expert-parallel-degree",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="micro_batch_size",
-        write=_local_batch_size,
-        read=lambda arguments: stated(
+    _rows.term(
+        "micro_batch_size",
+        _local_batch_size,
+        lambda arguments: stated(
             local_batch_size=count(arguments, f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size")
         ),
-        keys=(f"{_TRAINING}local-batch-size", f"{_TRAINING}batch-size"),
+        f"{_TRAINING}local-batch-size",
+        f"{_TRAINING}batch-size",
         expressed_by="--training.local-batch-size",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="global_batch_size",
-        write=lambda config, _: {f"{_TRAINING}global-batch-size": str(config.global_batch_size)},
-        read=_read_batch,
-        keys=(f"{_TRAINING}global-batch-size",),
+    _rows.term(
+        "global_batch_size",
+        lambda config, _: {f"{_TRAINING}global-batch-size": str(config.global_batch_size)},
+        _read_batch,
+        f"{_TRAINING}global-batch-size",
         expressed_by="--training.global-batch-size",
-        verified_by=_PARSER,
     ),
-    count_term(f"{_TRAINING}seq-len", "sequence_length", verified_by=_PARSER),
-    Term(
-        name="precision",
-        write=lambda *_: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
-        read=_read_precision,
-        keys=(f"{_TRAINING}mixed-precision-param",),
+    _rows.number(f"{_TRAINING}seq-len", "sequence_length"),
+    _rows.term(
+        "precision",
+        lambda *_: {f"{_TRAINING}mixed-precision-param": "bfloat16"},
+        _read_precision,
+        f"{_TRAINING}mixed-precision-param",
         expressed_by="--training.mixed-precision-param; bf16 only",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="activation_recompute",
-        write=lambda config, _: {f"{SUBCOMMAND}{config.activation_recompute}": ""},
-        read=_read_recompute,
-        keys=tuple(f"{SUBCOMMAND}{policy}" for policy in _KNOWN_NAMES["activation_recompute"]),
+    _rows.term(
+        "activation_recompute",
+        lambda config, _: {f"{SUBCOMMAND}{config.activation_recompute}": ""},
+        _read_recompute,
+        *tuple(f"{SUBCOMMAND}{policy}" for policy in _KNOWN_NAMES["activation_recompute"]),
         expressed_by="sub-command activation-checkpoint:none|selective|full",
-        verified_by=_PARSER,
     ),
 )
 
@@ -315,7 +305,7 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
     arguments = {
         "--module": module,
         "--config": function,
-        **FIXED_WORDS,
+        **FIXED_ARGUMENTS,
         **write_all(TERMS, request.config, request.shape),
     }
     return tuple((flag, value) if value else (flag,) for flag, value in arguments.items())
@@ -323,7 +313,7 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
 
 def job(request: TrainingRequest) -> Job:
     """TorchTitan with its argument file."""
-    head = commented((*stamp(request.plan, VERIFIED), "One flag a line, the sub-command last; read by launch.sh."))
+    head = commented((*stamp(request.plan, VERIFIED), "One flag per line, the sub-command last; read by launch.sh."))
     text = head + "".join(" ".join(flag) + "\n" for flag in arguments(request))
     notes = TORCHTITAN.notes[:1] if request.config.activation_recompute == "selective" else ()
     return Job(
@@ -338,7 +328,7 @@ def job(request: TrainingRequest) -> Job:
         notes=(
             *notes,
             *without_adapters(request.plan, "this configuration of TorchTitan"),
-            "The plan is priced with compiled kernels and without asynchronous tensor parallelism; the flags say both.",
+            "The plan assumes compiled kernels and no asynchronous tensor parallelism; the flags set both.",
             "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
         ),
     )

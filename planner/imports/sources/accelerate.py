@@ -1,4 +1,4 @@
-"""What Accelerate's YAML says, with ``accelerate launch`` and the arguments of a Trainer script."""
+"""What Accelerate's YAML states, with ``accelerate launch`` and the arguments of a Trainer script."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KEYS = ("distributed_type", "compute_environment", "num_processes")
 _DEFAULT = "not stated; Accelerate's default"
 _FULLY_SHARDED = 3
 _FSDP_VERSIONS = ("1", "2")
-# Said by every file, or about the machine: no part of a plan.
+# Written in every file, or about the machine: no part of a plan.
 _NO_CHOICES = frozenset(
     {"compute_environment", "distributed_type", "use_cpu", "rdzv_backend", "same_network", "num_processes"}
     | {"num_machines", "machine_rank", "main_process_ip", "main_process_port", "main_training_function", "debug"}
@@ -35,12 +35,12 @@ def read(given: Given) -> Reading:
     # The rules of the target "accelerate" are those of FSDP; plain replicas are anybody's.
     reading = Reading(source=SOURCE, target=SOURCE if kind == "FSDP" else "any", launch=given.launch)
     if kind not in {"FSDP", "MULTI_GPU", "NO"}:
-        reading.say(
+        reading.report(
             "distributed_type", f"{kind} has its own configuration: import that file (FSDP and MULTI_GPU are read)"
         )
     version = document.get("fsdp_config.fsdp_version", 1)
     if kind == "FSDP" and str(version) not in _FSDP_VERSIONS:
-        reading.say(
+        reading.report(
             "fsdp_config.fsdp_version", f"{version!r} is no version of FSDP; known: {', '.join(_FSDP_VERSIONS)}"
         )
     reading.launch = _launch(reading, document, given.launch)
@@ -58,7 +58,7 @@ def read(given: Given) -> Reading:
     elif replicas:
         values["num_shard_groups"] = replicas
     reading.assume("zero_stage", _FULLY_SHARDED if kind == "FSDP" else 0, f"distributed_type {kind}")
-    reading.assume("sequence_parallel", False, "Accelerate has no word for it")
+    reading.assume("sequence_parallel", False, "Accelerate has no key for it")
     reading.assume("activation_recompute", "none", _DEFAULT)
     reading.assume("precision", "fp32", "mixed_precision is not stated")
     return reading
@@ -71,7 +71,7 @@ def _launch(reading: Reading, document: dict[str, Any] | Any, launch: Launch) ->
         try:
             found[key] = mine or count(document, key)
         except ValueError as error:
-            reading.say("cluster", str(error))
+            reading.report("cluster", str(error))
             found[key] = mine
     hosts, total = found["num_machines"], found["num_processes"]
     return Launch(

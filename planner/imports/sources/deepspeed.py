@@ -1,4 +1,4 @@
-"""What DeepSpeed's JSON says, with the launcher and the arguments of a script that uses the Hugging Face Trainer."""
+"""What DeepSpeed's JSON states, with the launcher and the arguments of a script that uses the Hugging Face Trainer."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def recognises(given: Given) -> bool:
 
 
 def read(given: Given) -> Reading:
-    """Batch, ZeRO stage, precision and AutoTP; what the JSON has no word for comes from the script's arguments."""
+    """Batch, ZeRO stage, precision and AutoTP; what the JSON has no key for comes from the script's arguments."""
     reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
     reading.take(read_all(TERMS, given.document))
     known = {key for term in TERMS for key in term.keys}

@@ -1,4 +1,4 @@
-"""What a vLLM or an SGLang command line says: degrees and limits of one server, read by the emitters' own tables.
+"""What a vLLM or an SGLang command line states: degrees and limits of one server, read by the emitters' own tables.
 
 Checked flags: vLLM 0.33, SGLang 0.5.23.
 """
@@ -47,7 +47,7 @@ class EngineSource:
         arguments = with_dashes(given.arguments)
         reading.take(read_all(self.terms, arguments))
         for degree in _DEGREES:
-            reading.assume(degree, 1, "no flag says another")
+            reading.assume(degree, 1, "no flag sets it")
         reading.assume("num_workers", 1, "one server")
         reading.left_out += [
             flags for term, flags in reading.source_flags.items() if term not in LayoutSpec.model_fields

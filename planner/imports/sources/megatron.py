@@ -1,9 +1,9 @@
-"""What a Megatron-LM command line says."""
+"""What a Megatron-LM command line states."""
 
 from __future__ import annotations
 
 from meshplan.planner.emit.terms import count, read_all
-from meshplan.planner.emit.training.megatron.job import FIXED_WORDS
+from meshplan.planner.emit.training.megatron.job import FIXED_ARGUMENTS
 from meshplan.planner.emit.training.megatron.script import SETTINGS
 from meshplan.planner.emit.training.megatron.terms import TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written
@@ -49,13 +49,13 @@ def read(given: Given) -> Reading:
     modules = str(given.arguments.get("--recompute-modules", "core_attn"))
     if modules != "core_attn":
         reading.left_out.append(f"--recompute-modules {modules}: selective recomputation is priced for core_attn only")
-    known = {key for term in TERMS for key in term.keys} | _TRAINING_SETTINGS | FIXED_WORDS.keys()
-    reading.model_arguments = {word: value for word, value in given.arguments.items() if word not in known}
+    known = {key for term in TERMS for key in term.keys} | _TRAINING_SETTINGS | FIXED_ARGUMENTS.keys()
+    reading.model_arguments = {flag: value for flag, value in given.arguments.items() if flag not in known}
     try:
         reading.model_arguments |= {"--num-layers": str(count(given.arguments, "--num-layers"))}
     except ValueError as error:
-        reading.say("model", str(error))
+        reading.report("model", str(error))
     reading.left_out += [
-        as_written(word, value) for word, value in given.arguments.items() if word in _TRAINING_SETTINGS
+        as_written(flag, value) for flag, value in given.arguments.items() if flag in _TRAINING_SETTINGS
     ]
     return reading

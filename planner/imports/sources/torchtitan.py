@@ -1,11 +1,11 @@
-"""What a TorchTitan command line, or a TOML file of its older releases, says."""
+"""What a TorchTitan command line, or a TOML file of its older releases, states."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from meshplan.planner.emit.terms import read_all
-from meshplan.planner.emit.training.torchtitan import ASYNC, COMPILE, KERNEL_WORDS, SUBCOMMAND, TERMS
+from meshplan.planner.emit.training.torchtitan import ASYNC, COMPILE, KERNEL_FLAGS, SUBCOMMAND, TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
 from meshplan.planner.training.problem.pytorch import TORCHTITAN_CONFIGS
 
@@ -19,11 +19,11 @@ _FULLY_SHARDED, _SHARDED_GRADIENTS = 3, 2
 def recognises(given: Given) -> bool:
     """Whether this is TorchTitan's."""
     program = " ".join(given.launch.program[:1])
-    return "torchtitan" in program or any(word.startswith("--parallelism.") for word in _arguments(given))
+    return "torchtitan" in program or any(flag.startswith("--parallelism.") for flag in _arguments(given))
 
 
 def read(given: Given) -> Reading:
-    """Degrees and batch from flags; the older TOML says the same terms under the same names."""
+    """Degrees and batch from flags; the older TOML has the same terms under the same names."""
     reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
     arguments = _arguments(given)
     reading.take(read_all(TERMS, arguments))
@@ -35,8 +35,8 @@ def read(given: Given) -> Reading:
     if slugs:
         reading.model = slugs[0]
         reading.assume("model", slugs[0], f"builds the layers of {config}" + _others(slugs[1:]))
-    known = {key for term in TERMS for key in term.keys} | KERNEL_WORDS | set(_MODEL_FLAGS)
-    reading.unread += [as_written(word, value) for word, value in arguments.items() if word not in known]
+    known = {key for term in TERMS for key in term.keys} | KERNEL_FLAGS | set(_MODEL_FLAGS)
+    reading.unread += [as_written(flag, value) for flag, value in arguments.items() if flag not in known]
     if not _is_on(arguments, COMPILE):
         reading.left_out.append(f"no {COMPILE}: operators one by one; a spec is priced with compiled ones")
     if _is_on(arguments, ASYNC):
@@ -55,7 +55,7 @@ def _others(slugs: list[str]) -> str:
 
 
 def _arguments(given: Given) -> dict[str, Any]:
-    """Flags with dashes; ``activation_checkpoint.mode`` of a TOML is the sub-command of today."""
+    """Flags with dashes; ``activation_checkpoint.mode`` of a TOML is a sub-command in current releases."""
     arguments: dict[str, Any] = {f"--{key}": value for key, value in given.document.items()} | dict(given.arguments)
     dashed = {flag: "true" if value is True else value for flag, value in with_dashes(arguments).items()}
     mode = dashed.pop("--activation-checkpoint.mode", None)
@@ -89,6 +89,6 @@ def _complete(reading: Reading) -> None:
         return
     micro = reading.assume("micro_batch_size", 1, _DEFAULT)
     if local % micro:
-        reading.say("micro_batch_size", f"local-batch-size {local} is no multiple of the micro-batch {micro}")
+        reading.report("micro_batch_size", f"local-batch-size {local} is no multiple of the micro-batch {micro}")
     else:
         values["num_microbatches"] = local // micro

@@ -1,7 +1,7 @@
 """Arguments of scripts that use the Hugging Face Trainer, and our own ``training_config.json``: what both hand over.
 
 The names are those of ``transformers.TrainingArguments`` (transformers 5.23, documentation of the Trainer), in both
-spellings. No emitter says them, so this table is read only.
+spellings. No emitter writes them, so this table is only read.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ TERMS = (
 
 
 def take(reading: Reading, given: Given) -> None:
-    """Fill in what the script's own arguments and ``training_config.json`` say."""
+    """Fill in what the script's own arguments and ``training_config.json`` state."""
     arguments = with_dashes(given.arguments)
     reading.take(read_all(TERMS, arguments))
     stated_values = {term: value for term, value in given.known.items() if value is not None}
     reading.take(ReadBack(values=stated_values, source_flags=dict.fromkeys(stated_values, "training_config.json")))
     reading.model = reading.model or next((str(arguments[key]) for key in _MODEL if arguments.get(key)), "")
     known = {key for term in TERMS for key in term.keys} | _CONFIGURATIONS | set(_MODEL)
-    reading.unread += [as_written(word, value) for word, value in arguments.items() if word not in known]
+    reading.unread += [as_written(flag, value) for flag, value in arguments.items() if flag not in known]

@@ -156,7 +156,7 @@ def test_mutations_are_refused(judge: Judge, tmp_path: Path, old: str, new: str)
 
 @pytest.mark.parametrize(("old", "new"), [("tp_size: 1", "tp_sice: 1"), ("fsdp_version: 2", "fsdp_version: two")])
 def test_holes_of_the_parser(judge: Judge, tmp_path: Path, old: str, new: str) -> None:
-    """What it takes without a word; the next test compares our keys with its own instead."""
+    """What it accepts silently; the next test compares our keys with its own instead."""
     text = text_of(LLAMA_70B, PLAIN)
     assert old in text
     assert judge.refusal(text.replace(old, new), tmp_path) is None

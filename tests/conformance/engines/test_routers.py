@@ -1,4 +1,4 @@
-"""The routers' own parsers over the words of ``router.sh``, and Ray's arguments against vLLM's. On demand."""
+"""The routers' own parsers over the arguments of ``router.sh``, and Ray's arguments against vLLM's. On demand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.engines import ENGINES
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_words import words_of
+from commands import command_of
 
 pytestmark = pytest.mark.launchers
 
@@ -74,7 +74,7 @@ def test_random_routers_know_every_worker(engine: str) -> None:
 
 
 @pytest.mark.parametrize("engine", ROUTERS)
-def test_wrong_words_are_refused(engine: str) -> None:
+def test_wrong_arguments_are_refused(engine: str) -> None:
     _, parser = parser_of(engine)
     for words in (["--policy", "nearest"], ["--worker-url", "x"], ["--port", "http"]):
         with pytest.raises(SystemExit):
@@ -91,5 +91,5 @@ def test_ray_s_arguments_are_fields_of_vllm(vllm, checkpoints) -> None:
     (program,) = emitter.job(request).programs
     said = ray_serve.engine_kwargs(program)
     assert set(said) <= known
-    parsed = vllm.arguments.from_cli_args(vllm.parsed(words_of(program)[2:]))
+    parsed = vllm.arguments.from_cli_args(vllm.parsed(command_of(program)[2:]))
     assert {name: getattr(parsed, name) for name in said} == said

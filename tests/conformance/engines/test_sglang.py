@@ -1,4 +1,4 @@
-"""SGLang's own parser, resolution and checks over the words that we emit. On demand: ``make test-launchers``."""
+"""SGLang's own parser, resolution and checks over the arguments that we emit. On demand: ``make test-launchers``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role
 from meshplan.planner.serving.problem.engines import SGLANG
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_words import words_of
+from commands import command_of
 
 pytestmark = pytest.mark.launchers
 
@@ -34,7 +34,7 @@ def check(sglang, program: PoolProgram, request: ServingRequest) -> None:
 
     of, limits = program.pool.layout, program.pool.limits
     for node_rank in {0, program.num_nodes - 1}:
-        words = words_of(program, node_rank)
+        words = command_of(program, node_rank)
         assert {word for word in words if word.startswith("--")} <= sglang.option_strings
         view = resolved_view(sglang.resolved(words[3:]))
         assert view.tp_size * view.pp_size * view.dp_size == of.num_devices
@@ -97,11 +97,11 @@ def test_random_plans_are_accepted_with_their_number_of_devices(sglang, checkpoi
     assert len(accepted) == len(SHAPES)  # every model among them
 
 
-def accepted_words(checkpoints, shape=DEEPSEEK_V3) -> list[str]:
+def accepted_arguments(checkpoints, shape=DEEPSEEK_V3) -> list[str]:
     of = layout(1, data=8, expert=8)
     config = disaggregated("sglang", pool(of, Role.PREFILL), pool(of, Role.DECODE))
     request = serving_request(shape, config, model_path=checkpoints[shape.slug], quantized_checkpoint=True)
-    return words_of(emitter.job(request).programs[0])[3:]
+    return command_of(emitter.job(request).programs[0])[3:]
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def accepted_words(checkpoints, shape=DEEPSEEK_V3) -> list[str]:
     ],
 )
 def test_mutations_are_refused(sglang, checkpoints, flag: str, value: str) -> None:
-    words = accepted_words(checkpoints)
+    words = accepted_arguments(checkpoints)
     assert sglang.refusal(words) is None
     words[words.index(flag) + 1] = value
     assert sglang.refusal(words) is not None
@@ -137,7 +137,7 @@ def test_mutations_are_refused(sglang, checkpoints, flag: str, value: str) -> No
     ],
 )
 def test_wrong_additions_are_refused(sglang, checkpoints, further: tuple[str, ...]) -> None:
-    assert sglang.refusal([*accepted_words(checkpoints), *further]) is not None
+    assert sglang.refusal([*accepted_arguments(checkpoints), *further]) is not None
 
 
 def test_holes_of_the_parser_are_closed_by_our_rules(sglang, checkpoints) -> None:
@@ -161,7 +161,7 @@ def test_a_tier_of_kv_cache_is_what_the_plan_says(sglang, checkpoints) -> None:
     config = aggregated("sglang", layout(8), limits=limits, kv_tier=tier)
     request = serving_request(LLAMA_70B, config, model_path=checkpoints[LLAMA_70B.slug], quantized_checkpoint=False)
     (program,) = emitter.job(request).programs
-    words = words_of(program)
+    words = command_of(program)
     assert {word for word in words if word.startswith("--")} <= sglang.option_strings
     view = resolved_view(sglang.resolved(words[3:]))
     assert view.enable_hierarchical_cache

@@ -1,4 +1,4 @@
-"""vLLM's own parser and engine configuration over the words that we emit. On demand: ``make test-launchers``."""
+"""vLLM's own parser and engine configuration over the arguments that we emit. On demand: ``make test-launchers``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from meshplan.planner.serving.problem.engines import VLLM
 from meshplan.planner.serving.problem.quantization import Quantization
 
 sys.path.insert(0, str(Path(__file__).parent))
-from engine_words import words_of
+from commands import command_of
 
 pytestmark = pytest.mark.launchers
 
@@ -33,7 +33,7 @@ def check(vllm, program: PoolProgram, request: ServingRequest) -> None:
     """Every node's command is accepted, and means the plan's degrees and devices."""
     of, limits = program.pool.layout, program.pool.limits
     for node_rank in {0, program.num_nodes - 1}:
-        words = words_of(program, node_rank)
+        words = command_of(program, node_rank)
         assert {word for word in words if word.startswith("--")} <= vllm.option_strings
         config = vllm.config(words[2:])
         parallel = config.parallel_config
@@ -100,10 +100,10 @@ def test_random_plans_are_accepted_with_their_number_of_devices(vllm, checkpoint
     assert len(accepted) == len(SHAPES)  # every model among them
 
 
-def accepted_words(checkpoints, *, of=None, shape=LLAMA_70B) -> list[str]:
+def accepted_arguments(checkpoints, *, of=None, shape=LLAMA_70B) -> list[str]:
     config = disaggregated("vllm", pool(of or layout(8), Role.PREFILL), pool(layout(8), Role.DECODE))
     request = serving_request(shape, config, model_path=checkpoints[shape.slug])
-    return words_of(emitter.job(request).programs[0])[2:]
+    return command_of(emitter.job(request).programs[0])[2:]
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def accepted_words(checkpoints, *, of=None, shape=LLAMA_70B) -> list[str]:
     ],
 )
 def test_mutations_are_refused(vllm, checkpoints, flag: str, value: str) -> None:
-    words = accepted_words(checkpoints)
+    words = accepted_arguments(checkpoints)
     assert vllm.refusal(words) is None
     words[words.index(flag) + 1] = value
     assert vllm.refusal(words) is not None
@@ -142,7 +142,7 @@ def test_mutations_are_refused(vllm, checkpoints, flag: str, value: str) -> None
     ],
 )
 def test_wrong_additions_are_refused(vllm, checkpoints, further: tuple[str, ...]) -> None:
-    assert vllm.refusal([*accepted_words(checkpoints), *further]) is not None
+    assert vllm.refusal([*accepted_arguments(checkpoints), *further]) is not None
 
 
 def test_holes_of_the_parser_are_closed_by_our_rules(vllm, checkpoints) -> None:
@@ -162,7 +162,7 @@ def test_formats_made_from_16_bits_have_names_that_vllm_knows(vllm, checkpoints,
     request = serving_request(
         LLAMA_70B, aggregated("vllm", layout(8), quantization=formats), model_path=checkpoints[LLAMA_70B.slug]
     )
-    config = vllm.config(words_of(emitter.job(request).programs[0])[2:])
+    config = vllm.config(command_of(emitter.job(request).programs[0])[2:])
     assert config.quant_config is not None
     assert config.cache_config.cache_dtype == "fp8"
 
@@ -185,7 +185,7 @@ def test_a_tier_of_kv_cache_is_what_the_plan_says(vllm, checkpoints) -> None:
     config = aggregated("vllm", layout(4, 2), limits=limits, kv_tier=tier)
     request = serving_request(LLAMA_70B, config, model_path=checkpoints[LLAMA_70B.slug], quantized_checkpoint=False)
     (program,) = emitter.job(request).programs
-    words = words_of(program)
+    words = command_of(program)
     assert {word for word in words if word.startswith("--")} <= vllm.option_strings
     cache = vllm.config(words[2:]).cache_config
     assert cache.kv_offloading_size * 2**30 == 8 * tier.bytes_per_device

@@ -44,7 +44,7 @@ NUM_RANDOM_PLANS = 500
 
 
 def words(config: TrainingConfig, shape: ModelShape) -> list[str]:
-    return [word for flag in emitter.say(config, shape) for word in flag]
+    return [word for flag in emitter.unchecked_flags(config, shape) for word in flag]
 
 
 def environment(config: TrainingConfig, shape: ModelShape) -> dict[str, str]:
@@ -277,7 +277,7 @@ def test_what_we_refuse_megatron_refuses(megatron: Any, rule: str, shape: ModelS
 
 
 def test_parser_rules_agree_on_random_illegal_plans(megatron: Any) -> None:
-    """A rule that is said to be the parser's is the parser's: without it, plans would be refused for nothing."""
+    """A rule attributed to the parser is the parser's: without it, plans would be refused for nothing."""
     wrong = []
     in_parser = {rule.name for rule in MEGATRON.rules if rule.stage == "parser"}
     switched_off = {"sequence_parallel_needs_tensor_parallel", "interleaving_needs_pipeline"}
@@ -348,7 +348,7 @@ def test_padded_vocabulary(megatron: Any) -> None:
     ("shape", "config"), [(LLAMA_70B, LLAMA_70B_ON_64), (MIXTRAL, MIXTRAL_ON_64)], ids=["dense", "experts"]
 )
 def test_scripts_end_to_end(megatron: Any, tmp_path: Path, shape: ModelShape, config: TrainingConfig) -> None:
-    """The words that the launch script hands over, in the environment that it sets, through torchrun's parser too."""
+    """The arguments and the environment of the launch script, through torchrun's parser too."""
     write_artifacts(emit("megatron", request_for(shape, config)).artifacts, tmp_path)
     (tmp_path / "pretrain_gpt.py").write_text("")
     spy = tmp_path / "spy"

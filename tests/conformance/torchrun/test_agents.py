@@ -20,7 +20,7 @@ from meshplan.planner.launch.registry import emit
 
 pytestmark = pytest.mark.launchers
 
-# Stands in for pretrain_gpt.py: each rank notes what it was told.
+# Stands in for pretrain_gpt.py: each rank notes its arguments.
 PROGRAM = """
 import json, os, pathlib
 told = {name: os.environ[name] for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES")}

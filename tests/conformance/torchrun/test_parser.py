@@ -31,7 +31,7 @@ def parser() -> Any:
 
 @pytest.fixture(scope="module")
 def recorder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stands in for torchrun: writes down what it is told."""
+    """Stands in for torchrun: writes down its arguments."""
     path = tmp_path_factory.mktemp("recorder") / "torchrun"
     path.write_text('#!/bin/sh\nprintf "%s\\n" "$@" > "$TOLD"\nprintf "%s" "$CUDA_VISIBLE_DEVICES" > "$TOLD.devices"\n')
     path.chmod(0o755)

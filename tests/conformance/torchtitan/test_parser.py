@@ -203,7 +203,7 @@ def test_another_number_of_devices_is_refused(judge: Judge) -> None:
 
 
 def test_rules_that_the_model_checks(judge: Judge) -> None:
-    """Where our rule says no, TorchTitan does too."""
+    """What our rule rejects, TorchTitan rejects too."""
     said = words(QWEN3_30B_A3B, config_for(QWEN3_30B_A3B, tensor_parallel=4, zero_stage=3))
     degree = said.index("--parallelism.tensor-parallel-degree") + 1
     said[degree] = "8"  # 4 key-value heads

@@ -61,7 +61,7 @@ def test_megatron_permutations_undo_each_other() -> None:
         assert [row["new_to_old_expert"][new] for new in row["old_to_new_expert"]] == [0, 1, 2, 3]
 
 
-def test_megatron_has_no_words_for_copies() -> None:
+def test_megatron_cannot_express_copies() -> None:
     with pytest.raises(CannotExpressError, match="2 redundant experts"):
         expert_map("megatron", PLACEMENT, num_experts=4, num_devices=2)
 

@@ -194,7 +194,7 @@ def test_batch_options_count_where_the_command_says_nothing() -> None:
         ("--fp8-format hybrid --bf16", {"precision": "fp8"}),
     ],
 )
-def test_other_words_of_megatron(flags: str, terms: dict[str, Any]) -> None:
+def test_other_flags_of_megatron(flags: str, terms: dict[str, Any]) -> None:
     found = read_inputs(["torchrun", "pretrain_gpt.py", *flags.split()])
     assert {name: found.values[name] for name in terms} == terms
 
@@ -290,6 +290,19 @@ def test_engines(command: str, values: dict[str, int]) -> None:
     assert "'x' is not a whole number" in str(
         read_inputs([f"{command} --pp-size x --pipeline-parallel-size x"]).problems
     )
+
+
+def test_limits_of_an_engine_that_a_spec_has_no_field_for_are_listed() -> None:
+    found = read_inputs(["vllm serve a/model -tp 2 --enforce-eager --gpu-memory-utilization 0.9"])
+    assert found.left_out == ["--enforce-eager"]
+    assert found.unread == ["--gpu-memory-utilization 0.9"]
+    assert found.source_flags["tensor_parallel"] == "-tp 2"
+
+
+def test_ranks_inside_a_stage_that_exceed_it_are_a_problem() -> None:
+    for command in ("vllm serve a/model -tp 2 -dcp 4", "python -m sglang.launch_server --tp 2 --attn-dp-size 4"):
+        (problem,) = read_inputs([command]).problems
+        assert "2 is less than the 4 ranks" in problem.message
 
 
 @pytest.mark.parametrize(

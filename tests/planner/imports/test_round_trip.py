@@ -1,4 +1,4 @@
-"""What an emitter says, the reader of the same target understands: for random legal plans of every framework."""
+"""What an emitter writes, the reader of the same target understands: for random legal plans of every framework."""
 
 from __future__ import annotations
 

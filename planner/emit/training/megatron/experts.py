@@ -6,13 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.terms import Arguments, Term
+from meshplan.planner.emit.terms import Arguments
+from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.switches import ALL_TO_ALL
 
 _CAPACITY, _PAD = "--moe-expert-capacity-factor", "--moe-pad-expert-input-to-capacity"
 _MAX_CAPACITY = 1024
 _DISPATCHER, _BACKEND = "--moe-token-dispatcher-type", "--moe-flex-dispatcher-backend"
+_rows = TrainingRows("parser")
 
 
 def _capacity(config: TrainingConfig, _: ModelShape) -> Arguments:
@@ -23,7 +25,7 @@ def _capacity(config: TrainingConfig, _: ModelShape) -> Arguments:
 
 
 def _read_capacity(arguments: Arguments) -> Mapping[str, Any]:
-    """A negative factor is Megatron-LM's word for none."""
+    """A negative factor means none to Megatron-LM."""
     if _CAPACITY not in arguments:
         return {}
     try:
@@ -54,19 +56,9 @@ def _read_dispatcher(arguments: Arguments) -> Mapping[str, Any]:
     return {"expert_dispatcher": backend}
 
 
-EXPERT_CAPACITY_FACTOR = Term(
-    name="expert_capacity_factor",
-    write=_capacity,
-    read=_read_capacity,
-    keys=(_CAPACITY, _PAD),
-    expressed_by=f"{_CAPACITY}, {_PAD}",
-    verified_by="parser",
+EXPERT_CAPACITY_FACTOR = _rows.term(
+    "expert_capacity_factor", _capacity, _read_capacity, _CAPACITY, _PAD, expressed_by=f"{_CAPACITY}, {_PAD}"
 )
-EXPERT_DISPATCHER = Term(
-    name="expert_dispatcher",
-    write=_dispatcher,
-    read=_read_dispatcher,
-    keys=(_DISPATCHER, _BACKEND),
-    expressed_by=f"{_DISPATCHER}, {_BACKEND}",
-    verified_by="parser",
+EXPERT_DISPATCHER = _rows.term(
+    "expert_dispatcher", _dispatcher, _read_dispatcher, _DISPATCHER, _BACKEND, expressed_by=f"{_DISPATCHER}, {_BACKEND}"
 )

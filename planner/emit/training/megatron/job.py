@@ -1,6 +1,6 @@
 """A training plan as Megatron-LM arguments, by the rows of :mod:`.terms`.
 
-The argument file has one flag a line (``--flag value``), no quotes and no escapes; the launch script reads it line by
+The argument file has one flag per line (``--flag value``), no quotes and no escapes; the launch script reads it line by
 line without evaluating anything. What a plan does not decide (learning rate, data, tokenizer, checkpoints) is left to
 environment variables of the launch script.
 
@@ -37,9 +37,9 @@ VERIFIED = ParserVerified(
     version=MEGATRON.version,
     mode="parse_args, validate_args, core_transformer_config_from_args; initialize_model_parallel on fake processes",
 )
-# Nothing that a shell, or a reader that splits at spaces, could take for more than one word.
-_SAFE_WORD = re.compile(r"[A-Za-z0-9_.,:=*|+()\[\]/-]+")
-# Choices by name: what Megatron-LM has a word for.
+# Nothing that a shell, or a reader that splits at spaces, could take for more than one argument.
+_SAFE_ARGUMENT = re.compile(r"[A-Za-z0-9_.,:=*|+()\[\]/-]+")
+# Choices by name: values that Megatron-LM has an argument for.
 _KNOWN_NAMES = {
     "precision": MEGATRON.precisions,
     "activation_recompute": ("none", "selective", "block", "full"),
@@ -56,30 +56,30 @@ _SMALL_CHANGES: tuple[tuple[str, tuple[int, ...]], ...] = (
     ("tensor_parallel", (8, 4, 2, 1)),
 )
 # Causal masks are made inside the kernels; the loader would build sequence_length² of them.
-FIXED_WORDS = {"--no-create-attention-mask-in-dataloader": ""}
+FIXED_ARGUMENTS = {"--no-create-attention-mask-in-dataloader": ""}
 _PRE_BLACKWELL = frozenset({"volta", "turing", "ampere", "ada", "hopper"})
 
 
 def arguments(request: TrainingRequest) -> tuple[Flag, ...]:
-    """Every flag that the plan and the model decide, one tuple a flag.
+    """Every flag that the plan and the model decide, one tuple per flag.
 
     Raises:
         CannotExpressError: Megatron-LM has no arguments for the model, or refuses the configuration.
     """
     config, shape = request.config, request.shape
     _refuse(config, shape)
-    return say(config, shape)
+    return unchecked_flags(config, shape)
 
 
-def say(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
-    """The flags of :func:`arguments`, whether or not Megatron-LM takes them (its tests ask it)."""
-    said = {**write_all(TERMS, config, shape), **FIXED_WORDS}
-    flags = [*model_flags(shape), *((flag, *value.split()) for flag, value in said.items())]
+def unchecked_flags(config: TrainingConfig, shape: ModelShape) -> tuple[Flag, ...]:
+    """The flags of :func:`arguments`, whether or not Megatron-LM takes them (for the tests against its parser)."""
+    written = {**write_all(TERMS, config, shape), **FIXED_ARGUMENTS}
+    flags = [*model_flags(shape), *((flag, *value.split()) for flag, value in written.items())]
     for flag in flags:
-        for word in flag:
-            if not _SAFE_WORD.fullmatch(word):
+        for argument in flag:
+            if not _SAFE_ARGUMENT.fullmatch(argument):
                 raise EmitError(
-                    f"flag {flag[0]} has the unsafe value {word!r}; only letters, digits and _.,:=*|+()[]/-"
+                    f"flag {flag[0]} has the unsafe value {argument!r}; only letters, digits and _.,:=*|+()[]/-"
                 )
     return tuple(flags)
 
@@ -115,7 +115,7 @@ def _refuse(config: TrainingConfig, shape: ModelShape) -> None:
 
 
 def _nearest(config: TrainingConfig, shape: ModelShape) -> str:
-    """The first small change after which every rule is met, in arguments."""
+    """The first small change after which every rule is met, in prose."""
     for field, values in _SMALL_CHANGES:
         for value in values:
             change: dict[str, Any] = {field: value}
@@ -162,7 +162,7 @@ def job(request: TrainingRequest) -> Job:
 
 
 def _argument_text(request: TrainingRequest, flags: tuple[Flag, ...]) -> str:
-    head = commented((*stamp(request.plan, VERIFIED), "One flag a line; read by launch.sh."))
+    head = commented((*stamp(request.plan, VERIFIED), "One flag per line; read by launch.sh."))
     return head + "".join(" ".join(flag) + "\n" for flag in flags)
 
 

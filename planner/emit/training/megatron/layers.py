@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.terms import Arguments, Term, count, stated
+from meshplan.planner.emit.terms import Arguments, count, stated
+from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 _LAYOUT = re.compile(r"[EtmL|()*0-9]+")
 _REPEATED = re.compile(r"(?P<unit>[EtmL|]|\([EtmL|]*\))\*(?P<times>[0-9]{1,4})")
 _LONGEST_LAYOUT = 10_000  # letters; layers of the deepest models are in the hundreds
+_rows = TrainingRows("parser")
 
 
 def pipeline_layout(config: TrainingConfig, shape: ModelShape) -> str:
@@ -27,7 +29,7 @@ def pipeline_layout(config: TrainingConfig, shape: ModelShape) -> str:
 
 
 def read_layout(layout: str) -> tuple[int, ...]:
-    """Layers of each chunk, from a layout: letters, ``x*n`` and ``(…)*n``; commas say nothing.
+    """Layers of each chunk, from a layout: letters, ``x*n`` and ``(…)*n``; commas are ignored.
 
     >>> read_layout("E|(t|)*3,tm|L")
     (0, 1, 1, 1, 1, 0)
@@ -51,7 +53,7 @@ def read_layout(layout: str) -> tuple[int, ...]:
 
 
 def _layers(config: TrainingConfig, shape: ModelShape) -> Arguments:
-    """The split of the layers; also says how many virtual stages there are."""
+    """The split of the layers, which also determines the number of virtual stages."""
     if len(set(config.layers_per_chunk)) > 1:
         return {"--pipeline-model-parallel-layout": pipeline_layout(config, shape)}
     if config.virtual_pipeline_stages > 1:
@@ -76,15 +78,12 @@ def _read_layers(arguments: Arguments) -> Mapping[str, Any]:
     return {"virtual_pipeline_stages": layers // (stages * layers_per_chunk)}
 
 
-LAYERS_PER_CHUNK = Term(
-    name="layers_per_chunk",
-    write=_layers,
-    read=_read_layers,
-    keys=(
-        "--pipeline-model-parallel-layout",
-        "--num-virtual-stages-per-pipeline-rank",
-        "--num-layers-per-virtual-pipeline-stage",
-    ),
+LAYERS_PER_CHUNK = _rows.term(
+    "layers_per_chunk",
+    _layers,
+    _read_layers,
+    "--pipeline-model-parallel-layout",
+    "--num-virtual-stages-per-pipeline-rank",
+    "--num-layers-per-virtual-pipeline-stage",
     expressed_by="--pipeline-model-parallel-layout (uneven), --num-virtual-stages-per-pipeline-rank (even)",
-    verified_by="parser",
 )

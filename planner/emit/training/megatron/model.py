@@ -1,4 +1,4 @@
-"""The shape of a model in Megatron-LM's words, or the reason why it has none.
+"""The shape of a model as Megatron-LM flags, or the reason why it has none.
 
 A :class:`ModelShape` holds what costs time and memory. What it does not hold, such as the activation function, the
 base of the rotary positions or the scoring of a router, is looked up by model family in the tables below; a family
@@ -14,7 +14,7 @@ from itertools import groupby
 from meshplan.catalogs.models.shapes import ModelShape
 
 # Families whose layers Megatron-LM 0.19.2 has no flag for, with what is missing.
-_FAMILIES_WITHOUT_WORDS = {
+_FAMILIES_WITHOUT_FLAGS = {
     "bloom": "ALiBi positions",
     "mpt": "ALiBi positions",
     "falcon": "a parallel attention-MLP block",
@@ -25,9 +25,9 @@ _FAMILIES_WITHOUT_WORDS = {
     "cohere2": "a parallel attention-MLP block",
     "opt": "the ReLU activation",
     "gemma": "the GeGLU activation",
-    "gemma2": "the GeGLU activation and four norms a layer",
-    "gemma3": "the GeGLU activation and four norms a layer",
-    "gemma3_text": "the GeGLU activation and four norms a layer",
+    "gemma2": "the GeGLU activation and four norms per layer",
+    "gemma3": "the GeGLU activation and four norms per layer",
+    "gemma3_text": "the GeGLU activation and four norms per layer",
     "llama4": "layers that alternate chunked attention with no positions",
     "llama4_text": "layers that alternate chunked attention with no positions",
 }
@@ -67,7 +67,7 @@ Flag = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inexpressible:
-    """What of a model Megatron-LM cannot say, and the nearest that it can."""
+    """What Megatron-LM cannot express of a model, and the nearest that it can."""
 
     what: str
     nearest: str
@@ -75,8 +75,8 @@ class Inexpressible:
 
 def inexpressible_shape(shape: ModelShape) -> Inexpressible | None:
     """Why Megatron-LM cannot train ``shape``; None where it can."""
-    if shape.family in _FAMILIES_WITHOUT_WORDS:
-        missing = _FAMILIES_WITHOUT_WORDS[shape.family]
+    if shape.family in _FAMILIES_WITHOUT_FLAGS:
+        missing = _FAMILIES_WITHOUT_FLAGS[shape.family]
         return Inexpressible(what=f"{missing} (family {shape.family!r})", nearest="a model of another family")
     if shape.norms_per_layer != _PRE_POST_NORMS:
         return Inexpressible(what=f"{shape.norms_per_layer} norms in a layer", nearest="2 norms in a layer")
@@ -118,11 +118,11 @@ def model_flags(shape: ModelShape) -> tuple[Flag, ...]:
 
 
 def model_notes(shape: ModelShape) -> tuple[str, ...]:
-    """What was assumed because the shape does not say it."""
+    """What was assumed because the shape does not hold it."""
     notes = []
     if not shape.num_position_embeddings:
         notes.append(
-            f"Rotary base {rotary_base(shape)} and no stretching of positions: set --rotary-base, --use-rope-scaling "
+            f"Rotary base {rotary_base(shape)} and no RoPE scaling: set --rotary-base, --use-rope-scaling "
             "or --rope-type yourself when you continue from a checkpoint."
         )
     if shape.moe is not None and shape.family not in _ROUTER_FLAGS:

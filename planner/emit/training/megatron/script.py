@@ -1,7 +1,7 @@
 """The part of the launch script that starts Megatron-LM: its arguments, and what a plan does not decide.
 
 Learning rate, data, tokenizer and checkpoints come from environment variables (:data:`SETTINGS`). Their defaults
-train on made-up data, so that the files run as they are and a first step can be timed.
+train on synthetic data, so that the files run as they are and a first step can be timed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ SETTINGS = (
     Setting(name="SEED", default="1234", meaning="random seed", flag="--seed"),
     Setting(name="LOG_INTERVAL", default="1", meaning="steps between log lines", flag="--log-interval"),
     Setting(name="EVAL_ITERS", default="0", meaning="validation steps", flag="--eval-iters"),
-    Setting(name="DATA_PATH", default="", meaning="data prefixes, split at spaces; unset: made-up data (--mock-data)"),
+    Setting(
+        name="DATA_PATH", default="", meaning="data prefixes, split at spaces; unset: synthetic data (--mock-data)"
+    ),
     Setting(name="DATA_SPLIT", default="99,1,0", meaning="train, validation, test; only with DATA_PATH"),
     Setting(name="TOKENIZER_TYPE", default="NullTokenizer", meaning="Megatron tokenizer type"),
     Setting(name="TOKENIZER_MODEL", default="", meaning="its model; needed with any other TOKENIZER_TYPE"),
@@ -74,7 +76,7 @@ fi
 
 
 def program(arguments_file: PurePosixPath, vocab_size: int) -> str:
-    """Bash that fills the array ``program``: the script and every argument, each its own word.
+    """Bash that fills the array ``program``: the script and its arguments, one element each.
 
     Args:
         arguments_file: the flags that the plan decides, beside the script.

@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.emit.terms import Arguments, Term, count, stated
+from meshplan.planner.emit.terms import Arguments, count, stated
 from meshplan.planner.emit.training.megatron.experts import EXPERT_CAPACITY_FACTOR, EXPERT_DISPATCHER
 from meshplan.planner.emit.training.megatron.layers import LAYERS_PER_CHUNK
-from meshplan.planner.emit.training.terms import count_term, switch_term
+from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 _PARSER = "parser"
-_PARSER_AND_GROUPS = "parser and process groups"
+_rows, _grouped_rows = TrainingRows(_PARSER), TrainingRows("parser and process groups")
 _ARGUMENT_LEVEL = "flags and types only, the rest needs Transformer Engine"
 ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 _STRATEGIES = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -30,7 +30,7 @@ _SCALED_FP8_RECIPES = ("delayed", "tensorwise", "blockwise")
 _EXCHANGE, _EXCHANGE_SIZES = "--cp-comm-type", "--hierarchical-context-parallel-sizes"
 _LEVELS = 2
 _OUTER = "--outer-dp-sharding-strategy"
-# The first word of a style is the one that is written.
+# The first name of a style is the one that is written.
 _EXCHANGES = {
     "p2p": "ring",
     "all_gather": "all-gather",
@@ -41,14 +41,14 @@ _EXCHANGES = {
 
 
 def _context_style(config: TrainingConfig, _: ModelShape) -> Arguments:
-    """Transformer Engine spells all_gather with an underscore, whatever Megatron's help says."""
+    """Transformer Engine spells all_gather with an underscore, unlike Megatron-LM's help text."""
     if config.context_parallel == 1 or config.context_parallel_style == "ring":
         return {}
-    word = next(word for word, style in _EXCHANGES.items() if style == config.context_parallel_style)
+    argument = next(argument for argument, style in _EXCHANGES.items() if style == config.context_parallel_style)
     if config.context_parallel_heads == 1:
-        return {_EXCHANGE: word}
+        return {_EXCHANGE: argument}
     heads = config.context_parallel_heads
-    return {_EXCHANGE: word, _EXCHANGE_SIZES: f"{heads} {config.context_parallel // heads}"}
+    return {_EXCHANGE: argument, _EXCHANGE_SIZES: f"{heads} {config.context_parallel // heads}"}
 
 
 def _read_context_style(arguments: Arguments) -> Mapping[str, Any]:
@@ -161,110 +161,95 @@ def _sequence_length(config: TrainingConfig, shape: ModelShape) -> Arguments:
 
 
 TERMS = (
-    count_term(
-        "--tensor-model-parallel-size",
-        "tensor_parallel",
-        aliases=("--model-parallel-size",),
-        verified_by=_PARSER_AND_GROUPS,
-    ),
-    switch_term("--sequence-parallel", "sequence_parallel", verified_by=_PARSER),
-    count_term("--pipeline-model-parallel-size", "pipeline_parallel", verified_by=_PARSER_AND_GROUPS),
+    _grouped_rows.number("--tensor-model-parallel-size", "tensor_parallel", aliases=("--model-parallel-size",)),
+    _rows.switch("--sequence-parallel", "sequence_parallel"),
+    _grouped_rows.number("--pipeline-model-parallel-size", "pipeline_parallel"),
     LAYERS_PER_CHUNK,
-    count_term("--context-parallel-size", "context_parallel", verified_by=_PARSER_AND_GROUPS),
-    Term(
-        name="context_parallel_style",
-        write=_context_style,
-        read=_read_context_style,
-        keys=(_EXCHANGE, _EXCHANGE_SIZES),
+    _grouped_rows.number("--context-parallel-size", "context_parallel"),
+    _rows.term(
+        "context_parallel_style",
+        _context_style,
+        _read_context_style,
+        _EXCHANGE,
+        _EXCHANGE_SIZES,
         expressed_by=f"{_EXCHANGE}, {_EXCHANGE_SIZES}",
         verified_by=f"{_PARSER}; {_ARGUMENT_LEVEL}",
     ),
-    count_term(
-        "--expert-model-parallel-size", "expert_parallel", only_with_experts=True, verified_by=_PARSER_AND_GROUPS
-    ),
-    count_term(
-        "--expert-tensor-parallel-size",
-        "expert_tensor_parallel",
-        only_with_experts=True,
-        verified_by=_PARSER_AND_GROUPS,
-    ),
+    _grouped_rows.number("--expert-model-parallel-size", "expert_parallel", only_with_experts=True),
+    _grouped_rows.number("--expert-tensor-parallel-size", "expert_tensor_parallel", only_with_experts=True),
     EXPERT_CAPACITY_FACTOR,
-    Term(
-        name="zero_stage",
-        write=_zero,
-        read=_read_zero,
-        keys=(
-            "--use-distributed-optimizer",
-            "--use-megatron-fsdp",
-            "--use-torch-fsdp2",
-            "--data-parallel-sharding-strategy",
-            "--overlap-grad-reduce",
-            "--overlap-param-gather",
-            "--ckpt-format",
-            "--init-model-with-meta-device",
-        ),
+    _rows.term(
+        "zero_stage",
+        _zero,
+        _read_zero,
+        "--use-distributed-optimizer",
+        "--use-megatron-fsdp",
+        "--use-torch-fsdp2",
+        "--data-parallel-sharding-strategy",
+        "--overlap-grad-reduce",
+        "--overlap-param-gather",
+        "--ckpt-format",
+        "--init-model-with-meta-device",
         expressed_by="--use-distributed-optimizer (1), --use-megatron-fsdp --data-parallel-sharding-strategy (2, 3)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="data_parallel_shard",
-        write=_shard_groups,
-        read=lambda arguments: stated(num_shard_groups=count(arguments, "--num-distributed-optimizer-instances")),
-        keys=("--num-distributed-optimizer-instances",),
-        expressed_by="--num-distributed-optimizer-instances",
-        verified_by=_PARSER_AND_GROUPS,
+    _grouped_rows.term(
+        "data_parallel_shard",
+        _shard_groups,
+        lambda arguments: stated(num_shard_groups=count(arguments, "--num-distributed-optimizer-instances")),
+        "--num-distributed-optimizer-instances",
     ),
-    Term(
-        name="outer_zero_stage",
-        write=lambda config, _: {_OUTER: "optim"} if config.outer_zero_stage else {},
-        read=_read_outer,
-        keys=(_OUTER,),
+    _rows.term(
+        "outer_zero_stage",
+        lambda config, _: {_OUTER: "optim"} if config.outer_zero_stage else {},
+        _read_outer,
+        _OUTER,
         expressed_by=f"{_OUTER} optim (zero_stage 3 in groups)",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="activation_recompute",
-        write=_recompute,
-        read=_read_recompute,
-        keys=(
-            "--recompute-granularity",
-            "--recompute-activations",
-            "--recompute-modules",
-            "--recompute-method",
-            "--recompute-num-layers",
-        ),
+    _rows.term(
+        "activation_recompute",
+        _recompute,
+        _read_recompute,
+        "--recompute-granularity",
+        "--recompute-activations",
+        "--recompute-modules",
+        "--recompute-method",
+        "--recompute-num-layers",
         expressed_by="--recompute-granularity, --recompute-modules, --recompute-method, --recompute-num-layers",
-        verified_by=_PARSER,
     ),
     EXPERT_DISPATCHER,
-    switch_term("--overlap-moe-expert-parallel-comm", "expert_parallel_overlap", verified_by=_PARSER),
-    Term(
-        name="optimizer_offload",
-        # The optimizer on the host takes the precision-aware path, and the parser insists on both.
-        write=lambda config, _: (
+    _rows.switch("--overlap-moe-expert-parallel-comm", "expert_parallel_overlap"),
+    # The optimizer on the host takes the precision-aware path, and the parser insists on both.
+    _rows.term(
+        "optimizer_offload",
+        lambda config, _: (
             {"--optimizer-cpu-offload": "", "--use-precision-aware-optimizer": ""} if config.optimizer_offload else {}
         ),
-        read=lambda arguments: {"optimizer_offload": True} if "--optimizer-cpu-offload" in arguments else {},
-        keys=("--optimizer-cpu-offload", "--use-precision-aware-optimizer"),
+        lambda arguments: {"optimizer_offload": True} if "--optimizer-cpu-offload" in arguments else {},
+        "--optimizer-cpu-offload",
+        "--use-precision-aware-optimizer",
         expressed_by="--optimizer-cpu-offload, --use-precision-aware-optimizer",
-        verified_by=_PARSER,
     ),
-    Term(
-        name="precision",
-        write=_precision,
-        read=_read_precision,
-        keys=("--bf16", "--fp16", "--fp8-format", "--fp8-recipe", "--fp4-format", "--fp4-recipe"),
+    _rows.term(
+        "precision",
+        _precision,
+        _read_precision,
+        "--bf16",
+        "--fp16",
+        "--fp8-format",
+        "--fp8-recipe",
+        "--fp4-format",
+        "--fp4-recipe",
         expressed_by="--bf16, --fp16, --fp8-format, --fp8-recipe (mxfp8), --fp4-format, --fp4-recipe (nvfp4)",
         verified_by=f"{_PARSER}; fp8 with experts, nvfp4: {_ARGUMENT_LEVEL}",
     ),
-    count_term("--micro-batch-size", "micro_batch_size", verified_by=_PARSER),
-    count_term("--global-batch-size", "global_batch_size", verified_by=_PARSER),
-    Term(
-        name="sequence_length",
-        write=_sequence_length,
-        read=lambda arguments: stated(sequence_length=count(arguments, "--seq-length")),
-        keys=("--seq-length", "--max-position-embeddings"),
+    _rows.number("--micro-batch-size", "micro_batch_size"),
+    _rows.number("--global-batch-size", "global_batch_size"),
+    _rows.term(
+        "sequence_length",
+        _sequence_length,
+        lambda arguments: stated(sequence_length=count(arguments, "--seq-length")),
+        "--seq-length",
+        "--max-position-embeddings",
         expressed_by="--seq-length, --max-position-embeddings",
-        verified_by=_PARSER,
     ),
 )

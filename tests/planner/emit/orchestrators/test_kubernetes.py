@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import yaml
 from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, plan_for, request_for
+from golden_variants import difference, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -106,10 +107,18 @@ def test_version_is_the_one_that_the_files_name() -> None:
     assert importlib.metadata.version("kubeflow-trainer-api") == kubernetes.SCHEMA.version
 
 
-@pytest.mark.parametrize("target", FILES)
-def test_golden(target: str, golden) -> None:
-    for artifact in emit(target, REQUEST, framework="megatron").artifacts:
-        golden(f"emit/{target}/{artifact.path}", artifact.content)
+def test_golden(golden) -> None:
+    full: dict[str, str] = {}
+    for target, file in FILES.items():
+        found = texts(emit(target, REQUEST, framework="megatron").artifacts)
+        found["manifest.yaml"] = found.pop(file)
+        if target == "jobset":
+            full = found
+            golden(f"emit/{target}/{file}", found["manifest.yaml"])
+            golden(f"emit/{target}/README.md", found["README.md"])
+        else:
+            golden(f"emit/{target}.diff", difference(found, full))
+        assert set(found) == {"manifest.yaml", "README.md"}
 
 
 @pytest.mark.parametrize("target", FILES)

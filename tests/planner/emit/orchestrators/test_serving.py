@@ -1,4 +1,4 @@
-"""Kubernetes documents of serving plans: devices, words, pods against the types that Kubeflow generates."""
+"""Kubernetes documents of serving plans: devices, commands, pods against the types that Kubeflow generates."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import yaml
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
+from golden_variants import difference
 from lws_schema import LEADER_WORKER_SET
 from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_plan, serving_request
 
@@ -73,19 +74,18 @@ def num_devices(found: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("target", "engine"),
-    [
-        *(("lws", engine) for engine in ("vllm", "sglang")),
-        ("kserve", "vllm"),
-        ("dynamo", "vllm"),
-        ("dynamo", "sglang"),
-        ("skypilot-serve", "vllm"),
-    ],
+    ("target", "other_engines"), [("lws", ("sglang",)), ("kserve", ()), ("dynamo", ("sglang",)), ("skypilot-serve", ())]
 )
-def test_golden(target: str, engine: str, golden) -> None:
-    for artifact in emit_serving(target, pair(engine)).artifacts:
-        if artifact.path.suffix in {".yaml", ".md"}:
-            golden(f"emit/{target}/{engine}/{artifact.path}", artifact.content)
+def test_golden(target: str, other_engines: tuple[str, ...], golden) -> None:
+    def own(engine: str) -> dict[str, str]:
+        files = emit_serving(target, pair(engine)).artifacts
+        return {str(file.path): file.content for file in files if file.path.suffix in {".yaml", ".md"}}
+
+    full = own("vllm")
+    for name, text in full.items():
+        golden(f"emit/{target}/vllm/{name}", text)
+    for engine in other_engines:
+        golden(f"emit/{target}/{engine}.diff", difference(own(engine), full))
 
 
 def test_golden_ray(golden) -> None:
@@ -153,7 +153,7 @@ def test_a_wrong_field_of_a_set_is_refused(path: tuple[str, ...], value: object)
     assert not jsonschema.Draft202012Validator(LEADER_WORKER_SET).is_valid(document)
 
 
-def test_words_are_those_of_the_engine() -> None:
+def test_arguments_are_those_of_the_engine() -> None:
     request = pair("vllm")
     leader = next(one for one in documents("lws", request) if one["metadata"]["name"].endswith("decode"))
     words = leader["spec"]["leaderWorkerTemplate"]["leaderTemplate"]["spec"]["containers"][0]["command"]
@@ -217,7 +217,7 @@ def test_engine_kwargs_of_ray() -> None:
         ("kserve", serving_request(LLAMA_70B, aggregated("vllm", layout(16))), "a worker of 2 hosts with 1 stages"),
     ],
 )
-def test_what_cannot_be_said_is_refused(target: str, request_: ServingRequest, match: str) -> None:
+def test_what_cannot_be_expressed_is_refused(target: str, request_: ServingRequest, match: str) -> None:
     with pytest.raises(CannotExpressError, match=match):
         emit_serving(target, request_)
 

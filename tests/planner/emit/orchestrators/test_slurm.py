@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, plan_for, request_for
+from golden_variants import difference
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.orchestrators import slurm
@@ -44,7 +45,7 @@ printf '\\n' >> "$NOTES"
 
 
 def submit(folder: Path, request: TrainingRequest, *words: str, nodes: str) -> list[list[str]]:
-    """What each started process was told: node, rank, local rank, world size, devices, master, then its words."""
+    """What each started process got: node, rank, local rank, world size, devices, master, then its arguments."""
     tools = folder / "tools"
     tools.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL), ("torchrun", NOTE), ("python", NOTE)):
@@ -77,14 +78,23 @@ def on_table(table: tuple[tuple[int, int], ...], hosts: tuple[str, ...] = ()) ->
     return request_for(LLAMA_70B, config, plan=plan_for(LLAMA_70B, config, rank_table=table), hosts=hosts)
 
 
-@pytest.mark.parametrize("name", ["contiguous", "scattered"])
-def test_golden(name: str, golden) -> None:
-    request = replace(request_for(LLAMA_70B, LLAMA_70B_ON_64), devices_per_host=8)
-    if name == "scattered":
-        request = on_table(((0, 0), (1, 0), (0, 1), (1, 1)))
-    for artifact in emit("slurm", request, framework="megatron").artifacts:
-        if artifact.path.name in {"README.md", "job.sbatch", "rank_task.sh", "ranks.txt"}:
-            golden(f"emit/slurm/{name}/{artifact.path}", artifact.content)
+def test_golden(golden) -> None:
+    requests = (
+        on_table(((0, 0), (1, 0), (0, 1), (1, 1))),
+        replace(request_for(LLAMA_70B, LLAMA_70B_ON_64), devices_per_host=8),
+    )
+    own = {"README.md", "job.sbatch", "rank_task.sh", "ranks.txt"}
+    scattered, contiguous = (
+        {
+            str(artifact.path): artifact.content
+            for artifact in emit("slurm", request, framework="megatron").artifacts
+            if artifact.path.name in own
+        }
+        for request in requests
+    )
+    for name, text in scattered.items():
+        golden(f"emit/slurm/scattered/{name}", text)
+    golden("emit/slurm/contiguous.diff", difference(contiguous, scattered))
 
 
 def test_one_agent_a_host_in_the_order_of_the_table(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The serving scripts are run for real; stand-ins for engines, curl and nvidia-smi note what they were told."""
+"""The serving scripts are run for real; stand-ins for engines, curl and nvidia-smi note their arguments."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from emit_cases import B200, DEEPSEEK_V3, H100, LLAMA_70B, MIXTRAL
+from golden_variants import difference, texts
 from serving_cases import (
     NODE,
     aggregated,
@@ -35,7 +36,7 @@ from meshplan.planner.serving.problem.config import EngineLimits, KvTier, Role, 
 from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
-# Notes its words and its place, then waits to be ended as a server does.
+# Notes its arguments and its devices, then waits to be ended as a server does.
 SERVER = f"""#!{sys.executable}
 import json, os, sys, time
 names = ("CUDA_VISIBLE_DEVICES", "VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_NIXL_SIDE_CHANNEL_PORT")
@@ -64,7 +65,7 @@ def tools(folder: Path) -> dict[str, str]:
 def start(
     folder: Path, request: ServingRequest, *words: str, script: str = "launch.sh", **variables: str
 ) -> list[dict]:
-    """What each started program was told."""
+    """Arguments and devices of each started program."""
     out = folder / "out"
     write_artifacts(emit_serving(request.config.engine, request).artifacts, out, force=True)
     environment = {**tools(folder), **variables}
@@ -87,17 +88,16 @@ PAIR = (pool(layout(8), Role.PREFILL, num_workers=2, quantization=FP8), pool(lay
 
 
 @pytest.mark.parametrize("engine", engine_names())
-@pytest.mark.parametrize("name", ["aggregated", "disaggregated"])
-def test_golden(engine: str, name: str, golden) -> None:
-    if name == "aggregated":
-        request = serving_request(LLAMA_70B, aggregated(engine, layout(4), num_workers=3, quantization=bf16()))
-    else:
-        decode = replace(PAIR[1], quantization=FP8)
-        guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
-        config = disaggregated(engine, PAIR[0], decode, speculation=guesses)
-        request = serving_request(DEEPSEEK_V3, config, hosts=("a", "b", "c", "d"), max_sequence_length=8192)
-    for artifact in emit_serving(engine, request).artifacts:
-        golden(f"emit/{engine}/{name}/{artifact.path}", artifact.content)
+def test_golden(engine: str, golden) -> None:
+    mixed = serving_request(LLAMA_70B, aggregated(engine, layout(4), num_workers=3, quantization=bf16()))
+    decode = replace(PAIR[1], quantization=FP8)
+    guesses = Speculation(num_draft_tokens=2, acceptance=0.8)
+    config = disaggregated(engine, PAIR[0], decode, speculation=guesses)
+    pair = serving_request(DEEPSEEK_V3, config, hosts=("a", "b", "c", "d"), max_sequence_length=8192)
+    full, variant = (texts(emit_serving(engine, request).artifacts) for request in (pair, mixed))
+    for name, text in full.items():
+        golden(f"emit/{engine}/disaggregated/{name}", text)
+    golden(f"emit/{engine}/aggregated.diff", difference(variant, full))
 
 
 def bf16() -> Quantization:
@@ -106,7 +106,8 @@ def bf16() -> Quantization:
 
 def test_workers_of_a_host_share_no_device_and_no_port(tmp_path: Path) -> None:
     request = serving_request(LLAMA_70B, aggregated("vllm", layout(2), num_workers=4))
-    notes = start(tmp_path, request, "0", "--seed", "7")
+    # Four servers start one after the other: the first has to stay until the last has noted its arguments.
+    notes = start(tmp_path, request, "0", "--seed", "7", STAY_S="10")
     assert sorted(note["CUDA_VISIBLE_DEVICES"] for note in notes) == ["0,1", "2,3", "4,5", "6,7"]
     assert sorted(value(note, "--port") for note in notes) == ["8100", "8101", "8102", "8103"]
     for note in notes:
@@ -160,7 +161,7 @@ def test_roles_have_their_own_flags_and_hosts(tmp_path: Path) -> None:
     ]
 
 
-def test_hostile_names_stay_words(tmp_path: Path) -> None:
+def test_hostile_names_stay_arguments(tmp_path: Path) -> None:
     evil = "a $(touch /tmp/x)`id`\"'; rm -rf ~ #{port}"
     for engine in ("vllm", "trtllm", "sglang"):
         request = serving_request(LLAMA_70B, aggregated(engine, layout(8)), model_path=evil)
@@ -244,14 +245,14 @@ def test_rank_tables_are_honoured(tmp_path: Path) -> None:
     assert emit_serving("vllm", serving_request(LLAMA_70B, config, plan=uneven))
     split = aggregated("vllm", layout(4))
     plan = serving_plan(LLAMA_70B, split, rank_table=((0, 0), (0, 1), (0, 2), (1, 0)))
-    with pytest.raises(CannotExpressError, match="dealt unevenly"):
+    with pytest.raises(CannotExpressError, match="split unevenly"):
         emit_serving("vllm", serving_request(LLAMA_70B, split, plan=plan))
     short = serving_plan(LLAMA_70B, config, rank_table=((0, 0),))
     with pytest.raises(EmitError, match="has 1 ranks, the configuration 4"):
         emit_serving("vllm", serving_request(LLAMA_70B, config, plan=short))
 
 
-def test_what_cannot_be_said_is_refused() -> None:
+def test_what_cannot_be_expressed_is_refused() -> None:
     def refused(shape, config, match: str, **fields) -> None:
         with pytest.raises(CannotExpressError, match=match):
             emit_serving(config.engine, serving_request(shape, config, **fields))
@@ -296,7 +297,7 @@ def test_bad_requests_are_named() -> None:
     assert published.model == "org/m"
 
 
-def test_memory_is_said_in_each_engine_s_own_share() -> None:
+def test_memory_is_written_in_each_engine_s_own_share() -> None:
     memory = {Role.MIXED: WorkerMemory(weights_bytes=20e9, activations_bytes=4e9)}
     limits = EngineLimits(memory_fraction=0.9)
 
@@ -325,7 +326,7 @@ def test_support_matrix_covers_every_field() -> None:
 @pytest.mark.parametrize(
     ("engine", "word"), [("vllm", "--disable-custom-all-reduce"), ("trtllm", "allreduce_strategy")]
 )
-def test_an_all_reduce_of_nccl_is_said(engine: str, word: str) -> None:
+def test_an_all_reduce_of_nccl_is_written(engine: str, word: str) -> None:
     for own in (True, False):
         config = aggregated(engine, layout(8), limits=EngineLimits(custom_all_reduce=own))
         emitted = emit_serving(engine, serving_request(LLAMA_70B, config))
@@ -354,7 +355,7 @@ def test_each_engine_says_where_prefixes_go() -> None:
     assert trtllm.options(request, config.pools[0])["kv_cache_config"]["host_cache_size"] == 100 * 2**30
 
 
-def test_a_tier_that_an_engine_has_no_word_for_is_refused() -> None:
+def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
     limits = EngineLimits(max_num_seqs=64, prefix_caching=True)
     for wrong, reason in (
         ({"kv_tier": replace(TIER, store="nvme")}, "nvme has no word"),

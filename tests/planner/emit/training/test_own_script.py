@@ -45,7 +45,7 @@ def test_golden(golden) -> None:
 
 
 @pytest.mark.parametrize("name", ["train.py", "a b.py", "-c", "$(touch pwned).py", "it's.py", "--nnodes", "*.py"])
-def test_any_name_stays_one_word(tmp_path: Path, name: str) -> None:
+def test_any_name_stays_one_argument(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("")
     done = start(tmp_path, name)
     assert done.returncode == 0, done.stderr

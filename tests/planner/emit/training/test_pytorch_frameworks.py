@@ -111,7 +111,7 @@ def test_legal_plans_are_emitted_and_others_are_refused(target: str, choices: di
         ("accelerate", {"zero_stage": 3, "data_parallel": 12}, "unequal numbers of processes"),
     ],
 )
-def test_what_cannot_be_said_is_refused(target: str, choices: dict[str, Any], what: str) -> None:
+def test_what_cannot_be_expressed_is_refused(target: str, choices: dict[str, Any], what: str) -> None:
     with pytest.raises(CannotExpressError) as refusal:
         emit(target, request(target, config_for(LLAMA_70B, **choices), hosts=()))
     assert what in str(refusal.value)
@@ -164,7 +164,7 @@ def test_torchtitan_flags_come_before_the_sub_command(host: Host) -> None:
     assert argv[start : start + len(planned) - 1] == planned[:-1]
 
 
-def test_deepspeed_script_is_told_its_files(host: Host) -> None:
+def test_deepspeed_script_gets_its_files(host: Host) -> None:
     argv = host.run("deepspeed", request("deepspeed"), "--lr", "1")
     assert argv[-3:] == [str(host.root / "train.py"), "--lr", "1"]
     assert f"DEEPSPEED_CONFIG={host.root}/out/deepspeed_config.json\n" in host.env

@@ -75,7 +75,7 @@ def host(tmp_path: Path) -> Host:
 LLAMA = request_for(LLAMA_70B, LLAMA_70B_ON_64)
 
 
-def test_host_script_starts_torchrun_with_the_planned_words(host: Host) -> None:
+def test_host_script_starts_torchrun_with_the_planned_arguments(host: Host) -> None:
     done = host.run(LLAMA, "launch_host_000.sh", "--seed", "7", DATA_PATH="1.0 a 2.0 b")
     assert done.returncode == 0, done.stderr
     start = ["--nnodes", "8", "--node-rank", "0", "--nproc-per-node", "8", "--rdzv-backend", "static"]

@@ -20,6 +20,7 @@ from emit_cases import (
     plan_for,
     request_for,
 )
+from golden_variants import difference, texts
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.models.shapes import ModelShape
@@ -43,12 +44,11 @@ def flags(shape: ModelShape, **choices: object) -> dict[str, str]:
     return {flag[0]: " ".join(flag[1:]) for flag in found}
 
 
-@pytest.mark.parametrize("name", GOLDENS)
-def test_golden(name: str, golden) -> None:
-    shape, config = GOLDENS[name]
-    emitted = emit("megatron", request_for(shape, config))
-    for artifact in emitted.artifacts:
-        golden(f"emit/megatron/{name}/{artifact.path}", artifact.content)
+def test_golden(golden) -> None:
+    llama, mixtral = (texts(emit("megatron", request_for(*GOLDENS[name])).artifacts) for name in GOLDENS)
+    for name, text in llama.items():
+        golden(f"emit/megatron/llama-3.1-70b/{name}", text)
+    golden("emit/megatron/mixtral-8x7b.diff", difference(mixtral, llama))
 
 
 @pytest.mark.parametrize("name", GOLDENS)
@@ -63,17 +63,17 @@ def test_every_file_carries_the_digest(name: str) -> None:
         )
 
 
-def test_argument_file_reads_back_as_words() -> None:
+def test_argument_file_reads_back_as_arguments() -> None:
     request = request_for(DEEPSEEK_V3, config_for(DEEPSEEK_V3, data_parallel=8, expert_parallel=8))
     artifact = next(file for file in emit("megatron", request).artifacts if file.path.name == "megatron_args.txt")
     words = [word for flag in megatron.arguments(request) for word in flag]
     assert shlex.split(artifact.content, comments=True) == words
 
 
-def test_every_choice_of_a_plan_is_said_or_derived() -> None:
+def test_every_choice_of_a_plan_is_written_or_derived() -> None:
     derived = {"virtual_pipeline_stages", "pipeline_schedule", "num_microbatches", "data_parallel"}
     derived |= {"zero_hpz_partition_size", "gathered_num_layers", "vocabulary_parallel"}  # refused
-    derived |= {"recompute_num_layers", "context_parallel_heads"}  # said with mode and style
+    derived |= {"recompute_num_layers", "context_parallel_heads"}  # written with mode and style
     refused = {"parameter_offload": True, "activation_offload": True, "offload_to": "nvme", "quantised_weights": True}
     for name, value in refused.items():
         assert MEGATRON.broken(LLAMA_70B, config_for(LLAMA_70B, **{name: value}))
@@ -126,7 +126,7 @@ def test_uneven_stages_become_a_layout(chunks: tuple[int, ...], layout: str) -> 
     assert "--num-virtual-stages-per-pipeline-rank" not in said
 
 
-def test_even_interleaving_is_said_with_a_number() -> None:
+def test_even_interleaving_is_written_as_a_number() -> None:
     said = flags(LLAMA_70B, tensor_parallel=8, pipeline_parallel=4, virtual_pipeline_stages=5)
     assert said["--num-virtual-stages-per-pipeline-rank"] == "5"
     assert "--pipeline-model-parallel-layout" not in said
@@ -197,7 +197,7 @@ def test_hardware_queues(
         (GPT2_XL, {"sequence_length": 2048}, "1024 learned positions"),
     ],
 )
-def test_what_cannot_be_said_is_refused_with_the_nearest_that_can(
+def test_what_cannot_be_expressed_is_refused_with_the_nearest_that_can(
     shape: ModelShape, choices: dict[str, object], what: str
 ) -> None:
     with pytest.raises(CannotExpressError, match=r"Nearest it can: \w") as refusal:

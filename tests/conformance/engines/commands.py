@@ -1,4 +1,4 @@
-"""The words that a launcher would start one node of a worker with."""
+"""The command that a launcher would start one node of a worker with."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ VALUES = {"port": "8100", "head": "10.0.0.1", "own": "10.0.0.1", "files": "/file
 }
 
 
-def words_of(program: PoolProgram, node_rank: int = 0) -> list[str]:
+def command_of(program: PoolProgram, node_rank: int = 0) -> list[str]:
     """The whole command of node ``node_rank`` with addresses and ports filled in."""
     values = {**VALUES, "node_rank": str(node_rank)}
-    words = program.command(head=node_rank == 0)
-    return [word.filled(values) if isinstance(word, Template) else word for word in words]
+    arguments = program.command(head=node_rank == 0)
+    return [argument.filled(values) if isinstance(argument, Template) else argument for argument in arguments]
