@@ -1,8 +1,8 @@
-"""What a rank mapping looks like: nodes by stage and pipeline, the links between them, and the path that decides.
+"""Pictures of a rank mapping: nodes by stage and pipeline, the links between them, and the critical path.
 
 Pure functions from arrays to text: one HTML page with plain SVG (no script, font or address), and a picture for a
-terminal. Links are shaded on a logarithmic scale, because one slow link among fast ones is what one looks for; the
-critical path is also named in words, so that nothing depends on telling colours apart.
+terminal. Links are shaded on a logarithmic scale, so that one slow link among fast ones stands out; the critical path
+is also given as text, so that nothing depends on colours.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 SHADES = " ░▒▓█"
-# Beyond these a picture shows the links only as shades, or the first nodes only, and says so.
+# Beyond these a picture shows links as shades without figures, or the first nodes only, with a note.
 MOST_NUMBERED, MOST_CELLS, MOST_TERMINAL = 24, 128, 16
 _CELL, _SMALL_CELL, _LABEL = 54, 6, 110
 _COLUMN, _ROW, _RADIUS = 130, 70, 18
@@ -32,14 +32,14 @@ Link = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MappingView:
-    """What there is to draw.
+    """A mapping to draw.
 
     Args:
-        title: of the page.
-        names: of all nodes.
-        bytes_per_s: [n, n] directed, row = sender.
+        title: title of the page.
+        names: names of all nodes.
+        bytes_per_s: [n, n] directed bandwidths, row = sender.
         grid: [stages, columns] node of each stage's slots.
-        critical: links that decide, with what they carry.
+        critical: links that limit the step, with what they carry.
         path: nodes of the slowest pipeline in order; empty without a pipeline.
         notes: lines below the pictures.
     """
@@ -61,7 +61,7 @@ class MappingView:
 
 def mapping_page(view: MappingView) -> str:
     """Topology graph, heat map and the critical path as one HTML page."""
-    lines = [*_critical_words(view), *view.notes]
+    lines = [*_critical_lines(view), *view.notes]
     notes = "".join(f"<li>{escape(line)}</li>" for line in lines)
     body = (
         f"<h1>{escape(view.title)}</h1><h2>Who talks to whom</h2>"
@@ -78,7 +78,7 @@ def mapping_page(view: MappingView) -> str:
 
 
 def mapping_text(view: MappingView, *, width: int = 80) -> str:
-    """The same for a terminal: stages as columns, the matrix of links as shades, the critical path in words."""
+    """For a terminal: stages as columns, the matrix of links as shades, the critical path as text."""
     size = max(max((len(name) for name in view.names), default=4), 7)
     columns = max(1, min(view.grid.shape[0], (width - 4) // (size + 3)))
     heading = "   ".join(f"{f'stage {stage}':<{size}}" for stage in range(columns))
@@ -90,7 +90,7 @@ def mapping_text(view: MappingView, *, width: int = 80) -> str:
     hidden = max(0, view.grid.shape[1] - MOST_TERMINAL)
     if hidden or columns < view.grid.shape[0]:
         lines.append(f"… {hidden} more rows, {view.grid.shape[0] - columns} more stages: see the page")
-    words = [line for text in (*_critical_words(view), *view.notes) for line in textwrap.wrap(text, width)]
+    words = [line for text in (*_critical_lines(view), *view.notes) for line in textwrap.wrap(text, width)]
     lines += ["", *_terminal_matrix(view, width), "", *words]
     return "\n".join(lines) + "\n"
 
@@ -99,7 +99,7 @@ def _marked(view: MappingView, node: int, on_path: set[int]) -> str:
     return f"{view.names[node]}{'*' if node in on_path else ''}"
 
 
-def _critical_words(view: MappingView) -> list[str]:
+def _critical_lines(view: MappingView) -> list[str]:
     words = [
         f"{what}: {view.names[a]} → {view.names[b]} decides ({_rate(view, (a, b))})" for (a, b), what in view.critical
     ]

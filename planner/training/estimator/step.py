@@ -1,16 +1,16 @@
-"""How long one optimizer step takes and what it holds: the training estimate, for a batch of candidates at once.
+"""Time and memory of one optimizer step, for a batch of candidates.
 
     T_step = T_pipeline(m, stage times, schedule) + exposed stage-to-stage messages + exposed data-parallel
              communication + optimizer + fixed overhead
 
     stage time = Σ layers of the stage · layer time (+ embedding, + LM head and loss)
-    layer time = √(device time² + host time²)             host launches and device work overlap; the slower one shows
+    layer time = √(device time² + host time²)             kernel launches and device work overlap; the slower dominates
     device time = compute (+ recompute) + exposed tensor-, context- and expert-parallel communication
 
 Every term keeps its name, so that a plan can say where its time goes.
 
-Assumes: routing as the workload says; all stages' devices alike; the last micro-batch's backward hides gradient
-reduction as far as ``data_parallel_window`` says; the slowest stage sets the steady state.
+Assumes: expert load as in the workload; the same devices on all stages; the last micro-batch's backward hides gradient
+reduction up to the share ``data_parallel_window``; the slowest stage sets the steady state.
 """
 
 from __future__ import annotations
@@ -42,32 +42,32 @@ from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.switches import Launches
 
-# One of four equal parts with full recompute: forward, forward again, two backward.
+# Forward share of a micro-batch with full recompute: forward, forward again and twice as much backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
-# Of the bytes of an all-reduce, where its gather half is in fp8 and its scatter half in 16 bits.
+# Share of the bytes of a 16-bit all-reduce if its gather half is in fp8.
 FP8_GATHER_SHARE = 0.75
-# What a gather and a scatter that restack their tensor read and write, over the tensor (torch.cat of torch.chunk in
+# Memory traffic, in tensor sizes, of a gather and a scatter that restack their tensor (torch.cat of torch.chunk in
 # torch/distributed/_functional_collectives.py): each reads and writes it once.
 COPIES_RESTACKED = 4.0
-# The same where products and collectives are pipelined: the gather's pieces are used where they lie, the scatter's are
-# stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+# The same where matrix products and collectives are pipelined: the gathered pieces are used in place, the scattered
+# ones stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
 COPIES_OVERLAPPED = 2.0
-# Of a token's softmax over a split vocabulary: its maximum and its sum, in fp32.
+# Bytes reduced per token for the softmax over a split vocabulary: maximum and sum, in fp32.
 SOFTMAX_BYTES = 8.0
-# Of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
+# Barriers of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
 VOCABULARY_BARRIERS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEstimate:
-    """What a batch of candidates would take. Arrays [n].
+    """Time and memory of a batch of candidates. Arrays [n].
 
     Args:
-        step_s: seconds of one optimizer step.
-        breakdown_s: name → seconds of the step; sums to ``step_s``.
+        step_s: time of one optimizer step, s.
+        breakdown_s: part of the step → s; sums to ``step_s``.
         stages: memory of each distinct stage.
-        gradient_reduce_s: gradient collectives of one step, hidden or not.
-        pipeline_s: of ``step_s``, from the first forward to the last backward, messages between stages apart.
+        gradient_reduce_s: gradient collectives of one step, overlapped or not, s.
+        pipeline_s: part of ``step_s`` from the first forward to the last backward, without messages between stages.
     """
 
     step_s: FloatArray
@@ -83,13 +83,13 @@ class TrainingEstimate:
 
     @property
     def safe_bytes(self) -> FloatArray:
-        """Bound of the worst rank; plans are admitted on it."""
+        """Upper bound of the peak of the worst rank; feasibility is decided by it."""
         return np.maximum.reduce([stage.safe_bytes for stage in self.stages])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _LayerTimes:
-    """One layer, one micro-batch: seconds by name, and their sum with the host floor."""
+    """Time of one layer and micro-batch: by part, and in total with kernel launches."""
 
     parts: Mapping[str, FloatArray]
     total_s: FloatArray
@@ -101,8 +101,8 @@ class TrainingModel:
 
     Args:
         shape: the model.
-        machine: the homogeneous cluster.
-        workload: what one step must do.
+        machine: the cluster.
+        workload: sequence length, precision, phase.
         candidates: the batch.
         calibration: constants and framework recipe.
     """
@@ -131,12 +131,12 @@ class TrainingModel:
 
     @property
     def forward_share(self) -> FloatArray:
-        """Forward part of a micro-batch; the backward part runs the forward again where all of it is recomputed."""
+        """Forward share of a micro-batch; with full recompute the backward part includes a second forward."""
         return np.where(self.candidates.recompute == Recompute.FULL, RECOMPUTED_FORWARD_SHARE, FORWARD_SHARE)
 
     @property
     def memory(self) -> MemoryModel:
-        """The memory side of the same batch."""
+        """Memory model of the same batch."""
         return MemoryModel(
             shape=self.shape, workload=self.workload, candidates=self.candidates, calibration=self.calibration
         )
@@ -155,7 +155,7 @@ class TrainingModel:
     # --- one layer ------------------------------------------------------------------------------------------------
 
     def _layer(self, kind: LayerKind, *, in_block: bool = False) -> _LayerTimes:
-        """One layer of a kind; ``in_block``: as one of those that recompute of a block recomputes."""
+        """Time of one layer of a kind; ``in_block``: as one of the layers that block recompute recomputes."""
         compute, batch = self._compute, self.candidates
         attention = compute.attention_core(kind)
         products = compute.attention_projections()
@@ -189,7 +189,7 @@ class TrainingModel:
         return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
 
     def _host_s(self, kind: LayerKind) -> FloatArray:
-        """Host time of one layer, forward and backward."""
+        """Kernel-launch overhead of one layer, forward and backward."""
         constants, practice = self.calibration.time, self.workload.practice
         waits = kind.is_moe and not self.workload.drops_tokens
         host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
@@ -222,7 +222,7 @@ class TrainingModel:
         return passes * each
 
     def _context_parallel_s(self, attention: Cost, again: FloatArray) -> FloatArray:
-        """Exposed exchange of a layer's split sequences; ``again``: times that attention's forward is repeated."""
+        """Exposed context-parallel exchange of a layer; ``again``: how often the forward of attention is repeated."""
         model = ContextParallelModel(
             shape=self.shape,
             sequence_length=self.workload.sequence_length,
@@ -242,7 +242,8 @@ class TrainingModel:
         if moe is None or not kind.is_moe:
             return np.zeros(len(batch))
         routed = self._compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
-        # Of dispatch the busiest rank receives, of combine it sends: either direction lasts as long as its part.
+        # In dispatch the most loaded rank is the bottleneck as receiver, in combine as sender; both take the time of
+        # that rank's share.
         routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
         sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
         fused = self.workload.practice.fused_dispatch
@@ -261,7 +262,7 @@ class TrainingModel:
     # --- one stage, one step ----------------------------------------------------------------------------------------
 
     def _layers(self) -> tuple[dict[int, _LayerTimes], dict[int, _LayerTimes]]:
-        """Times of each kind of layer, as most layers run and as those in a recomputed block do."""
+        """Times of each kind of layer, outside and inside a recomputed block."""
         kinds = self.candidates.split.kinds
         layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
         if not self.candidates.recompute_num_layers.any():
@@ -271,20 +272,20 @@ class TrainingModel:
     def _block_s(
         self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
     ) -> FloatArray:
-        """What recompute of a block adds to one micro-batch on a stage, [n]."""
+        """Time that block recompute adds to one micro-batch on a stage, [n]."""
         counts = stage.recomputed(self.candidates.recompute_num_layers)
         zero = np.zeros_like(layers[0].total_s)
         return sum((counts[i] * (in_block[i].total_s - layers[i].total_s) for i in layers), zero)
 
     def _forward_shares(self, stage_s: FloatArray, block_s: FloatArray) -> FloatArray:
-        """Forward part of a micro-batch on a stage that recomputes a block: a third of what it takes without, [n]."""
+        """Forward share of a micro-batch on a stage, [n]: with block recompute, a third of the time without it."""
         in_block = self.candidates.recompute == Recompute.BLOCK
         return np.where(in_block, FORWARD_SHARE * (1.0 - block_s / stage_s), self.forward_share)
 
     def _stage(
         self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
     ) -> dict[str, FloatArray]:
-        """Seconds by name that one micro-batch takes on a stage, ZeRO-3 transfers included."""
+        """Time of one micro-batch on a stage by part, ZeRO-3 transfers included."""
         parts: dict[str, FloatArray] = {}
         zero = np.zeros_like(next(iter(layers.values())).total_s)
         counts = stage.recomputed(self.candidates.recompute_num_layers)
@@ -318,8 +319,8 @@ class TrainingModel:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
-        looked at more closely (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at once,
-        and not again for the micro-batch that fills.
+        priced in more detail (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at the
+        same time, and not again for the micro-batch that fills the pipeline.
         """
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
@@ -337,13 +338,13 @@ class TrainingModel:
         return (split.pipeline_parallel - 1) * each + waits * each
 
     def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
-        """What vocabulary parallelism adds to a step beside the stages' own work, [n].
+        """Communication and bubble that vocabulary parallelism adds to a step, [n].
 
-        Each micro-batch's last hidden state goes to all stages and the sum of their gradients back, as does what they
-        looked up (an all-reduce each of T·h elements in bytes and time), and two fp32 numbers a token are reduced for
-        the softmax. They run beside the layers; what always shows is not hidden. The one barrier between the two
-        passes of the head delays the backward by a micro-batch: it is in flight once more, and the pipeline one
-        interval longer (Algorithm 2 of arXiv:2411.05288: p + 1 micro-batches in flight).
+        Each micro-batch's last hidden state goes to all stages and the sum of its gradients back, likewise the
+        embeddings (each counts as an all-reduce of T·h elements), and two fp32 numbers per token are reduced for the
+        softmax. These overlap with the layers except for a share of :data:`UNHIDDEN_SHARE`. The barrier between the two
+        passes of the head delays the backward by one micro-batch, so that the pipeline is one interval longer
+        (Algorithm 2 of arXiv:2411.05288: p + 1 micro-batches in flight).
         """
         batch, split = self.candidates, self.candidates.split
         if not split.vocabulary_parallel:
@@ -355,7 +356,7 @@ class TrainingModel:
         return UNHIDDEN_SHARE * batch.num_microbatches * moved + VOCABULARY_BARRIERS * slowest
 
     def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
-        """Forward + backward of one micro-batch on some layers with their ends, and the forward part of it, [n]."""
+        """Time of one micro-batch on a model chunk, forward + backward, and the forward share of it, [n]."""
         layers, in_block = self._layers()
         seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
         return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
@@ -386,7 +387,7 @@ class TrainingModel:
             (*states.exposed_s(stage, seconds), states.optimizer_s(stage))
             for stage, seconds in zip(split.classes, stage_s, strict=True)
         ]
-        # The step ends when the stage with the most left to do is done.
+        # The step ends with the stage that has the most left to do.
         data_parallel = np.maximum.reduce([row[0] for row in outside])
         optimizer = np.maximum.reduce([row[2] for row in outside])
         messages = self._neighbour_messages_s()
@@ -414,7 +415,7 @@ class TrainingModel:
         slowest: FloatArray,
         pipeline: FloatArray,
     ) -> dict[str, FloatArray]:
-        """Where the pipeline's time goes: the slowest stage's own work m times, and the bubble."""
+        """Parts of the pipeline time: m times the work of the slowest stage, and the bubble."""
         m = self.candidates.num_microbatches
         parts: dict[str, FloatArray] = {}
         for name in stage_parts[0]:

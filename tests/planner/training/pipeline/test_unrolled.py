@@ -17,7 +17,7 @@ from meshplan.planner.training.pipeline.closed_forms import (
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, nominal_times, pipeline_order, weight_gradient_share
 from meshplan.planner.training.pipeline.orders import ZIGZAG
 from meshplan.planner.training.pipeline.simulation import ChunkTimes, peak_in_flight, simulate
-from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, run_through_s
+from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, unrolled_s
 
 FEW = settings(max_examples=80, deadline=None)
 
@@ -164,7 +164,7 @@ def test_the_steady_state_of_zb_h1_adds_the_slowest_stage() -> None:
             forward_s=stages / 3, input_gradient_s=0.35 * stages, weight_gradient_s=(2 / 3 - 0.35) * stages
         )
         few, many = (
-            run_through_s("zb-h1", p, 1, times, np.array([m]), (1 / 3, 0.35, 2 / 3 - 0.35))[0]
+            unrolled_s("zb-h1", p, 1, times, np.array([m]), (1 / 3, 0.35, 2 / 3 - 0.35))[0]
             for m in (ROUNDS * p, ROUNDS * p + 7)
         )
         assert many - few == pytest.approx(7 * stages.max())
