@@ -216,7 +216,7 @@ class _Draft:
                     latency=line.latency,
                 )
         for sender, receiver in np.argwhere(~joined)[:MAX_NAMED].tolist():
-            self.say("between_islands", f"there is no line from island {sender} to island {receiver}")
+            self.say("between_islands", f"there is no link from island {sender} to island {receiver}")
         self._reset_diagonal()
 
     def _ends(self, line: BetweenIslandsSpec, number: int, count: int) -> list[tuple[int, int]]:
@@ -254,12 +254,12 @@ def check_links(
     dead = np.argwhere(~(chosen > 0.0))
     for row, column in dead[:MAX_NAMED].tolist():
         message = (
-            f"the link {names[usable[row]]} → {names[usable[column]]} carries nothing; measure it, or exclude a node"
+            f"the link {names[usable[row]]} → {names[usable[column]]} has no bandwidth; measure it, or exclude a node"
         )
         problems.append(Problem(path=path, message=message))
     parts = strongly_connected(chosen > 0.0)
     if len(dead) > MAX_NAMED:
-        problems.append(Problem(path=path, message=f"{len(dead) - MAX_NAMED} more links carry nothing"))
+        problems.append(Problem(path=path, message=f"{len(dead) - MAX_NAMED} more links have no bandwidth"))
     if parts.max(initial=0) > 0:
-        message = f"the network falls into {int(parts.max()) + 1} parts that cannot reach each other both ways"
+        message = f"the network has {int(parts.max()) + 1} parts that cannot reach each other in both directions"
         problems.append(Problem(path=path, message=message))

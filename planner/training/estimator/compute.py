@@ -33,7 +33,7 @@ from meshplan.planner.training.estimator.memory_bound import (
     ROW_SCALING_EXTRA_BYTES,
     OperatorTraffic,
 )
-from meshplan.planner.training.estimator.quantised_weights import DEQUANTISE_BYTES, is_quantised
+from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, is_quantised
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
 # Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
@@ -210,7 +210,7 @@ class ComputeModel:
     ) -> Cost:
         """Forward and backward of one weight matrix; LoRA's frozen weights have no weight gradient.
 
-        4-bit weights are dequantised first (:mod:`.quantised_weights`), unless the matrix is a ``whole`` 16-bit one.
+        4-bit weights are dequantised first (:mod:`.states`), unless the matrix is a ``whole`` 16-bit one.
         """
         name = precision or self.workload.precision
         constants = self.calibration.time

@@ -28,12 +28,12 @@ from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.estimator.memory_bound import BYTES_16_BIT
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.states import StateModel, nextn_layers
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 
-BYTES_16_BIT = 2.0
 # 5·a·s bytes per token and layer: in 16 bits the softmax output, the output of its dropout and a 1-byte mask
 # (arXiv:2205.05198, §4.1); in fp32 the softmax output and the mask.
 PLAIN_ATTENTION_BYTES_PER_SCORE = 5.0

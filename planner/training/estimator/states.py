@@ -7,6 +7,15 @@ States per parameter on a rank, with w, g, o the framework's bytes of a weight, 
 
 Experts are split over expert- and expert-tensor-parallel ranks and sharded over their own replicas. Block-scaled
 precisions keep low-precision copies of the weights in addition to w (:data:`.WEIGHT_COPY_BYTES`).
+
+*Frozen 4-bit weights* (QLoRA, arXiv:2305.14314). NF4 has 4 bits per parameter and a constant for every 64 parameters;
+double quantisation stores the constant in 8 bits, with a 32-bit one for every 256 constants (§3): 8/64 + 32/(64·256) =
+0.127 bits. Only the linear layers of the transformer blocks are quantised. Every product first dequantises its matrix
+to 16 bits, in forward, backward and recompute:
+
+    bytes of a product of n×k weights, one way = n·k·(0.516 + 2)
+
+Adapters are on every linear layer (§4), so each keeps its input. Not validated against a measured run.
 """
 
 from __future__ import annotations
@@ -20,14 +29,8 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
+from meshplan.planner.training.estimator.memory_bound import BYTES_16_BIT
 from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
-from meshplan.planner.training.estimator.quantised_weights import (
-    NF4_BYTES,
-    UNQUANTISED_BYTES,
-    dequantised_bytes,
-    is_quantised,
-    quantised_parameters,
-)
 from meshplan.planner.training.problem.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 
@@ -35,11 +38,34 @@ ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_PARAMETERS = 1, 2, 3
 # Layers whose gathered parameters a fully sharded rank holds: the one in use and the prefetched one.
 GATHERED_LAYERS = 2.0
 LORA_MATRICES_PER_LAYER = 4  # adapters on the query, key, value and output projections
+_BITS, _BLOCK, _CONSTANT_BITS, _SECOND_BLOCK, _SECOND_BITS = 4.0, 64.0, 8.0, 256.0, 32.0
+NF4_BYTES = (_BITS + _CONSTANT_BITS / _BLOCK + _SECOND_BITS / (_BLOCK * _SECOND_BLOCK)) / 8.0
+# Read the quantised weight, write the dequantised one; reading that is part of the product.
+DEQUANTISE_BYTES = NF4_BYTES + BYTES_16_BIT
+# Embeddings, LM head and norms of a quantised model (PEFT, prepare_model_for_kbit_training: cast to fp32).
+UNQUANTISED_BYTES = 4.0
 
 
 def nextn_layers(shape: ModelShape, stage: StageClass) -> int:
     """Multi-token-prediction layers of the stage: they are on the stage of the LM head and of the last layer kind."""
     return shape.num_nextn_predict_layers * stage.has_head
+
+
+def is_quantised(workload: TrainingWorkload) -> bool:
+    """Whether the frozen weights of the blocks are in NF4."""
+    return workload.phase is Phase.QLORA
+
+
+def quantised_parameters(shape: ModelShape, stage: StageClass, tensor_parallel: FloatArray) -> FloatArray:
+    """Parameters of a stage's linear layers on one rank, dense layers only, [n]."""
+    layers = float(sum(stage.layers))
+    return layers * (shape.attention_parameters + shape.dense_mlp_parameters) / np.asarray(tensor_parallel)
+
+
+def dequantised_bytes(shape: ModelShape) -> float:
+    """Bytes of the largest matrix of a layer in 16 bits: the buffer of the product that is running."""
+    heads = shape.num_attention_heads * shape.head_dim
+    return BYTES_16_BIT * shape.hidden_size * max(shape.intermediate_size, heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.pipeline.lookup import pipeline_order
 from meshplan.planner.training.pipeline.simulation import ChunkTimes, simulate
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.simulated import refereed_step_s
+from meshplan.planner.training.simulated import simulated_step_s
 
 Question = tuple[TrainingProblem, TrainingConfig]
 FEW = settings(max_examples=60, deadline=None)
@@ -126,8 +126,8 @@ def test_1f1b_is_exact_where_stages_differ_in_their_forward_part(stages: list[tu
 
 
 @pytest.mark.parametrize("shape", [DENSE, MOE, LATENT], ids=lambda shape: shape.slug)
-def test_the_referee_agrees_on_blocks(shape: object) -> None:
+def test_the_simulation_agrees_on_blocks(shape: object) -> None:
     problem = problem_of(shape, num_devices=2, global_batch_size=8)
     for n in (1, 2):
         config = configured(problem, pipeline_parallel=2, activation_recompute="block", recompute_num_layers=n)
-        assert price(problem, config).step_s == pytest.approx(refereed_step_s(problem, config), rel=1e-9)
+        assert price(problem, config).step_s == pytest.approx(simulated_step_s(problem, config), rel=1e-9)

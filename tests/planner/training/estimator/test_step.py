@@ -21,7 +21,7 @@ from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
 from meshplan.planner.training.search.work_bound import work_device_s
-from meshplan.planner.training.simulated import refereed_step_s
+from meshplan.planner.training.simulated import simulated_step_s
 
 Question = tuple[TrainingProblem, TrainingConfig]
 # Larger is better for these constants, smaller for all others.
@@ -249,7 +249,7 @@ def test_a_pipeline_of_equal_stages_has_the_textbook_bubble() -> None:
         # The embedding makes the first stage a little slower; forwards that run ahead hide that much of the bubble.
         bubble, textbook = parts["pipeline bubble"] / busy, (stages - 1) / (chunks * 32)
         assert 0.85 * textbook < bubble < 1.01 * textbook
-        assert refereed_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-3)
+        assert simulated_step_s(problem, config) == pytest.approx(price(problem, config).step_s, rel=1e-3)
 
 
 def test_copies_of_sharded_states_meet_over_the_network() -> None:

@@ -15,7 +15,7 @@ from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.simulated import refereed_step_s
+from meshplan.planner.training.simulated import simulated_step_s
 
 LAYERS = replace(DENSE, num_hidden_layers=8)
 LARGE_VOCABULARY = replace(LAYERS, vocab_size=16 * DENSE.vocab_size)
@@ -94,11 +94,11 @@ def test_logits_are_split_too() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("v-half", 2)])
-def test_the_referee_agrees(schedule: str, chunks: int) -> None:
+def test_the_simulation_agrees(schedule: str, chunks: int) -> None:
     problem = problem_of(LARGE_VOCABULARY, num_devices=4, global_batch_size=32)
     split, _ = both(problem, pipeline_parallel=4, virtual_pipeline_stages=chunks)
     split = replace(split, pipeline_schedule=schedule)
-    assert refereed_step_s(problem, split) == pytest.approx(price(problem, split).step_s, rel=0.02)
+    assert simulated_step_s(problem, split) == pytest.approx(price(problem, split).step_s, rel=0.02)
 
 
 def test_the_breakdown_sums_to_the_step_and_names_the_barriers() -> None:
