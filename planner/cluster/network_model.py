@@ -209,12 +209,8 @@ class NetworkModel:
 
     domain_size: int
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray | float:
-        """Inverse rate of the slowest group of a kind, for the rows that have it."""
-        raise NotImplementedError
-
-    def latency_s(self, group: Group, rows: IntArray) -> FloatArray | float:
-        """Latency of one hop of a group, for the rows that have it."""
+    def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray | float, FloatArray | float]:
+        """Inverse rate and hop latency of the slowest group of a kind, for the rows that have it."""
         raise NotImplementedError
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray | float:
@@ -237,7 +233,7 @@ class NetworkModel:
             )
             if group is not None:
                 rows = np.flatnonzero(which == index) if len(distinct) > 1 else np.arange(len(size))
-                spacing[rows], latency[rows] = self.seconds_per_byte(group, rows), self.latency_s(group, rows)
+                spacing[rows], latency[rows] = self.slowest(group, rows)
         with np.errstate(divide="ignore"):
             return 1.0 / spacing, latency
 
@@ -262,19 +258,12 @@ class OneOrder(NetworkModel):
         orders = np.array([self.order], dtype=np.int64)
         return Orders(network=self.network, orders=orders, domain_size=self.domain_size)
 
-    def _of(self, group: Group) -> tuple[float, float]:
+    def slowest(self, group: Group, rows: IntArray) -> tuple[float, float]:
+        """See :class:`NetworkModel`."""
         if group not in self._known:
             spacing, latency = self._orders.seconds_per_byte(group), self._orders.latency_s(group)
             self._known[group] = (float(spacing[0]), float(latency[0]))
         return self._known[group]
-
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
-        """See :class:`NetworkModel`."""
-        return self._of(group)[0]
-
-    def latency_s(self, group: Group, rows: IntArray) -> float:
-        """See :class:`NetworkModel`."""
-        return self._of(group)[1]
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
         """See :class:`NetworkModel`."""
@@ -298,13 +287,9 @@ class GivenRates(NetworkModel):
     messages_s: FloatArray
     domain_size: int
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray:
+    def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray, FloatArray]:
         """See :class:`NetworkModel`."""
-        return self.spacing[group][rows]
-
-    def latency_s(self, group: Group, rows: IntArray) -> FloatArray:
-        """See :class:`NetworkModel`."""
-        return self.latency[group][rows]
+        return self.spacing[group][rows], self.latency[group][rows]
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray:
         """See :class:`NetworkModel`."""
@@ -329,14 +314,19 @@ class BestLinks(NetworkModel):
 
     @cached_property
     def _usable(self) -> FloatArray:
-        usable = np.array(self.network.usable)
-        return np.asarray(self.network.bytes_per_s[np.ix_(usable, usable)])
+        return np.asarray(self.network.bytes_per_s[np.ix_(self.network.usable, self.network.usable)])
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
+    @cached_property
+    def _latency_s(self) -> FloatArray:
+        """[usable, usable] with ∞ on the diagonal."""
+        latency = self.network.latency_s[np.ix_(self.network.usable, self.network.usable)]
+        return np.asarray(latency + np.diag(np.full(len(latency), np.inf)))
+
+    def slowest(self, group: Group, rows: IntArray) -> tuple[float, float]:
         """See :class:`NetworkModel`."""
         if group not in self._known:
             self._known[group] = self._least(group)
-        return self._known[group]
+        return self._known[group], float(self._latency_s.min())
 
     def _least(self, group: Group) -> float:
         links = np.minimum(self._usable, self._usable.T) if group.kind == RING else self._usable
@@ -359,18 +349,10 @@ class BestLinks(NetworkModel):
         parts = np.bincount(strongly_connected(links))
         return int((parts // nodes * nodes).sum())
 
-    def latency_s(self, group: Group, rows: IntArray) -> float:
-        """See :class:`NetworkModel`."""
-        latency = self.network.latency_s[np.ix_(self.network.usable, self.network.usable)]
-        return float((latency + np.diag(np.full(len(latency), np.inf))).min())
-
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
         """See :class:`NetworkModel`."""
         before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
-        usable = np.array(self.network.usable)
-        latency = self.network.latency_s[np.ix_(usable, usable)]
-        there = asked.sent_bytes / self._usable + latency
-        both = there + there.T + np.diag(np.full(len(usable), np.inf))
-        hop = float(both.min()) if len(usable) > 1 else asked.inside_s
+        one_way = asked.sent_bytes / self._usable + self._latency_s
+        hop = float((one_way + one_way.T).min()) if len(one_way) > 1 else asked.inside_s
         hops = np.where(before == after, asked.inside_s, hop)
         return float(slowest_pipeline_s(hops[None], asked)[0])

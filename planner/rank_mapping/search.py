@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.annealing import Best, Cooling, anneal
+from meshplan.planner.rank_mapping.annealing import Best, anneal
 from meshplan.planner.rank_mapping.moves import available_moves
 from meshplan.planner.rank_mapping.objective import LinkCosts, best_rings
 from meshplan.planner.rank_mapping.states import MappingStates
@@ -133,12 +133,15 @@ def search(
     moves = list(shares)
     kinds = rng.choice(len(moves), size=steps, p=list(shares.values())) if moves else ()
     colder = min(1.0, (COLDER_BEYOND_NODES / costs.num_nodes) ** COLDER_POWER)
-    cooling = Cooling(
+    best = anneal(
+        chains,
+        (moves[kind] for kind in kinds),
+        rng,
         steps=steps,
         start_s=float(chains.energy_s.min()) * (START_TEMPERATURE * colder),
         ratio=END_TEMPERATURE / START_TEMPERATURE,
+        deadline_s=deadline_s,
     )
-    best = anneal(chains, (moves[kind] for kind in kinds), cooling, rng, deadline_s=deadline_s)
     return _with_best_rings(costs, best)
 
 

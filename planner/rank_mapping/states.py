@@ -5,7 +5,7 @@ candidates for all mappings in one NumPy pass, the other applies one chosen cand
 Candidate energies are computed from differences; changed mappings are then summed afresh, so that rounding errors do
 not accumulate.
 
-The energy replaces both maxima of the objective by p-norms (:mod:`.norms`): it also depends on the second-slowest
+The energy replaces both maxima of the objective by p-norms (:mod:`.annealing`): it also depends on the second-slowest
 pipeline and on the number of slow ring links.
 """
 
@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.annealing import TINY
-from meshplan.planner.rank_mapping.norms import raised, rooted
+from meshplan.planner.rank_mapping.annealing import TINY, raised, rooted
 from meshplan.planner.rank_mapping.objective import LinkCosts
 
 # Powers of link costs are kept below 10^250, so that the sum of all of them stays a finite double.

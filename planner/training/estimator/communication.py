@@ -25,7 +25,7 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network_model import ALL_TO_ALL, RING, Messages, NetworkModel
+from meshplan.planner.cluster.network_model import ALL_TO_ALL, RING, Messages
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 # Network rate of a machine without a network: so low that no plan that needs one is chosen.
@@ -63,17 +63,12 @@ class CommunicationModel:
         """Attained over nominal bandwidth; 1 for measured links."""
         return 1.0 if self.machine.link_level is EvidenceLevel.MEASURED else self.calibration.time.network_efficiency
 
-    @property
-    def network_model(self) -> NetworkModel | None:
-        """The model of uneven links; None for uniform ones."""
-        return self.machine.network_model
-
     def _network(self, kind: str, size: IntArray, stride: IntArray) -> tuple[FloatArray, FloatArray]:
         """Attained network bandwidth per device, and latency, for groups that cross domains, [n]."""
-        if self.network_model is None or self.world_size is None:
+        if self.machine.network_model is None or self.world_size is None:
             return self.network_bytes_per_s, np.asarray(self.machine.scale_out_latency_s)
         size, stride = np.broadcast_arrays(size, stride)
-        rate, latency = self.network_model.rates(kind, size, stride, self.world_size)
+        rate, latency = self.machine.network_model.rates(kind, size, stride, self.world_size)
         return rate * self.network_efficiency, latency
 
     def inside(self, size: IntArray, stride: IntArray) -> IntArray:
@@ -131,7 +126,7 @@ class CommunicationModel:
 
     def ring_step_s(self, sent_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """Every member sends to the next one of its ring; the slowest link decides, [n]."""
-        if self.network_model is None:
+        if self.machine.network_model is None:
             return self.neighbour_s(sent_bytes, stride * (size - 1))
         rate, latency = self._network(RING, size, stride)
         far = sent_bytes / rate + latency
@@ -157,7 +152,7 @@ class CommunicationModel:
             waits: micro-batches after the first that wait for the slowest stage's exchanges [n].
             wraps: the last stage sends to the first one.
         """
-        network_model = self.network_model
+        network_model = self.machine.network_model
         if network_model is None:
             raise ValueError("only uneven links have pipelines that differ")
         inside = 2.0 * (sent_bytes / self.scale_up_bytes_per_s + self.machine.scale_up_latency_s)

@@ -211,7 +211,7 @@ class TrainingModel:
         payload = activation_bytes(self.workload) * elements
         share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
         waits = share * batch.num_microbatches * split.virtual_pipeline_stages
-        if self._links.network_model is not None:
+        if self.machine.network_model is not None:
             stages = split.pipeline_parallel
             places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
             wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0

@@ -73,9 +73,9 @@ class Schedule:
     Args:
         bubble: (p, v) → β.
         in_flight: (p, v, stage) → micro-batches whose activations the stage holds if m is large enough.
+        source: citation.
         hides_neighbour_messages: stage-to-stage messages overlap with compute.
         splits_backward: weight gradients and input gradients are separate passes.
-        source: citation.
         validated: compared with measured runs (``meshplan validate``).
         error: largest relative distance from the simulation over random stage times (ratios of 0.5 to 1.5, up to
             16 stages); tests check it.
@@ -83,11 +83,11 @@ class Schedule:
 
     bubble: Callable[[int, int], float]
     in_flight: InFlight
-    hides_neighbour_messages: bool
-    splits_backward: bool
     source: str
-    validated: bool
-    error: float
+    hides_neighbour_messages: bool = False
+    splits_backward: bool = False
+    validated: bool = False
+    error: float = 0.0
 
 
 def _interleaved_in_flight(p: int, v: int, stage: int) -> float:
@@ -118,34 +118,24 @@ SCHEDULES: Mapping[str, Schedule] = {
         bubble=lambda p, v: 0.0,
         in_flight=lambda p, v, stage: 1.0,
         hides_neighbour_messages=True,
-        splits_backward=False,
         source="one stage",
         validated=True,
-        error=0.0,
     ),
     "gpipe": Schedule(
         bubble=lambda p, v: 1.0,
         in_flight=lambda p, v, stage: np.inf,
-        hides_neighbour_messages=False,
-        splits_backward=False,
         source="Huang et al., GPipe, arXiv:1811.06965",
-        validated=False,
-        error=0.0,
     ),
     "1f1b": Schedule(
         bubble=lambda p, v: 1.0,
         in_flight=lambda p, v, stage: float(p - stage),
-        hides_neighbour_messages=False,
-        splits_backward=False,
         source="Narayanan et al., PipeDream-Flush, arXiv:2006.09503",
         validated=True,
-        error=0.0,
     ),
     "interleaved": Schedule(
         bubble=lambda p, v: 1.0 / v,
         in_flight=_interleaved_in_flight,
         hides_neighbour_messages=True,
-        splits_backward=False,
         source="Narayanan et al., arXiv:2104.04473, §2.2",
         validated=True,
         error=0.04,
@@ -153,16 +143,12 @@ SCHEDULES: Mapping[str, Schedule] = {
     "zb-h1": Schedule(
         bubble=lambda p, v: ZB_1P_BUBBLE,
         in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
         splits_backward=True,
         source=f"{_ZERO_BUBBLE}, §2.1",
-        validated=False,
-        error=0.0,
     ),
     "zb-1p": Schedule(
         bubble=lambda p, v: ZB_1P_BUBBLE,
         in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
         splits_backward=True,
         source=_ZERO_BUBBLE,
         validated=True,
@@ -171,7 +157,6 @@ SCHEDULES: Mapping[str, Schedule] = {
     "zb-2p": Schedule(
         bubble=lambda p, v: ZB_2P_BUBBLE,
         in_flight=lambda p, v, stage: float(2 * p - 1),
-        hides_neighbour_messages=False,
         splits_backward=True,
         source=_ZERO_BUBBLE,
         validated=True,
@@ -180,46 +165,35 @@ SCHEDULES: Mapping[str, Schedule] = {
     "zb-v": Schedule(
         bubble=lambda p, v: ZB_V_BUBBLE,
         in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
         splits_backward=True,
         source=_CONTROLLABLE_MEMORY,
-        validated=False,
         error=0.01,
     ),
     "v-half": Schedule(
         bubble=lambda p, v: V_HALF_BUBBLE,
         in_flight=_v_shaped_in_flight("v-half"),
-        hides_neighbour_messages=False,
         splits_backward=True,
         source=_CONTROLLABLE_MEMORY,
-        validated=False,
         error=0.01,
     ),
     "v-min": Schedule(
         bubble=lambda p, v: V_MIN_BUBBLE,
         in_flight=_v_shaped_in_flight("v-min"),
-        hides_neighbour_messages=False,
         splits_backward=True,
         source=_CONTROLLABLE_MEMORY,
-        validated=False,
         error=0.01,
     ),
     "dualpipe-v": Schedule(
         bubble=lambda p, v: DUALPIPE_V_BUBBLE,
         in_flight=lambda p, v, stage: p + 0.5,
-        hides_neighbour_messages=False,
         splits_backward=True,
         source="DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
-        validated=False,
         error=0.01,
     ),
     "hanayo": Schedule(
         bubble=lambda p, v: HANAYO_BUBBLE,
         in_flight=lambda p, v, stage: float(p),
-        hides_neighbour_messages=False,
-        splits_backward=False,
         source="Liu et al., Hanayo, arXiv:2308.15762",
-        validated=False,
         error=0.01,
     ),
 }

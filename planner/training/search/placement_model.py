@@ -27,7 +27,7 @@ from meshplan.planner.cluster.network_model import (
     slowest_pipeline_s,
 )
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.norms import raised, rooted
+from meshplan.planner.rank_mapping.annealing import raised, rooted
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
@@ -49,12 +49,9 @@ class _Recorder(NetworkModel):
     groups: dict[Group, None]
     messages: list[Messages]
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
+    def slowest(self, group: Group, rows: IntArray) -> tuple[float, float]:
         self.groups[group] = None
-        return 1.0
-
-    def latency_s(self, group: Group, rows: IntArray) -> float:
-        return 0.0
+        return 1.0, 0.0
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
         self.messages.append(asked)
@@ -168,10 +165,9 @@ class PlacementModel:
         """Lower bound of the step under any mapping: every kind of group at the best rate that it alone can have."""
         best = BestLinks(network=self.network, domain_size=self.domain_size)
         first = np.zeros(1, dtype=np.int64)
-        spacing = [float(best.seconds_per_byte(group, first)) for group in self.groups]
-        latency = [float(best.latency_s(group, first)) for group in self.groups]
+        links = [best.slowest(group, first) for group in self.groups]
         messages = 0.0 if self.messages is None else best.pipeline_s(first, self.messages)
-        return float(self.priced(np.array([[*spacing, *latency, messages]]))[0])
+        return float(self.priced(np.array([[*(link[0] for link in links), *(link[1] for link in links), messages]]))[0])
 
     # --- for the search ---------------------------------------------------------------------------------------------
 

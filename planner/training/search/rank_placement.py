@@ -30,7 +30,7 @@ import numpy as np
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import RING
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.annealing import Best, Cooling, anneal, metropolis
+from meshplan.planner.rank_mapping.annealing import Best, anneal, metropolis
 from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.objective import LinkCosts
 from meshplan.planner.rank_mapping.search import NUM_RANDOM_MAPPINGS, RANDOM_SEED, single_linkage_order
@@ -194,11 +194,18 @@ def annealed_orders(
     least = float(chains.energy_s.min())
     scale = least - model.least_step_s()
     scale = scale if scale > 0.0 else least * END_TEMPERATURE
-    cooling = Cooling(steps=steps, start_s=scale * START_TEMPERATURE, ratio=END_TEMPERATURE / START_TEMPERATURE)
     proposals = _proposals(model)
     moves = (partial(_move, proposals[int(rng.integers(len(proposals)))]) for _ in itertools.count())
-    (best,) = anneal(chains, moves, cooling, rng, deadline_s=deadline_s).solutions
-    return best
+    best = anneal(
+        chains,
+        moves,
+        rng,
+        steps=steps,
+        start_s=scale * START_TEMPERATURE,
+        ratio=END_TEMPERATURE / START_TEMPERATURE,
+        deadline_s=deadline_s,
+    )
+    return best.solutions[0]
 
 
 class _Chains:
