@@ -1,1 +1,1 @@
-"""Machines and their links: what a spec says of them, measured or described."""
+"""Machines and their links, as a spec describes them or as they were measured."""

@@ -1,6 +1,6 @@
-"""Links of a cluster as users write them: two figures where all are alike, and what differs where they are not.
+"""Links of a cluster in a spec: two figures for a uniform cluster, and fields for what differs.
 
-Every bandwidth is one device's share, per direction, unless it says *total*. Node numbers count from 0.
+Every bandwidth is per device and direction, unless the field is called ``total``. Node numbers count from 0.
 """
 
 from __future__ import annotations
@@ -76,20 +76,20 @@ class BetweenIslandsSpec(SpecModel):
     )
     receiver: Annotated[int, Field(strict=True, ge=0)] | None = Field(default=None, alias="to")
     bandwidth: BytesPerS | None = Field(default=None, description="most that one device gets")
-    total: BytesPerS | None = Field(default=None, description="of the whole line, shared by all traffic on it")
+    total: BytesPerS | None = Field(default=None, description="rate of the whole link, shared by all traffic on it")
     latency: Latency | None = None
 
     @model_validator(mode="after")
     def _some_rate(self) -> BetweenIslandsSpec:
         if self.bandwidth is None and self.total is None:
-            raise ValueError("give bandwidth (of one device) or total (of the whole line)")
+            raise ValueError("give bandwidth (of one device) or total (of the whole link)")
         if (self.sender is None) != (self.receiver is None):
             raise ValueError("give both 'from' and 'to', or neither for every pair of islands")
         return self
 
 
 class DegradedSpec(SpecModel):
-    """Links that are slower than the rest, one way; give both ways where both are."""
+    """Links that are slower than the rest, in one direction; list both directions where both are."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -100,18 +100,19 @@ class DegradedSpec(SpecModel):
 
 
 class WanSpec(SpecModel):
-    """A line between two sites."""
+    """A wide-area link between two sites."""
 
-    total: BytesPerS = Field(description="of the whole line, such as '100 Gb/s'")
+    total: BytesPerS = Field(description="rate of the whole link, such as '100 Gb/s'")
     latency: Latency
 
 
 class TopologySpec(SpecModel):
-    """A network by its plan.
+    """A network by its topology.
 
     - ``rail-optimized``, ``fat-tree``: ``nodes_per_leaf`` nodes at the full rate; further nodes over a spine that has
       1/``oversubscription`` of what the leaf's nodes could send.
-    - ``rail-only``: as rail-optimized without a spine (arXiv:2307.12169); more than ``nodes_per_leaf`` nodes are apart.
+    - ``rail-only``: as rail-optimized without a spine (arXiv:2307.12169); more than ``nodes_per_leaf`` nodes cannot
+      reach each other.
     - ``nvlink-domains``: ``nodes_per_domain`` nodes share the intra-node links (18 hosts of an NVL72).
     - ``torus``: ``shape``; a message over h hops has 1/h of a link, because all nodes send.
     - ``pcie-only``: one NIC a node, shared by its devices; ``inter_node`` is the NIC.
@@ -158,7 +159,7 @@ Lines = Annotated[
 
 
 class LinksSpec(SpecModel):
-    """The links of a cluster: the usual ones, and those that differ."""
+    """The links of a cluster: the default ones, and those that differ."""
 
     intra_node: LinkSpec | None = None
     inter_node: LinkSpec | None = None
@@ -181,19 +182,19 @@ class LinksSpec(SpecModel):
 
     @property
     def describes_unevenness(self) -> bool:
-        """Whether more than the two usual links is described."""
+        """Whether the links are more than the two default ones."""
         return any(value is not None for value in (self.topology, self.islands, self.degraded))
 
 
 class ExcludedDeviceSpec(SpecModel):
-    """One device that must not be used; its node is left out, because a node's devices work together."""
+    """A device that must not be used; its whole node is excluded, because the devices of a node work together."""
 
     node: Annotated[int, Field(strict=True, ge=0)]
     device: Annotated[int, Field(strict=True, ge=0)]
 
 
 class ExcludeSpec(SpecModel):
-    """What must not be used."""
+    """Nodes and devices that must not be used."""
 
     nodes: Nodes | None = None
     devices: Annotated[list[ExcludedDeviceSpec], Field(min_length=1, max_length=4096)] | None = None

@@ -1,4 +1,4 @@
-"""Looks up what a spec names: model, node types, prices. A name that the catalog lacks is a problem with its path."""
+"""Catalog entries that a spec names: model, node types, prices. An unknown name is reported with its path."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IN_PLACE = "as described in the spec"
 
 
 def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
-    """The shape of a catalog model or of a ``config.json``; None with the problem said."""
+    """The shape of a catalog model or of a ``config.json``; None after adding a problem."""
     looks_like_path = model.endswith(".json") or "/" in model or (base / model).is_dir()
     try:
         if looks_like_path:
@@ -38,7 +38,7 @@ def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) 
 
 
 def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:
-    """Names in a spec that the catalog does not have, looked for in a document that is malformed elsewhere.
+    """Names that the catalog does not have, in a document that may be malformed elsewhere.
 
     Args:
         document: the spec as plain data, of any shape.
@@ -69,7 +69,7 @@ def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem
 
 
 def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> NodeType | None:
-    """The node type that a spec describes by devices and links; None where it does not, or the device is unknown."""
+    """The node type that a spec describes by ``devices`` and ``links``; None without them or with an unknown device."""
     if spec.devices is None or spec.links is None or spec.links.intra_node is None:
         return None
     try:
@@ -107,7 +107,7 @@ def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> No
 
 
 def choose_price(prices: tuple[Price, ...], wanted: PriceSpec) -> Price | None:
-    """The newest price that fits, on-demand before other terms, then the cheapest."""
+    """The newest matching price: on-demand before other terms, then the cheapest."""
     fitting = [
         price
         for price in prices

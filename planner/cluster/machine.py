@@ -1,4 +1,4 @@
-"""The machine beneath a plan: a homogeneous cluster as the estimators see it."""
+"""The machine: a homogeneous cluster as the estimators see it."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class Machine:
         domain_size: devices in one scale-up domain.
         devices_per_host: devices under one operating system.
         scale_up_bytes_per_s: per device and direction, bytes/s.
-        scale_up_latency_s: s.
+        scale_up_latency_s: latency of a scale-up link, s.
         scale_out_bytes_per_s: network share of one device and direction, bytes/s; 0 without a network.
-        scale_out_latency_s: s.
+        scale_out_latency_s: latency of the network, s.
         link_level: how well the bandwidths are known.
-        host_memory_bytes: of one host; None where unknown.
-        nvme_bytes_per_s: of one host's NVMe devices together, read or written; None where unknown.
+        host_memory_bytes: memory of one host; None where unknown.
+        nvme_bytes_per_s: rate of all NVMe devices of one host together, read or written; None where unknown.
         usd_per_hour_per_device: None where no price is known.
-        network: the links between nodes where they differ or not all nodes may be used; None: all links are alike.
+        network: the links between nodes where they differ or some nodes are excluded; None: uniform.
         network_model: rates of groups of ranks on that network under a rank mapping; None: ``scale_out_bytes_per_s``
             holds for every group.
     """

@@ -1,7 +1,7 @@
-"""A machine whose network was measured: the slowest directed link of a cluster profile replaces the vendor's figure.
+"""A machine whose network was measured: a cluster profile replaces the datasheet's bandwidth.
 
-A collective is as fast as its slowest link, so where all links are alike the estimate takes the slowest. Where they
-differ, the whole directed matrix becomes the machine's network, and the plan says which rank sits where.
+A collective is as fast as its slowest link, so on a uniform network the estimate takes the slowest measured link. On
+an uneven one the whole directed matrix becomes the machine's network, and the plan contains a rank mapping.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def profile_problems(machine: Machine, profile: ClusterProfile) -> list[Problem]
 
 
 def measured_network(machine: Machine, profile: ClusterProfile, usable: tuple[int, ...]) -> Network:
-    """The profile's links between nodes, a device's share of each.
+    """The profile's links between nodes, as bandwidth per device.
 
-    A link between hosts (one endpoint a host) is shared by the host's devices; one between devices is each one's own.
-    Two nodes of several hosts (or of several endpoints) get the slowest of their links, and a pair that a sampled run
-    left out the slowest link of all: cautious both times.
+    With one endpoint per host the devices of the host share a link; with one endpoint per device each has its own. Two
+    nodes with several links between them get the slowest of these, and a pair that a sampled profile left out gets the
+    slowest link of all: both are conservative.
 
     Args:
-        machine: from the catalog.
-        profile: fits the machine (see :func:`profile_problems`).
+        machine: the machine with the catalog's links.
+        profile: a profile of this machine (see :func:`profile_problems`).
         usable: nodes that may hold ranks.
     """
     hosts = host_names(profile)
@@ -60,7 +60,7 @@ def measured_network(machine: Machine, profile: ClusterProfile, usable: tuple[in
     count = len(hosts) // hosts_per_node
     rates, latencies = np.full((count, count), np.inf), np.zeros((count, count))
     per_pair: dict[tuple[str, str], float] = {}
-    for link in profile.links:  # several rails add up
+    for link in profile.links:  # the bandwidths of several rails add up
         pair = (link.source, link.target)
         per_pair[pair] = per_pair.get(pair, 0.0) + link.bandwidth_bytes_per_s.value
         sender, receiver = node_of[host_of(link.source)], node_of[host_of(link.target)]
@@ -83,18 +83,18 @@ def measured_network(machine: Machine, profile: ClusterProfile, usable: tuple[in
 
 
 def host_names(profile: ClusterProfile) -> tuple[str, ...]:
-    """Hosts in the order in which they were numbered."""
+    """Hosts in the order of their node numbers."""
     return tuple(dict.fromkeys(host_of(endpoint) for endpoint in profile.endpoints))
 
 
 def with_network(machine: Machine, network: Network, *, spare_nodes: int, measured: bool) -> Machine:
-    """The machine on this network; its usual link is the slowest one between usable nodes.
+    """The machine on this network; its default link is the slowest one between usable nodes.
 
     Args:
-        machine: with the usual links.
-        network: what replaces them.
-        spare_nodes: of the usable nodes, how many to leave free.
-        measured: the links were measured here.
+        machine: the machine with the default links.
+        network: the links that replace them.
+        spare_nodes: number of usable nodes to leave free.
+        measured: whether the links were measured on this cluster.
     """
     rates = network.between_usable
     latency = network.latency_s[np.ix_(network.usable, network.usable)]
@@ -109,7 +109,7 @@ def with_network(machine: Machine, network: Network, *, spare_nodes: int, measur
 
 
 def slowest_link(profile: ClusterProfile) -> str:
-    """The link that decides, in words."""
+    """The slowest measured link, as text."""
     between = [link for link in profile.links if host_of(link.source) != host_of(link.target)]
     slowest = min(between, key=lambda link: link.bandwidth_bytes_per_s.value)
     rate = format_bandwidth(slowest.bandwidth_bytes_per_s.value)

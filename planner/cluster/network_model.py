@@ -1,17 +1,17 @@
-"""What a group of ranks gets from uneven links: rates of rings, all-to-alls and pipeline hops under a rank mapping.
+"""Network model of uneven links: rates of rings, all-to-alls and pipeline messages under a rank mapping.
 
 Ranks fill *slots* of D devices in order (tensor, context, expert and data parallelism fastest, pipeline slowest); a
-mapping sets slot i on node ``order[i]``. The groups of one kind (``size`` members ``stride`` ranks apart) become rings
-over slots: with inside = clip(⌊D/stride⌋, 1, size) members on a node, k = ⌈size/inside⌉ slots that lie
-s = max(1, ⌊stride/D⌋) apart. All groups of all stages run at once and the slowest decides:
+mapping assigns slot i to node ``order[i]``. A group of ``size`` ranks with stride ``stride`` has inside =
+clip(⌊D/stride⌋, 1, size) members on a node and so spans k = ⌈size/inside⌉ slots with stride s = max(1, ⌊stride/D⌋).
+All groups of all stages run at the same time, and the slowest one decides:
 
 - ring: min over all links of all rings of the link's rate in its slower direction, in the order of the ranks;
 - all-to-all over k nodes: the slowest node's NIC (its fastest link), or (k − 1) times its slowest link in the group;
 - a trunk that n of these links cross leaves each of them rate/n;
-- pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2, h_q the time of boundary q forth and back: the
+- pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2, h_q the round trip over stage boundary q: the
   pipeline fills once, then each of w further micro-batches waits for the slowest stage k, which exchanges with the
-  stage before and the one after, an activation one way and a gradient the other way at once. Where a stage holds
-  several chunks in a row, its neighbours stand in a circle: the last stage sends to the first.
+  stage before and the one after, an activation one way and a gradient the other way at once. With interleaved chunks
+  the last stage also sends to the first one.
 
 Assumes: rings in rank order, but either way round (Gloo's ring sends to the rank before, NCCL's trees use both
 directions), full-duplex NICs, one kind of collective at a time.
@@ -38,13 +38,13 @@ SlotLinks = tuple[IntArray, IntArray]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Group:
-    """Groups of ranks of one kind, in slots.
+    """All groups of ranks of one kind, in units of slots.
 
     Args:
         kind: :data:`RING` or :data:`ALL_TO_ALL`.
-        nodes: slots of one group, k.
-        step: distance of its slots, s.
-        slots: slots in use.
+        nodes: slots that one group spans, k.
+        step: stride of these slots, s.
+        slots: slots in use by the whole job.
     """
 
     kind: str
@@ -58,11 +58,11 @@ class Messages:
     """Stage-to-stage messages of one configuration.
 
     Args:
-        sent_bytes: by one device over a boundary, one way.
+        sent_bytes: bytes that one device sends over a boundary, one way.
         num_stages: P.
         stage_devices: devices of one stage.
-        inside_s: of a boundary inside a node, forth and back.
-        waits: micro-batches after the first that wait for the slowest stage's exchanges, w.
+        inside_s: round trip over a boundary inside a node.
+        waits: micro-batches after the first one, which wait for the slowest stage's exchanges, w.
         wraps: the last stage sends to the first one (several chunks a stage).
     """
 
@@ -75,7 +75,7 @@ class Messages:
 
 
 def group_of(kind: str, *, size: int, stride: int, world_size: int, domain_size: int) -> Group | None:
-    """The group in slots; None where it lies inside one node."""
+    """The groups in slots; None where each lies inside one node."""
     inside = min(max(domain_size // max(stride, 1), 1), size)
     nodes = -(-size // inside)
     if nodes <= 1:
@@ -85,7 +85,7 @@ def group_of(kind: str, *, size: int, stride: int, world_size: int, domain_size:
 
 @lru_cache(maxsize=4096)
 def slot_links(group: Group) -> SlotLinks:
-    """Every directed link that the groups of one kind use, over all stages."""
+    """All directed links that groups of one kind use, in all stages."""
     block = group.nodes * group.step
     starts = [
         base + offset
@@ -104,7 +104,7 @@ def slot_links(group: Group) -> SlotLinks:
 def slot_boundaries(num_stages: int, stage_devices: int, domain_size: int, *, wraps: bool = False) -> SlotLinks:
     """[P − 1, r] slots on both sides of each stage boundary, for the r pipelines that differ in their slots.
 
-    With ``wraps`` [P, r]: from the last stage to the first, too.
+    With ``wraps`` also the boundary from the last stage to the first, [P, r].
     """
     step = math.gcd(stage_devices, domain_size)
     offset = np.arange(0, stage_devices, step, dtype=np.int64)
@@ -117,7 +117,7 @@ def slot_boundaries(num_stages: int, stage_devices: int, domain_size: int, *, wr
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Orders:
-    """Rank mappings side by side on one network.
+    """Many rank mappings on one network.
 
     Args:
         network: the links.
@@ -130,7 +130,7 @@ class Orders:
     domain_size: int
 
     def seconds_per_byte(self, group: Group) -> FloatArray:
-        """[k] of the slowest link of any such group, per byte that a device sends in all."""
+        """[k] inverse rate of the slowest such group, per byte that a device sends in total."""
         senders, receivers = slot_links(group)
         if not len(senders):
             return np.zeros(len(self.orders))
@@ -145,14 +145,14 @@ class Orders:
         return np.maximum(worst, self._trunks_s_per_byte(sources, targets).max(axis=1, initial=0.0) / shares)
 
     def latency_s(self, group: Group) -> FloatArray:
-        """[k] slowest link's latency."""
+        """[k] largest latency of a link in such a group."""
         senders, receivers = slot_links(group)
         return np.asarray(
             self.network.latency_s[self.orders[:, senders], self.orders[:, receivers]].max(axis=1, initial=0.0)
         )
 
     def _trunks_s_per_byte(self, sources: IntArray, targets: IntArray) -> FloatArray:
-        """[k, trunks] seconds per byte of a link that crosses the trunk with all others that do, either way round."""
+        """[k, trunks] inverse rate of each link over a trunk that all of them share, in the worse direction."""
         columns = [
             np.maximum(
                 (trunk.senders[sources] & trunk.receivers[targets]).sum(axis=1),
@@ -164,7 +164,7 @@ class Orders:
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.orders), 0))
 
     def hops_s(self, asked: Messages) -> FloatArray:
-        """[k, P − 1 (P with wraps), r] time of each stage boundary of each pipeline, forth and back."""
+        """[k, P − 1 (P with wraps), r] round trip over each stage boundary of each pipeline."""
         before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
         first, second = self.orders[:, before], self.orders[:, after]
         there = self._boundary_s_per_byte(first, second)
@@ -173,7 +173,7 @@ class Orders:
         return np.where(before == after, asked.inside_s, asked.sent_bytes * (there + back) + latency)
 
     def _boundary_s_per_byte(self, first: IntArray, second: IntArray) -> FloatArray:
-        """[k, P − 1, r]: the pipelines cross a boundary together, and share the trunks on it."""
+        """[k, P − 1, r] inverse rate over each boundary; pipelines cross it at the same time and share its trunks."""
         spacing = self.network.seconds_per_byte[first, second]
         for trunk in self.network.trunks:
             crosses = trunk.senders[first] & trunk.receivers[second] & (first != second)
@@ -183,11 +183,11 @@ class Orders:
 
 
 def slowest_pipeline_s(hops_s: FloatArray, asked: Messages) -> FloatArray:
-    """Longest of the pipelines: Σ_q h_q + w·max_k (h_{k−1} + h_k)/2.
+    """[k] message time of the slowest pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2.
 
     Args:
         hops_s: [k, P − 1 (P with wraps), r], see :meth:`Orders.hops_s`.
-        asked: what is sent.
+        asked: the messages.
     """
     if hops_s.shape[-2] == 0:
         return np.zeros(hops_s.shape[:-2])
@@ -201,32 +201,24 @@ def slowest_pipeline_s(hops_s: FloatArray, asked: Messages) -> FloatArray:
 
 
 class NetworkModel:
-    """What the training estimator asks of uneven links; rows are candidates.
+    """Rates and latencies that the training estimator needs of uneven links, for a batch of candidates (rows).
 
-    :class:`OneOrder` has one mapping for all rows, :class:`GivenRates` what many mappings come to, a row each, and
-    :class:`BestLinks` rates that no mapping can beat.
+    :class:`OneOrder` prices all rows under one mapping, :class:`GivenRates` has rates for each row, and
+    :class:`BestLinks` has rates that no mapping can beat.
     """
 
     domain_size: int
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray | float:
-        """Of one group, for the rows that have it."""
+    def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray | float, FloatArray | float]:
+        """Inverse rate and hop latency of the slowest group of a kind, for the rows that have it."""
         raise NotImplementedError
 
-    def latency_s(self, group: Group, rows: IntArray) -> FloatArray | float:
-        """Of one hop of one group, for the rows that have it."""
-        raise NotImplementedError
-
-    def pipeline_s(
-        self,
-        rows: IntArray,
-        asked: Messages,
-    ) -> FloatArray | float:
-        """Slowest pipeline's messages, for rows that are alike but for their mapping."""
+    def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray | float:
+        """Messages of the slowest pipeline, for rows that differ only in their mapping."""
         raise NotImplementedError
 
     def rates(self, kind: str, size: IntArray, stride: IntArray, world_size: IntArray) -> tuple[FloatArray, FloatArray]:
-        """[n] network rate of one device and latency of each row's group; ∞ and 0 for groups inside a node."""
+        """[n] network bandwidth per device and latency of each row's group; ∞ and 0 for groups inside a node."""
         spacing, latency = np.zeros(len(size)), np.zeros(len(size))
         # Degrees are below 2^20 (the spec's limit on devices), so three of them are one whole number.
         keys = (size.astype(np.int64) << _BITS | stride.astype(np.int64)) << _BITS | world_size.astype(np.int64)
@@ -241,14 +233,14 @@ class NetworkModel:
             )
             if group is not None:
                 rows = np.flatnonzero(which == index) if len(distinct) > 1 else np.arange(len(size))
-                spacing[rows], latency[rows] = self.seconds_per_byte(group, rows), self.latency_s(group, rows)
+                spacing[rows], latency[rows] = self.slowest(group, rows)
         with np.errstate(divide="ignore"):
             return 1.0 / spacing, latency
 
 
 @dataclass(kw_only=True, eq=False)
 class OneOrder(NetworkModel):
-    """One mapping for all rows: slot i lies on ``order[i]``.
+    """One mapping for all rows: slot i is on node ``order[i]``.
 
     Args:
         network: the links.
@@ -266,38 +258,27 @@ class OneOrder(NetworkModel):
         orders = np.array([self.order], dtype=np.int64)
         return Orders(network=self.network, orders=orders, domain_size=self.domain_size)
 
-    def _of(self, group: Group) -> tuple[float, float]:
+    def slowest(self, group: Group, rows: IntArray) -> tuple[float, float]:
+        """See :class:`NetworkModel`."""
         if group not in self._known:
             spacing, latency = self._orders.seconds_per_byte(group), self._orders.latency_s(group)
             self._known[group] = (float(spacing[0]), float(latency[0]))
         return self._known[group]
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
-        """As :class:`NetworkModel` says."""
-        return self._of(group)[0]
-
-    def latency_s(self, group: Group, rows: IntArray) -> float:
-        """As :class:`NetworkModel` says."""
-        return self._of(group)[1]
-
-    def pipeline_s(
-        self,
-        rows: IntArray,
-        asked: Messages,
-    ) -> float:
-        """As :class:`NetworkModel` says."""
+    def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
+        """See :class:`NetworkModel`."""
         hops = self._orders.hops_s(asked)
         return float(slowest_pipeline_s(hops, asked)[0])
 
 
 @dataclass(kw_only=True, eq=False)
 class GivenRates(NetworkModel):
-    """Rates given for each row, to see how a step depends on them; the rows are one candidate, repeated.
+    """Given rates for each row: how the step of one candidate, repeated in all rows, depends on them.
 
     Args:
-        spacing: group → seconds per byte [n].
-        latency: group → s [n].
-        messages_s: slowest pipeline's messages [n].
+        spacing: group → inverse rate, s/byte [n].
+        latency: group → latency, s [n].
+        messages_s: messages of the slowest pipeline, s [n].
         domain_size: devices of a node.
     """
 
@@ -306,25 +287,21 @@ class GivenRates(NetworkModel):
     messages_s: FloatArray
     domain_size: int
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> FloatArray:
-        """As :class:`NetworkModel` says."""
-        return self.spacing[group][rows]
-
-    def latency_s(self, group: Group, rows: IntArray) -> FloatArray:
-        """As :class:`NetworkModel` says."""
-        return self.latency[group][rows]
+    def slowest(self, group: Group, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+        """See :class:`NetworkModel`."""
+        return self.spacing[group][rows], self.latency[group][rows]
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> FloatArray:
-        """As :class:`NetworkModel` says."""
+        """See :class:`NetworkModel`."""
         return np.asarray(self.messages_s[rows])
 
 
 @dataclass(kw_only=True, eq=False)
 class BestLinks(NetworkModel):
-    """Rates that no mapping beats.
+    """Rates that no mapping can beat.
 
-    Groups of k nodes that run at a rate lie in strongly connected parts of the links of that rate or better, so all of
-    them together need Σ ⌊part/k⌋·k ≥ slots. A hop takes at least the cheapest pair of links.
+    Groups of k nodes that run at a rate lie inside strongly connected components of the links with at least that rate,
+    so that Σ ⌊component/k⌋·k must be at least the number of slots. A hop takes at least the cheapest pair of links.
 
     Args:
         network: the links.
@@ -337,14 +314,19 @@ class BestLinks(NetworkModel):
 
     @cached_property
     def _usable(self) -> FloatArray:
-        usable = np.array(self.network.usable)
-        return np.asarray(self.network.bytes_per_s[np.ix_(usable, usable)])
+        return np.asarray(self.network.bytes_per_s[np.ix_(self.network.usable, self.network.usable)])
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
-        """As :class:`NetworkModel` says."""
+    @cached_property
+    def _latency_s(self) -> FloatArray:
+        """[usable, usable] with ∞ on the diagonal."""
+        latency = self.network.latency_s[np.ix_(self.network.usable, self.network.usable)]
+        return np.asarray(latency + np.diag(np.full(len(latency), np.inf)))
+
+    def slowest(self, group: Group, rows: IntArray) -> tuple[float, float]:
+        """See :class:`NetworkModel`."""
         if group not in self._known:
             self._known[group] = self._least(group)
-        return self._known[group]
+        return self._known[group], float(self._latency_s.min())
 
     def _least(self, group: Group) -> float:
         links = np.minimum(self._usable, self._usable.T) if group.kind == RING else self._usable
@@ -367,22 +349,10 @@ class BestLinks(NetworkModel):
         parts = np.bincount(strongly_connected(links))
         return int((parts // nodes * nodes).sum())
 
-    def latency_s(self, group: Group, rows: IntArray) -> float:
-        """As :class:`NetworkModel` says."""
-        latency = self.network.latency_s[np.ix_(self.network.usable, self.network.usable)]
-        return float((latency + np.diag(np.full(len(latency), np.inf))).min())
-
-    def pipeline_s(
-        self,
-        rows: IntArray,
-        asked: Messages,
-    ) -> float:
-        """As :class:`NetworkModel` says."""
+    def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
+        """See :class:`NetworkModel`."""
         before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
-        usable = np.array(self.network.usable)
-        latency = self.network.latency_s[np.ix_(usable, usable)]
-        there = asked.sent_bytes / self._usable + latency
-        both = there + there.T + np.diag(np.full(len(usable), np.inf))
-        hop = float(both.min()) if len(usable) > 1 else asked.inside_s
+        one_way = asked.sent_bytes / self._usable + self._latency_s
+        hop = float((one_way + one_way.T).min()) if len(one_way) > 1 else asked.inside_s
         hops = np.where(before == after, asked.inside_s, hop)
         return float(slowest_pipeline_s(hops[None], asked)[0])

@@ -1,4 +1,4 @@
-"""The hardware part of a spec: nodes of the catalog, or devices and links in place, and which price counts."""
+"""The hardware part of a spec: catalog node types, or devices and links described in the spec, and the price."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from meshplan.planner.core.spec_fields import MAX_DEVICES, Bytes, Dollars, SpecM
 
 
 class NodesSpec(SpecModel):
-    """Some nodes of a type that the catalog knows."""
+    """Nodes of one type of the catalog."""
 
     type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
     count: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="how many")]
 
 
 class DevicesSpec(SpecModel):
-    """Devices described in place, where the catalog has no such node type."""
+    """Devices described here, for node types that the catalog does not have."""
 
     type: str = Field(description="device of the catalog, such as h100-sxm-80gb", min_length=1)
     per_node: Annotated[int, Field(strict=True, ge=1, le=1024, description="devices in one host")]
@@ -26,7 +26,7 @@ class DevicesSpec(SpecModel):
 
 
 class ClusterSpec(SpecModel):
-    """What there is to plan on: catalog nodes, or devices and links in place."""
+    """The cluster: catalog node types, or devices and links described here."""
 
     nodes: Annotated[list[NodesSpec], Field(min_length=1, max_length=64)] | None = None
     devices: DevicesSpec | None = None
@@ -36,9 +36,9 @@ class ClusterSpec(SpecModel):
     )
     exclude: ExcludeSpec | None = Field(default=None, description="nodes and devices that must not be used")
     spare_nodes: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES)] = Field(
-        default=0, description="nodes to leave free; the rank mapping says which"
+        default=0, description="nodes to leave free; the rank mapping chooses them"
     )
-    host_memory: Bytes | None = Field(default=None, description="of one host, such as '2 TiB'")
+    host_memory: Bytes | None = Field(default=None, description="memory of one host, such as '2 TiB'")
     usd_per_hour_per_node: Dollars | None = Field(default=None, description="your price; overrides the catalog's")
 
     @model_validator(mode="after")
@@ -62,7 +62,7 @@ class ClusterSpec(SpecModel):
 
 
 class PriceSpec(SpecModel):
-    """Which of a node type's prices counts; the newest that fits, on-demand first."""
+    """Which price of a node type holds: the newest that matches, on-demand first."""
 
     provider: str | None = None
     region: str | None = None

@@ -1,7 +1,7 @@
-"""From the spec's words on links to a network: the directed matrix between nodes and the capacities that they share.
+"""The network that a spec describes: the directed matrix between nodes and the capacities that links share.
 
-Order: the usual link, the topology, islands and the lines between them, degraded links, excluded nodes; the later one
-wins. Everything that does not fit the cluster is named.
+Later steps override earlier ones: default link, topology, islands and the links between them, degraded links, excluded
+nodes. Everything that does not match the cluster is reported.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from meshplan.planner.cluster.network import Network, Trunk, strongly_connected
 from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
-# A bad description is often bad everywhere: name the first few, count the rest.
+# A wrong description is often wrong everywhere: report the first few errors, count the rest.
 MAX_NAMED = 8
 _PATH = "cluster.links"
 
 
 def described_network(spec: ClusterSpec, machine: Machine, problems: list[Problem]) -> Network | None:
-    """The network that a spec describes; None where all its links are alike and all nodes may be used.
+    """The network that a spec describes; None for a uniform network without excluded or spare nodes.
 
     Args:
-        spec: the cluster.
-        machine: the same with the usual links.
-        problems: what does not fit is added here.
+        spec: the cluster part of the spec.
+        machine: the same cluster with the default links.
+        problems: errors are added here.
     """
     links = spec.links
     uneven = links is not None and links.describes_unevenness
@@ -82,7 +82,7 @@ def _no_node(node: int, count: int) -> str:
 
 
 class _Draft:
-    """The matrices while they are written."""
+    """The matrices under construction."""
 
     def __init__(self, machine: Machine, problems: list[Problem]) -> None:
         self.machine, self.problems = machine, problems
@@ -91,12 +91,12 @@ class _Draft:
         self.rates = np.full(shape, machine.scale_out_bytes_per_s)
         self.latencies = np.full(shape, machine.scale_out_latency_s)
         self.trunks: list[Trunk] = []
-        self._mend_diagonal()
+        self._reset_diagonal()
 
     def say(self, path: str, message: str) -> None:
         self.problems.append(Problem(path=f"{_PATH}.{path}", message=message))
 
-    def _mend_diagonal(self) -> None:
+    def _reset_diagonal(self) -> None:
         np.fill_diagonal(self.rates, np.inf)
         np.fill_diagonal(self.latencies, 0.0)
 
@@ -117,7 +117,7 @@ class _Draft:
             self.rates /= self.machine.domain_size
         elif spec.wan is not None:
             self._two_sites(spec.nodes_in_first or 0, spec.wan.total, spec.wan.latency)
-        self._mend_diagonal()
+        self._reset_diagonal()
 
     def _leaves(self, leaf: IntArray, spec: TopologySpec) -> None:
         num_leaves = int(leaf.max()) + 1
@@ -143,9 +143,9 @@ class _Draft:
             size = " × ".join(map(str, shape))
             self.say("topology.shape", f"{size} = {math.prod(shape)} nodes, the cluster has {self.num_nodes}")
             return
-        places = np.stack(np.unravel_index(np.arange(self.num_nodes), shape), axis=1)
-        apart = np.abs(places[:, None] - places)
-        hops = np.maximum(np.minimum(apart, np.array(shape) - apart).sum(axis=2), 1)
+        position = np.stack(np.unravel_index(np.arange(self.num_nodes), shape), axis=1)
+        distance = np.abs(position[:, None] - position)
+        hops = np.maximum(np.minimum(distance, np.array(shape) - distance).sum(axis=2), 1)
         self.rates, self.latencies = self.rates / hops, self.latencies * hops
 
     def _two_sites(self, in_first: int, total: float, latency: float) -> None:
@@ -157,9 +157,9 @@ class _Draft:
             ("first → second site", first, ~first),
             ("second → first site", ~first, first),
         ):
-            self._line(name, senders, receivers, share=None, total=total, latency=latency)
+            self._connect(name, senders, receivers, share=None, total=total, latency=latency)
 
-    def _line(
+    def _connect(
         self,
         name: str,
         senders: BoolArray,
@@ -169,15 +169,15 @@ class _Draft:
         total: float | None,
         latency: float | None,
     ) -> None:
-        """Links from some nodes to others, at a device's share, and all together at most at the total rate."""
+        """Set the links from some nodes to others: bandwidth per device, total rate of all of them, latency."""
         cross = np.outer(senders, receivers)
-        of_line = math.inf if total is None else total / self.machine.domain_size
+        per_device = math.inf if total is None else total / self.machine.domain_size
         if share is not None or total is not None:
-            self.rates[cross] = min(share or self.machine.scale_out_bytes_per_s, of_line)
+            self.rates[cross] = min(share or self.machine.scale_out_bytes_per_s, per_device)
         if latency is not None:
             self.latencies[cross] = latency
         if total is not None:
-            self.trunks.append(Trunk(name=name, senders=senders, receivers=receivers, bytes_per_s=of_line))
+            self.trunks.append(Trunk(name=name, senders=senders, receivers=receivers, bytes_per_s=per_device))
 
     # --- islands and single links ---------------------------------------------------------------------------------
 
@@ -207,7 +207,7 @@ class _Draft:
         for number, line in enumerate(lines):
             for sender, receiver in self._ends(line, number, len(islands)):
                 joined[sender, receiver] = True
-                self._line(
+                self._connect(
                     f"island {sender} → {receiver}",
                     members[sender],
                     members[receiver],
@@ -216,8 +216,8 @@ class _Draft:
                     latency=line.latency,
                 )
         for sender, receiver in np.argwhere(~joined)[:MAX_NAMED].tolist():
-            self.say("between_islands", f"there is no line from island {sender} to island {receiver}")
-        self._mend_diagonal()
+            self.say("between_islands", f"there is no link from island {sender} to island {receiver}")
+        self._reset_diagonal()
 
     def _ends(self, line: BetweenIslandsSpec, number: int, count: int) -> list[tuple[int, int]]:
         if line.sender is None or line.receiver is None:
@@ -238,7 +238,7 @@ class _Draft:
             self.rates[block] = link.bandwidth
             if link.latency is not None:
                 self.latencies[block] = link.latency
-        self._mend_diagonal()
+        self._reset_diagonal()
 
     # --- checks ---------------------------------------------------------------------------------------------------
 
@@ -249,17 +249,17 @@ class _Draft:
 def check_links(
     rates: FloatArray, usable: tuple[int, ...], names: tuple[str, ...], problems: list[Problem], *, path: str
 ) -> None:
-    """Name links between usable nodes that carry nothing, and nodes that cannot be reached."""
+    """Report links between usable nodes without bandwidth, and a network that is not strongly connected."""
     chosen = rates[np.ix_(usable, usable)]
     dead = np.argwhere(~(chosen > 0.0))
     for row, column in dead[:MAX_NAMED].tolist():
         message = (
-            f"the link {names[usable[row]]} → {names[usable[column]]} carries nothing; measure it, or exclude a node"
+            f"the link {names[usable[row]]} → {names[usable[column]]} has no bandwidth; measure it, or exclude a node"
         )
         problems.append(Problem(path=path, message=message))
     parts = strongly_connected(chosen > 0.0)
     if len(dead) > MAX_NAMED:
-        problems.append(Problem(path=path, message=f"{len(dead) - MAX_NAMED} more links carry nothing"))
+        problems.append(Problem(path=path, message=f"{len(dead) - MAX_NAMED} more links have no bandwidth"))
     if parts.max(initial=0) > 0:
-        message = f"the network falls into {int(parts.max()) + 1} parts that cannot reach each other both ways"
+        message = f"the network has {int(parts.max()) + 1} parts that cannot reach each other in both directions"
         problems.append(Problem(path=path, message=message))

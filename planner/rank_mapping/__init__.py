@@ -1,1 +1,1 @@
-"""Which rank on which node, where links differ?"""
+"""Rank mapping: which pipeline stage and data-parallel rank each node takes, where links differ."""

@@ -5,16 +5,17 @@ are judged by, and the objective that is wanted. The temperature falls geometric
 
     T(t) = T₀ · (T_end / T₀)^(t / steps),
 
-and every chain's best objective is remembered. How a move is accepted is its own matter: :func:`heat_bath` draws from a
-whole neighbourhood, :func:`metropolis` accepts or rejects one proposal. Work is counted in steps, never in seconds, so
-that one seed gives one answer.
+and every chain's best objective is remembered. Energies replace a maximum by a p-norm (Σ xᵖ)^(1/p), which also falls
+when the second largest value does, so that a search can walk where the maximum itself is flat.
+
+Each move decides on acceptance: :func:`heat_bath` draws from a whole neighbourhood, :func:`metropolis` accepts or
+rejects one proposal. Work is counted in steps, never in seconds, so that one seed gives one answer.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -46,25 +47,6 @@ class Chains(Protocol):
 ChainsT = TypeVar("ChainsT", bound=Chains)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cooling:
-    """A geometric temperature schedule.
-
-    Args:
-        steps: moves of every chain.
-        start_s: temperature of the first step, in units of the energy.
-        ratio: last temperature / first temperature.
-    """
-
-    steps: int
-    start_s: float
-    ratio: float
-
-    def temperature_s(self, step: int) -> float:
-        """Temperature of one step."""
-        return float(self.start_s * self.ratio ** (step / self.steps))
-
-
 class Best:
     """The best solution that each chain has seen; of chains that were dropped, those among the K best.
 
@@ -91,9 +73,11 @@ class Best:
 def anneal(
     chains: ChainsT,
     moves: Iterable[Callable[[ChainsT, FloatArray, np.random.Generator], None]],
-    cooling: Cooling,
     rng: np.random.Generator,
     *,
+    steps: int,
+    start_s: float,
+    ratio: float,
     deadline_s: float | None = None,
 ) -> Best:
     """The best solution of every chain.
@@ -101,16 +85,18 @@ def anneal(
     Args:
         chains: where to start; changed in place.
         moves: one for each step. Each changes chains at temperatures [K], or leaves them.
-        cooling: number of steps and temperatures.
         rng: for the moves.
+        steps: moves of every chain.
+        start_s: first temperature, in units of the energy.
+        ratio: last temperature / first temperature.
         deadline_s: value of ``time.monotonic()`` after which to stop; None for the whole work.
     """
     best = Best(chains)
-    for step, move in zip(range(cooling.steps), moves, strict=False):
+    for step, move in zip(range(steps), moves, strict=False):
         if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
             break
         chains.prepare(step, best)
-        move(chains, cooling.temperature_s(step) * chains.temperature_factor, rng)
+        move(chains, start_s * ratio ** (step / steps) * chains.temperature_factor, rng)
         best.see(chains)
     return best
 
@@ -141,3 +127,17 @@ def metropolis(
 ) -> BoolArray:
     """[K] whether each chain accepts its one proposal: with probability min(1, exp(−(E′ − E)/T))."""
     return np.asarray(proposed_s <= staying_s + temperature_s * rng.exponential(size=len(staying_s)))
+
+
+def raised(values: FloatArray, doublings: int) -> FloatArray:
+    """Each value to the power of 2^doublings."""
+    for _ in range(doublings):
+        values = values * values
+    return values
+
+
+def rooted(values: FloatArray, doublings: int) -> FloatArray:
+    """The 2^doublings-th root of each value."""
+    for _ in range(doublings):
+        values = np.sqrt(values)
+    return values

@@ -1,10 +1,9 @@
-"""Lower bound of a rank mapping: what no assignment of ranks to nodes can beat.
+"""Lower bound on the objective of any rank mapping.
 
-Rings give *structure*: where the slowest ring takes at most ρ, every stage lies inside one strongly connected part
-of the links with ring_s ≤ ρ, so that each part holds a whole number of stages. As ρ grows, parts merge. For every
-range of ρ with the same parts, T ≥ (lower end of the range) + (bound of the slowest pipeline given the parts);
-the bound is the least over the ranges. Pipelines cross between parts at least (parts − 1) times, which is what makes
-slow links between islands count.
+If the slowest ring takes at most ρ, every stage lies inside one strongly connected component (*part*) of the links
+with ring_s ≤ ρ, so that each part holds a whole number of stages. As ρ grows, parts merge. For every range of ρ with
+the same parts, T ≥ (lower end of the range) + (lower bound of the slowest pipeline given the parts); the bound is the
+least over the ranges. Pipelines cross between parts at least (parts − 1) times, so slow links between islands count.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SUBGRADIENT_NODE_STEPS = 60_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowerBound:
-    """Seconds: of the objective, and of its two parts on their own."""
+    """Lower bounds in seconds: of the objective, of the slowest ring alone and of the slowest pipeline alone."""
 
     total_s: float
     ring_s: float
@@ -34,7 +33,7 @@ class LowerBound:
 
 
 def lower_bound(costs: LinkCosts) -> LowerBound:
-    """The bound described in the module's docstring."""
+    """The bound of the module docstring."""
     single = np.zeros(costs.num_nodes, dtype=np.int64)
     free_pipeline_s = pipeline_bound_s(costs, single)
     if costs.num_pipelines == 1:
@@ -62,15 +61,15 @@ def lower_bound(costs: LinkCosts) -> LowerBound:
 def pipeline_bound_s(costs: LinkCosts, parts: IntArray) -> float:
     """Lower bound of the slowest pipeline when each part of the nodes holds whole stages.
 
-    The larger of two: every node is on some pipeline, so the dearest node's cheapest pipeline; and the mean of all
-    pipelines, which the slowest cannot undercut.
+    The larger of two bounds: the most expensive node's cheapest pipeline, because every node is on some pipeline; and
+    the mean over all pipelines, because the slowest is no faster than the mean.
     """
     if costs.num_stages == 1:
         return 0.0
-    return max(_dearest_node_s(costs, parts), _mean_pipeline_s(costs, parts))
+    return max(_most_expensive_node_s(costs, parts), _mean_pipeline_s(costs, parts))
 
 
-def _dearest_node_s(costs: LinkCosts, parts: IntArray) -> float:
+def _most_expensive_node_s(costs: LinkCosts, parts: IntArray) -> float:
     """Max over nodes of the cheapest walk of P nodes through it with at least (parts − 1) crossings.
 
     ``tail[s, c, v]`` is the cheapest walk of s hops that ends in v and crosses at least c times. A pipeline through
@@ -100,8 +99,8 @@ def _mean_pipeline_s(costs: LinkCosts, parts: IntArray) -> float:
 
     The pipelines are a forest of n − d hops in which every node has one or two neighbours and at least
     d·(parts − 1) hops cross. With prices μ (for the number of neighbours) and λ (for crossings) taken into the hop
-    costs, the cheapest such forest is the minimum spanning tree without its d − 1 dearest hops. Subgradient steps
-    raise the bound; every step's value is valid.
+    costs, the cheapest such forest is the minimum spanning tree without its d − 1 most expensive hops. Subgradient
+    steps raise the bound; the value of every step is valid.
     """
     nodes, pipelines = costs.num_nodes, costs.num_pipelines
     crossing = parts[:, None] != parts
@@ -148,7 +147,7 @@ def _spanning_tree(weight: FloatArray) -> tuple[IntArray, IntArray, FloatArray]:
 
 
 def _forced_rings_s(costs: LinkCosts, parts: IntArray) -> float:
-    """Slowest ring among the parts that are one stage each: there the ring's nodes are known."""
+    """Slowest ring among the parts that hold exactly one stage, where the nodes of the ring are known."""
     size = costs.num_pipelines
     if size > MAX_EXACT_RING_NODES:
         return 0.0
@@ -160,10 +159,10 @@ def _forced_rings_s(costs: LinkCosts, parts: IntArray) -> float:
 
 
 def _parts(costs: LinkCosts, threshold_s: float) -> IntArray | None:
-    """[n] strongly connected part of each node over links of at most the threshold.
+    """[n] strongly connected component of each node over links of at most the threshold.
 
-    None when the parts cannot hold whole stages (a part's size is no multiple of d). Misfits never return as the
-    threshold grows, because parts only merge.
+    None when some component cannot hold whole stages (its size is not a multiple of d). Once all can, they can at every
+    larger threshold, because components only merge.
     """
     links = costs.ring_s <= threshold_s
     np.fill_diagonal(links, val=False)
@@ -182,7 +181,7 @@ def _parts(costs: LinkCosts, threshold_s: float) -> IntArray | None:
 
 
 def _merged(costs: LinkCosts, num_parts: int, threshold_s: float) -> bool:
-    """Whether fewer than ``num_parts`` parts are left."""
+    """Whether fewer than ``num_parts`` parts remain."""
     parts = _parts(costs, threshold_s)
     return parts is not None and int(parts.max()) + 1 < num_parts
 

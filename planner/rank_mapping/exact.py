@@ -1,10 +1,10 @@
-"""Exact rank mapping for few nodes: pipelines are placed one after the other, all partial mappings at once.
+"""Exact rank mapping for few nodes: search over partial mappings, one pipeline at a time.
 
 Two tables make it fast. ``ring_floor_s[S]`` is the least time of a ring through any d nodes that include the set S
-(nodes are bits). The other lists every path of P nodes that is cheap enough. A partial mapping is a set of used
-nodes, the node set of every stage, and its slowest pipeline; it grows by a path through its lowest unused node, and
-dies when slowest pipeline + max over stages of ring_floor_s reaches the target. A finished search without a find
-proves that no mapping is better than the target, so growing targets give growing bounds.
+(nodes are bits). The other lists every path of P nodes below a cost limit. A partial mapping is a set of used nodes,
+the node set of every stage, and its slowest pipeline; it is extended by a path through its lowest unused node, and
+pruned when slowest pipeline + max over stages of ring_floor_s reaches the target. A completed search without a result
+proves that no mapping is better than the target, so increasing targets give increasing bounds.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from meshplan.planner.rank_mapping.objective import LinkCosts
 
 MAX_EXACT_NODES = 16  # tables have 2^n rows
 MAX_PATHS = 200_000
-DEFAULT_WORK = 8_000_000  # pairs of a partial mapping and a path looked at
+DEFAULT_WORK = 8_000_000  # pairs of a partial mapping and a path that are examined
 PAIRS_AT_ONCE = 400_000
 TARGET_STEPS = (0.25, 0.5, 0.75, 1.0)  # of the way from the bound to the incumbent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ExactResult:
-    """What the exact search knows.
+    """Result of the exact search.
 
     Args:
-        lines: [P, d] a mapping better than the incumbent, with best rings; None where there is none or none was found.
-        bound_s: no mapping is faster.
+        lines: [P, d] a mapping that, with its best rings, is better than the incumbent; None if none was found.
+        bound_s: proven lower bound.
     """
 
     lines: IntArray | None
@@ -58,14 +58,14 @@ class _Partial:
 def improve_exactly(
     costs: LinkCosts, *, bound_s: float, pipeline_bound_s: float, incumbent_s: float, work: int = DEFAULT_WORK
 ) -> ExactResult:
-    """Search for anything faster than the incumbent; raise the bound as far as the work lasts.
+    """Search for a faster mapping than the incumbent; raise the bound as far as the work limit allows.
 
     Args:
-        costs: of at most :data:`MAX_EXACT_NODES` nodes.
+        costs: link costs of at most :data:`MAX_EXACT_NODES` nodes.
         bound_s: a proven lower bound of the objective.
-        pipeline_bound_s: a proven lower bound of its pipeline part.
+        pipeline_bound_s: a proven lower bound of the slowest pipeline.
         incumbent_s: objective of the best mapping known.
-        work: pairs to look at before giving up.
+        work: pairs to examine before giving up.
     """
     floor = ring_floor_s(costs)
     paths = _cheap_paths(costs, limit_s=incumbent_s - float(floor[0]))
@@ -122,7 +122,7 @@ def _bit_tables(nodes: int) -> tuple[IntArray, IntArray]:
 
 
 def _cheap_paths(costs: LinkCosts, *, limit_s: float) -> list[_Paths] | None:
-    """Oriented paths below the limit, in lists by their lowest node; None when there are too many."""
+    """Oriented paths below the limit, grouped by their lowest node; None when there are too many."""
     cheapest_hop = (
         float((costs.hop_s + np.diag(np.full(costs.num_nodes, np.inf))).min()) if costs.num_nodes > 1 else 0.0
     )
@@ -145,7 +145,7 @@ def _cheap_paths(costs: LinkCosts, *, limit_s: float) -> list[_Paths] | None:
 
 
 class _Search:
-    """Depth first over chunks of partial mappings."""
+    """Depth-first search over chunks of partial mappings."""
 
     def __init__(
         self, *, costs: LinkCosts, floor: FloatArray, paths: list[_Paths], pipeline_bound_s: float, work: int
@@ -157,7 +157,7 @@ class _Search:
         _, self.lowest_bit = _bit_tables(costs.num_nodes)
 
     def below(self, target_s: float) -> tuple[IntArray | None, float, bool]:
-        """The best mapping faster than the target, its time, and whether the search came to its end."""
+        """The best mapping faster than the target, its time, and whether the search was completed."""
         stages = self.costs.num_stages
         best: IntArray | None = None
         root = _Partial(
@@ -182,7 +182,7 @@ class _Search:
         return best, target_s, True
 
     def _grown(self, partial: _Partial, target_s: float) -> list[_Partial]:
-        """Every partial mapping with one pipeline more that can still beat the target, in chunks."""
+        """All extensions by one pipeline that can still beat the target, in chunks."""
         lowest_unused = self.lowest_bit[~partial.used & self.everything]
         chunks: list[_Partial] = []
         for node in np.unique(lowest_unused):
@@ -200,7 +200,7 @@ class _Search:
         return chunks
 
     def _usable(self, node: int, target_s: float, *, at_root: bool) -> _Paths:
-        """Paths whose lowest node is this one; at the root only one of each mirror image (hops are symmetric)."""
+        """Paths whose lowest node is this one; at the root only one path of each mirror pair (hops are symmetric)."""
         paths = self.paths[node]
         keep = paths.seconds + self.floor[0] < target_s
         if at_root:

@@ -1,10 +1,10 @@
-"""Moves of the local search of rank mappings: which candidates are looked at, and which of them is taken.
+"""Moves of the local search of rank mappings.
 
-Each function looks at many candidates of one kind in every mapping at once and makes at most one move in each. The
-choice is a heat bath at a temperature: candidate i of energy Eᵢ is taken with probability ∝ exp(−Eᵢ/T), and the mapping
-stays as it is with the weight of one candidate. Where few candidates are any good, none of the work is lost on
-proposals that are turned down one by one. Half of what starts a move is on the critical path: a node of the slowest
-pipeline, an end of the slowest ring link, a cut at that link.
+Each function evaluates many candidates of one kind in every mapping at once and makes at most one move in each. The
+choice is a heat bath: candidate i of energy Eᵢ is taken with probability ∝ exp(−Eᵢ/T), and the mapping stays as it is
+with the weight of one candidate. Where few candidates are good, this wastes less work than rejecting proposals one by
+one. Half of the candidates start on the critical path: at a node of the slowest pipeline, at an end of the slowest ring
+link, or with a cut at that link.
 """
 
 from __future__ import annotations
@@ -19,21 +19,20 @@ from meshplan.planner.rank_mapping.objective import NUM_NODES_WITH_ONE_RING, Lin
 from meshplan.planner.rank_mapping.states import MappingStates
 
 # Candidates of one step in one mapping. Chosen with tests/benchmarks/rank_mapping.py, as are the shares below.
-MAX_STARTS = 4  # nodes that look for a partner
+MAX_STARTS = 4  # nodes for which partners are tried
 MAX_PARTNERS, LEAST_PARTNERS = 64, 16
-PARTNER_NODES = (
-    16_384  # partners × nodes: a large job has good moves everywhere, and rings that are long to look through
-)
+# Partners × nodes: a large job has good moves everywhere, and long rings that cost more to evaluate.
+PARTNER_NODES = 16_384
 NUM_SEGMENTS, NUM_RING_RUNS = 48, 48
 
 COIN = 0.5
-NEAR_CUT_PLACES = 3  # how far from the slowest link the next cut mostly lies
+NEAR_CUT_PLACES = 3  # largest distance of the second cut from the slowest link, in half of the cases
 
 Move = Callable[[MappingStates, FloatArray, np.random.Generator], None]
 
 
 def available_moves(costs: LinkCosts) -> dict[Move, float]:
-    """Kinds of move that can change anything here, each with its share of the steps; empty when none can."""
+    """Kinds of move that can change the objective, each with its share of the steps; empty when none can."""
     lines, rings = costs.num_stages > 1, costs.num_pipelines > NUM_NODES_WITH_ONE_RING
     shares: dict[Move, float] = {}
     if lines:
@@ -47,7 +46,7 @@ def available_moves(costs: LinkCosts) -> dict[Move, float]:
 
 
 def exchange_nodes(states: MappingStates, temperature_s: FloatArray, rng: np.random.Generator) -> None:
-    """Some nodes, half of them critical, against all others (against a sample where there are many)."""
+    """Exchange some nodes, half of them critical, with all others (with a sample where there are many)."""
     chain, shape = np.arange(states.num_chains)[:, None], (states.num_chains, min(MAX_STARTS, states.num_nodes))
     first = _index(rng.random(shape), states.num_nodes)
     critical = shape[1] // 4
@@ -68,7 +67,7 @@ def exchange_nodes(states: MappingStates, temperature_s: FloatArray, rng: np.ran
 
 
 def exchange_segments(states: MappingStates, temperature_s: FloatArray, rng: np.random.Generator) -> None:
-    """Pipelines, half of them the slowest, against any other: tails, runs of stages and single stages."""
+    """Exchange segments of two pipelines, in half of the cases of the slowest: tails, runs of stages, single stages."""
     shape = (states.num_chains, NUM_SEGMENTS)
     first = _index(rng.random(shape), states.pipelines)
     first[:, : NUM_SEGMENTS // 2] = states.pipeline_s.argmax(axis=1)[:, None]
@@ -84,7 +83,7 @@ def exchange_segments(states: MappingStates, temperature_s: FloatArray, rng: np.
 
 
 def exchange_ring_runs(states: MappingStates, temperature_s: FloatArray, rng: np.random.Generator) -> None:
-    """Two neighbouring runs of a ring, half of them cut at the slowest link, often with a short run beside it."""
+    """Exchange two neighbouring runs of a ring, in half of the cases cut at its slowest link; one is often short."""
     shape, size, half = (states.num_chains, NUM_RING_RUNS), states.pipelines, NUM_RING_RUNS // 2
     cuts = _index(rng.random((3, *shape)), size + 1)
     stage = _index(rng.random(shape), states.stages)

@@ -1,6 +1,6 @@
-"""Time that a rank mapping spends on the network: link costs, exact evaluation, best rings.
+"""Communication time of a rank mapping: link costs, exact evaluation, best rings.
 
-Notation and equations: ``planner/solvers/README.md``.
+Notation and objective: :mod:`meshplan.planner.rank_mapping.solve`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.problem import RankMappingProblem
 
-# Largest ring whose best order is found by the subset recursion: 2^d · d² steps a stage.
+# Largest ring whose best order is found by the subset recursion, which takes 2^d · d² steps per stage.
 MAX_EXACT_RING_NODES = 8
 
 NUM_NODES_WITH_ONE_RING = 2  # one or two nodes can stand in one order only
@@ -20,13 +20,13 @@ NUM_NODES_WITH_ONE_RING = 2  # one or two nodes can stand in one order only
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LinkCosts:
-    """Everything that the objective knows of the network, in seconds.
+    """Cost of each link, in seconds: all that the objective needs of the network.
 
     Args:
         num_stages: P.
         num_pipelines: d.
-        hop_s: [n, n], symmetric: all exposed micro-batches cross between two neighbour stages, there and back.
-        ring_s: [n, n], directed: a ring all-reduce over d nodes whose slowest link is this one.
+        hop_s: [n, n] symmetric, round trips of all exposed micro-batches between two neighbouring stages.
+        ring_s: [n, n] directed, a ring all-reduce over d nodes if this is its slowest link.
     """
 
     num_stages: int
@@ -36,7 +36,7 @@ class LinkCosts:
 
     @classmethod
     def of(cls, problem: RankMappingProblem) -> LinkCosts:
-        """Both matrices; their diagonals are 0 and never used."""
+        """Link costs of a problem; the diagonals are 0 and never used."""
         pipelines = problem.data_parallel_nodes
         bandwidth = problem.bandwidth_bytes_per_s
         one_way_s = problem.latency_s + problem.pipeline_message_bytes / bandwidth
@@ -73,7 +73,7 @@ class LinkCosts:
 
 
 def best_ring(ring_s: FloatArray, nodes: IntArray) -> IntArray:
-    """The order of ``nodes`` whose slowest directed link is fastest, exactly, by recursion over subsets.
+    """The ring order of ``nodes`` whose slowest directed link is fastest, by dynamic programming over subsets.
 
     ``reach[S, v]`` is the least bottleneck of a path from the first node through all of S that ends in v;
     ``reach[S ∪ w, w] = min_v max(reach[S, v], cost[v, w])``. Ties fall to the lowest index.
@@ -104,7 +104,7 @@ def best_ring(ring_s: FloatArray, nodes: IntArray) -> IntArray:
 
 
 def best_rings(ring_s: FloatArray, rings: IntArray) -> IntArray:
-    """Each stage's best order where that is affordable, the given one elsewhere."""
+    """The best order of each stage's ring up to :data:`MAX_EXACT_RING_NODES` nodes, else the given order."""
     if rings.shape[-1] > MAX_EXACT_RING_NODES:
         return rings
     return np.stack([best_ring(ring_s, np.sort(ring)) for ring in rings])

@@ -1,4 +1,4 @@
-"""What a rank mapping looks like: nodes by stage and pipeline, the links between them, and the path that decides.
+"""Pictures of a rank mapping: nodes by stage and pipeline, the links between them, and the critical path.
 
 Pure functions from arrays to text: one HTML page with plain SVG (no script, font or address), and a picture for a
 terminal. Links are shaded on a logarithmic scale, because one slow link among fast ones is what one looks for; the
@@ -31,14 +31,14 @@ Link = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MappingView:
-    """What there is to draw.
+    """A mapping to draw.
 
     Args:
         title: the page's.
         names: those of all nodes.
         bytes_per_s: [n, n] directed, row = sender.
         grid: [stages, columns] node of each stage's slots.
-        critical: links that decide, with what they carry.
+        critical: links that limit the step, with what they carry.
         path: nodes of the slowest pipeline in order; empty without a pipeline.
         notes: lines below the pictures.
     """

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.annealing import Best, Cooling, anneal
+from meshplan.planner.rank_mapping.annealing import Best, anneal
 from meshplan.planner.rank_mapping.moves import available_moves
 from meshplan.planner.rank_mapping.objective import LinkCosts, best_rings
 from meshplan.planner.rank_mapping.states import MappingStates
 
 # Chosen on generated instances of all families of tests/benchmarks/rank_mapping_families.py.
-# Share of the steps done → chains: many at first, because no small move changes which island holds which stage; then
-# only the best, whose longer search is worth more.
+# (Share of the steps done, chains): many at first, because no small move changes which island holds which stage; then
+# only the best ones, whose search goes on.
 CHAINS = ((0.0, 32), (0.1, 16), (0.2, 8))
-CHAIN_NODES = 2048  # of all chains together: large jobs need their steps more than company
+CHAIN_NODES = 2048  # chains × nodes: for large jobs more steps are worth more than more chains
 LEAST_CHAIN_SHARE = 0.25  # so that at least one chain starts from each constructed layout
 NORM_DOUBLINGS = (5, 6)  # p = 32, then 64: smooth first, close to the maximum later
 START_TEMPERATURE = 8e-3  # of the best energy at the start; islands need it to come to the right stages
@@ -35,7 +35,7 @@ RANDOM_SEED = 20_240_528  # of these; the same for every seed of a search
 NUM_RESAMPLINGS = 40
 RESAMPLED_FRACTION = 0.25
 
-# Small jobs need few steps and have an exact search besides. A step costs about as much as (STEP_OVERHEAD_NODES + n)
+# Small jobs need few steps and are also searched exactly. A step costs about as much as (STEP_OVERHEAD_NODES + n)
 # nodes, which keeps 32 and 64 nodes within seconds; LARGE_STEPS_PER_NODE of 1,024 nodes stay within a minute.
 STEPS_PER_NODE_POWER_4 = 1 / 64
 STEP_OVERHEAD_NODES = 256
@@ -68,10 +68,10 @@ def identity_lines(costs: LinkCosts) -> IntArray:
 
 
 def single_linkage_order(closeness: FloatArray) -> IntArray:
-    """[n] nodes such that well connected ones stand together: leaves of the single-linkage tree of the links.
+    """[n] nodes in an order that keeps well connected ones together: leaves of the single-linkage tree of the links.
 
-    Kruskal's spanning tree joins groups of nodes in the order of their cheapest link; the smaller group goes behind
-    the larger one.
+    Kruskal's algorithm joins groups of nodes in the order of their cheapest link; the smaller group is appended to the
+    larger one.
 
     Args:
         closeness: [n, n] cost of each link, symmetric; the diagonal is not used.
@@ -133,12 +133,15 @@ def search(
     moves = list(shares)
     kinds = rng.choice(len(moves), size=steps, p=list(shares.values())) if moves else ()
     colder = min(1.0, (COLDER_BEYOND_NODES / costs.num_nodes) ** COLDER_POWER)
-    cooling = Cooling(
+    best = anneal(
+        chains,
+        (moves[kind] for kind in kinds),
+        rng,
         steps=steps,
         start_s=float(chains.energy_s.min()) * (START_TEMPERATURE * colder),
         ratio=END_TEMPERATURE / START_TEMPERATURE,
+        deadline_s=deadline_s,
     )
-    best = anneal(chains, (moves[kind] for kind in kinds), cooling, rng, deadline_s=deadline_s)
     return _with_best_rings(costs, best)
 
 

@@ -1,4 +1,4 @@
-"""The straight line for rank mappings: instance → search with a bound → answer."""
+"""Rank mappings: instance → search with a bound → answer."""
 
 from __future__ import annotations
 
@@ -24,5 +24,5 @@ def plan(question: Question) -> Plan:
 
 
 def mapping_view(made: Plan, _catalog: Catalog, base: Path) -> MappingView:
-    """Which rank sits where; ``base`` is the folder of the instance's array files."""
+    """The mapping to draw; ``base`` is the folder of the instance's array files."""
     return stand_alone_view(made, RankMappingProblem.from_document(made.spec, base))

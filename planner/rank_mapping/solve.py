@@ -1,4 +1,4 @@
-"""Which node takes which cell of a pipeline × data-parallel job, on measured directed links.
+"""Rank mapping: assign nodes to the cells of a pipeline × data-parallel job, on measured directed links.
 
 Notation
     n = P·d nodes; cell (r, q) is pipeline r, stage q; u(a, b) = latency + M / bandwidth of the directed link a → b;
@@ -9,12 +9,12 @@ Objective
     + max_q C / (slowest directed link of stage q's ring).
 
 Constraints
-    the cells are filled by a bijection; each stage's d nodes stand in a ring of any order.
+    nodes and cells are matched one to one; the d nodes of each stage form a ring in any order.
 
 Method
-    annealing on whole neighbourhoods (``rank_mapping_search``), exact best rings for d ≤ 8, a bound from the structure
-    of the links (``rank_mapping_bound``), and for n ≤ 16 a search over partial mappings that either finds better or
-    raises the bound (``rank_mapping_exact``). Stopping is by work; the time limit is a safety.
+    annealing on whole neighbourhoods (:mod:`.search`), exact best rings for d ≤ 8, a lower bound from the connectivity
+    of the links (:mod:`.bound`), and for n ≤ 16 an exhaustive search over partial mappings that finds a better mapping
+    or raises the bound (:mod:`.exact`). The search stops after a fixed amount of work; the time limit is a safeguard.
 
 Source: the problem is Pipette's worker mapping (Yim et al., arXiv:2405.18093), with every stage's ring counted.
 """
@@ -60,7 +60,7 @@ class RankMapping:
 
     @classmethod
     def of(cls, lines: IntArray, rings: IntArray) -> RankMapping:
-        """From [P, d] arrays of nodes by (stage, pipeline) and by (stage, ring place)."""
+        """Build from [P, d] nodes by (stage, pipeline) and [P, d] nodes by (stage, ring position)."""
         return cls(
             assignment=tuple(tuple(row) for row in lines.T.tolist()), rings=tuple(tuple(row) for row in rings.tolist())
         )
@@ -86,22 +86,22 @@ def solve(
     """The best mapping found, with a proven lower bound.
 
     Args:
-        problem: the question.
-        seed: of the search. The same seed gives the same answer unless the time limit strikes.
-        time_limit_s: wall seconds after which the search stops where it is; None for its usual work.
-        on_progress: told incumbent and bound on the way.
+        problem: the instance.
+        seed: seed of the search. The same seed gives the same answer unless the time limit is reached.
+        time_limit_s: wall seconds after which the search stops with what it has; None for the default work.
+        on_progress: called with incumbent and bound during the search.
     """
     wall, cpu = time.monotonic(), time.process_time()
     deadline = None if time_limit_s is None else wall + time_limit_s
-    tell = _Teller(on_progress)
+    report = _ProgressReporter(on_progress)
     costs = LinkCosts.of(problem)
     bound = lower_bound(costs)
-    tell(None, bound.total_s, "bound from the structure of the links")
+    report(None, bound.total_s, "bound from the structure of the links")
     lines = identity_lines(costs)
     rings = best_rings(costs.ring_s, lines)
     objective, bound_s, solver = costs.objective_s(lines, rings), bound.total_s, "identity"
     if status_of(objective, bound_s) is not Status.OPTIMAL:
-        lines, rings, objective = _searched(costs, lines, rings, bound, seed, deadline, tell)
+        lines, rings, objective = _searched(costs, lines, rings, bound, seed, deadline, report)
         solver = SOLVER
     may_prove = costs.num_nodes <= MAX_EXACT_NODES and (deadline is None or time.monotonic() < deadline)
     if may_prove and status_of(objective, bound_s) is not Status.OPTIMAL:
@@ -112,7 +112,7 @@ def solve(
             objective = costs.objective_s(lines, rings)
     # The two are sums of the same numbers in different orders: rounding may put the bound one ulp above.
     bound_s = min(bound_s, objective)
-    tell(objective, bound_s, "done")
+    report(objective, bound_s, "done")
     return Solution(
         status=status_of(objective, bound_s),
         assignment=RankMapping.of(lines, rings),
@@ -133,16 +133,16 @@ def _searched(
     bound: LowerBound,
     seed: int,
     deadline: float | None,
-    tell: Callable[[float | None, float, str], None],
+    report: Callable[[float | None, float, str], None],
 ) -> tuple[IntArray, IntArray, float]:
-    """Anneal; order the rings exactly where that is affordable; never return worse than the given mapping."""
+    """Lines, rings and objective of the best of annealing and the given mapping, with exact rings where affordable."""
     found = search(
         costs,
         seed=seed,
         steps=default_steps(costs.num_nodes),
         ring_scale_s=bound.ring_s,
         deadline_s=deadline,
-        on_improvement=lambda best: tell(best, bound.total_s, "annealing"),
+        on_improvement=lambda best: report(best, bound.total_s, "annealing"),
     )
     candidates = [(lines, rings), (found.lines, found.rings), (found.lines, best_rings(costs.ring_s, found.rings))]
     values = [costs.objective_s(*candidate) for candidate in candidates]
@@ -150,8 +150,8 @@ def _searched(
     return *candidates[best], values[best]
 
 
-class _Teller:
-    """Passes progress on, if anybody listens."""
+class _ProgressReporter:
+    """Calls ``on_progress`` if there is one."""
 
     def __init__(self, on_progress: OnProgress | None) -> None:
         self.on_progress = on_progress
@@ -162,7 +162,7 @@ class _Teller:
 
 
 def answer(problem: RankMappingProblem, solution: Solution[RankMapping]) -> dict[str, Any]:
-    """The answer document: the decision, its value against the default and random layouts, and what binds."""
+    """The answer document: mapping, objective compared with default and random layouts, and the critical path."""
     mapping = solution.assignment
     if mapping is None or solution.objective is None or solution.bound is None:
         return {"status": solution.status.value}
@@ -188,7 +188,7 @@ def identity_s(costs: LinkCosts) -> float:
 
 
 def random_mean_s(costs: LinkCosts) -> float:
-    """Mean objective of random mappings; their rings stand in drawing order, so no search helps them."""
+    """Mean objective of random mappings, with rings in random order."""
     rng = np.random.default_rng(RANDOM_SEED)
     shape = (costs.num_stages, costs.num_pipelines)
     values = []
@@ -199,7 +199,7 @@ def random_mean_s(costs: LinkCosts) -> float:
 
 
 def critical_path(problem: RankMappingProblem, costs: LinkCosts, mapping: RankMapping) -> dict[str, Any]:
-    """Which pipeline, which stage's ring and which single link decide the time."""
+    """The slowest pipeline, the slowest ring, and their slowest links."""
     lines, rings = mapping.lines, mapping.ring_orders
     pipeline_s, ring_s = costs.pipeline_times_s(lines), costs.ring_times_s(rings)
     pipeline, stage = int(pipeline_s.argmax()), int(ring_s.argmax())

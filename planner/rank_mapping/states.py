@@ -1,12 +1,12 @@
-"""Many mappings side by side and the energies of whole neighbourhoods: what the local search of rank mappings works on.
+"""State of the local search: K rank mappings, and the energies of whole neighbourhoods of them.
 
-:class:`MappingStates` holds K mappings. Its three kinds of move are each a pair of methods: the energies that many
-candidates would have, all mappings and candidates in one pass of NumPy, and the application of one chosen candidate
-in some of the mappings. Energies of candidates come from differences; after a move the changed mappings are summed
-afresh, so that no error accumulates. A richer objective replaces this class and leaves the search alone.
+Each of the three kinds of move of :class:`MappingStates` is a pair of methods: one computes the energies of many
+candidates for all mappings in one NumPy pass, the other applies one chosen candidate in some of the mappings.
+Candidate energies are computed from differences; changed mappings are then summed afresh, so that rounding errors do
+not accumulate.
 
-The energy replaces both maxima of the objective by norms, Σ(xᵖ)^(1/p): it sees the second-slowest pipeline and the
-number of slow ring links too, so that the search can walk where the maximum itself is flat.
+The energy replaces both maxima of the objective by p-norms (:mod:`.annealing`): it also depends on the second-slowest
+pipeline and on the number of slow ring links.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.annealing import TINY
-from meshplan.planner.rank_mapping.norms import raised, rooted
+from meshplan.planner.rank_mapping.annealing import TINY, raised, rooted
 from meshplan.planner.rank_mapping.objective import LinkCosts
 
 # Powers of link costs are kept below 10^250, so that the sum of all of them stays a finite double.
@@ -23,15 +22,15 @@ MAX_POWER_DECADES = 250.0
 
 
 class MappingStates:
-    """K mappings; cell q·d + r is stage q of pipeline r, ring cell q·d + i is place i in the ring of stage q.
+    """K mappings; cell q·d + r is stage q of pipeline r, ring cell q·d + i is position i in the ring of stage q.
 
-    Beyond the first and the last stage stands a node n that does not exist and costs nothing to reach.
+    A dummy node n before the first and behind the last stage costs nothing to reach.
 
     Args:
-        costs: of the links, seconds.
+        costs: link costs, seconds.
         lines: [K, P, d] node of each (stage, pipeline).
         rings: [K, P, d] nodes of each stage in ring order.
-        ring_scale_s: a ring time near the best one; powers are taken of link cost / scale.
+        ring_scale_s: a ring time near the best one; powers are taken of link cost / ring_scale_s.
     """
 
     def __init__(self, costs: LinkCosts, lines: IntArray, rings: IntArray, *, ring_scale_s: float) -> None:
@@ -48,7 +47,7 @@ class MappingStates:
         self.set_exponent(1)
 
     def set_exponent(self, doublings: int) -> None:
-        """Use the norm with p = 2**doublings; powers and roots are then repeated squares and square roots."""
+        """Use the norm with p = 2**doublings."""
         self._doublings = doublings
         self._max_ratio = 10.0 ** (MAX_POWER_DECADES / 2.0**doublings)
         self._power = self._raised(self.costs.ring_s / self._ring_scale_s)
@@ -56,7 +55,7 @@ class MappingStates:
         self._refresh(np.arange(self.num_chains))
 
     def _allocate(self, lines: IntArray, rings: IntArray) -> None:
-        """Room for the mappings [K, n] and for what follows from them, which :meth:`_refresh` fills."""
+        """Allocate the mappings [K, n] and the arrays derived from them, which :meth:`_refresh` fills."""
         self.num_chains = len(lines)
         self.lines, self.rings = lines, rings
         self.line_cell, self.ring_cell = np.empty_like(lines), np.empty_like(rings)
@@ -72,7 +71,7 @@ class MappingStates:
         return self.lines, self.rings
 
     def keep_chains(self, kept: IntArray) -> None:
-        """Go on with these chains only."""
+        """Keep only these chains."""
         self._allocate(self.lines[kept], self.rings[kept])
         self._refresh(np.arange(self.num_chains))
 
@@ -84,10 +83,10 @@ class MappingStates:
     # --- exchange of two nodes -------------------------------------------------------------------------------------
 
     def exchange_energies_s(self, first: IntArray, second: IntArray) -> FloatArray:
-        """[K, m, c] energies if a node of ``first`` and one of ``second`` exchanged places; ∞ for one and the same.
+        """[K, m, c] energies if a node of ``first`` and one of ``second`` were exchanged; ∞ where they are the same.
 
         Each takes the other's pipeline cell. In different stages each also enters the other's ring where it adds the
-        least power, with o₁ … o_{d−1} left there: power(oᵢ, new) + power(new, oᵢ₊₁) − power(oᵢ, oᵢ₊₁).
+        least power to the remaining nodes o₁ … o_{d−1}: power(oᵢ, new) + power(new, oᵢ₊₁) − power(oᵢ, oᵢ₊₁).
 
         Args:
             first: [K, m] nodes.
@@ -115,13 +114,13 @@ class MappingStates:
         """
         cell, partner_cell = self.line_cell[chains, first], self.line_cell[chains, second]
         self.lines[chains, cell], self.lines[chains, partner_cell] = second, first
-        apart = np.flatnonzero(cell // self.pipelines != partner_cell // self.pipelines)
+        differ = np.flatnonzero(cell // self.pipelines != partner_cell // self.pipelines)
         for leaving, entering in ((first, second), (second, first)):
-            self._replace_in_ring(chains[apart], leaving[apart], entering[apart])
+            self._replace_in_ring(chains[differ], leaving[differ], entering[differ])
         self._refresh(chains)
 
     def _rise_at_first(self, first: IntArray, second: IntArray) -> FloatArray:
-        """[K, m, c] change of power of the ring of each first node when a second node comes in its stead."""
+        """[K, m, c] change of power of the ring of each first node if a second node replaces it."""
         others, following = self._others(np.arange(self.num_chains)[:, None], first)
         between = self._power[others, following]
         gone = self._power[others[..., -1], first] + self._power[first, others[..., 0]] - between[..., -1]
@@ -135,7 +134,7 @@ class MappingStates:
         return np.asarray(least - gone[..., None])
 
     def _rise_at_second(self, first: IntArray, second: IntArray) -> FloatArray:
-        """[K, m, c] change of power of the ring of each second node when a first node comes in its stead."""
+        """[K, m, c] change of power of the ring of each second node if a first node replaces it."""
         chain, size = np.arange(self.num_chains)[:, None], self.pipelines
         from_ring = self._power_into[first[:, :, None], self.rings[:, None, :]]
         to_ring = self._power[first[:, :, None], self.rings[:, None, :]]
@@ -150,7 +149,7 @@ class MappingStates:
     def _pipelines_after_exchange_s(
         self, first: IntArray, second: IntArray, cell: IntArray, partner_cell: IntArray
     ) -> FloatArray:
-        """[K, m, c] norm of the pipelines' times."""
+        """[K, m, c] norm of the pipeline times after the exchange."""
         chain = np.arange(self.num_chains)[:, None]
         before, after = self._neighbours()
         here, there = (
@@ -179,7 +178,7 @@ class MappingStates:
         return np.asarray(slowest * self._root(np.maximum(power, TINY)))
 
     def _others(self, chains: IntArray, nodes: IntArray) -> tuple[IntArray, IntArray]:
-        """[…, d − 1] the other nodes of a node's ring, from its successor on, and each one's successor among them."""
+        """[…, d − 1] the other nodes of a node's ring, from its successor on, and the successors of each among them."""
         cell = self.ring_cell[chains, nodes][..., None]
         start = cell - cell % self.pipelines
         turned = start + (cell - start + np.arange(1, self.pipelines)) % self.pipelines
@@ -198,16 +197,16 @@ class MappingStates:
         start = self.ring_cell[chains, leaving] // self.pipelines * self.pipelines
         self.rings[chains[:, None], start[:, None] + np.arange(self.pipelines)] = ring
 
-    # --- exchange of parts of two pipelines ------------------------------------------------------------------------
+    # --- exchange of segments of two pipelines ---------------------------------------------------------------------
 
     def segment_energies_s(self, first: IntArray, second: IntArray, start: IntArray, stop: IntArray) -> FloatArray:
-        """[K, m] energies if two pipelines exchanged their nodes in the stages start … stop − 1. No ring changes.
+        """[K, m] energies if two pipelines exchanged their nodes of stages start … stop − 1. No ring changes.
 
         Args:
             first: [K, m] pipelines.
             second: [K, m] pipelines, each different from the first.
-            start: [K, m] first stage of the part.
-            stop: [K, m] stage after the part, at most P.
+            start: [K, m] first stage of the segment.
+            stop: [K, m] stage after the segment, at most P.
         """
         chain, size = np.arange(self.num_chains)[:, None], self.pipelines
         padded = self._padded_lines()
@@ -232,7 +231,7 @@ class MappingStates:
     def exchange_segments(
         self, chains: IntArray, first: IntArray, second: IntArray, start: IntArray, stop: IntArray
     ) -> None:
-        """Exchange parts of two pipelines in each of some mappings; all arguments [k]."""
+        """Exchange segments of two pipelines in each of some mappings; all arguments [k]."""
         stage = np.arange(self.stages)
         inside = (stage >= start[:, None]) & (stage < stop[:, None])
         cells = stage * self.pipelines + first[:, None], stage * self.pipelines + second[:, None]
@@ -245,14 +244,14 @@ class MappingStates:
     # --- exchange of neighbouring runs of a ring -------------------------------------------------------------------
 
     def ring_run_energies_s(self, stage: IntArray, cuts: IntArray) -> FloatArray:
-        """[K, m] energies if two neighbouring runs of a ring changed places.
+        """[K, m] energies if two neighbouring runs of a ring were exchanged.
 
         No run is reversed, because links are directed: this is or-opt for short runs and 3-opt for long ones. Three
-        links go, three come.
+        links are replaced.
 
         Args:
-            stage: [K, m] whose ring.
-            cuts: [3, K, m] sorted places a ≤ b ≤ c: the runs a … b − 1 and b … c − 1 change places.
+            stage: [K, m] stage of the ring.
+            cuts: [3, K, m] sorted positions a ≤ b ≤ c: the runs a … b − 1 and b … c − 1 are exchanged.
         """
         chain, size = np.arange(self.num_chains)[:, None], self.pipelines
         ahead = [self.rings[chain, stage * size + (cut - 1) % size] for cut in cuts]
@@ -280,7 +279,7 @@ class MappingStates:
     # --- sums ------------------------------------------------------------------------------------------------------
 
     def _refresh(self, chains: IntArray) -> None:
-        """Bring everything that follows from lines and rings up to date in some mappings."""
+        """Recompute everything derived from lines and rings in some mappings."""
         row, grid = chains[:, None], (len(chains), self.stages, self.pipelines)
         lines, rings = self.lines[chains], self.rings[chains]
         self.line_cell[row, lines] = self._cells
@@ -297,7 +296,7 @@ class MappingStates:
         self.objective_s[chains] = norms[1] + slowest
 
     def _padded_lines(self) -> IntArray:
-        """[K, P + 2, d] with the node that does not exist before and behind."""
+        """[K, P + 2, d] with the dummy node before the first and behind the last stage."""
         grid = self.lines.reshape(self.num_chains, self.stages, self.pipelines)
         return np.pad(grid, ((0, 0), (1, 1), (0, 0)), constant_values=self.num_nodes)
 
@@ -314,9 +313,9 @@ class MappingStates:
 
 
 def _least_of_the_others(values: FloatArray) -> FloatArray:
-    """[…, d] least value of each ring without place i and the one before it; ∞ where nothing is left.
+    """[…, d] least value of each ring without positions i and i − 1; ∞ where nothing is left.
 
-    Windows of d − 2 places from i + 1 on, by doubling.
+    Minima over windows of d − 2 positions from i + 1 on, computed by doubling.
     """
     size = values.shape[-1]
     length = size - 2

@@ -1,6 +1,4 @@
-"""From a plan to what :mod:`~meshplan.planner.rank_mapping.pictures` draws: training plans and stand-alone rank
-mappings.
-"""
+"""Mappings of training plans and stand-alone answers, as :mod:`~meshplan.planner.rank_mapping.pictures` draws them."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ def training_view(plan: Plan, network: Network | None) -> MappingView:
     """The mapping of a training plan on its network.
 
     Raises:
-        SpecError: the plan has no mapping, because all its links are alike.
+        SpecError: the plan has no mapping, because its network is uniform.
     """
     mapping = plan.mapping
     if mapping is None or network is None:
@@ -57,7 +55,7 @@ def training_view(plan: Plan, network: Network | None) -> MappingView:
 
 
 def stand_alone_view(plan: Plan, problem: RankMappingProblem) -> MappingView:
-    """The answer of a ``kind: rank-mapping`` problem."""
+    """The answer of a ``kind: rank-mapping`` problem, to draw."""
     answer = plan.answer or {}
     found = answer["critical_path"]
     critical: list[tuple[Link, str]] = []

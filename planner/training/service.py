@@ -35,7 +35,7 @@ from meshplan.planner.training.problem.spec import TrainingSpec, read_training_s
 from meshplan.planner.training.resolve import Resolved, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import place_config, search_plans
-from meshplan.planner.training.search.mapping_report import asked_order, placed
+from meshplan.planner.training.search.mapping_report import placed, requested_order
 from meshplan.planner.training.search.rank_placement import Placement
 from meshplan.planner.training.simulated import simulated_pipeline
 
@@ -90,7 +90,7 @@ def plan(question: Question) -> Plan:
         problem,
         seed=question.seed,
         keep=max(KEEP, 2 * question.top),  # equals that differ in a label only are shown once
-        order=asked_order(problem, resolved.mapping),
+        order=requested_order(problem, resolved.mapping),
         time_limit_s=question.time_limit_s,
         on_progress=question.on_progress,
     )
@@ -174,7 +174,7 @@ def mapping_view(made: Plan, catalog: Catalog, base: Path) -> MappingView:
 
 def _placed_config(resolved: Resolved, config: TrainingConfig) -> tuple[Resolved, Placement | None]:
     """The mapping that the spec asks for, of one configuration."""
-    placement = place_config(resolved.problem, config, order=asked_order(resolved.problem, resolved.mapping))
+    placement = place_config(resolved.problem, config, order=requested_order(resolved.problem, resolved.mapping))
     return replace(resolved, problem=placed(resolved.problem, placement)), placement
 
 

@@ -1,6 +1,7 @@
-"""One configuration with its schedule simulated operation by operation instead of priced by a closed form.
+"""Step of one configuration with its pipeline schedule simulated operation by operation instead of in closed form.
 
-The reference for the best candidates of a search. Costs p·m·v operations in Python: a second for some hundred thousand.
+For the best candidates of a search. It takes a Python step per operation, p·m·v of each kind: one second for some
+hundred thousand.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ def _model(problem: TrainingProblem, config: TrainingConfig) -> TrainingModel:
 
 
 def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simulated:
-    """The configuration's schedule in time, from the estimator's chunk times; without messages between stages."""
+    """The simulated schedule of a configuration, from the estimator's chunk times, without messages between stages."""
     model = _model(problem, config)
     p, v = config.pipeline_parallel, config.virtual_pipeline_stages
     kinds, kind_of = layer_kinds(problem.shape)
@@ -60,7 +61,7 @@ def simulated_pipeline(problem: TrainingProblem, config: TrainingConfig) -> Simu
 
 
 def simulated_step_s(problem: TrainingProblem, config: TrainingConfig) -> float:
-    """Seconds of a step with the pipeline's time from the simulation and everything else from the estimator."""
+    """Step time with the pipeline's part from the simulation and everything else from the estimator, s."""
     estimate = _model(problem, config).estimate()
     run = simulated_pipeline(problem, config)
     pipeline = run.unflushed_s if config.pipeline_schedule in UNFLUSHED else run.flushed_s

@@ -1,6 +1,6 @@
 """How long collectives take: alpha–beta per link, hierarchical over scale-up domains.
 
-A group has ``size`` members that lie ``stride`` ranks apart. In the rank order tensor, context, expert, data, pipeline
+A group has ``size`` members with stride ``stride`` in ranks. In the rank order tensor, context, expert, data, pipeline
 (tensor fastest) the tensor-parallel group has stride 1, the context-parallel group stride t, and so on. ``inside`` of
 its members share a scale-up domain of D devices: inside = clip(⌊D/stride⌋, 1, size).
 
@@ -12,8 +12,8 @@ its members share a scale-up domain of D devices: inside = clip(⌊D/stride⌋, 
 - all-to-all of P bytes sent by each member: the share that leaves the domain goes through the member's own NIC, the
   rest over the scale-up links; the slower of the two decides.
 
-On a machine with a :class:`~meshplan.planner.cluster.network_model.NetworkModel` the network's rate and latency are
-those of the slowest such group under the rank mapping, instead of one figure for all links.
+On a machine with a :class:`~meshplan.planner.cluster.network_model.NetworkModel` (uneven links) the network's rate and
+latency are those of the slowest such group under the rank mapping.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network_model import ALL_TO_ALL, RING, Messages, NetworkModel
+from meshplan.planner.cluster.network_model import ALL_TO_ALL, RING, Messages
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
-# What a machine without a network gets where a plan would need one: slow enough never to be chosen.
+# Network rate of a machine without a network: so low that no plan that needs one is chosen.
 NO_NETWORK_BYTES_PER_S = 1.0
-# Part of a hidden collective that cannot be hidden: the first and last bucket.
+# Part of an overlapped collective that stays exposed: its first and last bucket.
 UNHIDDEN_SHARE = 0.05
 
 
@@ -39,9 +39,9 @@ class CommunicationModel:
     """Prices collectives on a machine.
 
     Args:
-        machine: links and domain size.
-        calibration: efficiencies of the links.
-        world_size: devices in use, [n]; only uneven links ask for it.
+        machine: its links and domain size.
+        calibration: link efficiencies.
+        world_size: devices in use, [n]; needed for uneven links only.
     """
 
     machine: Machine
@@ -60,20 +60,15 @@ class CommunicationModel:
 
     @property
     def network_efficiency(self) -> Constant:
-        """Attained over nominal; what was measured needs none."""
+        """Attained over nominal bandwidth; 1 for measured links."""
         return 1.0 if self.machine.link_level is EvidenceLevel.MEASURED else self.calibration.time.network_efficiency
 
-    @property
-    def network_model(self) -> NetworkModel | None:
-        """Uneven links, where the machine has them."""
-        return self.machine.network_model
-
     def _network(self, kind: str, size: IntArray, stride: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Attained rate of one device's share of the network, and latency, of groups that cross domains, [n]."""
-        if self.network_model is None or self.world_size is None:
+        """Attained network bandwidth per device, and latency, for groups that cross domains, [n]."""
+        if self.machine.network_model is None or self.world_size is None:
             return self.network_bytes_per_s, np.asarray(self.machine.scale_out_latency_s)
         size, stride = np.broadcast_arrays(size, stride)
-        rate, latency = self.network_model.rates(kind, size, stride, self.world_size)
+        rate, latency = self.machine.network_model.rates(kind, size, stride, self.world_size)
         return rate * self.network_efficiency, latency
 
     def inside(self, size: IntArray, stride: IntArray) -> IntArray:
@@ -105,7 +100,7 @@ class CommunicationModel:
         return np.where(size > 1, ring + self._tree_s(size, stride, network[1]), 0.0)
 
     def all_reduce_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
-        """Reduce-scatter and all-gather, [n]."""
+        """All-reduce of ``total_bytes`` on each member, as reduce-scatter and all-gather, [n]."""
         return 2.0 * self.gather_s(total_bytes, size, stride)
 
     def all_to_all_s(
@@ -114,9 +109,9 @@ class CommunicationModel:
         """Every member sends ``sent_bytes`` in equal parts to all members (its own part stays), [n].
 
         Args:
-            sent_bytes: by one member, own part included, bytes [n].
+            sent_bytes: bytes that one member sends, its own part included [n].
             size: members [n].
-            stride: distance of members in ranks [n].
+            stride: distance between members in ranks [n].
             copies_per_token: experts k that a token visits, for dispatchers that send one copy per domain:
                 domains·(1 − (1 − 1/domains)^k) of k copies cross the network. None: every copy crosses.
         """
@@ -131,7 +126,7 @@ class CommunicationModel:
 
     def ring_step_s(self, sent_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """Every member sends to the next one of its ring; the slowest link decides, [n]."""
-        if self.network_model is None:
+        if self.machine.network_model is None:
             return self.neighbour_s(sent_bytes, stride * (size - 1))
         rate, latency = self._network(RING, size, stride)
         far = sent_bytes / rate + latency
@@ -148,16 +143,16 @@ class CommunicationModel:
     def pipeline_s(
         self, sent_bytes: FloatArray, num_stages: int, stage_devices: IntArray, waits: FloatArray, *, wraps: bool
     ) -> FloatArray:
-        """Messages of the slowest pipeline over uneven links, [n]; see :meth:`NetworkModel.pipeline_s`.
+        """Messages of the slowest pipeline over uneven links, [n]; see :class:`NetworkModel`.
 
         Args:
-            sent_bytes: by one device over a boundary, one way [n].
+            sent_bytes: bytes that one device sends over a boundary, one way [n].
             num_stages: pipeline stages.
-            stage_devices: [n].
+            stage_devices: devices of one stage [n].
             waits: micro-batches after the first that wait for the slowest stage's exchanges [n].
             wraps: the last stage sends to the first one.
         """
-        network_model = self.network_model
+        network_model = self.machine.network_model
         if network_model is None:
             raise ValueError("only uneven links have pipelines that differ")
         inside = 2.0 * (sent_bytes / self.scale_up_bytes_per_s + self.machine.scale_up_latency_s)

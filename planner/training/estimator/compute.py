@@ -1,4 +1,4 @@
-"""How long the arithmetic of one layer takes on one device: matrix products, attention, memory-bound operators.
+"""Compute time of one layer on one device: matrix products, attention, memory-bound operators.
 
 Notation: T tokens of one micro-batch on one device (micro_batch_size·sequence/context_parallel), t = tensor_parallel,
 h hidden size, a heads, k key/value heads, d head dimension, f MLP width, V vocabulary.
@@ -33,7 +33,7 @@ from meshplan.planner.training.estimator.memory_bound import (
     ROW_SCALING_EXTRA_BYTES,
     OperatorTraffic,
 )
-from meshplan.planner.training.estimator.quantised_weights import DEQUANTISE_BYTES, is_quantised
+from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, is_quantised
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
 # Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
@@ -46,13 +46,14 @@ BYTES_32_BIT = 4.0
 # softmax read and write them, at once in 16 bits (Megatron's fused kernel), in two steps in fp32; dropout reads and
 # writes; the second product reads.
 PLAIN_ATTENTION_PASSES = {BYTES_16_BIT: 6.0, BYTES_32_BIT: 8.0}
-# Hidden-size elements of a routed copy read and written in an expert layer's forward: sorted by expert before it is
-# sent and after it has arrived, and both undone.
+# Times that each routed token copy (h elements) is read or written in the forward of an expert layer: sorted by expert
+# before dispatch and after arrival, and both undone.
 ROUTED_HIDDEN_PASSES = 8.0
-# The same where the dispatcher's kernels put tokens in the order of the experts as they arrive.
+# The same where the dispatcher's kernels write arriving tokens in the order of the experts.
 FUSED_HIDDEN_PASSES = 4.0
-# The clamped activation of experts with biases (gpt-oss) has no fused kernel: width-sized tensors that it reads and
-# writes forward (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's weight 3).
+# The clamped activation of experts with biases (gpt-oss) has no fused kernel: tensors of expert width that its
+# forward reads and writes (two clamps 4, scaled sigmoid 4, its product 3, +1 2, the gate's product 3, the router's
+# weight 3).
 CLAMPED_ACTIVATION_PASSES = 19.0
 LOW_PRECISION = frozenset({"fp8", "mxfp8", "nvfp4", "int8"})
 # Weight products of one expert forward: the joined input matrices and the output matrix.
@@ -69,13 +70,13 @@ DEFAULT_INNER_SATURATION = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GemmCurve:
-    """How fast a device multiplies matrices, by size.
+    """Rate of matrix products on a device, by size.
 
     Args:
         rate_flops_per_s: rate of a large product, FLOP/s.
-        bandwidth_bytes_per_s: at which operands stream, bytes/s.
-        inner_saturation: k₀, inner length that costs as much as filling the pipeline.
-        is_fitted: fitted to measured products (else derived from the datasheet).
+        bandwidth_bytes_per_s: rate at which operands are read and written, bytes/s.
+        inner_saturation: k₀, inner dimension whose arithmetic takes as long as the start of the kernel.
+        is_fitted: fitted to measured products, else derived from the datasheet.
     """
 
     rate_flops_per_s: float
@@ -105,7 +106,7 @@ def gemm_curve(device: Device, precision: str) -> GemmCurve:
 
 
 def peak_flops_per_s(device: Device, precision: str) -> float:
-    """Dense peak for a precision, falling back to what the device has instead, FLOP/s."""
+    """Dense peak for a precision, or for the nearest one that the device supports, FLOP/s."""
     peaks = device.peak_flops_per_s
     dtype = PEAK_DTYPE.get(precision, precision)
     chain = {
@@ -124,7 +125,7 @@ def activation_bytes(workload: TrainingWorkload) -> float:
 
 
 def attention_peak_flops_per_s(device: Device, workload: TrainingWorkload) -> float:
-    """Peak that attention efficiencies refer to: 16 bits whatever the linear layers use, or fp32."""
+    """Peak that attention efficiencies refer to, FLOP/s: fp32 in fp32 training, else 16 bits."""
     return peak_flops_per_s(device, "fp32" if workload.precision == "fp32" else "bf16")
 
 
@@ -140,7 +141,7 @@ def gemm_s(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Seconds forward and backward of one piece of work on one micro-batch, [n] each."""
+    """Forward and backward time of some work on one micro-batch, s, [n] each."""
 
     forward_s: FloatArray
     backward_s: FloatArray
@@ -160,7 +161,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeModel:
-    """Prices the arithmetic of a batch of candidates.
+    """Compute times of a batch of candidates.
 
     Args:
         shape: the model.
@@ -193,7 +194,7 @@ class ComputeModel:
 
     @property
     def sharded_tokens(self) -> FloatArray:
-        """Tokens for which one device runs the norms: T/t with sequence parallelism, else T, [n]."""
+        """Tokens that one device normalises: T/t with sequence parallelism, else T, [n]."""
         batch = self.candidates
         return self.tokens / np.where(batch.sequence_parallel, batch.tensor_parallel, 1)
 
@@ -209,7 +210,7 @@ class ComputeModel:
     ) -> Cost:
         """Forward and backward of one weight matrix; LoRA's frozen weights have no weight gradient.
 
-        Weights in four bits are written out first, unless the matrix is ``whole`` (:mod:`.quantised_weights`).
+        4-bit weights are dequantised first (:mod:`.states`), unless the matrix is a ``whole`` 16-bit one.
         """
         name = precision or self.workload.precision
         constants = self.calibration.time
@@ -229,20 +230,20 @@ class ComputeModel:
         return cost
 
     def _row_scaling(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Cost:
-        """What a scale for each row costs one weight matrix: inputs and weights forward, output gradients backward."""
+        """Cost of per-row scales for one weight matrix: inputs and weights forward, output gradients backward."""
         forward = self.memory_op(ROW_SCALING_EXTRA_BYTES * (m * k + n * k), backward_ratio=0.0)
         gradients = self.memory_op(ROW_SCALING_EXTRA_BYTES * m * n, backward_ratio=1.0)
         return Cost(forward_s=forward.forward_s, backward_s=gradients.backward_s)
 
     def memory_op(self, forward_bytes: FloatArray, *, backward_ratio: float = 2.0) -> Cost:
-        """A memory-bound operator that moves ``forward_bytes`` forward."""
+        """A memory-bound operator that moves ``forward_bytes`` in its forward."""
         rate = self.device.memory_bandwidth_bytes_per_s * self.calibration.time.memory_op_efficiency
         return Cost(forward_s=forward_bytes / rate, backward_s=backward_ratio * forward_bytes / rate)
 
     # --- attention ------------------------------------------------------------------------------------------------
 
     def attention_core(self, kind: LayerKind) -> Cost:
-        """Scores and weighted values of one layer."""
+        """Attention scores and weighted values of one layer."""
         if not self.calibration.recipe.flash_attention:
             return self._plain_attention()
         context = mean_context(self.workload.sequence_length, kind.window)
@@ -253,12 +254,12 @@ class ComputeModel:
         return Cost(forward_s=flops / rate, backward_s=FLASH_BACKWARD_RATIO * flops / rate)
 
     def _plain_attention(self) -> Cost:
-        """Unfused attention: two batched products over the whole square of scores, which travel through memory."""
+        """Unfused attention: two batched products over all scores, which are written to and read from memory."""
         precision = "bf16" if self.workload.precision in LOW_PRECISION else self.workload.precision
         curve = gemm_curve(self.device, precision)
         rate = curve.rate_flops_per_s * self.calibration.time.gemm_efficiency
         sequence, t = float(self.workload.sequence_length), self.candidates.tensor_parallel
-        # Half of the width is contracted over the head dimension, where the products are short.
+        # Half of the products contract over the short head dimension.
         stretch = 1.0 + 0.5 * curve.inner_saturation / self.shape.head_dim
         forward = 2.0 * self.tokens * sequence * attention_width(self.shape) / t * stretch / rate
         products = Cost(forward_s=forward, backward_s=PLAIN_BACKWARD_RATIO * forward)
@@ -297,7 +298,7 @@ class ComputeModel:
         return self.gemm(self.tokens, inputs * width / t, h) + self.gemm(self.tokens, h, width / t)
 
     def experts(self, moe: MixtureOfExperts) -> Cost:
-        """The routed experts of one MoE layer on the busiest device (:mod:`.expert_load`)."""
+        """The routed experts of one MoE layer on the most loaded device (:mod:`.expert_load`)."""
         batch = self.candidates
         received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
         received = received * arriving_load(self.workload, moe, batch.expert_parallel)
@@ -337,11 +338,11 @@ class ComputeModel:
         return self.memory_op(self.activation_bytes * elements)
 
     def embedding(self) -> Cost:
-        """Looking up and later adding into the input embedding."""
+        """Input embedding: lookup, and accumulation of its gradient."""
         return self.memory_op(2.0 * self.activation_bytes * self.tokens * self.shape.hidden_size)
 
     def head(self, vocabulary_share: float = 1.0) -> Cost:
-        """The LM head and the loss: a product with V/t columns in 16 bits, then softmax over the logits.
+        """LM head and loss: a product with V/t columns in 16 bits, then softmax over the logits.
 
         Args:
             vocabulary_share: part of the columns that the stage computes.

@@ -1,4 +1,4 @@
-"""What splitting a sequence over devices costs beyond its arithmetic, by style: exchange, buffers, causal imbalance.
+"""Context parallelism by style: exchange, buffers and causal imbalance.
 
 Notation: T tokens of a micro-batch on one device, c = context_parallel, t = tensor_parallel, a query and k key/value
 heads of d_qk and d_v elements (k = a in latent attention, whose keys are expanded before they travel), u ranks that
@@ -10,13 +10,14 @@ exchange heads for tokens (c in ``all-to-all``, context_parallel_heads in ``all-
   scattered; nothing hides them (megatron-core 0.19.2, ``TransformerConfig.cp_comm_type``).
 - all-to-all (DeepSpeed Ulysses, arXiv:2309.14509, §3.1): four exchanges forward, queries, keys, values and the output,
   and four backward of their gradients: T·heads·width/t elements each. Where a rank has fewer than u key/value heads
-  they are copied, so that every rank gets one. Nothing hides them.
-- all-to-all+ring (USP, arXiv:2405.07719): all-to-alls of u neighbours, then a ring of r such groups, u·t ranks apart.
+  they are replicated, so that every rank gets one. Nothing hides them.
+- all-to-all+ring (USP, arXiv:2405.07719): all-to-alls of u neighbours, then a ring of r such groups with stride u·t.
 
 Recompute of a layer repeats the forward all-gathers and all-to-alls.
 
-Causal work: rank i of r plain rings attends to the tokens before it, so the last one has 2 − 1/r of the mean and all
-wait for it. Zig-zag or striped rings (arXiv:2311.09431) deal evenly, whole sequences for some heads do as well.
+Causal work: rank i of r plain rings attends to the tokens before it, so the last one has 2 − 1/r of the mean work and
+all wait for it. Zig-zag or striped rings (arXiv:2311.09431) split it evenly, as do whole sequences for a part of
+the heads.
 
 Assumes: sliding windows change the arithmetic alone, not what is exchanged.
 """
@@ -34,16 +35,16 @@ from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.problem.choice import ContextStyle
 
-# Keys and values forward; in the backward pass beside them their gradients, of the whole sequence too.
+# Copies of the whole sequence's keys and values: themselves, and in the backward pass also their gradients.
 GATHERED_COPIES = 2.0
 
 
 def causal_imbalance(batch: Candidates, recipe: FrameworkRecipe) -> FloatArray | None:
-    """Attention of the busiest context-parallel rank over the mean, [n]; None where all are balanced.
+    """Attention work of the most loaded context-parallel rank over the mean, [n]; None where all are balanced.
 
     Args:
         batch: the candidates.
-        recipe: whether the framework deals causal work evenly where it can (every style but ``ring-plain``).
+        recipe: whether the framework balances causal work where it can (every style but ``ring-plain``).
     """
     if recipe.balances_context_parallel:
         if not batch.context_parallel_style.any():
@@ -55,12 +56,12 @@ def causal_imbalance(batch: Candidates, recipe: FrameworkRecipe) -> FloatArray |
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallelModel:
-    """Context-parallel side of a batch of candidates.
+    """Context-parallel costs of a batch of candidates.
 
     Args:
         shape: the model.
-        sequence_length: tokens.
-        element_bytes: of one element of the activations.
+        sequence_length: tokens of one sequence.
+        element_bytes: bytes of one element of the activations.
         candidates: the batch.
     """
 
@@ -89,10 +90,10 @@ class ContextParallelModel:
 
     @property
     def _key_value_heads(self) -> FloatArray:
-        """Key/value heads that one rank sends of its tokens, copies included, [n]."""
+        """Key/value heads that one rank sends for its tokens, replicas included, [n]."""
         batch = self.candidates
-        dealt = self._widths[1] / batch.tensor_parallel
-        return np.where(self._exchanges_heads, np.maximum(dealt, batch.head_exchange), dealt)
+        per_rank_heads = self._widths[1] / batch.tensor_parallel
+        return np.where(self._exchanges_heads, np.maximum(per_rank_heads, batch.head_exchange), per_rank_heads)
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -104,8 +105,8 @@ class ContextParallelModel:
         Args:
             links: prices collectives.
             attention_s: attention core of the layer, forward and backward [n].
-            again: times that the forward pass is repeated, 0 to 1 [n].
-            overlap: share of the attention's time that hides ring exchange.
+            again: how often the forward pass is repeated, 0 to 1 [n].
+            overlap: share of the attention time that hides ring exchange.
         """
         batch = self.candidates
         style = batch.context_parallel_style
@@ -161,7 +162,7 @@ class ContextParallelModel:
     # --- memory ---------------------------------------------------------------------------------------------------
 
     def kept_bytes(self) -> FloatArray | None:
-        """What a layer keeps of a micro-batch beyond a ring's, [n]; None where nobody exchanges heads.
+        """Activation bytes of a layer and micro-batch beyond those of a ring, [n]; None where no one exchanges heads.
 
         The output is kept twice, as attention made it (some heads of many tokens) and as the projection reads it, and
         so are copied key/value heads.
@@ -176,7 +177,7 @@ class ContextParallelModel:
         return np.where(self._exchanges_heads, kept, 0.0)
 
     def buffer_bytes(self) -> FloatArray | None:
-        """What the layer in work holds for its exchange, [n]; None where all are rings (theirs are not modelled).
+        """Exchange buffers of the running layer, bytes [n]; None where all are rings, whose buffers are not modelled.
 
         all-gather: keys and values of the whole sequence, in the backward pass with their gradients. All-to-all:
         queries, keys, values and output once more while they are sent.

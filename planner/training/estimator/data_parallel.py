@@ -1,8 +1,8 @@
-"""What data parallelism adds to a step: collectives of parameters and gradients, and the optimizer, by ZeRO stage.
+"""Data parallelism in a step: collectives of parameters and gradients, and the optimizer, by ZeRO stage.
 
-Gradients are reduced behind the backward of the last micro-batch and parameters gathered before its forward, as far as
-``data_parallel_window`` says (ZeRO 0 to 2, arXiv:1910.02054); ZeRO-3 and FSDP gather and scatter in every micro-batch
-(arXiv:2304.11277); where states are sharded in groups (HSDP), the groups' copies meet once a step.
+With ZeRO 0 to 2 (arXiv:1910.02054) gradient reduction overlaps with the backward of the last micro-batch and parameter
+gathering with the forward of the first, up to the share ``data_parallel_window``; ZeRO-3 and FSDP gather and scatter in
+every micro-batch (arXiv:2304.11277); with HSDP the sharding groups all-reduce their gradients once per step.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from meshplan.planner.training.estimator.states import ZERO_PARAMETERS, StateMod
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
-# The two thirds of a micro-batch that are backward hide gradients; the forward third hides parameter gathers.
+# Shares of a micro-batch: its backward can hide gradient reduction, its forward parameter gathers.
 BACKWARD_SHARE = 2.0 / 3.0
 FORWARD_SHARE = 1.0 / 3.0
-# Bytes that Adam moves per parameter: gradient, two moments and master copy read, the last three and the 16-bit
+# Memory traffic of Adam per parameter: gradient, two moments and master copy read, the last three and the 16-bit
 # weight written (4 + 12 + 12 + 2).
 ADAM_BYTES_PER_PARAMETER = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataParallelModel:
-    """Data-parallel side of a batch of candidates.
+    """Data-parallel costs of a batch of candidates.
 
     Args:
-        machine: the homogeneous cluster.
-        workload: what one step must do.
+        machine: the cluster.
+        workload: precision and phase.
         candidates: the batch.
         calibration: constants and framework recipe.
-        memory: the memory side of the same batch.
-        links: its collectives.
+        states: parameters and states of the same batch.
+        links: prices collectives.
     """
 
     machine: Machine
@@ -52,8 +52,8 @@ class DataParallelModel:
     def fully_sharded_s(self, stage: StageClass, busy: FloatArray) -> FloatArray:
         """Exposed ZeRO-3 transfers of one micro-batch: two parameter gathers and a gradient scatter.
 
-        The second gather asks the neighbours that hold a second copy, where there are such (hpZ, arXiv:2306.10209,
-        §3.2), and leaves out the layers that stay gathered (FSDP2's ``reshard_after_forward=False``).
+        The second gather is from the neighbours that hold a secondary copy, where there is one (hpZ,
+        arXiv:2306.10209, §3.2), and leaves out the layers that stay gathered (FSDP2's ``reshard_after_forward=False``).
         ZeRO-2 as FSDP's SHARD_GRAD_OP scatters gradients each micro-batch too.
         """
         batch, recipe = self.candidates, self.calibration.recipe
@@ -77,11 +77,11 @@ class DataParallelModel:
 
     @property
     def _hierarchical(self) -> BoolArray:
-        """Rows whose second gather is not the first one over again."""
+        """Rows whose second gather differs from the first."""
         return (self.candidates.zero_hpz_partition_size > 1) | (self.candidates.gathered_num_layers > 0)
 
     def _second_gather_s(self, stage: StageClass) -> FloatArray | None:
-        """Seconds of the gathers before the backward pass, [n]; None where they are those of the forward pass."""
+        """Time of the gathers before the backward pass, [n]; None where they equal those of the forward pass."""
         if not self._hierarchical.any():
             return None
         width = self.calibration.recipe.parameter_gather_bytes
@@ -93,7 +93,7 @@ class DataParallelModel:
         return seconds + self.links.gather_s(experts * width, expert_size, expert_stride)
 
     def _fetch_s(self, stage: StageClass) -> FloatArray:
-        """A micro-batch's traffic of offloaded parameters; gradients leave where their optimizer has, [n]."""
+        """Transfer time of offloaded parameters per micro-batch, [n]; with offloaded optimizer also of gradients."""
         batch, recipe = self.candidates, self.calibration.recipe
         passes = np.where(batch.recompute == Recompute.FULL, 3.0, 2.0)
         shard = self.states.shard_bytes(stage)
@@ -124,7 +124,7 @@ class DataParallelModel:
         return self.links.all_reduce_s(share, copies, stride)
 
     def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a step's gradient reduction and parameter gathering on a stage, hidden or not, for ZeRO 0–2."""
+        """Time of gradient reduction and of parameter gathering per step on a stage, overlap ignored, for ZeRO 0–2."""
         batch, recipe, links = self.candidates, self.calibration.recipe, self.links
         dense, experts = self.states.trained_parameters(stage)
         reduce_s = gather_s = np.zeros_like(dense)
@@ -143,7 +143,7 @@ class DataParallelModel:
         return reduce_s, gather_s
 
     def exposed_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
-        """Exposed data-parallel seconds of a step outside the micro-batches, and all of its gradient reduction."""
+        """Exposed data-parallel time per step outside the micro-batches, and the time of all gradient reduction."""
         batch, constants = self.candidates, self.calibration.time
         reduce_s, gather_s = self._gradient_and_parameter_s(stage)
         window = constants.data_parallel_window if self.calibration.recipe.overlaps_data_parallel else 0.0
@@ -152,7 +152,7 @@ class DataParallelModel:
             return np.maximum(seconds - window * share * stage_s, UNHIDDEN_SHARE * seconds)
 
         outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
-        # ZeRO-3 gathers and scatters in every micro-batch; the copies of smaller groups still meet once a step.
+        # ZeRO-3 gathers and scatters in every micro-batch; with HSDP the groups still all-reduce once per step.
         copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
         if batch.outer_zero_stage.any():
             reduced, gathered = self._outer_s(stage)
@@ -162,15 +162,15 @@ class DataParallelModel:
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
 
     def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
-        """All-reduce of a stage's gradients between the groups that share its states (HSDP)."""
+        """All-reduce of a stage's gradients between sharding groups (HSDP)."""
         dense, experts = self.states.trained_parameters(stage)
         return self._replica_reduce_s((dense + experts) * self.calibration.recipe.gradient_reduce_bytes)
 
     def _outer_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
-        """Seconds of a step in which the groups scatter their gradients to each other and gather parameters, [n] each.
+        """Time of the reduce-scatter of gradients and of the gather of parameters between sharding groups, [n] each.
 
-        Every group has all parameters in shards; with its optimizer states spread over the groups a rank updates a
-        part of its shard and gets the rest from its likes (Megatron-FSDP, ``outer_dp_sharding_strategy`` optim).
+        Every group holds all parameters in shards; with optimizer states sharded over the groups too, a rank updates a
+        part of its shard and gathers the rest from its peers (Megatron-FSDP, ``outer_dp_sharding_strategy`` optim).
         """
         batch, recipe = self.candidates, self.calibration.recipe
         copies = batch.data_parallel // batch.data_parallel_shard
@@ -181,7 +181,7 @@ class DataParallelModel:
         return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, copies, stride)
 
     def optimizer_s(self, stage: StageClass) -> FloatArray:
-        """Seconds of a stage's optimizer step, on the device or, where its states lie there, on the host."""
+        """Time of a stage's optimizer step, on the device, or on the host where the states are offloaded."""
         batch = self.candidates
         if self.workload.phase.has_adapters:
             owned = self.states.lora_parameters(stage)

@@ -1,15 +1,15 @@
-"""How many token copies the busiest expert-parallel rank gets, over what every rank would get under balanced routing.
+"""Load of the most loaded expert-parallel rank, relative to balanced routing.
 
-Dropless, with e expert-parallel ranks, E experts and k of them for each token: the imbalance λ that the workload says
-(busiest rank over mean), at most what a rank gets when every token visits as many of its experts as it can:
+Dropless, with e expert-parallel ranks, E experts and k of them per token: the imbalance λ of the workload (most loaded
+rank over mean), at most the load if every token visits as many experts of one rank as it can:
 
     load = min(λ, e·min(k, E/e)/k)
 
-so that one rank (e = 1), or as many experts for a token as there are, cannot be out of balance. All ranks wait for the
-busiest one, in each layer another: the load is that of the step, and of the memory as a bound.
+so that with one rank (e = 1) or k = E there is no imbalance. All ranks wait for the most loaded one, which differs from
+layer to layer: the load holds for the step time, and is an upper bound for memory.
 
-With token dropping every expert gets exactly c times the mean (capacity factor c): what is beyond is dropped, what is
-missing is padded, as Megatron-LM's ``--moe-pad-expert-input-to-capacity`` does. Padded rows are sent, too.
+With token dropping every expert gets exactly c times the mean (capacity factor c): excess tokens are dropped and
+missing ones padded, as Megatron-LM's ``--moe-pad-expert-input-to-capacity`` does. Padding is sent too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from meshplan.planner.training.problem.problem import TrainingWorkload
 
 
 def arriving_load(workload: TrainingWorkload, moe: MixtureOfExperts, expert_parallel: IntArray) -> FloatArray:
-    """Token copies that arrive at the busiest rank over the mean without dropping, [n].
+    """Token copies that arrive at the most loaded rank, over the balanced number without dropping, [n].
 
     Args:
         workload: imbalance, or capacity factor.
@@ -37,5 +37,5 @@ def arriving_load(workload: TrainingWorkload, moe: MixtureOfExperts, expert_para
 
 
 def leaving_load(workload: TrainingWorkload) -> float:
-    """Token copies that a rank sends, over those that its tokens ask for: padding is sent too."""
+    """Token copies that a rank sends, over those that its tokens need; padding is sent too."""
     return float(workload.expert_capacity_factor) if workload.drops_tokens else 1.0

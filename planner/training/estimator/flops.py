@@ -1,6 +1,6 @@
-"""Model FLOPs: the arithmetic that a token needs, whatever the plan; the numerator of MFU.
+"""Model FLOPs per token, independent of the plan: the numerator of MFU.
 
-Causal attention is counted half, recompute not at all (design vocabulary: MFU against HFU).
+Causal attention is counted half, recompute not at all (recompute counts in HFU).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class TokenFlops:
     """Forward FLOPs of one token.
 
     Args:
-        matrix: weight matrices of the layers, visited experts only.
-        experts: of these, the routed experts.
+        matrix: weight matrices of the layers; of the experts only those that the token visits.
+        experts: the part of ``matrix`` in routed experts.
         attention: scores and weighted values over the mean causal context.
         head: LM head.
     """
@@ -31,7 +31,7 @@ class TokenFlops:
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """Matrices, attention and LM head."""
         return self.matrix + self.attention + self.head
 
 
@@ -84,14 +84,14 @@ def forward_flops_per_token(shape: ModelShape, sequence_length: int) -> TokenFlo
 def model_flops_per_step(
     shape: ModelShape, sequence_length: int, global_batch_size: int, *, frozen_weights: bool = False
 ) -> float:
-    """FLOPs of one optimizer step, no recompute.
+    """FLOPs of one optimizer step, without recompute.
 
     Args:
         shape: the model.
-        sequence_length: tokens.
-        global_batch_size: sequences.
-        frozen_weights: the weights get no gradient (LoRA; the adapters' own FLOPs are left out): two passes over the
-            matrices instead of three, attention as ever.
+        sequence_length: tokens of one sequence.
+        global_batch_size: sequences per step.
+        frozen_weights: the weights get no gradient (LoRA; the FLOPs of the adapters are left out): two passes over the
+            matrices instead of three; attention is unchanged.
     """
     tokens = sequence_length * global_batch_size
     flops = forward_flops_per_token(shape, sequence_length)

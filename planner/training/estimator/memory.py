@@ -1,6 +1,6 @@
-"""How many bytes a rank holds at its peak: every component, every distinct stage, typical and safe.
+"""Peak memory of a rank by component, for every distinct stage: expected value and safe upper bound.
 
-Weights, gradients and optimizer states are :mod:`.states`.
+Weights, gradients and optimizer states: :mod:`.states`.
 
 Activations of one layer per token and device, in bytes of 16-bit tensors kept for the backward pass (generalises
 Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries, latent attention and experts):
@@ -9,9 +9,9 @@ Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries,
     · MLP: input shared with the norm, each product's output and the activation's output ÷t
     · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
 
-full recompute keeps 2h a layer and one layer's working set, recompute of a block the same of the first layers of each
-chunk alone; selective recompute drops what the attention core keeps.
-A stage holds as many micro-batches as the schedule keeps in flight (:mod:`.pipeline`). The last stage adds the logits.
+Full recompute keeps 2h per layer and the working set of one layer; block recompute does so for the first layers of each
+chunk only; selective recompute drops the activations of the attention core. A stage holds as many micro-batches as the
+schedule keeps in flight (:mod:`~meshplan.planner.training.pipeline.closed_forms`). The last stage adds the logits.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.estimator.memory_bound import BYTES_16_BIT
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.states import StateModel, nextn_layers
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 
-BYTES_16_BIT = 2.0
-# 5·a·s bytes a token and layer: in 16 bits the softmax output, what dropout makes of it and a 1-byte mask
+# 5·a·s bytes per token and layer: in 16 bits the softmax output, the output of its dropout and a 1-byte mask
 # (arXiv:2205.05198, §4.1); in fp32 the softmax output and the mask.
 PLAIN_ATTENTION_BYTES_PER_SCORE = 5.0
 COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fixed")
@@ -43,15 +43,15 @@ COMPONENTS = ("weights", "gradients", "optimizer", "activations", "logits", "fix
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes of one rank of one class of stages, [n] each.
+    """Memory of one rank of a class of stages, bytes, [n] each.
 
     Args:
         stage: the class.
         components: name (of :data:`COMPONENTS`) → bytes.
         typical_bytes: expected peak.
-        safe_bytes: bound that a run must not exceed.
-        host_bytes: what the rank keeps in its host's memory, with the copies that go to and fro.
-        nvme_bytes: states that it keeps on its host's NVMe devices.
+        safe_bytes: upper bound of the peak.
+        host_bytes: offloaded states in host memory, with transfer buffers.
+        nvme_bytes: offloaded states on the NVMe devices of the host.
     """
 
     stage: StageClass
@@ -64,7 +64,7 @@ class StageMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryModel:
-    """Prices the memory of a batch of candidates.
+    """Memory of a batch of candidates.
 
     Args:
         shape: the model.
@@ -105,13 +105,13 @@ class MemoryModel:
 
     @property
     def states(self) -> StateModel:
-        """What the same ranks hold of weights, gradients and optimizer states."""
+        """Weights, gradients and optimizer states of the same ranks."""
         return StateModel(
             shape=self.shape, workload=self.workload, candidates=self.candidates, calibration=self.calibration
         )
 
     def _host_bytes(self, stage: StageClass) -> FloatArray:
-        """What one rank keeps in its host's memory, [n]: offloaded states, copies, activations."""
+        """Host memory of one rank, [n]: offloaded states, transfer buffers, offloaded activations."""
         batch = self.candidates
         held = self.states.on_host(stage)
         if batch.activation_offload.any():
@@ -132,14 +132,14 @@ class MemoryModel:
         return np.where(batch.sequence_parallel, batch.tensor_parallel, 1).astype(np.float64)
 
     def attention_core_bytes(self) -> FloatArray:
-        """What the attention core alone keeps of one layer and micro-batch (dropped by selective recompute), [n]."""
+        """Activations of the attention core of one layer and micro-batch (dropped by selective recompute), [n]."""
         if self.calibration.recipe.flash_attention:
             return np.zeros(len(self.candidates))
         scores = self.shape.num_attention_heads * self.workload.sequence_length
         return PLAIN_ATTENTION_BYTES_PER_SCORE * scores * self._tokens / self.candidates.tensor_parallel
 
     def layer_bytes(self, kind: LayerKind) -> FloatArray:
-        """What one layer keeps of one micro-batch without recompute, scores included, [n]."""
+        """Activations of one layer and micro-batch without recompute, attention core included, [n]."""
         shape, t = self.shape, self.candidates.tensor_parallel
         h, a = shape.hidden_size, shape.num_attention_heads
         # Frozen matrices need no input for a weight gradient: LoRA drops the second norm's output and the MLP's last
@@ -169,7 +169,7 @@ class MemoryModel:
 
     @property
     def _frozen(self) -> bool:
-        """Matrices without adapters keep no input."""
+        """Whether matrices without adapters keep no input."""
         return self.workload.phase is Phase.LORA
 
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
@@ -191,8 +191,8 @@ class MemoryModel:
         held: FloatArray = np.zeros(len(batch))
         largest = held
         in_block = stage.recomputed(batch.recompute_num_layers)
-        for kind, dealt, again in zip(kinds, stage.layers, in_block, strict=True):
-            count = dealt + nextn_layers(shape, stage) * (kind == kinds[-1])
+        for kind, own_layers, again in zip(kinds, stage.layers, in_block, strict=True):
+            count = own_layers + nextn_layers(shape, stage) * (kind == kinds[-1])
             if count == 0:
                 continue
             whole = self.layer_bytes(kind)
@@ -228,22 +228,22 @@ class MemoryModel:
         )
         if not split.vocabulary_parallel:
             return held
-        # The barrier of the split head keeps every micro-batch for one more (arXiv:2411.05288, Algorithm 2).
+        # The barrier of the split head keeps one micro-batch more in flight (arXiv:2411.05288, Algorithm 2).
         return np.minimum(held + 1.0, self.candidates.num_microbatches)
 
     def least_recomputed(self, safe_bytes: Sequence[FloatArray], limit_bytes: float) -> IntArray:
         """Fewest layers of each chunk that must be recomputed for every stage to stay within a limit, [n].
 
-        A stage that recomputes the first n layers of its chunks drops Σ_k r_k(n)·(A_k − I_k) of each micro-batch in
-        flight and keeps max_k (A_k − I_k) once (A_k, I_k what a layer of kind k and its input keep), so that memory
-        falls with n and the first n that fits is the least.
+        A stage that recomputes the first n layers of its chunks saves Σ_k r_k(n)·(A_k − I_k) for each micro-batch in
+        flight and needs max_k (A_k − I_k) once (A_k, I_k: activations of a layer of kind k, and its input), so that
+        memory falls with n and the first n that fits is the least.
 
         Args:
-            safe_bytes: of each stage class without recompute, [n] each.
+            safe_bytes: safe memory of each stage class without recompute, [n] each.
             limit_bytes: device memory.
 
         Returns:
-            n from 0 (fits without); one more than the longest chunk where none is enough.
+            n, 0 if no recompute is needed; one more than the longest chunk if no n is enough.
         """
         batch, constants = self.candidates, self.calibration.memory
         per_byte = np.asarray(constants.activation_factor) * constants.safe_factor
@@ -266,7 +266,7 @@ class MemoryModel:
         return least
 
     def _layer_input_bytes(self) -> FloatArray:
-        """What a recomputed layer keeps of one micro-batch, [n]."""
+        """Bytes that a recomputed layer keeps of one micro-batch, its input, [n]."""
         wide = activation_bytes(self.workload) * self.shape.hidden_size
         return wide * self._tokens / self._kept_input_shards()
 
@@ -285,6 +285,6 @@ class MemoryModel:
         return predicted_tokens * self._tokens * self.shape.vocab_size / self.candidates.tensor_parallel
 
     def offloaded_input_bytes(self, stage: StageClass) -> FloatArray:
-        """Inputs of a stage's layers that one micro-batch keeps under full recompute, [n]."""
+        """Layer inputs that one micro-batch keeps on a stage under full recompute, [n]."""
         layers = sum(stage.layers) + nextn_layers(self.shape, stage)
         return layers * self._layer_input_bytes()

@@ -1,9 +1,9 @@
-"""What the memory-bound operators of a layer read and write, fused or one kernel each, and what scaling rows adds.
+"""Memory traffic of a layer's memory-bound operators, fused or eager, and of per-row quantisation scales.
 
-Counted over the operators' definitions, 16-bit activations:
+Counted from the operators' definitions, 16-bit activations:
 
 - norm: one read and one write fused; in PyTorch eager ``torch.nn.RMSNorm`` is cast 2+4, square 4+4, mean 4, scale 4+4,
-  cast 4+2, weight 2+2 = 36 bytes an element;
+  cast 4+2, weight 2+2 = 36 bytes per element;
 - residual addition: 2+2+2 bytes either way;
 - rotary embedding: 2+2 fused; eager in complex fp32: cast 2+4, product 4+4, cast 4+2 = 20 bytes;
 - gated activation: two reads and a write fused; eager 2+2 for the function and 2+2+2 for the product;
@@ -22,13 +22,13 @@ GATED_MATRICES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorTraffic:
-    """Elements or bytes that pass through memory in a layer's forward.
+    """Elements or bytes read and written in a layer's forward.
 
     Args:
-        hidden: hidden-size elements: two norms, two residual additions.
-        rotary: elements for each rotated one.
-        gated_activation: width-sized tensors of a gated MLP.
-        loss_bytes: for each logit, forward and backward.
+        hidden: elements per hidden element: two norms, two residual additions.
+        rotary: elements per rotated element.
+        gated_activation: elements per element of MLP width, with a gate.
+        loss_bytes: bytes per logit, forward and backward.
     """
 
     hidden: float
@@ -37,7 +37,7 @@ class OperatorTraffic:
     loss_bytes: float
 
     def activation(self, mlp_matrices: int) -> float:
-        """Width-sized tensors of an MLP's activation: with a gate, or one read and one write."""
+        """Elements that the MLP's activation moves per element of its width; without a gate one read and one write."""
         return self.gated_activation if mlp_matrices == GATED_MATRICES else float(mlp_matrices)
 
 
@@ -48,9 +48,9 @@ EAGER = OperatorTraffic(
     gated_activation=(4 + 6) / BYTES_16_BIT,
     loss_bytes=28.0,
 )
-# Bytes by which quantising an element with a scale for each row exceeds one scale a tensor: both operands of every
-# product are quantised along both of their dimensions. Measured: Llama-3-8B on 8 H100 (96 GB, 2.4 TB/s), 8,192 tokens
-# a device, 6,412 instead of 7,186 tokens/s (torchtitan commit 7a04053, January 2025), so 4.3 ms a layer over the 1.0e9
-# elements of its products (every second one computed again) at 0.7 of the bandwidth. It includes what the row-scaled
-# kernel (CUTLASS) is slower than the other (cuBLAS).
+# Bytes per element by which quantisation with per-row scales exceeds that with one scale per tensor: both operands of
+# every product are quantised along both of their dimensions. Measured: Llama-3-8B on 8 H100 (96 GB, 2.4 TB/s), 8,192
+# tokens per device, 6,412 instead of 7,186 tokens/s (torchtitan commit 7a04053, January 2025), so 4.3 ms per layer over
+# the 1.0e9 elements of its products (every second one computed again) at 0.7 of the bandwidth. It includes the
+# difference between the row-scaled kernel (CUTLASS) and the faster one (cuBLAS).
 ROW_SCALING_EXTRA_BYTES = 7.2

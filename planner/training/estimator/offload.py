@@ -1,26 +1,26 @@
-"""What it costs to keep states in host memory or on NVMe, and checkpointed activations in host memory.
+"""Cost of offload: states in host memory or on NVMe, checkpointed activations in host memory.
 
 *Optimizer* (arXiv:2101.06840). After the last micro-batch the gradients of the owned parameters go to the host, the
-host updates its master copies and moments, and the new weights come back, one after the other (Megatron-LM's default;
-what overlaps is faster). On NVMe the states are read and written beside the host's work (arXiv:2104.07857, §5.2.2):
+host updates its master copies and moments, and the new weights come back, in sequence (Megatron-LM's default; overlap
+is faster). On NVMe reading and writing of states overlaps with the update (arXiv:2104.07857, §5.2.2):
 
     T = owned·(g/B_link + w/B_link) + max(owned·r·a/B_host, owned·r·2·o/B_nvme)
 
-*Parameters* (ZeRO-Infinity, arXiv:2104.07857, §5.1 and §6.1). Every rank fetches its own shard, all links of a host at
-once, before each gather: forward, backward, and once more where the forward is computed again. From NVMe the shards of
-a host's ranks share its devices, and are read while the previous ones cross the link:
+*Parameters* (ZeRO-Infinity, arXiv:2104.07857, §5.1 and §6.1). Every rank fetches its own shard before each
+gather, all links of a host at the same time: forward, backward, and once more with recompute. From NVMe the ranks of a
+host share its devices, and reads overlap with the transfer of earlier shards over the link:
 
     T = passes·shard·max(w/B_link, r·w/B_nvme)
 
-*Activations*. The inputs of recomputed layers go out in the forward and come back in the backward pass:
+*Activations*. The inputs of recomputed layers move to the host in the forward and back in the backward pass:
 
     T = 2·bytes/B_link
 
-owned: parameters whose states the rank keeps; shard: parameters of which it keeps its part; g, w, o: bytes of a
-gradient as reduced, of a weight and of the optimizer states; a: bytes that Adam moves a parameter; r: ranks of one
+owned: parameters whose states the rank keeps; shard: its part of the sharded parameters; g, w, o: bytes of a
+gradient as reduced, of a weight and of the optimizer states; a: bytes that Adam moves per parameter; r: ranks of one
 host; B_link, B_host, B_nvme: bytes/s of a device's link to its host, of the host's memory under an optimizer step and
-of its NVMe devices together. Fetched parameters hide behind compute as ZeRO-3's gathers do; activations are taken to
-hide behind nothing. No run with offload was measured here.
+of its NVMe devices together. Fetching parameters overlaps with compute as ZeRO-3's gathers do; activation offload is
+taken as not overlapped. Not validated against a run with offload.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 # PCI Express of a hardware generation, x16, one direction, bytes/s (catalogs/seed/links.yaml; 3.0 by its data rate).
-# Devices with a faster way to their host (NVLink-C2C) are priced as if they had PCI Express.
+# Devices with a faster link to their host (NVLink-C2C) are priced as if they had PCI Express.
 PCIE_3, PCIE_4, PCIE_5 = 15.5e9, 31e9, 63e9
 HOST_LINK_BYTES_PER_S = {"volta": PCIE_3, "turing": PCIE_3, "ampere": PCIE_4, "ada": PCIE_4, "cdna2": PCIE_4}
 DEFAULT_HOST_LINK_BYTES_PER_S = PCIE_5
-# Of the link, for large pinned copies. Assumed: as collectives reach of their links (``scale_up_efficiency``).
+# Attained share of the link for large pinned copies. Assumed: that of collectives (``scale_up_efficiency``).
 HOST_LINK_EFFICIENCY = 0.75
 # Memory traffic of one host under Adam, all its ranks together, bytes/s. Assumed: above 39 GB/s, which is what 3.1
-# billion parameters a 2.4 s step need with forward and backward passes included (DeepSpeed pull request 7474, one host
-# of 128 cores), and below the 200 GB/s and more that two sockets stream.
+# billion parameters per 2.4 s step need with forward and backward passes included (DeepSpeed pull request 7474, one
+# host of 128 cores), and below the 200 GB/s and more that two sockets stream.
 HOST_ADAM_BYTES_PER_S = 100e9
-# All NVMe devices of a host together, read or written, bytes/s, where the spec does not say. Assumed: 1.6 GB/s for each
+# All NVMe devices of a host together, read or written, bytes/s, if not given in the spec. Assumed: 1.6 GB/s for each
 # of a DGX-2's 16 GPUs (arXiv:2104.07857, figure 2b).
 DEFAULT_NVME_BYTES_PER_S = 1.6e9 * 16
 # Copies on the host besides the states: the gradient (fp32) and the new weight (16 bits), both pinned.
@@ -50,19 +50,19 @@ HOST_COPY_BYTES_PER_PARAMETER = 6.0
 # Pinned buffers of one rank through which shards pass between NVMe and device: DeepSpeed's five of 1e8 parameters and
 # the 1e9 parameters that it keeps in host memory (runtime/zero/offload_config.py, defaults), 16 bits each.
 NVME_BUFFER_BYTES = 2.0 * (5 * 1e8 + 1e9)
-# Layer inputs that stay on the device: the one in use and the one on its way.
+# Layer inputs that stay on the device: the one in use and the one in transfer.
 ACTIVATION_BUFFERS = 2.0
-# Of a host's memory, what jobs may fill. Assumed: the rest is the system's, the data loader's and the page cache's.
+# Share of a host's memory that jobs may use. Assumed: the system, data loader and page cache take the rest.
 USABLE_HOST_SHARE = 0.8
 
 
 def host_link_bytes_per_s(device: Device) -> float:
-    """Bytes/s that a device's copies to or from its host reach."""
+    """Attained rate of copies between a device and its host, bytes/s."""
     return HOST_LINK_EFFICIENCY * HOST_LINK_BYTES_PER_S.get(device.architecture, DEFAULT_HOST_LINK_BYTES_PER_S)
 
 
 def nvme_bytes_per_s(machine: Machine) -> float:
-    """Bytes/s of one host's NVMe devices together."""
+    """Rate of all NVMe devices of one host together, bytes/s."""
     return machine.nvme_bytes_per_s or DEFAULT_NVME_BYTES_PER_S
 
 
@@ -77,7 +77,7 @@ def host_optimizer_s(
     adam_bytes: float,
     state_bytes: float,
 ) -> FloatArray:
-    """Seconds of an optimizer step on the host, copies included, [n]; the first equation of the module docstring."""
+    """Time of an optimizer step on the host with its copies, [n]; the first equation of the module docstring."""
     copied = owned * (gradient_bytes + weight_bytes) / host_link_bytes_per_s(machine.device)
     updated = owned * ranks_on_host * adam_bytes / HOST_ADAM_BYTES_PER_S
     stored = owned * ranks_on_host * 2.0 * state_bytes / nvme_bytes_per_s(machine)
@@ -87,12 +87,12 @@ def host_optimizer_s(
 def fetch_s(
     shard_bytes: FloatArray, machine: Machine, ranks_on_host: IntArray, *, on_nvme: BoolArray, passes: FloatArray
 ) -> FloatArray:
-    """Seconds in which a rank's shard of the parameters reaches the device, each pass of one micro-batch, [n]."""
+    """Time to fetch a rank's shard of the parameters in all passes of one micro-batch, [n]."""
     over_link = shard_bytes / host_link_bytes_per_s(machine.device)
     from_nvme = shard_bytes * ranks_on_host / nvme_bytes_per_s(machine)
     return passes * np.where(on_nvme, np.maximum(over_link, from_nvme), over_link)
 
 
 def activation_offload_s(input_bytes: FloatArray, device: Device) -> FloatArray:
-    """Seconds in which a micro-batch's kept inputs go to the host and come back, [n]."""
+    """Time to move a micro-batch's kept layer inputs to the host and back, [n]."""
     return 2.0 * input_bytes / host_link_bytes_per_s(device)

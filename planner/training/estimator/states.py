@@ -1,12 +1,21 @@
-"""Which parameters a rank holds, what its weights, gradients and optimizer states weigh, and where they lie.
+"""Weights, gradients and optimizer states of a rank: parameters, bytes, and where they are kept.
 
 States per parameter on a rank, with w, g, o the framework's bytes of a weight, a gradient and its optimizer states
 (ZeRO, arXiv:1910.02054, §5) and d the ranks that share one copy:
 
-    ZeRO 0: w + g + o      1: w + g + o/d      2: w + (g + o)/d      3: (w + g + o)/d  (+ the layers gathered at a time)
+    ZeRO 0: w + g + o      1: w + g + o/d      2: w + (g + o)/d      3: (w + g + o)/d  (+ gathered layers)
 
-Experts are split over expert- and expert-tensor-parallel ranks and shared over their own replicas. Block-scaled
-precisions keep low-precision copies of the weights beside w (:data:`.WEIGHT_COPY_BYTES`).
+Experts are split over expert- and expert-tensor-parallel ranks and sharded over their own replicas. Block-scaled
+precisions keep low-precision copies of the weights in addition to w (:data:`.WEIGHT_COPY_BYTES`).
+
+*Frozen 4-bit weights* (QLoRA, arXiv:2305.14314). NF4 has 4 bits per parameter and a constant for every 64 parameters;
+double quantisation stores the constant in 8 bits, with a 32-bit one for every 256 constants (§3): 8/64 + 32/(64·256) =
+0.127 bits. Only the linear layers of the transformer blocks are quantised. Every product first dequantises its matrix
+to 16 bits, in forward, backward and recompute:
+
+    bytes of a product of n×k weights, one way = n·k·(0.516 + 2)
+
+Adapters are on every linear layer (§4), so each keeps its input. Not validated against a measured run.
 """
 
 from __future__ import annotations
@@ -20,26 +29,43 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
+from meshplan.planner.training.estimator.memory_bound import BYTES_16_BIT
 from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
-from meshplan.planner.training.estimator.quantised_weights import (
-    NF4_BYTES,
-    UNQUANTISED_BYTES,
-    dequantised_bytes,
-    is_quantised,
-    quantised_parameters,
-)
 from meshplan.planner.training.problem.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
 
 ZERO_OPTIMIZER, ZERO_GRADIENTS, ZERO_PARAMETERS = 1, 2, 3
-# Layers whose parameters a fully sharded rank holds gathered at once: the one in use and the one fetched ahead.
+# Layers whose gathered parameters a fully sharded rank holds: the one in use and the prefetched one.
 GATHERED_LAYERS = 2.0
 LORA_MATRICES_PER_LAYER = 4  # adapters on the query, key, value and output projections
+_BITS, _BLOCK, _CONSTANT_BITS, _SECOND_BLOCK, _SECOND_BITS = 4.0, 64.0, 8.0, 256.0, 32.0
+NF4_BYTES = (_BITS + _CONSTANT_BITS / _BLOCK + _SECOND_BITS / (_BLOCK * _SECOND_BLOCK)) / 8.0
+# Read the quantised weight, write the dequantised one; reading that is part of the product.
+DEQUANTISE_BYTES = NF4_BYTES + BYTES_16_BIT
+# Embeddings, LM head and norms of a quantised model (PEFT, prepare_model_for_kbit_training: cast to fp32).
+UNQUANTISED_BYTES = 4.0
 
 
 def nextn_layers(shape: ModelShape, stage: StageClass) -> int:
-    """Multi-token-prediction layers of the stage: they lie beside the LM head and are of the last kind."""
+    """Multi-token-prediction layers of the stage: they are on the stage of the LM head and of the last layer kind."""
     return shape.num_nextn_predict_layers * stage.has_head
+
+
+def is_quantised(workload: TrainingWorkload) -> bool:
+    """Whether the frozen weights of the blocks are in NF4."""
+    return workload.phase is Phase.QLORA
+
+
+def quantised_parameters(shape: ModelShape, stage: StageClass, tensor_parallel: FloatArray) -> FloatArray:
+    """Parameters of a stage's linear layers on one rank, dense layers only, [n]."""
+    layers = float(sum(stage.layers))
+    return layers * (shape.attention_parameters + shape.dense_mlp_parameters) / np.asarray(tensor_parallel)
+
+
+def dequantised_bytes(shape: ModelShape) -> float:
+    """Bytes of the largest matrix of a layer in 16 bits: the buffer of the product that is running."""
+    heads = shape.num_attention_heads * shape.head_dim
+    return BYTES_16_BIT * shape.hidden_size * max(shape.intermediate_size, heads)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +85,7 @@ class StateModel:
     calibration: Calibration
 
     def _layer_parameters(self, kind: LayerKind) -> tuple[int, int]:
-        """Parameters of one layer outside its routed experts: split over the tensor-parallel devices, and whole."""
+        """Parameters of one layer outside its routed experts: split over tensor-parallel ranks, and replicated."""
         shape = self.shape
         mlp = shape.shared_expert_parameters if kind.is_moe else shape.dense_mlp_parameters
         whole = shape.norm_parameters_per_layer + (shape.router_parameters if kind.is_moe else 0)
@@ -70,8 +96,8 @@ class StateModel:
         shape, t = self.shape, self.candidates.tensor_parallel
         kinds = self.candidates.split.kinds
         split, whole = 0.0, 0.0
-        for kind, dealt in zip(kinds, stage.layers, strict=True):
-            count = dealt + nextn_layers(shape, stage) * (kind == kinds[-1])
+        for kind, own_layers in zip(kinds, stage.layers, strict=True):
+            count = own_layers + nextn_layers(shape, stage) * (kind == kinds[-1])
             layer_split, layer_whole = self._layer_parameters(kind)
             split += count * layer_split
             whole += count * layer_whole
@@ -84,7 +110,7 @@ class StateModel:
         if stage.has_head:
             copies_tied = shape.tie_word_embeddings and self.candidates.split.pipeline_parallel > 1
             split += shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
-            # A multi-token-prediction layer also projects 2h to h and has three norms of its own.
+            # A multi-token-prediction layer also has a 2h-to-h projection and three more norms.
             split += shape.num_nextn_predict_layers * 2 * shape.hidden_size**2
             whole += shape.num_nextn_predict_layers * 3 * shape.norm_parameters
         return split / t + whole
@@ -111,14 +137,14 @@ class StateModel:
         return layers * self.workload.lora_rank * widths / self.candidates.tensor_parallel
 
     def trained_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
-        """Parameters of one rank that the optimizer moves, dense and experts, [n] each; adapters count as dense."""
+        """Trained parameters of one rank, dense and experts, [n] each; adapters count as dense."""
         dense, experts = self.dense_parameters(stage), self.expert_parameters(stage)
         if self.workload.phase.has_adapters:
             return self.lora_parameters(stage), 0.0 * experts
         return dense, experts
 
     def _shares(self, stage: StageClass) -> tuple[tuple[FloatArray, FloatArray, FloatArray], ...]:
-        """(Resident, trained, ranks that share one copy) of a rank's parameters; adapters sit on the dense part."""
+        """(Resident parameters, trained parameters, ranks that share a copy) of the dense part and of the experts."""
         batch = self.candidates
         trained, trained_experts = self.trained_parameters(stage)
         return (
@@ -168,7 +194,7 @@ class StateModel:
         return {"weights": weights + gathered, "gradients": gradients, "optimizer": optimizer}
 
     def _quantised_bytes(self, stage: StageClass) -> FloatArray:
-        """Frozen weights in four bits, what stays wide, the adapters and one dequantised matrix, [n]."""
+        """Frozen 4-bit weights, unquantised weights, adapters and one dequantised matrix, [n]."""
         batch = self.candidates
         packed = quantised_parameters(self.shape, stage, batch.tensor_parallel)
         wide = (self.dense_parameters(stage) - packed) * UNQUANTISED_BYTES
@@ -177,14 +203,14 @@ class StateModel:
         return (packed * NF4_BYTES + wide + adapters) / ranks + dequantised_bytes(self.shape)
 
     def shard_bytes(self, stage: StageClass) -> FloatArray:
-        """A rank's own part of the parameters where they are sharded (ZeRO-3), [n]."""
+        """A rank's shard of the parameters under ZeRO-3, [n]."""
         if is_quantised(self.workload):
             return self._quantised_bytes(stage)
         each = self.calibration.recipe.weight_bytes
         return sum((parameters * each / ranks for parameters, _, ranks in self._shares(stage)), np.zeros(1))
 
     def off_device(self, stage: StageClass) -> FloatArray:
-        """Optimizer states and parameters of one rank that lie off its device, [n]."""
+        """Offloaded optimizer states and parameters of one rank, [n]."""
         batch = self.candidates
         if not batch.offloads_states.any():
             return np.zeros(len(batch))
@@ -193,7 +219,7 @@ class StateModel:
         return np.where(batch.optimizer_offload, optimizer, 0.0) + np.where(batch.parameter_offload, parameters, 0.0)
 
     def on_host(self, stage: StageClass) -> FloatArray:
-        """What one rank's states take of its host's memory, [n]: themselves or their buffers, and copies in transit."""
+        """Host memory for one rank's offloaded states, [n]: the states or their NVMe buffers, and transfer buffers."""
         batch = self.candidates
         if not batch.offloads_states.any():
             return np.zeros(len(batch))
@@ -202,7 +228,7 @@ class StateModel:
         copies = self.owned_parameters(stage) * HOST_COPY_BYTES_PER_PARAMETER
         return held + np.where(batch.optimizer_offload, copies, 0.0)
 
-    # --- gathered parameters, second copies --------------------------------------------------------------------------
+    # --- gathered parameters, secondary copies -----------------------------------------------------------------------
 
     def _gathered_bytes(self, stage: StageClass) -> FloatArray:
         """Gathered parameters and unreduced gradients of the layers in use under ZeRO-3, [n]."""
@@ -216,7 +242,7 @@ class StateModel:
         return in_use if second is None else second + in_use
 
     def gathered_dense_bytes(self, stage: StageClass) -> FloatArray:
-        """What a stage's parameters outside the routed experts weigh on the wire, [n]."""
+        """Bytes to gather for a stage's parameters outside the routed experts, [n]."""
         dense, each = self.dense_parameters(stage), self.calibration.recipe.parameter_gather_bytes
         if not is_quantised(self.workload):
             return dense * each
@@ -224,7 +250,7 @@ class StateModel:
         return (dense - packed) * each + packed * NF4_BYTES
 
     def outer_copies(self) -> IntArray | int:
-        """Groups over which optimizer states are sharded beyond the ranks that share one copy, [n]; 1 usually."""
+        """Sharding groups over which optimizer states are sharded once more, [n]; usually 1."""
         batch = self.candidates
         if not batch.outer_zero_stage.any():
             return 1
@@ -233,8 +259,8 @@ class StateModel:
     def second_copy_ranks(self) -> tuple[IntArray, IntArray]:
         """Ranks that the backward pass gathers from, dense states and experts, [n] each.
 
-        P neighbours of the ranks that share one copy lie on P·t devices; of a set of experts spread over e·w devices
-        these have P·t/(e·w) copies, or one rank keeps its own.
+        A partition of P ranks covers P·t devices; these hold P·t/(e·w) copies of a set of experts that is spread over
+        e·w devices, or less than one, in which case each rank keeps its own.
         """
         batch = self.candidates
         ranks = batch.data_parallel_shard * batch.context_parallel
@@ -267,9 +293,9 @@ class StateModel:
         return dense, experts
 
     def _second_copy_bytes(self, stage: StageClass) -> FloatArray | None:
-        """16-bit parameters beyond the layers in use that a fully sharded rank holds, [n]; None where it holds none.
+        """16-bit parameters of a fully sharded rank beyond the layers in use, [n]; None where there are none.
 
-        Its part of the second copy, where fewer ranks share that than share the first, and the layers that stay
+        Its part of the secondary copy, if that is shared by fewer ranks than the first, and the layers that stay
         gathered.
         """
         batch, width = self.candidates, self.calibration.recipe.parameter_gather_bytes

@@ -1,16 +1,14 @@
-"""How long one optimizer step takes and what it holds: the training estimate, for a batch of candidates at once.
+"""Time and memory of one optimizer step, for a batch of candidates.
 
     T_step = T_pipeline(m, stage times, schedule) + exposed stage-to-stage messages + exposed data-parallel
              communication + optimizer + fixed overhead
 
     stage time = Σ layers of the stage · layer time (+ embedding, + LM head and loss)
-    layer time = √(device time² + host time²)             host launches and device work overlap; the slower one shows
-    device time = compute (+ recompute) + exposed tensor-, context- and expert-parallel communication
 
-Every term keeps its name, so that a plan can say where its time goes.
+The time of a layer is in :mod:`.layer_time`. Every term keeps its name, so that a plan can list the parts of its step.
 
-Assumes: routing as the workload says; all stages' devices alike; the last micro-batch's backward hides gradient
-reduction as far as ``data_parallel_window`` says; the slowest stage sets the steady state.
+Assumes: expert load as in the workload; the same devices on all stages; the last micro-batch's backward hides gradient
+reduction up to the share ``data_parallel_window``; the slowest stage sets the steady state.
 """
 
 from __future__ import annotations
@@ -24,17 +22,14 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
+from meshplan.planner.training.estimator.candidates import Candidates, StageClass
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.compute import (
-    LOW_PRECISION,
     ComputeModel,
-    Cost,
     activation_bytes,
 )
-from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.data_parallel import FORWARD_SHARE, DataParallelModel
-from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import activation_offload_s
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
@@ -42,34 +37,25 @@ from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
-from meshplan.planner.training.problem.switches import Launches
 
-# One of four equal parts with full recompute: forward, forward again, two backward.
+# Forward share of a micro-batch with full recompute: forward, forward again and twice as much backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0
-# Of the bytes of an all-reduce, where its gather half is in fp8 and its scatter half in 16 bits.
-FP8_GATHER_SHARE = 0.75
-# What a gather and a scatter that restack their tensor read and write, over the tensor (torch.cat of torch.chunk in
-# torch/distributed/_functional_collectives.py): each reads and writes it once.
-COPIES_RESTACKED = 4.0
-# The same where products and collectives are pipelined: the gather's pieces are used where they lie, the scatter's are
-# stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
-COPIES_OVERLAPPED = 2.0
-# Of a token's softmax over a split vocabulary: its maximum and its sum, in fp32.
+# Bytes reduced per token for the softmax over a split vocabulary: maximum and sum, in fp32.
 SOFTMAX_BYTES = 8.0
-# Of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
+# Barriers of Algorithm 2 in arXiv:2411.05288; Algorithm 1 has two.
 VOCABULARY_BARRIERS = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingEstimate:
-    """What a batch of candidates would take. Arrays [n].
+    """Time and memory of a batch of candidates. Arrays [n].
 
     Args:
-        step_s: seconds of one optimizer step.
-        breakdown_s: name → seconds of the step; sums to ``step_s``.
+        step_s: time of one optimizer step, s.
+        breakdown_s: part of the step → s; sums to ``step_s``.
         stages: memory of each distinct stage.
-        gradient_reduce_s: gradient collectives of one step, hidden or not.
-        pipeline_s: of ``step_s``, from the first forward to the last backward, messages between stages apart.
+        gradient_reduce_s: gradient collectives of one step, overlapped or not, s.
+        pipeline_s: part of ``step_s`` from the first forward to the last backward, without messages between stages.
     """
 
     step_s: FloatArray
@@ -85,16 +71,8 @@ class TrainingEstimate:
 
     @property
     def safe_bytes(self) -> FloatArray:
-        """Bound of the worst rank; plans are admitted on it."""
+        """Upper bound of the peak of the worst rank; feasibility is decided by it."""
         return np.maximum.reduce([stage.safe_bytes for stage in self.stages])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _LayerTimes:
-    """One layer, one micro-batch: seconds by name, and their sum with the host floor."""
-
-    parts: Mapping[str, FloatArray]
-    total_s: FloatArray
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +81,8 @@ class TrainingModel:
 
     Args:
         shape: the model.
-        machine: the homogeneous cluster.
-        workload: what one step must do.
+        machine: the cluster.
+        workload: sequence length, precision, phase.
         candidates: the batch.
         calibration: constants and framework recipe.
     """
@@ -133,14 +111,25 @@ class TrainingModel:
 
     @property
     def forward_share(self) -> FloatArray:
-        """Forward part of a micro-batch; the backward part runs the forward again where all of it is recomputed."""
+        """Forward share of a micro-batch; with full recompute the backward part includes a second forward."""
         return np.where(self.candidates.recompute == Recompute.FULL, RECOMPUTED_FORWARD_SHARE, FORWARD_SHARE)
 
     @property
     def memory(self) -> MemoryModel:
-        """The memory side of the same batch."""
+        """Memory model of the same batch."""
         return MemoryModel(
             shape=self.shape, workload=self.workload, candidates=self.candidates, calibration=self.calibration
+        )
+
+    @property
+    def _layer_model(self) -> LayerModel:
+        return LayerModel(
+            shape=self.shape,
+            workload=self.workload,
+            candidates=self.candidates,
+            calibration=self.calibration,
+            compute=self._compute,
+            links=self._links,
         )
 
     @property
@@ -154,139 +143,33 @@ class TrainingModel:
             links=self._links,
         )
 
-    # --- one layer ------------------------------------------------------------------------------------------------
-
-    def _layer(self, kind: LayerKind, *, in_block: bool = False) -> _LayerTimes:
-        """One layer of a kind; ``in_block``: as one of those that recompute of a block recomputes."""
-        compute, batch = self._compute, self.candidates
-        attention = compute.attention_core(kind)
-        products = compute.attention_projections()
-        zero = np.zeros_like(products.forward_s)
-        experts = Cost(forward_s=zero, backward_s=zero)
-        if kind.is_moe and self.shape.moe is not None:
-            experts = compute.experts(self.shape.moe)
-            if self.shape.moe.shared_intermediate_size:
-                products = products + compute.mlp(self.shape.moe.shared_intermediate_size)
-        else:
-            products = products + compute.mlp(self.shape.intermediate_size)
-        elementwise = compute.elementwise(kind)
-        again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
-        recipe = self.calibration.recipe
-        selective = batch.recompute == Recompute.SELECTIVE
-        core_again = again if recipe.flash_attention else np.maximum(again, selective)
-        again = again + selective * (1.0 - recipe.selective_kept_share)
-        parts = {
-            "matrix products": products.total_s,
-            "attention": attention.total_s,
-            "experts": experts.total_s,
-            "memory-bound operators": elementwise.total_s,
-            "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
-            + core_again * attention.forward_s,
-            "tensor-parallel communication": self._tensor_parallel_s(again),
-            "context-parallel communication": self._context_parallel_s(attention, core_again),
-            "expert-parallel communication": self._expert_parallel_s(kind, again),
-        }
-        device = sum(parts.values(), zero)
-        total = np.sqrt(device**2 + np.asarray(self._host_s(kind)) ** 2)
-        return _LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
-
-    def _host_s(self, kind: LayerKind) -> FloatArray:
-        """Host time of one layer, forward and backward."""
-        constants, practice = self.calibration.time, self.workload.practice
-        waits = kind.is_moe and not self.workload.drops_tokens
-        host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
-        left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
-        return np.asarray(host) * left[practice.launches]
-
-    def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
-        """Exposed time of a layer's tensor-parallel collectives.
-
-        Two all-reduces (or gather + scatter pairs with sequence parallelism, same volume) of T·h elements forward
-        and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones. Where gathers
-        carry fp8, half of an all-reduce moves one byte instead of two; where the framework restacks split sequences,
-        a gather and a scatter copy the tensor in memory too.
-        """
-        batch, links = self.candidates, self._links
-        volume = activation_bytes(self.workload) * self._compute.tokens * self.shape.hidden_size
-        each = links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
-        recipe = self.calibration.recipe
-        passes = 4.0 + 2.0 * recompute_full
-        if recipe.gathers_fp8 and self.workload.precision in LOW_PRECISION and not self.workload.scales_rows:
-            passes = passes * FP8_GATHER_SHARE
-        asked = self.workload.overlaps_tensor_parallel
-        overlaps = recipe.overlaps_tensor_parallel if asked is None else asked
-        if overlaps:
-            each = each * (1.0 - self.calibration.time.tensor_parallel_overlap)
-        if recipe.restacks_sequences:
-            copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * volume
-            copies = self._compute.memory_op(copied, backward_ratio=0.0).forward_s
-            each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
-        return passes * each
-
-    def _context_parallel_s(self, attention: Cost, again: FloatArray) -> FloatArray:
-        """Exposed exchange of a layer's split sequences; ``again``: times that attention's forward is repeated."""
-        model = ContextParallelModel(
-            shape=self.shape,
-            sequence_length=self.workload.sequence_length,
-            element_bytes=activation_bytes(self.workload),
-            candidates=self.candidates,
-        )
-        overlap = self.calibration.time.context_parallel_overlap
-        return model.exposed_s(self._links, attention.total_s, again, overlap)
-
-    def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
-        """Exposed time of dispatching tokens to experts and combining their outputs.
-
-        Two all-to-alls forward and two backward of T/t·k·h elements from each device, times the busiest rank's load
-        (:mod:`.expert_load`); expert tensor parallelism adds a gather and a scatter of what arrived.
-        """
-        moe, batch, links = self.shape.moe, self.candidates, self._links
-        if moe is None or not kind.is_moe:
-            return np.zeros(len(batch))
-        routed = self._compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
-        # Of dispatch the busiest rank receives, of combine it sends: either direction lasts as long as its part.
-        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
-        sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
-        fused = self.workload.practice.fused_dispatch
-        copies = float(moe.num_experts_per_token) if fused else None
-        each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
-        inside = links.gather_s(
-            sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
-        )
-        constants = self.calibration.time
-        near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
-        hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
-        hidden = hidden * self.workload.practice.overlaps_experts
-        passes = 4.0 + 2.0 * recompute_full
-        return passes * (each + inside) * (1.0 - hidden)
-
     # --- one stage, one step ----------------------------------------------------------------------------------------
 
-    def _layers(self) -> tuple[dict[int, _LayerTimes], dict[int, _LayerTimes]]:
-        """Times of each kind of layer, as most layers run and as those in a recomputed block do."""
-        kinds = self.candidates.split.kinds
-        layers = {index: self._layer(kind) for index, kind in enumerate(kinds)}
+    def _layers(self) -> tuple[dict[int, LayerTimes], dict[int, LayerTimes]]:
+        """Times of each kind of layer, outside and inside a recomputed block."""
+        kinds, model = self.candidates.split.kinds, self._layer_model
+        layers = {index: model.times(kind) for index, kind in enumerate(kinds)}
         if not self.candidates.recompute_num_layers.any():
             return layers, layers
-        return layers, {index: self._layer(kind, in_block=True) for index, kind in enumerate(kinds)}
+        return layers, {index: model.times(kind, in_block=True) for index, kind in enumerate(kinds)}
 
     def _block_s(
-        self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
+        self, stage: StageClass, layers: Mapping[int, LayerTimes], in_block: Mapping[int, LayerTimes]
     ) -> FloatArray:
-        """What recompute of a block adds to one micro-batch on a stage, [n]."""
+        """Time that block recompute adds to one micro-batch on a stage, [n]."""
         counts = stage.recomputed(self.candidates.recompute_num_layers)
         zero = np.zeros_like(layers[0].total_s)
         return sum((counts[i] * (in_block[i].total_s - layers[i].total_s) for i in layers), zero)
 
     def _forward_shares(self, stage_s: FloatArray, block_s: FloatArray) -> FloatArray:
-        """Forward part of a micro-batch on a stage that recomputes a block: a third of what it takes without, [n]."""
+        """Forward share of a micro-batch on a stage, [n]: with block recompute, a third of the time without it."""
         in_block = self.candidates.recompute == Recompute.BLOCK
         return np.where(in_block, FORWARD_SHARE * (1.0 - block_s / stage_s), self.forward_share)
 
     def _stage(
-        self, stage: StageClass, layers: Mapping[int, _LayerTimes], in_block: Mapping[int, _LayerTimes]
+        self, stage: StageClass, layers: Mapping[int, LayerTimes], in_block: Mapping[int, LayerTimes]
     ) -> dict[str, FloatArray]:
-        """Seconds by name that one micro-batch takes on a stage, ZeRO-3 transfers included."""
+        """Time of one micro-batch on a stage by part, ZeRO-3 transfers included."""
         parts: dict[str, FloatArray] = {}
         zero = np.zeros_like(next(iter(layers.values())).total_s)
         counts = stage.recomputed(self.candidates.recompute_num_layers)
@@ -320,8 +203,8 @@ class TrainingModel:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
-        looked at more closely (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at
-        once, and not again for the micro-batch that fills.
+        priced in more detail (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at the
+        same time, and not again for the micro-batch that fills the pipeline.
         """
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
@@ -330,7 +213,7 @@ class TrainingModel:
         payload = activation_bytes(self.workload) * elements
         share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
         waits = share * batch.num_microbatches * split.virtual_pipeline_stages
-        if self._links.network_model is not None:
+        if self.machine.network_model is not None:
             stages = split.pipeline_parallel
             places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
             wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
@@ -339,13 +222,13 @@ class TrainingModel:
         return (split.pipeline_parallel - 1) * each + waits * each
 
     def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
-        """What vocabulary parallelism adds to a step beside the stages' own work, [n].
+        """Communication and bubble that vocabulary parallelism adds to a step, [n].
 
-        Each micro-batch's last hidden state goes to all stages and the sum of their gradients back, as does what they
-        looked up (an all-reduce each of T·h elements in bytes and time), and two fp32 numbers a token are reduced for
-        the softmax. They run beside the layers; what always shows is not hidden. The one barrier between the two
-        passes of the head delays the backward by a micro-batch: it is in flight once more, and the pipeline one
-        interval longer (Algorithm 2 of arXiv:2411.05288: p + 1 micro-batches in flight).
+        Each micro-batch's last hidden state goes to all stages and the sum of its gradients back, likewise the
+        embeddings (each counts as an all-reduce of T·h elements), and two fp32 numbers per token are reduced for the
+        softmax. These overlap with the layers except for a share of :data:`UNHIDDEN_SHARE`. The barrier between the two
+        passes of the head delays the backward by one micro-batch, so that the pipeline is one interval longer
+        (Algorithm 2 of arXiv:2411.05288: p + 1 micro-batches in flight).
         """
         batch, split = self.candidates, self.candidates.split
         if not split.vocabulary_parallel:
@@ -357,7 +240,7 @@ class TrainingModel:
         return UNHIDDEN_SHARE * batch.num_microbatches * moved + VOCABULARY_BARRIERS * slowest
 
     def chunk_s(self, chunk: StageClass) -> tuple[FloatArray, FloatArray]:
-        """Forward + backward of one micro-batch on some layers with their ends, and the forward part of it, [n]."""
+        """Time of one micro-batch on a model chunk, forward + backward, and the forward share of it, [n]."""
         layers, in_block = self._layers()
         seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
         return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
@@ -388,7 +271,7 @@ class TrainingModel:
             (*states.exposed_s(stage, seconds), states.optimizer_s(stage))
             for stage, seconds in zip(split.classes, stage_s, strict=True)
         ]
-        # The step ends when the stage with the most left to do is done.
+        # The step ends with the stage that has the most left to do.
         data_parallel = np.maximum.reduce([row[0] for row in outside])
         optimizer = np.maximum.reduce([row[2] for row in outside])
         messages = self._neighbour_messages_s()
@@ -416,7 +299,7 @@ class TrainingModel:
         slowest: FloatArray,
         pipeline: FloatArray,
     ) -> dict[str, FloatArray]:
-        """Where the pipeline's time goes: the slowest stage's own work m times, and the bubble."""
+        """Parts of the pipeline time: m times the work of the slowest stage, and the bubble."""
         m = self.candidates.num_microbatches
         parts: dict[str, FloatArray] = {}
         for name in stage_parts[0]:

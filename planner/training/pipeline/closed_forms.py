@@ -1,4 +1,4 @@
-"""Pipeline schedules: how long a step is, and how many micro-batches a stage keeps in flight.
+"""Pipeline schedules in closed form: time of a step, and micro-batches in flight on each stage.
 
 With m micro-batches, stage times t_i = f_i + b_i (forward, backward of one micro-batch) and p stages:
 
@@ -8,32 +8,32 @@ With m micro-batches, stage times t_i = f_i + b_i (forward, backward of one micr
 
     s_k = max(s_{k+1} + b_{k+1}, Σ_{i≤k} f_i + w_k·max_{i≤k} f_i)
 
-and, the same read backwards in time, it has r_k left to do when its last forward starts to need no more forwards:
-r_k = max(r_{k+1} + f_{k+1}, Σ_{i≤k} b_i + w_k·max_{i≤k} b_i). Between the two it is never idle:
+and, by symmetry in time, r_k remains after its last forward:
+r_k = max(r_{k+1} + f_{k+1}, Σ_{i≤k} b_i + w_k·max_{i≤k} b_i). Between the two the stage is never idle:
 
     T = max_k s_k + r_k + (m − w_k − 1)·t_k
 
-(stages with m ≤ p − k run all forwards first, as GPipe does). This is the m·max t + (Σ t − max t) of the textbooks
-where the last stage is the slowest or all are alike, and less where forwards run ahead hide a slow early stage.
+(stages with m ≤ p − k run all forwards first, as in GPipe). This is the textbook formula m·max t + (Σ t − max t) if the
+last stage is the slowest or all are equal, and less if forwards that run ahead hide a slow early stage.
 
-**Interleaved 1F1B** (v chunks a stage): the same with w_k = 2(p − 1 − k) + (v − 1)p chunks of f/v ahead (at most
-m·v − 1), which have gone round all stages: their last one ends no earlier than
+**Interleaved 1F1B** (v chunks per stage): the same with w_k = 2(p − 1 − k) + (v − 1)p chunks of f/v ahead (at most
+m·v − 1), which pass all stages: the last of them ends no earlier than
 Σ_i f_i/v + (w_k − p)·max_{i>k} f_i/v + Σ_{i≤k} f_i/v. A lower bound, mostly exact.
 
 **Zero bubble** (backward split; a share ω of t is weight gradients): T = m·max t + β·(Σ t − max t) with
-β = 1 − 2ω (ZB-H1, ZB-1p) and 1 − 3ω (ZB-2p and ZB-V, where m ≥ 2p − 1; ZB-1p's below p + 1). Exact for stages that are
-alike, an upper bound otherwise: up to 16 unlike stages are run through (:mod:`.run_through`). Measured
-(arXiv:2401.10241, Table 4): 0.37 for ZB-1p, which is ω = 0.315, and 0 for ZB-2p, which is ω = 1/3; both are kept.
+β = 1 − 2ω (ZB-H1, ZB-1p) and 1 − 3ω (ZB-2p and ZB-V, where m ≥ 2p − 1; ZB-1p's below p + 1). Exact for equal
+stages, an upper bound otherwise: up to 16 unequal stages are unrolled (:mod:`.unrolled`). Measured
+(arXiv:2401.10241, Table 4): 0.37 for ZB-1p (ω = 0.315) and 0 for ZB-2p (ω = 1/3); both values are used.
 
-**V-Half, V-Min, DualPipeV, Hanayo**: run through; beyond 16 stages with the β of :data:`CLOSED_FORMS`.
+**V-Half, V-Min, DualPipeV, Hanayo**: unrolled; beyond 16 stages with the β of :data:`CLOSED_FORMS`.
 
 In flight on stage i (from 0), in whole-stage activations, never more than m:
 
     GPipe  m     1F1B  p − i     interleaved  ((v − 1)·p + 2(p − i − 1) + 1)/v
     ZB-H1, ZB-1p, ZB-V, Hanayo  p     ZB-2p  2p − 1     DualPipeV  p + 1/2
-    V-Half, V-Min  the lives of :func:`~meshplan.planner.training.pipeline.list_scheduling.life_limit`: about p/2, p/3
+    V-Half, V-Min  :func:`~meshplan.planner.training.pipeline.list_scheduling.life_limit`: about p/2, p/3
 
-The referee is :mod:`.simulation`; how far each closed form is from it stands in ``ClosedForm.error``.
+The reference is :mod:`.simulation`; how far each closed form is from it stands in ``ClosedForm.error``.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ from meshplan.planner.training.pipeline.lookup import (
 )
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
 from meshplan.planner.training.pipeline.schedules import SCHEDULES, Priced
-from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, run_through_s
+from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, unrolled_s
 
 InFlight = Callable[[int, int, int], float]
 
-# Stages whose times are this close are alike: sums of the same layers in another order.
+# Stages whose times differ by less are equal: sums of the same layers in another order.
 ALIKE_RELATIVE = 1e-9
-# Forward part of a micro-batch without recompute: two of the six FLOPs a parameter and token.
+# Forward share of a micro-batch without recompute: two of the six FLOPs per parameter and token.
 FORWARD_SHARE = 1.0 / 3.0
 # Schedules that are always unrolled, and those for which β is exact if all stages are equal.
 UNROLLED = frozenset(name for name, row in SCHEDULES.items() if row.priced is Priced.UNROLLED)
@@ -88,7 +88,7 @@ def _interleaved_in_flight(p: int, v: int, stage: int) -> float:
 
 
 def _v_shaped_in_flight(schedule: str) -> InFlight:
-    """Chunks by their lives, the most of this stage and those after it (rounding may leave a later one with more)."""
+    """Chunks in flight by their lifetimes; the largest of this and all later stages, because of rounding."""
 
     def held(p: int, v: int, stage: int) -> float:
         limit = life_limit(p, *V_UNITS[schedule])
@@ -102,7 +102,7 @@ ZB_1P_BUBBLE = 1.0 - 2.0 * WEIGHT_GRADIENT_SHARE
 ZB_2P_BUBBLE = 0.0
 # 1 − 3ω, as drawn for ω = 1/3 (arXiv:2405.15362).
 ZB_V_BUBBLE = 1.0 - 3.0 * WEIGHT_GRADIENT_SHARE
-# What the orders take at ω = 0.315, f = 1/3, p = 16, m = 32; only more stages than are run through need them.
+# Bubbles of the simulated orders at ω = 0.315, f = 1/3, p = 16, m = 32; used beyond MOST_STAGES stages only.
 V_HALF_BUBBLE, V_MIN_BUBBLE, DUALPIPE_V_BUBBLE, HANAYO_BUBBLE = 0.76, 0.76, 0.35, 0.72
 # (p, v) → β; (p, v, stage) → in flight; error, see :class:`ClosedForm`.
 CLOSED_FORMS: Mapping[str, ClosedForm] = {
@@ -130,9 +130,9 @@ def pipeline_s(
     slowest_stage_s: FloatArray,
     sum_of_stages_s: FloatArray,
 ) -> FloatArray:
-    """Seconds from the first forward to the last backward, [n], from β alone: T = m·max t + β·(Σ t − max t).
+    """Time from the first forward to the last backward, [n], from β alone: T = m·max t + β·(Σ t − max t).
 
-    An upper bound where stages differ; :func:`staged_pipeline_s` knows each of them.
+    An upper bound if stages differ; :func:`staged_pipeline_s` uses the time of every stage.
     """
     bubble: FloatArray | float = CLOSED_FORMS[schedule].bubble(pipeline_parallel, virtual_pipeline_stages)
     if schedule == "zb-2p":  # below 2p − 1 micro-batches there are too few forwards to fill the first round trip
@@ -149,14 +149,14 @@ def staged_pipeline_s(
     stages_s: FloatArray,
     forward_share: FloatArray | float = FORWARD_SHARE,
 ) -> FloatArray:
-    """Seconds from the first forward to the last backward, [n], from the time of every stage.
+    """Time from the first forward to the last backward, [n], from the time of every stage.
 
     Args:
         schedule: a key of :data:`CLOSED_FORMS`.
         virtual_pipeline_stages: v.
         num_microbatches: m, [n].
         stages_s: forward + backward of one micro-batch on each stage, [p, n].
-        forward_share: forward part of it: one number, [n], or [p, n] where stages differ in it.
+        forward_share: forward share of it: one number, [n], or [p, n] where stages differ in it.
     """
     p = len(stages_s)
     slowest = stages_s.max(axis=0)
@@ -170,17 +170,17 @@ def staged_pipeline_s(
     )
     if schedule in UNROLLED | UNROLLED_IF_UNEQUAL and 1 < p <= MOST_STAGES:
         shares = np.broadcast_to(np.asarray(forward_share, dtype=np.float64), stages_s.shape)
-        return _run_through_s(schedule, virtual_pipeline_stages, stages_s, shares, num_microbatches, upper)
+        return _unrolled_rows_s(schedule, virtual_pipeline_stages, stages_s, shares, num_microbatches, upper)
     if schedule not in ("1f1b", "interleaved"):
         return upper
-    differs = stages_s[-1] < slowest  # where the last stage is the slowest, β says it all
+    differs = stages_s[-1] < slowest  # if the last stage is the slowest, β is exact
     shares = np.asarray(forward_share, dtype=np.float64)
     if shares.ndim == stages_s.ndim:
         differs = differs | (shares.max(axis=0) > shares.min(axis=0))
     if not differs.any():
         return upper
     share = np.broadcast_to(shares, stages_s.shape if shares.ndim == stages_s.ndim else slowest.shape)[..., differs]
-    # One candidate may be priced under many constants at once: then times have more columns than m.
+    # One candidate may be priced under many constants at once; then times have more columns than m.
     m = np.broadcast_to(num_microbatches, slowest.shape)[differs]
     exact = _one_forward_one_backward_s(stages_s[:, differs], share, m, virtual_pipeline_stages)
     seconds = upper.copy()
@@ -188,10 +188,10 @@ def staged_pipeline_s(
     return seconds
 
 
-def _run_through_s(
+def _unrolled_rows_s(
     schedule: str, v: int, stages_s: FloatArray, shares: FloatArray, m: IntArray, upper: FloatArray
 ) -> FloatArray:
-    """The schedule's order run through, [n]; only where stages differ if β says it all otherwise."""
+    """Time from the unrolled schedule, [n]; for schedules whose β is exact on equal stages, only where they differ."""
     run = np.full(upper.shape, True)
     microbatches = np.broadcast_to(m, upper.shape)
     if schedule in UNROLLED_IF_UNEQUAL:
@@ -211,18 +211,18 @@ def _run_through_s(
             input_gradient_s=((1.0 - share - weight) * stages / v)[places],
             weight_gradient_s=(weight * stages / v)[places],
         )
-        seconds[rows] = run_through_s(schedule, len(stages_s), v, times, microbatches[rows], nominal)
-    if schedule in ("zb-h1", "zb-1p"):  # what was not run to the end may be a little too long
+        seconds[rows] = unrolled_s(schedule, len(stages_s), v, times, microbatches[rows], nominal)
+    if schedule in ("zb-h1", "zb-1p"):  # extrapolation may be slightly too long
         return np.where(microbatches <= ROUNDS * len(stages_s), seconds, np.minimum(seconds, upper))
     return seconds
 
 
 def least_bubble(schedule: str, *, pipeline_parallel: int, virtual_pipeline_stages: int) -> float:
-    """β' with T ≥ mean t · (m + β'·(p − 1)) for any stage times: what a search may count on before it knows them.
+    """β' with T ≥ mean t · (m + β'·(p − 1)) for any stage times: a lower bound for the search.
 
-    β itself where T is the formula of β, because the slowest stage is no faster than the mean one. In 1F1B and its
-    interleaved form, forwards that run ahead can hide the forward part of the bubble, and no more was seen (random
-    search for the worst stage times: 0.80 and 0.69 of β at a forward share of a third; tests hold the bound).
+    β itself if T is the formula of β, because the slowest stage is no faster than the mean. In (interleaved) 1F1B,
+    forwards that run ahead can hide the forward part of the bubble; a random search for the worst stage times found no
+    more (0.80 and 0.69 of β at a forward share of a third; tests check the bound).
     """
     if schedule in UNROLLED | UNROLLED_IF_UNEQUAL:
         return 0.0  # a slow stage can hide all of it: m·max t is what is sure
@@ -241,7 +241,7 @@ def _one_forward_one_backward_s(stages_s: FloatArray, share: FloatArray, m: IntA
         starts = np.maximum(starts, forwards.end_s(k, ahead))
         left = np.maximum(left, backwards.end_s(k, ahead))
         through = starts + left + (m * v - ahead - 1) * stages_s[k] / v
-        # All forwards run before the first backward: each round trip counts once, not twice.
+        # All forwards run before the first backward: each round trip counts once.
         first_trip = starts + backwards.end_s(k, m * v - 1)
         last_trip = left + forwards.end_s(k, m * v - 1)
         through = np.where(ahead + 1 >= m * v, np.maximum(first_trip, last_trip), through)
@@ -252,7 +252,7 @@ def _one_forward_one_backward_s(stages_s: FloatArray, share: FloatArray, m: IntA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RunningAhead:
-    """When passes that run ahead end: sums and maxima of the passes up to, and after, each stage, [p, n]."""
+    """End times of passes that run ahead: sums and maxima of pass times up to, and after, each stage, [p, n]."""
 
     up_to: FloatArray
     slowest_up_to: FloatArray
@@ -269,7 +269,7 @@ class _RunningAhead:
         )
 
     def end_s(self, k: int, ahead: IntArray) -> FloatArray:
-        """End of the pass number ``ahead`` (from 0) on stage ``k``; past p − 1 they have gone round all stages."""
+        """End of pass number ``ahead`` (from 0) on stage ``k``; passes beyond p − 1 have passed all stages."""
         p = len(self.up_to)
         direct = self.up_to[k] + ahead * self.slowest_up_to[k]
         around = self.up_to[-1] + (ahead - p) * self.slowest_after[k] + self.up_to[k]

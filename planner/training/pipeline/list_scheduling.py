@@ -1,15 +1,16 @@
-"""Schedules that are searched, not written: work as soon as possible, within a memory limit.
+"""Pipeline schedules by list scheduling: greedy (as soon as possible), within a memory limit.
 
-The papers on V-shaped, wave and bidirectional pipelines give a search or a picture rather than an order.
-All of them say which chunk lies where and how many activations a stage may hold; the rest is the same rule here, run
-through nominal times: a free stage takes a backward if one is ready (it frees memory and others wait for it), else a
-forward that fits its limit, else a weight gradient. Ties are broken in a few ways (:data:`TIE_RULES`) and the shortest
-result is kept, as arXiv:2401.10241, §3.1, keeps the best of its heuristic's variants. So these are schedules that can
-be run within the published memory; a paper's own hand-made order may be a little shorter.
+The papers on V-shaped, wave and bidirectional pipelines give a search or a figure rather than an order, but all define
+the stage of each chunk and how many activations a stage may hold. Here the rest is one rule, simulated with nominal
+times: a free stage takes a backward if one is ready (it frees memory and others wait for it), else a forward within the
+memory limit, else a weight gradient. Several tie-breaking rules are tried (:data:`TIE_RULES`) and the shortest schedule
+is kept, as arXiv:2401.10241, §3.1, keeps the best variant of its heuristic. So these schedules can be run within the
+published memory; a paper's own hand-made order may be slightly shorter.
 
-The limits of the V-shaped schedules come from the life of an activation (Qi et al., arXiv:2405.15362, §3): with δ
+The limits of the V-shaped schedules come from the lifetime of an activation (Qi et al., arXiv:2405.15362, §3): with δ
 units between neighbouring stages, an activation of the first chunk lives until its micro-batch has gone through the
-rest of the V and back; a stage takes a new micro-batch every 6 units (F, B and W of two chunks), so it holds life / 6.
+rest of the V and back; a stage takes a new micro-batch every 6 units (F, B and W of two chunks), so it holds lifetime /
+6.
 """
 
 from __future__ import annotations
@@ -24,31 +25,31 @@ from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT,
 from meshplan.planner.training.pipeline.simulation import ChunkTimes, simulate
 
 Limit = Callable[[int, int], int]
-# The variant is chosen for this many rounds of p micro-batches.
+# The tie-breaking rule is chosen on this many rounds of p micro-batches.
 CHOSEN_AT_ROUNDS = 4
-# (prefer older micro-batches to later chunks, take a forward after each backward): the variants that are tried.
+# (prefer older micro-batches to later chunks, take a forward after each backward): the rules that are tried.
 TIE_RULES = ((False, False), (False, True), (True, False), (True, True))
 Nominal = tuple[float, float, float]
-# Units of time of F, B and W: equal, as the papers draw them.
+# Equal times of F, B and W, as in the figures of the papers.
 EQUAL: Nominal = (1.0, 1.0, 1.0)
-# F, B and W of the two chunks that a stage of a V runs for one micro-batch.
+# F, B and W of the two chunks on each stage of a V.
 UNITS_PER_MICROBATCH = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """What a list schedule is made for.
+    """The problem that a list schedule solves.
 
     Args:
         num_stages: p.
         num_microbatches: m.
         stage_of_chunk: chunk → stage.
         paths: chunks in visiting order; micro-batches take the paths in turn.
-        splits_backward: W runs apart from B.
-        chunk_limit: (stage, rank of the chunk on the stage, from 0) → activations it may hold.
+        splits_backward: W and B are separate passes.
+        chunk_limit: (stage, index of the chunk on the stage) → activations of the chunk that it may hold.
         stage_limit: activations of all chunks that a stage may hold; the last is kept for the last chunk.
-        nominal: seconds of F, B and W of one chunk by which variants are compared. Who is ready first is decided
-            once by these and once by equal times: the regular order of equal times often runs better.
+        nominal: relative times of F, B and W by which variants are compared. Schedules are made with these and with
+            equal times, whose regular order is often shorter.
     """
 
     num_stages: int
@@ -73,12 +74,13 @@ class _Stage:
 
 
 def list_schedule(layout: Layout) -> PipelineOrder:
-    """Work through ``layout`` as soon as possible, by the variant that is the shortest for a few micro-batches.
+    """Greedy (as-soon-as-possible) schedule of ``layout``.
 
-    So that orders of more or fewer micro-batches begin alike, and only one has to be worked through in full.
+    The tie-breaking rule is chosen on a few micro-batches, so that schedules for different micro-batch counts share a
+    prefix and only the best one is built in full.
 
     Raises:
-        ValueError: no variant gets through within the limits.
+        ValueError: the memory limits allow no schedule.
     """
     few = replace(layout, num_microbatches=min(layout.num_microbatches, CHOSEN_AT_ROUNDS * layout.num_stages))
     share = layout.num_stages / len(layout.paths[0])
@@ -116,7 +118,7 @@ class _Run:
         self.stages[self.layout.stage_of_chunk[op.chunk]].ready.append(op)
 
     def order(self) -> PipelineOrder | None:
-        """The order that comes out; None where the limits stop it half-way."""
+        """The resulting order; None if the memory limits block it."""
         finishing: list[tuple[float, int, Op]] = []
         now = 0.0
         while True:
@@ -165,7 +167,7 @@ class _Run:
         stage.held[op.chunk] -= 1
 
     def _choose(self, index: int, stage: _Stage) -> Op | None:
-        """The operation that a free stage takes next; None where it has to wait."""
+        """The operation that a free stage runs next; None if it has to wait."""
         fitting = [op for op in stage.ready if op.kind == BACKWARD or self._fits(index, stage, op)]
         if self.alternates and stage.last_pass == BACKWARD:
             fitting = [op for op in fitting if op.kind == FORWARD] or fitting
@@ -194,7 +196,7 @@ class _Run:
 
 
 def v_shaped(p: int, m: int, chunk_limit: Limit, stage_limit: float, nominal: Nominal = EQUAL) -> PipelineOrder:
-    """A V of two chunks a stage with split backward (arXiv:2405.15362)."""
+    """A V of two chunks per stage with split backward (arXiv:2405.15362)."""
     layout = Layout(
         num_stages=p,
         num_microbatches=m,
@@ -209,12 +211,12 @@ def v_shaped(p: int, m: int, chunk_limit: Limit, stage_limit: float, nominal: No
 
 
 def life_limit(p: int, down_units: int, up_units: int) -> Limit:
-    """Activations of each chunk of a V that a stage may hold.
+    """Memory limit of a V: activations of each chunk that a stage may hold.
 
     Args:
         p: stages.
-        down_units: between neighbouring stages on the first chunk, forward and backward together.
-        up_units: the same on the second chunk.
+        down_units: time between neighbouring stages on the first chunk, forward and backward together.
+        up_units: the same for the second chunk.
     """
 
     def limit(stage: int, turn: int) -> int:
@@ -243,7 +245,7 @@ def waves(p: int, m: int, v: int, nominal: Nominal = EQUAL) -> PipelineOrder:
 def both_ends(p: int, m: int, nominal: Nominal = EQUAL) -> PipelineOrder:
     """DualPipe-like (DeepSeek-V3, arXiv:2412.19437, §3.2.1): two copies, fed from both ends, p + 1 held.
 
-    Forward and backward passes that run at the same time to hide the experts' messages are one after the other here.
+    Forward and backward passes that DualPipe overlaps to hide expert communication run in sequence here.
     """
     layout = Layout(
         num_stages=p,

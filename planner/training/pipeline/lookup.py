@@ -1,7 +1,7 @@
-"""Which order does a schedule run in, whether it is written (:mod:`.schedules`) or searched (:mod:`.list_schedules`)?
+"""The order of operations of each pipeline schedule, written (:mod:`.orders`) or searched (:mod:`.list_scheduling`).
 
-A searched order depends on how F, B and W compare; :func:`nominal_times` says by which times it is searched, so that
-whoever asks for the same configuration gets the same order.
+A searched order depends on the relative times of F, B and W; :func:`nominal_times` rounds them, so that estimates and
+simulations of a configuration use the same order.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from meshplan.planner.training.pipeline.orders import (
 )
 from meshplan.planner.training.pipeline.schedules import SCHEDULES
 
-# Part of a micro-batch's time that is weight gradients. Fitted: it makes ZB-1p's bubble 0.37 of 1F1B's, as in the
-# throughput of the twelve ZB-1p runs of arXiv:2401.10241, Table 4. A third for matrix products alone, less with
-# attention, which has no weights.
+# Share of a micro-batch's time in weight gradients. Fitted: it makes ZB-1p's bubble 0.37 of 1F1B's, as in the
+# throughput of the twelve ZB-1p runs of arXiv:2401.10241, Table 4. It is a third for matrix products alone, less
+# with attention, which has no weights.
 WEIGHT_GRADIENT_SHARE = 0.315
 # ZB-2p's twelve runs of the same table have no bubble, as with a third (mean error 1.9 %, with 0.315 2.5 %).
 ZB_2P_WEIGHT_GRADIENT_SHARE = 1.0 / 3.0
@@ -33,18 +33,18 @@ UNFLUSHED = frozenset(name for name, row in SCHEDULES.items() if not row.flushes
 # Units between neighbouring stages down and up the V, forward and backward together (arXiv:2405.15362, §3): they make
 # the peak a half and a third of 1F1B's.
 V_UNITS = {"v-half": (4, 2), "v-min": (2, 2)}
-# Searched orders are searched for forward parts of a micro-batch in steps of this: a quarter and a third are met.
+# Forward shares for which orders are searched are multiples of this; a quarter and a third are.
 SHARE_STEP = 1.0 / 24.0
 
 
 def weight_gradient_share(schedule: str, forward_share: float) -> float:
-    """Part of a micro-batch's time that is weight gradients, of what the forward pass leaves."""
+    """Share of a micro-batch's time in weight gradients, at most what the forward pass leaves."""
     usual = ZB_2P_WEIGHT_GRADIENT_SHARE if schedule == "zb-2p" else WEIGHT_GRADIENT_SHARE
     return min(usual, 1.0 - forward_share)
 
 
 def nominal_times(schedule: str, forward_share: float) -> Nominal:
-    """Parts of a micro-batch that are F, B and W, by which an order is searched."""
+    """Shares of a micro-batch in F, B and W for which an order is searched."""
     forward = round(round(forward_share / SHARE_STEP) * SHARE_STEP, 9)
     weight = weight_gradient_share(schedule, forward)
     return forward, 1.0 - forward - weight, weight
@@ -52,14 +52,14 @@ def nominal_times(schedule: str, forward_share: float) -> Nominal:
 
 @cache
 def pipeline_order(schedule: str, p: int, v: int, m: int, *, nominal: Nominal = EQUAL) -> PipelineOrder:
-    """The order of every operation under a schedule.
+    """The order of all operations of a schedule.
 
     Args:
         schedule: a key of :data:`~meshplan.planner.training.pipeline.schedules.SCHEDULES`.
         p: stages.
-        v: chunks a stage.
+        v: chunks per stage.
         m: micro-batches.
-        nominal: seconds of F, B and W by which searched schedules are chosen.
+        nominal: relative times of F, B and W for which searched schedules are made.
 
     Raises:
         ValueError: no such schedule, or one that cannot run m micro-batches on p stages.
@@ -86,7 +86,7 @@ def pipeline_order(schedule: str, p: int, v: int, m: int, *, nominal: Nominal = 
 
 
 def _zb_v(p: int, m: int, nominal: Nominal) -> PipelineOrder:
-    """The written order, and below its 2p − 1 micro-batches a searched one within the same memory."""
+    """The written order, or below 2p − 1 micro-batches a searched one within the same memory."""
     if m >= 2 * p - 1:
         return zb_v(p, m)
     return v_shaped(p, m, lambda stage, turn: 2 * p, 2 * p, nominal)

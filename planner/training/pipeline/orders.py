@@ -1,12 +1,11 @@
-"""In which order does each pipeline stage work? A schedule as lists of operations.
+"""Pipeline schedules as the order of operations on each stage.
 
 A micro-batch visits the model's chunks along a *path*. On each chunk it runs a forward pass F, a backward pass B and,
-where the schedule splits the backward, a weight-gradient pass W (B is then the input gradient alone). What a schedule
-decides is on which stage a chunk lies and in which order a stage runs its operations; when they run follows from that
-(:mod:`.simulation`).
+if the schedule splits the backward, a weight-gradient pass W (B is then the input gradient alone). A schedule assigns
+chunks to stages and orders the operations of each stage; their times follow from that (:mod:`.simulation`).
 
-GPipe, 1F1B, interleaved 1F1B, ZB-H1, ZB-H2, ZB-V and DualPipeV have a written order, here. The others are list
-schedules under a memory limit (:mod:`.list_schedules`), because their papers give a search or a figure instead of an
+This file has the written orders: GPipe, 1F1B, interleaved 1F1B, ZB-H1, ZB-H2, ZB-V and DualPipeV. The others are list
+schedules under a memory limit (:mod:`.list_scheduling`), because their papers give a search or a figure instead of an
 order.
 """
 
@@ -20,7 +19,7 @@ from typing import NamedTuple
 from meshplan.planner.training.pipeline.schedules import SCHEDULES
 
 FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
-# A pass of a written order: forward, input gradient, weight gradient, whole backward, or the oldest W that is left.
+# A pass of a written order: forward, input gradient, weight gradient, unsplit backward, or the oldest remaining W.
 F, B, W, BW, OLDEST = "F", "B", "W", "BW", "oldest W"
 # Schedules whose chunks lie there and back over the stages.
 ZIGZAG = frozenset(name for name, row in SCHEDULES.items() if row.is_zigzag)
@@ -41,12 +40,12 @@ class PipelineOrder:
     Args:
         stages: operations of each stage, in order.
         stage_of_chunk: chunk → stage.
-        paths: chunks in visiting order; several where micro-batches enter from both ends (DualPipe).
+        paths: chunks in visiting order; several if micro-batches enter from both ends (DualPipe).
         path_of_microbatch: micro-batch → index of its path.
-        splits_backward: W runs apart from B.
-        whole: backwards that are not split all the same: their W runs inside B.
-        paired: forwards that run as one with the operation after them: both begin when the inputs of both are there,
-            and the results of both leave at the end.
+        splits_backward: W and B are separate passes.
+        whole: backwards that are not split although ``splits_backward``: their W is part of B.
+        paired: forwards that run as one with the operation after them: the pair starts when the inputs of both are
+            available, and the results of both are available at its end.
     """
 
     stages: tuple[tuple[Op, ...], ...]
@@ -63,17 +62,17 @@ class PipelineOrder:
 
     @property
     def chunk_share(self) -> float:
-        """What one chunk is of a stage's layers."""
+        """Share of a stage's layers in one chunk."""
         return len(self.stages) / len(self.paths[0])
 
 
 def wrapped(num_stages: int, chunks_per_stage: int) -> tuple[int, ...]:
-    """Chunk → stage, round and round: Megatron's interleaving."""
+    """Chunk → stage, cyclic: Megatron's interleaving."""
     return tuple(chunk % num_stages for chunk in range(num_stages * chunks_per_stage))
 
 
 def zigzag(num_stages: int, chunks_per_stage: int) -> tuple[int, ...]:
-    """Chunk → stage, there and back: a V of two chunks a stage, or waves of more.
+    """Chunk → stage, alternating in direction: a V of two chunks per stage, or several waves.
 
     >>> zigzag(3, 2)
     (0, 1, 2, 2, 1, 0)
@@ -162,7 +161,7 @@ def zb_h1(p: int, m: int) -> PipelineOrder:
 
 
 def _numbered(passes: Sequence[tuple[str, int]], chunks: Sequence[int], m: int) -> list[Op]:
-    """Passes of (kind, turn) with their micro-batches: each kind on each chunk counts up; beyond m nothing is run."""
+    """Operations of (kind, chunk index) passes: each kind on each chunk counts up micro-batches, up to m."""
     count: dict[tuple[str, int], int] = {}
     ops = []
     for kinds, turn in passes:
@@ -176,7 +175,7 @@ def _numbered(passes: Sequence[tuple[str, int]], chunks: Sequence[int], m: int) 
 def zb_h2(p: int, m: int) -> PipelineOrder:
     """ZB-H2 (Qi et al., arXiv:2401.10241, §2.2): 2(p − i) − 1 forwards ahead, weight gradients 2i behind on stage i.
 
-    Every stage holds 2p − 1 micro-batches; nothing waits where F, B and W take equally long.
+    Every stage holds 2p − 1 micro-batches; without bubble if F, B and W take equally long.
     """
     stages = []
     for i in range(p):
@@ -189,11 +188,11 @@ def zb_h2(p: int, m: int) -> PipelineOrder:
 
 
 def zb_v(p: int, m: int) -> PipelineOrder:
-    """ZB-V (Qi et al., arXiv:2405.15362): two chunks a stage in a V, split backward, the memory of p micro-batches.
+    """ZB-V (Qi et al., arXiv:2405.15362): two chunks per stage in a V, split backward, the memory of p micro-batches.
 
     Stage i runs 2(p − i) − 1 forwards of its first chunk ahead, i of each chunk in turn, then p − i of the second chunk
-    with their backwards; from there on each chunk runs F, B, W in turn. Nothing waits where F, B and W take equally
-    long. The order is written for 2p − 1 micro-batches or more.
+    with their backwards; from there on each chunk runs F, B, W in turn. Without bubble if F, B and W take equally
+    long. Defined for 2p − 1 micro-batches or more.
 
     Source: torch 2.13, distributed/pipelining/schedules.py, ScheduleZBVZeroBubble (read, not run).
     """
@@ -208,9 +207,9 @@ def zb_v(p: int, m: int) -> PipelineOrder:
 
 
 def dualpipe_v(p: int, m: int) -> PipelineOrder:
-    """DualPipeV: DualPipe folded in the middle, two chunks a stage in a V, one copy of the parameters; m ≥ 2p.
+    """DualPipeV: DualPipe folded in the middle, two chunks per stage in a V, one copy of the parameters; m ≥ 2p.
 
-    A forward of one chunk and the backward of another run as one pass (so that the messages of the one hide behind the
+    A forward of one chunk and the backward of another run as one pass (so that the messages of one overlap with the
     compute of the other); most backwards are not split. Bubble (p − 1)(F&B + B − 3W) of one chunk's passes, B whole.
 
     Source: github.com/deepseek-ai/DualPipe (README and the eight steps of its schedule); torch 2.13,
@@ -239,7 +238,7 @@ def dualpipe_v(p: int, m: int) -> PipelineOrder:
             elif kind == BW:
                 whole.add(op)
         stages.append(ops)
-        # Pairs begin after the warm-up; the last stage's first one does not wait, to shorten the bubble.
+        # Pairs start after the warm-up; on the last stage the first forward is not paired, to shorten the bubble.
         warm_up = 2 * (p - 1 - i) + 2 * (i + 1) + 3 * (p - 1 - i) + 2 * (i == p - 1)
         after_it = itertools.pairwise(ops[warm_up:])
         paired |= {one for one, two in after_it if one.kind == FORWARD and two in whole}
@@ -259,7 +258,7 @@ def _dualpipe_v_passes(p: int, m: int, i: int) -> list[tuple[str, int]]:
     after = p - 1 - i
     passes = [(F, 0)] * (2 * after) + [(F, 0), (F, 1)] * (i + 1) + [(B, 1), (OLDEST, 0), (F, 1)] * after
     passes += [(F, 0), (BW, 1), (F, 1), (BW, 0)] * (m - 2 * p + i + 1) + [(BW, 1), (F, 1), (BW, 0)] * after
-    # The last i + 1 of each chunk; from the middle on they are split, to end the step with weight gradients.
+    # The last i + 1 backwards of each chunk; the second half is split, to end the step with weight gradients.
     for turn in range(2 * (i + 1)):
         passes.append((B if turn > i else BW, 1 - turn % 2))
     return passes + [(OLDEST, 0), (B, 0)] * after + [(OLDEST, 0)] * (i + 1)

@@ -15,10 +15,10 @@ from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT,
 
 
 class Pass(NamedTuple):
-    """What a stage runs at one go.
+    """Operations that a stage runs as one.
 
     Args:
-        stage: where it runs.
+        stage: stage that runs it.
         ops: one operation, or a forward and a backward.
         inputs: operations whose results it needs.
     """
@@ -29,7 +29,7 @@ class Pass(NamedTuple):
 
 
 def passes_in_order(order: PipelineOrder) -> list[Pass]:
-    """All passes, every one after those that it waits for; the passes of a stage keep their order.
+    """All passes in topological order; the passes of a stage keep their order.
 
     Raises:
         ValueError: the schedule waits for itself.

@@ -1,12 +1,11 @@
-"""How long does a pipeline schedule take, exactly? The referee of the closed forms in :mod:`.pipeline`.
+"""Simulation of a pipeline schedule, operation by operation: the reference for :mod:`.closed_forms`.
 
-Operations are nodes of a graph: each waits for the one before it on its stage, a forward for the forward of the chunk
-before (plus the message where that lies on another stage), a backward for the backward of the chunk after, a weight
-gradient for its own backward. The time of a step is the longest path; every start time is the earliest possible.
+Every operation starts as early as its precedence (:mod:`.precedence`) and the messages between stages allow; the time
+of a step is the longest path.
 
-Two lengths matter. With a flush all stages start the optimizer together: the step takes until the last stage ends.
-Zero-bubble schedules validate the optimizer step afterwards (arXiv:2401.10241, §4), so that stages follow each other
-into the next step: it takes as long as the stage with the longest time from its first to its last operation.
+With a flush all stages start the optimizer together: the step takes until the last stage ends. Zero-bubble schedules
+validate the optimizer step afterwards (arXiv:2401.10241, §4), so that each stage continues into the next step: the step
+takes as long as the stage with the longest time from its first to its last operation.
 
 Memory follows from the order alone: a stage holds a chunk's activations from F until the last operation that reads
 them (B, or W where the backward is split).
@@ -23,13 +22,13 @@ from meshplan.planner.training.pipeline.precedence import passes_in_order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkTimes:
-    """Seconds of one micro-batch on each chunk.
+    """Times of one micro-batch on each chunk, s.
 
     Args:
         forward_s: F of each chunk.
         input_gradient_s: the part of the backward that earlier chunks wait for.
-        weight_gradient_s: the rest of the backward; runs inside B where the schedule does not split it.
-        message_s: from one stage to another, per direction; the sender goes on working meanwhile.
+        weight_gradient_s: the rest of the backward; part of B if the schedule does not split it.
+        message_s: message from one stage to another, per direction; it does not occupy the sender.
     """
 
     forward_s: Sequence[float]
@@ -38,7 +37,7 @@ class ChunkTimes:
     message_s: float = 0.0
 
     def of(self, op: Op, *, contains_weights: bool) -> float:
-        """Seconds of one operation."""
+        """Time of one operation."""
         if op.kind == FORWARD:
             return self.forward_s[op.chunk]
         if op.kind == WEIGHT:
@@ -49,7 +48,7 @@ class ChunkTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """One operation in time."""
+    """One operation with its start and end."""
 
     op: Op
     start_s: float
@@ -58,11 +57,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulated:
-    """A schedule in time.
+    """A simulated schedule.
 
     Args:
         stages: operations of each stage, in order.
-        peak_in_flight: most activations that each stage holds at once, in whole-stage micro-batches.
+        peak_in_flight: peak number of activations on each stage, in whole-stage micro-batches.
     """
 
     stages: tuple[tuple[Span, ...], ...]
@@ -70,23 +69,23 @@ class Simulated:
 
     @property
     def flushed_s(self) -> float:
-        """Seconds of a step that ends on all stages together."""
+        """Time of a step with a flush: until the last stage ends."""
         return max(spans[-1].end_s for spans in self.stages)
 
     @property
     def unflushed_s(self) -> float:
-        """Seconds of a step whose stages go on into the next one."""
+        """Time of a step without a flush: the longest time of a stage from its first to its last operation."""
         return max(spans[-1].end_s - spans[0].start_s for spans in self.stages)
 
     @property
     def idle_s(self) -> tuple[float, ...]:
-        """Seconds that each stage does not work until the flush."""
+        """Idle time of each stage until the flush."""
         end = self.flushed_s
         return tuple(end - sum(span.end_s - span.start_s for span in spans) for spans in self.stages)
 
 
 def simulate(order: PipelineOrder, times: ChunkTimes) -> Simulated:
-    """Run every operation as early as its order and its inputs allow.
+    """Start every operation as early as its stage's order and its inputs allow.
 
     Raises:
         ValueError: the order waits for itself.
@@ -110,7 +109,7 @@ def _message_s(order: PipelineOrder, source: Op, stage: int, times: ChunkTimes) 
 
 
 def peak_in_flight(order: PipelineOrder) -> tuple[float, ...]:
-    """Most activations that each stage holds at once, in whole-stage micro-batches."""
+    """Peak number of activations on each stage, in whole-stage micro-batches."""
     peaks = []
     for ops in order.stages:
         held = most = 0

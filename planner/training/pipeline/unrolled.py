@@ -1,18 +1,18 @@
-"""Pipelines without a closed form: their order run through, operation by operation, for many candidates at once.
+"""Pipelines without a closed form: simulation of the schedule for many candidates at once.
 
-m·max t + β·(Σ t − max t) is exact for stages that are alike and too long otherwise, because a slow stage hides the
-bubbles of the others; and the bubble of V-Min or of waves grows with m where F, B and W differ. Here the order
-(:mod:`.orders`) is run over columns of candidates (longest path, as in :mod:`.simulation`). Of many micro-batches only
-k are run:
+m·max t + β·(Σ t − max t) is exact for equal stages and too long otherwise, because a slow stage hides the bubbles of
+the others; and the bubble of V-Min or Hanayo grows with m if F, B and W differ. Here the longest path through the
+schedule (:mod:`.precedence`) is computed with arrays over candidates. Of many micro-batches only the first k are
+simulated:
 
     T(m) = T(k) + (m − k)·d,    k = min(m, ROUNDS·p)
 
-Written orders repeat with every micro-batch and their slowest stage never waits, d = max t. Searched orders may make it
-wait: k is at least :data:`SEARCHED_MICROBATCHES`, and d is what a micro-batch took in the middle of the run, on its way
-out of the pipeline.
+Written orders repeat with every micro-batch and their slowest stage never waits: d = max t. In searched orders it may
+wait: k is at least :data:`SEARCHED_MICROBATCHES`, and d is the mean interval between micro-batches that leave the
+pipeline in the middle of the simulation.
 
-Without the flush (zero-bubble schedules: stages follow each other into the next step) a step takes as long as the stage
-with the longest time from its first to its last operation.
+Without a flush (zero-bubble schedules) a step takes as long as the stage with the longest time from its first to its
+last operation.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT,
 from meshplan.planner.training.pipeline.precedence import passes_in_order
 from meshplan.planner.training.pipeline.schedules import SCHEDULES
 
-# From here on a micro-batch more adds max t: exact where one stage is clearly the slowest; where another is nearly as
-# slow, that one may rule for longer, and the time is up to 1 % too long (tests hold both, over random stage times).
+# Rounds of p micro-batches after which each further micro-batch adds max t: exact if one stage is clearly the slowest;
+# if another is nearly as slow, the time is up to 1 % too long (tests check both, over random stage times).
 ROUNDS = 3
-# DualPipeV's stages settle later: with three rounds, 1 in 40 random cases is 1.1 % too long.
+# DualPipeV reaches its steady state later: with three rounds, 1 in 40 random cases is 1.1 % too long.
 DUALPIPE_V_ROUNDS = 4
-# Micro-batches of a searched order that are run, more where ROUNDS · p are: fewer miss how fast it settles.
+# Least number of simulated micro-batches of a searched order; fewer do not reach its steady state.
 SEARCHED_MICROBATCHES = 128
 SEARCHED = frozenset({"dualpipe", *(name for name, row in SCHEDULES.items() if row.is_list_scheduled)})
 # More stages take a second and more of NumPy for a batch of candidates; they keep the upper bound.
@@ -44,7 +44,7 @@ MOST_STAGES = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkColumns:
-    """Seconds of one micro-batch on each model chunk, [chunks, n].
+    """Times of one micro-batch on each model chunk, s, [chunks, n].
 
     Args:
         forward_s: F.
@@ -58,14 +58,14 @@ class ChunkColumns:
 
 
 class _Step(NamedTuple):
-    """One operation, or two that run as one.
+    """One operation, or a pair that runs as one.
 
     Args:
-        stage: where.
-        passes: rows of :func:`_seconds` that it takes, one after the other.
-        waits_for: numbers of the results of other stages that it needs.
-        results: numbers of its own results that other stages wait for, each once.
-        leaves: the micro-batch has left the pipeline after it.
+        stage: stage that runs it.
+        passes: rows of :func:`_seconds` whose times it takes, in sequence.
+        waits_for: numbers of the operations on other stages whose results it needs.
+        results: numbers of its own operations whose results other stages need, each once.
+        leaves: whether the micro-batch leaves the pipeline with it.
     """
 
     stage: int
@@ -75,16 +75,16 @@ class _Step(NamedTuple):
     leaves: bool
 
 
-def run_through_s(schedule: str, p: int, v: int, times: ChunkColumns, m: IntArray, nominal: Nominal) -> FloatArray:
-    """Seconds of a step, [n].
+def unrolled_s(schedule: str, p: int, v: int, times: ChunkColumns, m: IntArray, nominal: Nominal) -> FloatArray:
+    """Time of a step, s, [n].
 
     Args:
         schedule: see :func:`~meshplan.planner.training.pipeline.lookup.pipeline_order`.
         p: stages.
-        v: chunks a stage.
-        times: of each chunk.
+        v: chunks per stage.
+        times: times of each chunk.
         m: micro-batches, [n].
-        nominal: parts of a micro-batch by which a searched order is chosen.
+        nominal: relative times of F, B and W for which a searched order is made.
     """
     rounds = DUALPIPE_V_ROUNDS if schedule == "dualpipe-v" else ROUNDS
     few = np.minimum(m, max(rounds * p, SEARCHED_MICROBATCHES if schedule in SEARCHED else 0))
@@ -106,7 +106,7 @@ def run_through_s(schedule: str, p: int, v: int, times: ChunkColumns, m: IntArra
 
 
 def _slowest_s(order: PipelineOrder, times: ChunkColumns) -> FloatArray:
-    """Work of the busiest stage for one micro-batch, [n]; every path takes its share of the micro-batches."""
+    """Time of the slowest stage per micro-batch, [n]; each path gets an equal share of the micro-batches."""
     chunks = times.forward_s + times.input_gradient_s + times.weight_gradient_s
     stages = np.zeros((len(order.stages), *chunks.shape[1:]))
     for chunk, stage in enumerate(order.stage_of_chunk):
@@ -117,7 +117,7 @@ def _slowest_s(order: PipelineOrder, times: ChunkColumns) -> FloatArray:
 def _run(
     order: PipelineOrder, steps: tuple[_Step, ...], times: ChunkColumns, schedule: str
 ) -> tuple[FloatArray, FloatArray]:
-    """Seconds of the whole run, and what a micro-batch took in the middle of it, [n] each."""
+    """Time of the whole simulation, and interval between micro-batches in the middle of it, [n] each."""
     p, m = len(order.stages), len(order.path_of_microbatch)
     seconds = _seconds(times)
     clock = [np.zeros(times.forward_s.shape[1:])] * p
@@ -143,21 +143,21 @@ def _run(
 
 
 def _seconds(times: ChunkColumns) -> list[FloatArray]:
-    """F, B, W and the whole backward of each chunk, chunk by chunk, [n] each."""
+    """Times of F, B, W and the unsplit backward, chunk by chunk, [n] each."""
     whole = times.input_gradient_s + times.weight_gradient_s
     kinds = np.stack([times.forward_s, times.input_gradient_s, times.weight_gradient_s, whole], axis=1)
     return list(kinds.reshape(-1, *kinds.shape[2:]))
 
 
 def _row(order: PipelineOrder, op: Op) -> int:
-    """Row of :func:`_seconds` that an operation takes."""
+    """Row of :func:`_seconds` with the time of an operation."""
     kind = 0 if op.kind == FORWARD else 2 if op.kind == WEIGHT else 3 if order.contains_weights(op) else 1
     return 4 * op.chunk + kind
 
 
 @cache
 def _steps(schedule: str, p: int, v: int, m: int, nominal: Nominal) -> tuple[_Step, ...]:
-    """The order as one list in which every input comes first."""
+    """The schedule as one list in which every operation comes after its inputs."""
     order = pipeline_order(schedule, p, v, m, nominal=nominal)
     passes = passes_in_order(order)
     number_of = {op: number for number, op in enumerate(op for one in passes for op in one.ops)}

@@ -5,12 +5,12 @@ no mapping can beat (:class:`~meshplan.planner.cluster.network_model.BestLinks`)
 
 *Objective.* min over c and π of f(T(c, π), n_c), with the objectives and limits of the degree search.
 
-*Method.* The degree search runs under a few fixed mappings (by number, by links) and under L. The best candidates of
-each are mapped, those with the best L first; then degrees are searched under the best mappings found, and mapped in
-their turn, until nothing changes; the best few are mapped once more with all effort.
+*Method.* The degree search runs under two fixed mappings (rank order, single-linkage order) and under L. The best
+candidates of each are mapped, in the order of their L; then degrees are searched under the best mappings found and the
+results mapped, until nothing changes; the best few are mapped once more with more steps.
 
-*Bound.* min of the bounds of the mapped candidates, L of the others that the search under L kept, and the worst L kept
-(all other candidates have a larger one).
+*Bound.* The minimum of: the bounds of the mapped candidates; L of the other candidates that the search under L kept;
+and the largest L kept, because all other candidates have a larger one.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from meshplan.planner.training.search.rank_placement import (
 from meshplan.planner.training.search.report import ScoredConfig, order_of
 
 SOLVER_NAME = "enumeration with bounds + rank mapping"
-# Candidates kept by the search under L; what it does not keep is bounded by the worst of them.
+# Candidates kept by the search under L; the worst of them bounds all others.
 BOUND_KEEP = 256
-# Candidates that get a mapping of their own, and those that get all effort.
+# Candidates that are mapped, and those that are mapped again with more steps.
 MAPPED, POLISHED = 32, 3
-# Rounds of degrees under the best mappings and mappings of the best degrees.
+# Most rounds of degree search under the best mappings and mapping of the best degrees.
 MOST_ROUNDS = 4
 
 
@@ -65,13 +65,13 @@ class Placed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JointResult:
-    """What the search found.
+    """Result of the joint search.
 
     Args:
         solution: the best configuration with its proof.
-        search: what was considered and rejected.
+        search: the degree search, with what it considered and rejected.
         best: the best candidates, best first.
-        placement: mapping of the best one; None where all links are alike.
+        placement: mapping of the best one; None on a uniform network.
     """
 
     solution: Solution[ScoredConfig]
@@ -81,7 +81,7 @@ class JointResult:
 
 
 def placed_problem(problem: TrainingProblem, order: tuple[int, ...]) -> TrainingProblem:
-    """The problem priced under a mapping: slot i on node ``order[i]``."""
+    """The problem with its network priced under a mapping: slot i on node ``order[i]``."""
     return _with_network_model(problem, _one_order(problem, order))
 
 
@@ -95,16 +95,16 @@ def search_plans(
     time_limit_s: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> JointResult:
-    """The best configuration, and where its ranks go.
+    """The best configuration and its rank mapping.
 
     Args:
-        problem: the question.
-        seed: of the mapping search.
+        problem: the problem.
+        seed: seed of the mapping search.
         keep: candidates to return.
-        mapped: candidates that get a mapping of their own.
-        order: take this mapping instead of searching for one.
+        mapped: candidates that are mapped.
+        order: a given mapping; None to search for one.
         time_limit_s: see :func:`~meshplan.planner.training.search.degrees.search_degrees`.
-        on_progress: told incumbent and bound on the way.
+        on_progress: called with incumbent and bound during the search.
     """
     network = problem.machine.network
     if network is None or (network.is_uniform and order is None):
@@ -122,13 +122,13 @@ def search_plans(
 def place_config(
     problem: TrainingProblem, config: TrainingConfig, *, order: tuple[int, ...] | None = None, seed: int = 0
 ) -> Placement | None:
-    """One configuration on the problem's network; None where all links are alike and all nodes may be used.
+    """Place one configuration on the problem's network; None where the machine has none, because its links are uniform.
 
     Args:
-        problem: the question.
-        config: the choices.
-        order: take this mapping instead of searching for one.
-        seed: of the mapping search.
+        problem: the problem.
+        config: the configuration.
+        order: a given mapping; None to search for one.
+        seed: seed of the mapping search.
     """
     network = problem.machine.network
     if network is None:
@@ -166,17 +166,17 @@ def _with_network_model(problem: TrainingProblem, network_model: NetworkModel) -
 
 
 class _Joint:
-    """One search over degrees and mappings."""
+    """State of one search over degrees and mappings."""
 
     def __init__(self, problem: TrainingProblem, network: Network, *, seed: int, keep: int, mapped: int) -> None:
         self.problem, self.network = problem, network
         self.seed, self.keep, self.mapped = seed, keep, mapped
         best_links = BestLinks(network=network, domain_size=problem.machine.domain_size)
-        self.optimist = _with_network_model(problem, best_links)
+        self.under_best_links = _with_network_model(problem, best_links)
         self.placed: dict[TrainingConfig, Placed] = {}
         self.searched: set[tuple[int, ...]] = set()
         self.deadline_s: float | None = None
-        self.search = DegreeSearch(self.optimist, keep=max(keep, BOUND_KEEP))
+        self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP))
 
     def run(self, time_limit_s: float | None, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -193,7 +193,7 @@ class _Joint:
             if self._is_late() or len(self.placed) >= self.mapped or self._beats(scored.objective):
                 break
             self._map([scored.config], QUICK_STEPS)
-        self._tell(on_progress, "mapped")
+        self._report(on_progress, "mapped")
         self._alternate()
         self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
         ranked = self._ranked()
@@ -234,7 +234,7 @@ class _Joint:
         return [scored.config for scored in search.best[: max(1, self.mapped // 4)]]
 
     def _alternate(self) -> None:
-        """The best degrees under the best mappings, mapped in their turn, until nothing changes."""
+        """Search degrees under the best mappings and map the results, until nothing changes."""
         for _ in range(MOST_ROUNDS):
             before = [item.scored.objective for item in self._ranked()[:1]]
             for item in self._ranked()[:POLISHED]:
@@ -251,7 +251,7 @@ class _Joint:
             found = place(self.problem, config, seed=self.seed, steps=steps, start=start, deadline_s=self.deadline_s)
             if found.step_s > self._most_step_s(config):
                 continue
-            safe = price(self.optimist, config).safe_bytes if known is None else known.scored.safe_bytes
+            safe = price(self.under_best_links, config).safe_bytes if known is None else known.scored.safe_bytes
             scored = ScoredConfig(
                 config=config,
                 objective=self._objective(found.step_s, config),
@@ -261,7 +261,7 @@ class _Joint:
             self.placed[config] = Placed(scored=scored, placement=found)
 
     def _most_step_s(self, config: TrainingConfig) -> float:
-        """Longest step within the limits on time and money."""
+        """Longest step within the limits on step time and cost."""
         limits, machine = self.problem.limits, self.problem.machine
         most = float("inf") if limits.max_step_s is None else limits.max_step_s
         if limits.max_usd_per_run is not None and machine.usd_per_hour_per_device and self.problem.num_steps:
@@ -276,14 +276,14 @@ class _Joint:
         return sorted(self.placed.values(), key=lambda item: order_of(item.scored, self.search.problem.objective))
 
     def _beats(self, objective: float) -> bool:
-        """Whether the best found is at least as good as anything with that bound."""
+        """Whether the incumbent is at least as good as any candidate with that bound."""
         ranked = self._ranked()
         return bool(ranked) and ranked[0].scored.objective <= objective
 
     def _is_late(self) -> bool:
         return self.deadline_s is not None and bool(self.placed) and time.monotonic() > self.deadline_s
 
-    def _tell(self, on_progress: OnProgress | None, note: str) -> None:
+    def _report(self, on_progress: OnProgress | None, note: str) -> None:
         ranked = self._ranked()
         if on_progress is not None and ranked:
             on_progress(Progress(incumbent=ranked[0].scored.objective, bound=None, note=note))

@@ -1,4 +1,4 @@
-"""A mapping as a plan shows it: rank table, seconds beside rank order and random mappings, the links that decide."""
+"""A mapping in a plan: rank table, step compared with rank order and random mappings, and the critical links."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from meshplan.planner.training.search.rank_placement import UNIFORM, Placement, 
 PIPELINE = "pipeline"
 
 
-def asked_order(problem: TrainingProblem, mapping: str | tuple[int, ...]) -> tuple[int, ...] | None:
-    """The mapping that a spec asks for; None where it asks for the best one, or all links are alike."""
+def requested_order(problem: TrainingProblem, mapping: str | tuple[int, ...]) -> tuple[int, ...] | None:
+    """The mapping given in a spec; None where it asks for the best one, or the network is uniform."""
     network = problem.machine.network
     if network is None or mapping == "best":
         return None
@@ -37,7 +37,7 @@ def asked_order(problem: TrainingProblem, mapping: str | tuple[int, ...]) -> tup
 
 
 def placed(problem: TrainingProblem, placement: Placement | None) -> TrainingProblem:
-    """The problem as it is priced under a mapping."""
+    """The problem with its network priced under a mapping."""
     if placement is None or placement.method == UNIFORM:
         return problem
     return placed_problem(problem, placement.order)
@@ -102,7 +102,7 @@ def mapping_document(
 
 
 def group_names(problem: TrainingProblem, config: TrainingConfig) -> dict[Group, str]:
-    """What the kinds of groups that cross nodes are called."""
+    """Names of the kinds of groups that cross nodes."""
     shard, tensor, context = config.data_parallel_shard, config.tensor_parallel, config.context_parallel
     expert, expert_tensor = config.expert_parallel, config.expert_tensor_parallel
     copies = config.data_parallel // shard
@@ -134,7 +134,7 @@ def group_names(problem: TrainingProblem, config: TrainingConfig) -> dict[Group,
 
 
 def critical_links(model: PlacementModel, placement: Placement) -> list[dict[str, Any]]:
-    """For each kind of group the link that decides, and the slowest pipeline with its slowest boundary."""
+    """The critical link of each kind of group, and the slowest pipeline with its slowest boundary."""
     names = group_names(model.problem, model.config)
     orders = np.array([placement.order[: model.num_slots]], dtype=np.int64)
     view = Orders(network=model.network, orders=orders, domain_size=model.domain_size)

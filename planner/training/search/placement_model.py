@@ -1,12 +1,12 @@
-"""What one configuration's step takes under many rank mappings at once.
+"""Step time of one configuration under many rank mappings at once.
 
-A step depends on a mapping through few numbers: for each kind of group that crosses nodes the seconds per byte of its
-slowest link, x_g, and the messages of the slowest pipeline, y. The estimator is asked once which groups there are; the
-numbers of any number of mappings come from NumPy, and the estimator prices each distinct set of
-numbers once. So the step under a mapping *is* the estimator's step; there is no second model.
+A step depends on a mapping through few numbers: for each kind of group that crosses nodes the inverse rate x_g of its
+slowest group, and the message time y of the slowest pipeline. One run of the estimator lists the groups; NumPy computes
+these numbers for many mappings, and the estimator prices each distinct set of numbers once. So the step under a mapping
+*is* the estimator's step; there is no second model.
 
-For the search, T ≈ T₀ + y − y₀ + Σ_g (φ_g(x_g) − T₀) with φ_g tabulated at :data:`TABLE_POINTS` values of x_g, the
-other numbers as under a starting mapping.
+The search uses the surrogate T ≈ T₀ + y − y₀ + Σ_g (φ_g(x_g) − T₀), with φ_g tabulated at :data:`TABLE_POINTS` values
+of x_g and the other numbers as under a starting mapping.
 """
 
 from __future__ import annotations
@@ -27,34 +27,31 @@ from meshplan.planner.cluster.network_model import (
     slowest_pipeline_s,
 )
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.norms import raised, rooted
+from meshplan.planner.rank_mapping.annealing import raised, rooted
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 
 TABLE_POINTS = 48
-# The search sees a mix of the worst and the power mean of all links, so that it can walk where the worst stays put.
+# Share of the power mean of all links in the energy, the rest is the worst link: a maximum alone is flat.
 MEAN_SHARE = 0.25
 POWER_DOUBLINGS = 3
-# Orders looked at together; keeps an array of links near the processor's cache.
+# Orders evaluated together; keeps an array of links near the size of the processor's cache.
 ORDERS_AT_ONCE = 8192
 
 
 @dataclass(kw_only=True, eq=False)
-class _Listener(NetworkModel):
-    """Notes what the estimator asks."""
+class _Recorder(NetworkModel):
+    """Records which groups and messages the estimator asks for."""
 
     domain_size: int
     groups: dict[Group, None]
     messages: list[Messages]
 
-    def seconds_per_byte(self, group: Group, rows: IntArray) -> float:
+    def slowest(self, group: Group, rows: IntArray) -> tuple[float, float]:
         self.groups[group] = None
-        return 1.0
-
-    def latency_s(self, group: Group, rows: IntArray) -> float:
-        return 0.0
+        return 1.0, 0.0
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
         self.messages.append(asked)
@@ -65,8 +62,8 @@ class PlacementModel:
     """One configuration on one network.
 
     Args:
-        problem: its machine has a network.
-        config: the choices.
+        problem: a problem whose machine has a network.
+        config: the configuration.
     """
 
     def __init__(self, problem: TrainingProblem, config: TrainingConfig) -> None:
@@ -76,23 +73,23 @@ class PlacementModel:
         self.network: Network = problem.machine.network
         self.domain_size = problem.machine.domain_size
         self.num_slots = -(-config.world_size // self.domain_size)
-        listener = _Listener(domain_size=self.domain_size, groups={}, messages=[])
+        recorder = _Recorder(domain_size=self.domain_size, groups={}, messages=[])
         self._candidates = candidates_of(problem, config)
-        self._estimate(listener, self._candidates)
-        self.messages = listener.messages[0] if listener.messages else None
-        self.groups: tuple[Group, ...] = tuple(listener.groups)
-        self._silent: tuple[Group, ...] = ()
-        heard = self._heard()
-        self._silent = tuple(group for group in self.groups if group not in heard)
-        self.groups = heard
+        self._estimate(recorder, self._candidates)
+        self.messages = recorder.messages[0] if recorder.messages else None
+        self.groups: tuple[Group, ...] = tuple(recorder.groups)
+        self._without_effect: tuple[Group, ...] = ()
+        effective = self._effective_groups()
+        self._without_effect = tuple(group for group in self.groups if group not in effective)
+        self.groups = effective
 
     @property
     def moves(self) -> bool:
-        """Whether any mapping can differ from another."""
+        """Whether the step depends on the mapping."""
         return bool(self.groups) or (self.messages is not None and self.num_slots > 1)
 
-    def _heard(self) -> tuple[Group, ...]:
-        """The groups whose links make a difference; the estimator asks for others that its choices then leave out."""
+    def _effective_groups(self) -> tuple[Group, ...]:
+        """The groups whose rates change the step; the estimator also asks for some that have no effect."""
         count = len(self.groups)
         rows = np.zeros((count + 1, 2 * count + 1))
         usable = np.array(self.network.usable)
@@ -114,7 +111,7 @@ class PlacementModel:
     # --- exactly ----------------------------------------------------------------------------------------------------
 
     def numbers(self, orders: IntArray) -> FloatArray:
-        """[k, 2·groups + 1] seconds per byte of each kind of group, their latencies, the slowest pipeline's messages.
+        """[k, 2·groups + 1] inverse rate of each kind of group, their latencies, message time of the slowest pipeline.
 
         Args:
             orders: [k, ≥ slots] node of each slot.
@@ -138,21 +135,21 @@ class PlacementModel:
         return np.asarray(slowest_pipeline_s(hops, asked))
 
     def hops_s(self, orders: Orders) -> FloatArray:
-        """[k, P − 1, r] stage boundaries of each pipeline; see :meth:`Orders.hops_s`."""
+        """[k, P − 1, r] round trips over the stage boundaries of each pipeline; see :meth:`Orders.hops_s`."""
         asked = self.messages
         if asked is None:
             raise ValueError("one stage has no boundaries")
         return orders.hops_s(asked)
 
     def priced(self, numbers: FloatArray) -> FloatArray:
-        """[k] step of each row of :meth:`numbers`, by the estimator."""
+        """[k] step for each row of :meth:`numbers`, from the estimator."""
         distinct, which = np.unique(numbers, axis=0, return_inverse=True)
         rows = np.zeros(len(distinct), dtype=np.int64)
-        silent = dict.fromkeys(self._silent, np.zeros(len(distinct)))
+        unused = dict.fromkeys(self._without_effect, np.zeros(len(distinct)))
         network_model = GivenRates(
-            spacing={group: distinct[:, column] for column, group in enumerate(self.groups)} | silent,
+            spacing={group: distinct[:, column] for column, group in enumerate(self.groups)} | unused,
             latency={group: distinct[:, len(self.groups) + column] for column, group in enumerate(self.groups)}
-            | silent,
+            | unused,
             messages_s=distinct[:, -1],
             domain_size=self.domain_size,
         )
@@ -165,23 +162,22 @@ class PlacementModel:
     # --- bounds -----------------------------------------------------------------------------------------------------
 
     def least_step_s(self) -> float:
-        """No mapping is faster: every kind of group at the best rate that it can have, each by itself."""
+        """Lower bound of the step under any mapping: every kind of group at the best rate that it alone can have."""
         best = BestLinks(network=self.network, domain_size=self.domain_size)
         first = np.zeros(1, dtype=np.int64)
-        spacing = [float(best.seconds_per_byte(group, first)) for group in self.groups]
-        latency = [float(best.latency_s(group, first)) for group in self.groups]
+        links = [best.slowest(group, first) for group in self.groups]
         messages = 0.0 if self.messages is None else best.pipeline_s(first, self.messages)
-        return float(self.priced(np.array([[*spacing, *latency, messages]]))[0])
+        return float(self.priced(np.array([[*(link[0] for link in links), *(link[1] for link in links), messages]]))[0])
 
     # --- for the search ---------------------------------------------------------------------------------------------
 
     def tabulate(self, order: IntArray) -> Energy:
-        """The separable stand-in around one mapping."""
+        """The separable surrogate around one mapping."""
         start = self.numbers(order[None])[0]
         usable = np.array(self.network.usable)
         rates = self.network.bytes_per_s[np.ix_(usable, usable)][~np.eye(len(usable), dtype=bool)]
-        crowd = max((len(slot_links(group)[0]) for group in self.groups), default=1)
-        slowest = min([float(rates.min()), *(trunk.bytes_per_s / crowd for trunk in self.network.trunks)])
+        most_links = max((len(slot_links(group)[0]) for group in self.groups), default=1)
+        slowest = min([float(rates.min()), *(trunk.bytes_per_s / most_links for trunk in self.network.trunks)])
         grid = np.geomspace(1.0 / float(rates.max()) / self.num_slots, 1.0 / slowest, TABLE_POINTS)
         rows = np.tile(start, (len(self.groups) * TABLE_POINTS + 1, 1))
         for column in range(len(self.groups)):
@@ -193,11 +189,11 @@ class PlacementModel:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Energy:
-    """The stand-in that the search walks on: smooth, separable, close to the step.
+    """The surrogate that the search minimises: smooth, separable, close to the step.
 
     Args:
-        model: of the configuration.
-        grid: [points] seconds per byte.
+        model: model of the configuration.
+        grid: [points] inverse rates, s/byte.
         tables: [groups, points] change of the step.
         base_s: step of the starting mapping without its messages.
     """
@@ -208,7 +204,7 @@ class Energy:
     base_s: float
 
     def __call__(self, orders: IntArray) -> tuple[FloatArray, FloatArray]:
-        """([k] stand-in for the step, [k] the same with a share of all links' mean) of each mapping."""
+        """[k] surrogate of the step, and [k] the same with a share of the mean over all links, for each mapping."""
         view = Orders(network=self.model.network, orders=orders, domain_size=self.model.domain_size)
         spacing = self.model.network.ring_s_per_byte
         plain = np.full(len(orders), self.base_s)

@@ -1,20 +1,20 @@
-"""Which rank on which device, for one configuration on uneven links.
+"""Rank placement on uneven links: the best assignment of one configuration's ranks to nodes.
 
-*Notation.* Slots i are filled by consecutive ranks, D each; a mapping π sets slot i on node π(i), one of the usable
-ones. x_g(π) is the slowest link of the groups of kind g, y(π) the messages of the slowest pipeline.
+*Notation.* Slot i holds D consecutive ranks; a mapping π assigns slot i to a usable node π(i). x_g(π) is the inverse
+rate of the slowest group of kind g, y(π) the message time of the slowest pipeline.
 
 *Objective.* min over π of the step T(x(π), y(π)) of the estimator.
 
-*Constraints.* π is one-to-one; nodes without a slot are spare. Ranks of a node stay consecutive, which is what
-launchers can express; so a mapping moves nodes, not single devices.
+*Constraints.* π is one-to-one; nodes without a slot are spare. Ranks of a node stay consecutive, because launchers can
+express nothing else; so a mapping moves nodes, not single devices.
 
-*Method.* All mappings where there are at most :data:`MAX_EXHAUSTIVE`; else annealing of several chains on a smooth
-stand-in, from constructed starts (rank order, single-linkage order, each along stages and along pipelines); the best
-of every chain is priced by the estimator.
+*Method.* Enumeration of all mappings up to :data:`MAX_EXHAUSTIVE`; else annealing of several chains on a smooth
+surrogate of the step, from constructed starts (rank order, single-linkage order, each along stages and along
+pipelines). The estimator prices the best mapping of every chain.
 
-*Bound.* Every kind of group at the best rate any mapping can give it. With one kind of ring and a pipeline over all
-nodes also the joint bound of :mod:`~meshplan.planner.rank_mapping.bound`, with ring times φ(1/bandwidth) and
-hops (1 + w/P)·h, because the P stages' exchanges sum to Σ h.
+*Bound.* The step with every kind of group at the best rate that any mapping can give it. With one kind of ring and a
+pipeline over all nodes also the joint bound of :mod:`~meshplan.planner.rank_mapping.bound`, with ring times
+φ(1/bandwidth) and hops (1 + w/P)·h, because the P stages' exchanges sum to Σ h.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy as np
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import RING
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.annealing import Best, Cooling, anneal, metropolis
+from meshplan.planner.rank_mapping.annealing import Best, anneal, metropolis
 from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.objective import LinkCosts
 from meshplan.planner.rank_mapping.search import NUM_RANDOM_MAPPINGS, RANDOM_SEED, single_linkage_order
@@ -41,7 +41,7 @@ EXHAUSTIVE, ANNEALING, RANK_ORDER = "all mappings", "annealing", "rank order"
 UNIFORM = "rank order (uniform links)"
 MAX_EXHAUSTIVE = 50_000  # 8! = 40,320
 NUM_CHAINS = 12
-# Steps of a quick look at a candidate, and of the last word on the best ones. Counted, so that a seed gives one answer.
+# Annealing steps for every candidate, and for the best ones at the end. Counted, so that a seed gives one answer.
 QUICK_STEPS, FULL_STEPS = 400, 6_000
 START_TEMPERATURE, END_TEMPERATURE = 0.02, 2e-4  # of the first energy
 NUM_RESAMPLINGS, NUM_RESAMPLED = 10, 3
@@ -56,9 +56,9 @@ class Placement:
 
     Args:
         order: node of each slot, then the spare nodes.
-        step_s: T under it.
-        bound_s: no mapping is faster.
-        method: how it was found.
+        step_s: optimizer step under the mapping.
+        bound_s: lower bound of the step under any mapping.
+        method: search method that found it.
     """
 
     order: tuple[int, ...]
@@ -74,7 +74,7 @@ def usable_order(network: Network) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)  # every candidate of a search asks for it
 def linked_order(network: Network) -> tuple[int, ...]:
-    """Usable nodes such that well connected ones stand together."""
+    """Usable nodes in an order that keeps well connected ones together."""
     usable = np.array(network.usable)
     return tuple(usable[single_linkage_order(network.ring_s_per_byte[np.ix_(usable, usable)])].tolist())
 
@@ -91,11 +91,11 @@ def place(
     """The best mapping found for one configuration.
 
     Args:
-        problem: its machine has a network.
-        config: the choices.
-        seed: of the search.
-        steps: of annealing, in every chain.
-        start: a mapping to start from besides the constructed ones.
+        problem: a problem whose machine has a network.
+        config: the configuration.
+        seed: seed of the search.
+        steps: annealing steps of every chain.
+        start: a further mapping to start from.
         deadline_s: value of ``time.monotonic()`` after which to stop.
     """
     model = PlacementModel(problem, config)
@@ -152,7 +152,7 @@ def random_mean_s(model: PlacementModel) -> float:
 
 
 def joint_bound_s(model: PlacementModel) -> float:
-    """Rings and pipelines bounded together, where the configuration is one kind of ring and a pipeline; else 0."""
+    """Joint bound of rings and pipelines for configurations with one kind of ring and a pipeline; else 0."""
     stages, slots, asked = model.config.pipeline_parallel, model.num_slots, model.messages
     usable = np.array(model.network.usable)
     if asked is None or stages == 1 or len(model.groups) != 1 or slots != len(usable) or slots % stages:
@@ -194,15 +194,22 @@ def annealed_orders(
     least = float(chains.energy_s.min())
     scale = least - model.least_step_s()
     scale = scale if scale > 0.0 else least * END_TEMPERATURE
-    cooling = Cooling(steps=steps, start_s=scale * START_TEMPERATURE, ratio=END_TEMPERATURE / START_TEMPERATURE)
     proposals = _proposals(model)
     moves = (partial(_move, proposals[int(rng.integers(len(proposals)))]) for _ in itertools.count())
-    (best,) = anneal(chains, moves, cooling, rng, deadline_s=deadline_s).solutions
-    return best
+    best = anneal(
+        chains,
+        moves,
+        rng,
+        steps=steps,
+        start_s=scale * START_TEMPERATURE,
+        ratio=END_TEMPERATURE / START_TEMPERATURE,
+        deadline_s=deadline_s,
+    )
+    return best.solutions[0]
 
 
 class _Chains:
-    """Mappings that are annealed together; each is an order of the usable nodes."""
+    """Mappings that are annealed together, as permutations of the usable nodes."""
 
     def __init__(self, model: PlacementModel, orders: IntArray, energy: Energy, *, resample_every: int) -> None:
         self.model, self.orders, self.energy = model, orders, energy
@@ -216,13 +223,13 @@ class _Chains:
         return (self.orders,)
 
     def prepare(self, step: int, best: Best) -> None:
-        """From time to time the worst chains go on from the best mappings of all."""
+        """Periodically restart the worst chains from the best mappings seen."""
         if not step or step % self._resample_every:
             return
         worst, good = np.argsort(self.energy_s)[-NUM_RESAMPLED:], np.argsort(best.objective_s)[:NUM_RESAMPLED]
         self.orders[worst] = best.solutions[0][good]
         self.energy_s[worst] = self.energy(self.orders[worst])[1]
-        self.objective_s[worst] = np.inf  # another chain's find; counts for this one after its next move
+        self.objective_s[worst] = np.inf  # compared again after the chain's next accepted move
 
 
 def _move(propose: Proposal, chains: _Chains, temperature_s: FloatArray, rng: np.random.Generator) -> None:
@@ -247,7 +254,7 @@ def _positions(chains: int, nodes: int) -> IntArray:
 
 
 def _exchange(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
-    """A slot against any other node, spare ones included."""
+    """Exchange a slot with any other, or with a spare node."""
     source, rows = _positions(chains, nodes), np.arange(chains)
     first, second = rng.integers(model.num_slots, size=chains), rng.integers(nodes, size=chains)
     source[rows, first], source[rows, second] = second, first
@@ -260,14 +267,14 @@ def _two_cuts(slots: int, chains: int, rng: np.random.Generator) -> tuple[IntArr
 
 
 def _reverse(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
-    """A run of slots, reversed."""
+    """Reverse a run of slots."""
     source = _positions(chains, nodes)
     low, high = _two_cuts(model.num_slots, chains, rng)
     return np.where((source >= low) & (source <= high), low + high - source, source)
 
 
 def _shift(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
-    """One node to another place of a run; the others move up or down."""
+    """Move one node to the other end of a run; the others shift by one."""
     source = _positions(chains, nodes)
     low, high = _two_cuts(model.num_slots, chains, rng)
     inside = (source >= low) & (source <= high)
@@ -277,7 +284,7 @@ def _shift(model: PlacementModel, chains: int, nodes: int, rng: np.random.Genera
 
 
 def _stages(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
-    """Two whole stages."""
+    """Exchange two whole stages."""
     stages, source = model.config.pipeline_parallel, _positions(chains, nodes)
     size = model.num_slots // stages
     first, second = rng.integers(stages, size=(2, chains, 1))
@@ -287,7 +294,7 @@ def _stages(model: PlacementModel, chains: int, nodes: int, rng: np.random.Gener
 
 
 def _pipelines(model: PlacementModel, chains: int, nodes: int, rng: np.random.Generator) -> IntArray:
-    """Two pipelines, from some stage on."""
+    """Exchange two pipelines from some stage on."""
     stages, source = model.config.pipeline_parallel, _positions(chains, nodes)
     size = model.num_slots // stages
     first, second = rng.integers(size, size=(2, chains, 1))

@@ -125,7 +125,7 @@ LINE = {"bandwidth": "1 GB/s"}
             "1 of 8 nodes are in no island: 7",
         ),
         ({"islands": [{"nodes": "0-3"}, {"nodes": "4-9"}], "between_islands": LINE}, "there is no node 8.* and 1 more"),
-        ({"islands": TWO, "between_islands": [{"from": 0, "to": 1, **LINE}]}, "no line from island 1 to island 0"),
+        ({"islands": TWO, "between_islands": [{"from": 0, "to": 1, **LINE}]}, "no link from island 1 to island 0"),
         ({"islands": TWO, "between_islands": [{"from": 0, "to": 2, **LINE}]}, "there is no island 2"),
         ({"islands": TWO, "between_islands": {"latency": "1 ms"}}, "give bandwidth .* or total"),
         ({"islands": TWO, "between_islands": {"bandwidth": "0 GB/s"}}, "must be within"),

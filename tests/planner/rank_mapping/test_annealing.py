@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.rank_mapping.annealing import Best, Cooling, anneal, metropolis
+from meshplan.planner.rank_mapping.annealing import Best, anneal, metropolis
 from meshplan.planner.rank_mapping.search import single_linkage_order
 
 
@@ -19,6 +19,7 @@ class Walkers:
         self.places = np.array(places)
         self.temperature_factor = np.ones(len(places))
         self.prepared: list[int] = []
+        self.temperatures: list[float] = []
 
     @property
     def objective_s(self) -> FloatArray:
@@ -39,20 +40,17 @@ class Walkers:
 
 def right(chains: Walkers, temperature_s: FloatArray, rng: np.random.Generator) -> None:
     chains.places = chains.places + 1
+    chains.temperatures.append(float(temperature_s[0]))
 
 
-def test_the_best_of_a_chain_survives_worse_steps_and_dropped_chains() -> None:
+def test_cooling_is_geometric_and_the_best_survives_worse_steps_and_dropped_chains() -> None:
     chains: Any = Walkers([6, 0, 5])
-    best = anneal(chains, [right] * 9, Cooling(steps=6, start_s=1.0, ratio=0.1), np.random.default_rng(0))
+    best = anneal(chains, [right] * 9, np.random.default_rng(0), steps=6, start_s=8.0, ratio=1 / 64)
     assert chains.prepared == list(range(6))
     assert best.objective_s.tolist() == [0.0]
     assert best.solutions[0].tolist() == [7]
     assert chains.places.tolist() == [12]
-
-
-def test_temperatures_fall_geometrically() -> None:
-    cooling = Cooling(steps=4, start_s=8.0, ratio=1 / 16)
-    assert [cooling.temperature_s(step) for step in range(5)] == pytest.approx([8.0, 4.0, 2.0, 1.0, 0.5])
+    assert chains.temperatures == pytest.approx([8.0, 4.0, 2.0, 1.0, 0.5, 0.25])
 
 
 def test_metropolis_accepts_by_the_boltzmann_factor() -> None:

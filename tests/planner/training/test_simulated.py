@@ -1,4 +1,4 @@
-"""The referee's step of whole configurations, beside the estimator's."""
+"""The simulated step of whole configurations against the estimated one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from meshplan.planner.training.simulated import simulated_pipeline, simulated_st
     ("schedule", "chunks", "within"),
     [("1f1b", 1, 1e-9), ("gpipe", 1, 1e-9), ("interleaved", 3, 0.01), ("zb-1p", 1, 0.03), ("zb-h1", 1, 0.03)],
 )
-def test_the_closed_form_and_the_referee_agree_on_a_step(schedule: str, chunks: int, within: float) -> None:
+def test_the_closed_form_and_the_simulation_agree_on_a_step(schedule: str, chunks: int, within: float) -> None:
     for shape in (DENSE, replace(DENSE, vocab_size=8 * DENSE.vocab_size)):
         problem = problem_of(shape, num_devices=8, global_batch_size=16)
         config = configured(problem, pipeline_parallel=2, virtual_pipeline_stages=chunks)

@@ -126,7 +126,7 @@ def test_1f1b_is_exact_where_stages_differ_in_their_forward_part(stages: list[tu
 
 
 @pytest.mark.parametrize("shape", [DENSE, MOE, LATENT], ids=lambda shape: shape.slug)
-def test_the_referee_agrees_on_blocks(shape: object) -> None:
+def test_the_simulation_agrees_on_blocks(shape: object) -> None:
     problem = problem_of(shape, num_devices=2, global_batch_size=8)
     for n in (1, 2):
         config = configured(problem, pipeline_parallel=2, activation_recompute="block", recompute_num_layers=n)

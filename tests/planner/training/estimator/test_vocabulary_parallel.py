@@ -94,7 +94,7 @@ def test_logits_are_split_too() -> None:
 
 
 @pytest.mark.parametrize(("schedule", "chunks"), [("1f1b", 1), ("v-half", 2)])
-def test_the_referee_agrees(schedule: str, chunks: int) -> None:
+def test_the_simulation_agrees(schedule: str, chunks: int) -> None:
     problem = problem_of(LARGE_VOCABULARY, num_devices=4, global_batch_size=32)
     split, _ = both(problem, pipeline_parallel=4, virtual_pipeline_stages=chunks)
     split = replace(split, pipeline_schedule=schedule)

@@ -17,12 +17,12 @@ from meshplan.planner.training.pipeline.closed_forms import (
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, nominal_times, pipeline_order, weight_gradient_share
 from meshplan.planner.training.pipeline.orders import ZIGZAG
 from meshplan.planner.training.pipeline.simulation import ChunkTimes, peak_in_flight, simulate
-from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, run_through_s
+from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, unrolled_s
 
 FEW = settings(max_examples=80, deadline=None)
 
 
-def refereed_s(schedule: str, stages: list[float], v: int, m: int, forward: float) -> float:
+def simulated_s(schedule: str, stages: list[float], v: int, m: int, forward: float) -> float:
     weight = weight_gradient_share(schedule, forward)
     parts = (forward, 1.0 - forward - weight, weight)
     order = pipeline_order(schedule, len(stages), v, m, nominal=nominal_times(schedule, forward))
@@ -62,26 +62,26 @@ forward_shares = st.sampled_from([1 / 4, 1 / 3, 1 / 2])
 @FEW
 @given(stages=stage_times, m=st.integers(1, 40), forward=forward_shares, schedule=st.sampled_from(["gpipe", "1f1b"]))
 def test_gpipe_and_1f1b_are_exact(stages: list[float], m: int, forward: float, schedule: str) -> None:
-    referee = refereed_s(schedule, stages, 1, m, forward)
-    assert closed_s(schedule, stages, 1, m, forward) == pytest.approx(referee, rel=1e-9)
+    expected = simulated_s(schedule, stages, 1, m, forward)
+    assert closed_s(schedule, stages, 1, m, forward) == pytest.approx(expected, rel=1e-9)
 
 
 @FEW
 @given(stages=stage_times, v=st.integers(2, 4), rounds=st.integers(1, 4), forward=forward_shares)
 def test_interleaved_is_a_close_lower_bound(stages: list[float], v: int, rounds: int, forward: float) -> None:
     m = rounds * len(stages)
-    error = closed_s("interleaved", stages, v, m, forward) / refereed_s("interleaved", stages, v, m, forward) - 1.0
+    error = closed_s("interleaved", stages, v, m, forward) / simulated_s("interleaved", stages, v, m, forward) - 1.0
     assert -CLOSED_FORMS["interleaved"].error <= error <= 1e-9
 
 
-def test_interleaved_is_within_one_percent_of_the_referee_nearly_always() -> None:
+def test_interleaved_is_within_one_percent_of_the_simulation_nearly_always() -> None:
     random = np.random.default_rng(0)
     errors = []
     for _ in range(200):
         p, v, rounds = int(random.integers(2, 10)), int(random.integers(2, 5)), int(random.integers(1, 5))
         stages = [float(t) for t in random.uniform(0.5, 1.5, p)]
-        referee = refereed_s("interleaved", stages, v, rounds * p, 1 / 3)
-        errors.append(abs(closed_s("interleaved", stages, v, rounds * p, 1 / 3) / referee - 1.0))
+        expected = simulated_s("interleaved", stages, v, rounds * p, 1 / 3)
+        errors.append(abs(closed_s("interleaved", stages, v, rounds * p, 1 / 3) / expected - 1.0))
     assert np.mean(errors) < 0.001
     assert np.mean(np.array(errors) > 0.01) < 0.05
 
@@ -92,7 +92,9 @@ def test_interleaved_is_within_one_percent_of_the_referee_nearly_always() -> Non
 def test_stages_that_are_alike_agree_within_one_percent(schedule: str, p: int, rounds: int) -> None:
     v = 2 if schedule == "interleaved" else 1
     stages, m = [1.0] * p, rounds * p
-    assert closed_s(schedule, stages, v, m, 1 / 3) == pytest.approx(refereed_s(schedule, stages, v, m, 1 / 3), rel=0.01)
+    assert closed_s(schedule, stages, v, m, 1 / 3) == pytest.approx(
+        simulated_s(schedule, stages, v, m, 1 / 3), rel=0.01
+    )
 
 
 @pytest.mark.parametrize("p", [2, 4, 8])
@@ -105,30 +107,32 @@ def test_zb_2p_has_no_bubble_where_a_third_is_weight_gradients(p: int) -> None:
 
 @FEW
 @given(stages=stage_times, m=st.integers(1, 40), forward=forward_shares)
-def test_zb_h1_is_never_below_the_referee_and_within_one_percent(stages: list[float], m: int, forward: float) -> None:
-    """Exact but where another stage is nearly as slow as the slowest: that one rules for longer than is run through."""
+def test_zb_h1_is_never_below_the_simulation_and_within_one_percent(
+    stages: list[float], m: int, forward: float
+) -> None:
+    """Exact but where another stage is nearly as slow as the slowest: it may dominate later."""
     stages[0] += 0.01  # never alike
-    expected = refereed_s("zb-h1", stages, 1, m, forward)
+    expected = simulated_s("zb-h1", stages, 1, m, forward)
     if m > ROUNDS * len(stages):
         expected = min(expected, textbook_s("zb-h1", stages, m))
     assert expected * (1.0 - 1e-9) <= closed_s("zb-h1", stages, 1, m, forward) <= expected * 1.01
 
 
-# Schedule → chunks a stage: those whose order is run through.
+# Schedule → chunks per stage: schedules that are always unrolled.
 RUN = {"zb-1p": 1, "zb-2p": 1, "zb-v": 2, "dualpipe-v": 2, "v-half": 2, "v-min": 2, "hanayo": 2}
 
 
 @pytest.mark.parametrize("schedule", RUN)
 @settings(max_examples=12, deadline=None)
 @given(stages=st.lists(st.floats(0.5, 1.5), min_size=2, max_size=7), more=st.integers(0, 25), forward=forward_shares)
-def test_what_is_run_through_is_within_one_percent_of_the_referee(
+def test_unrolled_schedules_are_within_one_percent_of_the_simulation(
     schedule: str, stages: list[float], more: int, forward: float
 ) -> None:
     stages[0] += 0.01  # never alike: ZB-1p's and ZB-2p's closed forms are for those
     m = more + (2 * len(stages) if schedule == "dualpipe-v" else 1)
-    referee = refereed_s(schedule, stages, RUN[schedule], m, forward)
+    expected = simulated_s(schedule, stages, RUN[schedule], m, forward)
     assert closed_s(schedule, stages, RUN[schedule], m, forward) == pytest.approx(
-        referee, rel=CLOSED_FORMS[schedule].error
+        expected, rel=CLOSED_FORMS[schedule].error
     )
 
 
@@ -137,22 +141,22 @@ def test_very_many_micro_batches_are_told_from_few(schedule: str, v: int) -> Non
     random = np.random.default_rng(11)
     for p, m in ((3, 150), (5, 170)):
         stages = [float(t) for t in random.uniform(0.5, 1.5, p)]
-        referee = refereed_s(schedule, stages, v, m, 1 / 3)
-        assert closed_s(schedule, stages, v, m, 1 / 3) == pytest.approx(referee, rel=CLOSED_FORMS[schedule].error)
+        expected = simulated_s(schedule, stages, v, m, 1 / 3)
+        assert closed_s(schedule, stages, v, m, 1 / 3) == pytest.approx(expected, rel=CLOSED_FORMS[schedule].error)
 
 
 @pytest.mark.parametrize("schedule", ["zb-h1", "zb-1p"])
 @pytest.mark.parametrize("m", [1, 2, 3])
-def test_fewer_micro_batches_than_stages_are_run_through(schedule: str, m: int) -> None:
+def test_fewer_micro_batches_than_stages_are_unrolled(schedule: str, m: int) -> None:
     for stages in ([1.0] * 5, [1.0, 1.4, 0.7, 1.2, 0.9]):
-        assert closed_s(schedule, stages, 1, m, 1 / 3) == pytest.approx(refereed_s(schedule, stages, 1, m, 1 / 3))
+        assert closed_s(schedule, stages, 1, m, 1 / 3) == pytest.approx(simulated_s(schedule, stages, 1, m, 1 / 3))
 
 
 def test_many_unlike_stages_keep_the_upper_bound() -> None:
     random = np.random.default_rng(2)
     stages = [float(t) for t in random.uniform(0.5, 1.5, MOST_STAGES + 1)]
     m = 2 * len(stages)
-    assert closed_s("zb-h1", stages, 1, m, 1 / 3) >= refereed_s("zb-h1", stages, 1, m, 1 / 3)
+    assert closed_s("zb-h1", stages, 1, m, 1 / 3) >= simulated_s("zb-h1", stages, 1, m, 1 / 3)
 
 
 def test_the_steady_state_of_zb_h1_adds_the_slowest_stage() -> None:
@@ -164,7 +168,7 @@ def test_the_steady_state_of_zb_h1_adds_the_slowest_stage() -> None:
             forward_s=stages / 3, input_gradient_s=0.35 * stages, weight_gradient_s=(2 / 3 - 0.35) * stages
         )
         few, many = (
-            run_through_s("zb-h1", p, 1, times, np.array([m]), (1 / 3, 0.35, 2 / 3 - 0.35))[0]
+            unrolled_s("zb-h1", p, 1, times, np.array([m]), (1 / 3, 0.35, 2 / 3 - 0.35))[0]
             for m in (ROUNDS * p, ROUNDS * p + 7)
         )
         assert many - few == pytest.approx(7 * stages.max())

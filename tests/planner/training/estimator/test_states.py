@@ -17,7 +17,7 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.service import emit_plan, make_plan
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.estimator.quantised_weights import DEQUANTISE_BYTES, NF4_BYTES
+from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, NF4_BYTES
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees

@@ -1,0 +1,167 @@
+"""Time of one layer and micro-batch: compute, recompute, exposed communication and kernel-launch overhead.
+
+layer time = √(device time² + host time²)             kernel launches and device work overlap; the slower dominates
+device time = compute (+ recompute) + exposed tensor-, context- and expert-parallel communication
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
+from meshplan.planner.training.estimator.communication import CommunicationModel
+from meshplan.planner.training.estimator.compute import LOW_PRECISION, ComputeModel, Cost, activation_bytes
+from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
+from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.problem import TrainingWorkload
+from meshplan.planner.training.problem.switches import Launches
+
+# Share of the bytes of a 16-bit all-reduce if its gather half is in fp8.
+FP8_GATHER_SHARE = 0.75
+# Memory traffic, in tensor sizes, of a gather and a scatter that restack their tensor (torch.cat of torch.chunk in
+# torch/distributed/_functional_collectives.py): each reads and writes it once.
+COPIES_RESTACKED = 4.0
+# The same where matrix products and collectives are pipelined: the gathered pieces are used in place, the scattered
+# ones stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
+COPIES_OVERLAPPED = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerTimes:
+    """Time of one layer and micro-batch: by part, and in total with kernel launches."""
+
+    parts: Mapping[str, FloatArray]
+    total_s: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerModel:
+    """Times of the layers of a batch of candidates.
+
+    Args:
+        shape: the model.
+        workload: sequence length, precision, phase.
+        candidates: the batch.
+        calibration: constants and framework recipe.
+        compute: prices the arithmetic of the same batch.
+        links: prices collectives.
+    """
+
+    shape: ModelShape
+    workload: TrainingWorkload
+    candidates: Candidates
+    calibration: Calibration
+    compute: ComputeModel
+    links: CommunicationModel
+
+    def times(self, kind: LayerKind, *, in_block: bool = False) -> LayerTimes:
+        """Time of one layer of a kind; ``in_block``: as one of the layers that block recompute recomputes."""
+        compute, batch = self.compute, self.candidates
+        attention = compute.attention_core(kind)
+        products = compute.attention_projections()
+        zero = np.zeros_like(products.forward_s)
+        experts = Cost(forward_s=zero, backward_s=zero)
+        if kind.is_moe and self.shape.moe is not None:
+            experts = compute.experts(self.shape.moe)
+            if self.shape.moe.shared_intermediate_size:
+                products = products + compute.mlp(self.shape.moe.shared_intermediate_size)
+        else:
+            products = products + compute.mlp(self.shape.intermediate_size)
+        elementwise = compute.elementwise(kind)
+        again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
+        recipe = self.calibration.recipe
+        selective = batch.recompute == Recompute.SELECTIVE
+        core_again = again if recipe.flash_attention else np.maximum(again, selective)
+        again = again + selective * (1.0 - recipe.selective_kept_share)
+        parts = {
+            "matrix products": products.total_s,
+            "attention": attention.total_s,
+            "experts": experts.total_s,
+            "memory-bound operators": elementwise.total_s,
+            "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
+            + core_again * attention.forward_s,
+            "tensor-parallel communication": self._tensor_parallel_s(again),
+            "context-parallel communication": self._context_parallel_s(attention, core_again),
+            "expert-parallel communication": self._expert_parallel_s(kind, again),
+        }
+        device = sum(parts.values(), zero)
+        total = np.sqrt(device**2 + np.asarray(self._host_s(kind)) ** 2)
+        return LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
+
+    def _host_s(self, kind: LayerKind) -> FloatArray:
+        """Kernel-launch overhead of one layer, forward and backward."""
+        constants, practice = self.calibration.time, self.workload.practice
+        waits = kind.is_moe and not self.workload.drops_tokens
+        host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
+        left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
+        return np.asarray(host) * left[practice.launches]
+
+    def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
+        """Exposed time of a layer's tensor-parallel collectives.
+
+        Two all-reduces (or gather + scatter pairs with sequence parallelism, same volume) of T·h elements forward
+        and two backward (Megatron-LM, arXiv:1909.08053, §3); full recompute repeats the forward ones. Where gathers
+        carry fp8, half of an all-reduce moves one byte instead of two; where the framework restacks split sequences,
+        a gather and a scatter copy the tensor in memory too.
+        """
+        batch, links = self.candidates, self.links
+        volume = activation_bytes(self.workload) * self.compute.tokens * self.shape.hidden_size
+        each = links.all_reduce_s(volume, batch.tensor_parallel, np.ones_like(batch.tensor_parallel))
+        recipe = self.calibration.recipe
+        passes = 4.0 + 2.0 * recompute_full
+        if recipe.gathers_fp8 and self.workload.precision in LOW_PRECISION and not self.workload.scales_rows:
+            passes = passes * FP8_GATHER_SHARE
+        asked = self.workload.overlaps_tensor_parallel
+        overlaps = recipe.overlaps_tensor_parallel if asked is None else asked
+        if overlaps:
+            each = each * (1.0 - self.calibration.time.tensor_parallel_overlap)
+        if recipe.restacks_sequences:
+            copied = (COPIES_OVERLAPPED if overlaps else COPIES_RESTACKED) * volume
+            copies = self.compute.memory_op(copied, backward_ratio=0.0).forward_s
+            each = each + np.where(batch.sequence_parallel & (batch.tensor_parallel > 1), copies, 0.0)
+        return passes * each
+
+    def _context_parallel_s(self, attention: Cost, again: FloatArray) -> FloatArray:
+        """Exposed context-parallel exchange of a layer; ``again``: how often the forward of attention is repeated."""
+        model = ContextParallelModel(
+            shape=self.shape,
+            sequence_length=self.workload.sequence_length,
+            element_bytes=activation_bytes(self.workload),
+            candidates=self.candidates,
+        )
+        overlap = self.calibration.time.context_parallel_overlap
+        return model.exposed_s(self.links, attention.total_s, again, overlap)
+
+    def _expert_parallel_s(self, kind: LayerKind, recompute_full: FloatArray) -> FloatArray:
+        """Exposed time of dispatching tokens to experts and combining their outputs.
+
+        Two all-to-alls forward and two backward of T/t·k·h elements from each device, times the busiest rank's load
+        (:mod:`.expert_load`); expert tensor parallelism adds a gather and a scatter of what arrived.
+        """
+        moe, batch, links = self.shape.moe, self.candidates, self.links
+        if moe is None or not kind.is_moe:
+            return np.zeros(len(batch))
+        routed = self.compute.tokens / batch.tensor_parallel * moe.num_experts_per_token
+        # In dispatch the most loaded rank is the bottleneck as receiver, in combine as sender; both take the time of
+        # that rank's share.
+        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
+        sent = activation_bytes(self.workload) * routed * self.shape.hidden_size
+        fused = self.workload.practice.fused_dispatch
+        copies = float(moe.num_experts_per_token) if fused else None
+        each = links.all_to_all_s(sent, batch.expert_parallel, batch.expert_tensor_parallel, copies_per_token=copies)
+        inside = links.gather_s(
+            sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
+        )
+        constants = self.calibration.time
+        near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
+        hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
+        hidden = hidden * self.workload.practice.overlaps_experts
+        passes = 4.0 + 2.0 * recompute_full
+        return passes * (each + inside) * (1.0 - hidden)
