@@ -16,8 +16,7 @@ from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.what_if import what_if
-from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of
-from meshplan.planner.serving.simulation.series import series
+from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of, series
 from meshplan.planner.serving.simulation.slo_attainment import attainment, goodput
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0

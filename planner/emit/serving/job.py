@@ -15,7 +15,8 @@ from meshplan.planner.emit.artifact import Artifact, ParserVerified
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.config import Pool, Role
-from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES, EngineRules
+from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from meshplan.catalogs.constants.serving import ServingCalibration, ServingConst
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.problem.config import KvTier, Role, Speculation
-from meshplan.planner.serving.problem.engines import EngineRules
+from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo

@@ -37,7 +37,7 @@ TOLERANCE = 0.01
 FAR = 1.3
 # Factor of each step down from the saturated rate until the SLOs are met, and the most steps.
 DOWN, MAX_DOWN = 0.5, 12
-# Smallest latency/limit that is divided by: there may be none to divide by where nobody waits.
+# Smallest latency/limit that is divided by; it is 0 where no request waits.
 LEAST_RATIO = 1e-3
 
 

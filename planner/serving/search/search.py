@@ -95,8 +95,8 @@ def _simplest_first(simulated: list[Simulated]) -> None:
     best = simulated[0].score if simulated else float("inf")
     if best == float("inf"):
         return
-    alike = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
-    simulated[: len(alike)] = sorted(alike, key=lambda one: (_complexity(one.candidate), one.score))
+    equal = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
+    simulated[: len(equal)] = sorted(equal, key=lambda one: (_complexity(one.candidate), one.score))
 
 
 def _complexity(candidate: Candidate) -> tuple[int, int, int]:

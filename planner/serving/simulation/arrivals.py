@@ -1,7 +1,7 @@
-"""From a workload to requests: when each arrives, how long its prompt and its answer are.
+"""From a workload to requests: arrival times, prompt lengths and output lengths.
 
-The lengths are drawn before the arrivals and the gaps have mean 1 before they are scaled, so that two rates with one
-seed meet the same requests in the same order (common random numbers).
+Lengths are drawn before arrivals, and gaps have mean 1 before they are scaled, so that two rates with one seed have the
+same requests in the same order (common random numbers).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
 
-# Requests per request in flight of a closed loop: the rule of the public serving benchmarks of 2025.
+# Requests in a closed loop, per request in flight: the rule of the public serving benchmarks of 2025.
 REQUESTS_PER_CONCURRENCY = 10
-# At most this many offending requests are named one by one.
+# Most invalid requests that are listed one by one.
 MAX_NAMED = 5
 
 
@@ -30,7 +30,7 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
     number is given, at another rate if one is given.
 
     Raises:
-        SpecError: the workload lacks what its kind of arrival needs, or holds values that no service can meet.
+        SpecError: the workload lacks a value that its kind of arrival needs, or has invalid values.
     """
     problems = _workload_problems(workload)
     if problems:
@@ -57,7 +57,7 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
 
 
 def num_requests(workload: ServingWorkload) -> int:
-    """How many requests a run has: as told, or what its kind of arrival implies."""
+    """Number of requests of a run: as given, or by the kind of arrival."""
     if workload.num_requests is not None:
         return workload.num_requests
     if workload.trace is not None:
@@ -70,7 +70,7 @@ def num_requests(workload: ServingWorkload) -> int:
 
 
 def check_requests(requests: Requests) -> None:
-    """Refuse requests that no run can mean.
+    """Reject invalid requests.
 
     Raises:
         SpecError: no requests at all; arrays of different length; arrivals that are negative, unsorted or not
@@ -82,7 +82,7 @@ def check_requests(requests: Requests) -> None:
 
 
 def request_problems(requests: Requests) -> list[Problem]:
-    """What is wrong with the requests; each kind of fault once, with the first places."""
+    """Problems of the requests: each kind once, with the first positions."""
     num = len(requests)
     if not num:
         return [Problem(path="", message="there are no requests; give at least one")]
@@ -119,7 +119,7 @@ def request_problems(requests: Requests) -> list[Problem]:
 
 
 def scaled(requests: Requests, rate_per_s: float) -> Requests:
-    """The same requests in the same order at another mean rate: all arrivals stretched by one factor.
+    """The same requests in the same order at another mean rate: all arrival times scaled by one factor.
 
     Raises:
         SpecError: all requests arrive at once, so that there is no rate to scale.
@@ -128,15 +128,15 @@ def scaled(requests: Requests, rate_per_s: float) -> Requests:
     if span <= 0.0 or requests.concurrency is not None:
         message = "all requests arrive at once: a rate needs arrivals that are spread over time"
         raise SpecError([Problem(path="arrival_s", message=message)], of="the requests")
-    present = (len(requests) - 1) / span
-    return replace(requests, arrival_s=requests.arrival_s * (present / rate_per_s))
+    recorded_rate = (len(requests) - 1) / span
+    return replace(requests, arrival_s=requests.arrival_s * (recorded_rate / rate_per_s))
 
 
 def _named(name: str, values: NDArray[np.generic], wrong: NDArray[np.bool_], message: str) -> list[Problem]:
-    places = np.flatnonzero(wrong)
-    found = [Problem(path=f"{name}[{i}]", message=f"{values[i]} {message}") for i in places[:MAX_NAMED]]
-    if len(places) > MAX_NAMED:
-        found.append(Problem(path=name, message=f"… and {len(places) - MAX_NAMED} more alike"))
+    positions = np.flatnonzero(wrong)
+    found = [Problem(path=f"{name}[{i}]", message=f"{values[i]} {message}") for i in positions[:MAX_NAMED]]
+    if len(positions) > MAX_NAMED:
+        found.append(Problem(path=name, message=f"… and {len(positions) - MAX_NAMED} more like these"))
     return found
 
 

@@ -48,7 +48,7 @@ def test_two_nodes_of_eight_are_planned(catalog: Catalog) -> None:
 
 
 def test_a_candidate_that_cannot_run_ends_no_search(catalog: Catalog) -> None:
-    """Some layouts do not fit, some the engine refuses, some break a promise alone: each is counted."""
+    """Some layouts do not fit, some the engine rejects, some violate an SLO alone: each is counted."""
     made = make_plan(spec(quantization=["bf16", "fp8"]), catalog)
     assert made.config
     reasons = [row["reason"] for row in made.rejected]
@@ -56,8 +56,8 @@ def test_a_candidate_that_cannot_run_ends_no_search(catalog: Catalog) -> None:
     assert all(row["count"] >= 1 for row in made.rejected)
 
 
-@pytest.mark.parametrize(("promise", "rate"), [({"itl_p99_s": 1e-5}, 2), ({"e2e_p50_s": 1e-3}, None)])
-def test_a_promise_that_nothing_keeps_ends_with_an_answer(
+@pytest.mark.parametrize(("slo", "rate"), [({"itl_p99_s": 1e-5}, 2), ({"e2e_p50_s": 1e-3}, None)])
+def test_an_slo_that_nothing_meets_ends_with_an_answer(
     catalog: Catalog, slo: dict[str, float], rate: float | None
 ) -> None:
     made = make_plan(spec(slo=slo, workload=workload(request_rate_per_s=rate)), catalog)

@@ -121,9 +121,9 @@ def test_formats() -> None:
     assert all(set(engine.schemes) <= set(SCHEMES) for engine in ENGINES.values())
     assert all(set(engine.online) <= set(engine.schemes) for engine in ENGINES.values())
     (text,) = SGLANG.broken_pool(LLAMA_70B, pool(layout(8), quantization=Quantization.uniform("w8a16")))
-    assert text.startswith("weights in w8a16 have no word")
+    assert text.startswith("no flag for weights in w8a16")
     (text,) = SGLANG.broken_pool(LLAMA_70B, pool(layout(8), quantization=Quantization.uniform("bf16", kv_cache="int8")))
-    assert text.startswith("a KV cache in int8 has no word")
+    assert text.startswith("no flag for a KV cache in int8")
 
 
 def pair(prefill: Layout, decode: Layout, engine: str, **fields) -> ServingConfig:
@@ -140,7 +140,7 @@ def test_pairs() -> None:
     (text,) = SGLANG.broken(LLAMA_70B, pair(layout(4, 2), layout(2, 4), "sglang"))
     assert text == "decode: pipeline_parallel must be 1 or 2, not 4"
     (text,) = VLLM.broken(LLAMA_70B, pair(layout(8), layout(8, context_parallel=2), "vllm"))
-    assert text.startswith("decode: tensor_parallel or context_parallel must be 1 where the cache is handed over")
+    assert text.startswith("decode: tensor_parallel or context_parallel must be 1 where the cache is transferred")
     guessing = pair(layout(8, 2), layout(8), "vllm", speculation=Speculation(num_draft_tokens=2, acceptance=0.7))
     assert VLLM.broken(LLAMA_70B, guessing) == ("prefill: speculation needs pipeline_parallel = 1",)
 
