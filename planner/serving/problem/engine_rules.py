@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.serving.problem import engine_layouts as layouts
-from meshplan.planner.serving.problem.config import EngineLimits, Layout, Pool, Role, ServingConfig
+from meshplan.planner.serving.problem.config import EngineLimits, Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.quantization import Quantization
 
 
@@ -44,14 +43,12 @@ class EngineRules:
         tiers: limits by device memory, the largest first, the last for any.
         limits_source: source of the tiers.
         block_size: tokens of one block of the KV cache (the engine may choose another for some kernels).
-        uneven_layers: stages may differ by a layer.
         prefix_caching_on_decode: decode workers keep a prefix cache under prefill/decode disaggregation.
         pipeline_on_decode: pipeline degrees that a decode worker may have: ``one``, ``any``, or ``one_or_prefill``.
         whole_context_on_transfer: pools that transfer their cache must split tokens over the whole attention group or
             not at all: tensor_parallel or context_parallel is 1.
         speculation_with_stages: speculative decoding runs with several pipeline stages.
         kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
-        notes: pitfalls that no rule expresses.
     """
 
     name: str
@@ -65,19 +62,10 @@ class EngineRules:
     block_size: int
     pipeline_on_decode: str
     scheme_rules: Mapping[str, tuple[LegalityRule, ...]] = field(default_factory=dict)
-    uneven_layers: bool = True
     prefix_caching_on_decode: bool = True
     whole_context_on_transfer: bool = False
     speculation_with_stages: bool = False
     kv_stores: tuple[str, ...] = ("host",)
-    notes: tuple[str, ...] = ()
-
-    def allowed(self, shape: ModelShape, layout: Layout | Any, quantization: Quantization | None = None) -> Any:
-        """Whether every layout rule holds: bool, or a column of bools for columns of layouts."""
-        verdict: Any = True
-        for one in self.layout_rules(quantization):
-            verdict = verdict & one.holds(shape, layout)
-        return verdict
 
     def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
         """The rules over a layout, including those of the formats in use."""

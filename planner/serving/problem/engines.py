@@ -58,6 +58,9 @@ _COMMON = (
 )
 
 
+# Units of vLLM's flags: max_num_seqs and max_batched_tokens count per attention data-parallel rank (the emitter divides
+# the former); --tensor-parallel-size is tensor × decode-context parallel; kv_offloading_size is GiB over all devices of
+# one attention data-parallel rank.
 VLLM = EngineRules(
     name="vllm",
     version="0.33.0",
@@ -105,11 +108,6 @@ VLLM = EngineRules(
     block_size=16,
     pipeline_on_decode="one",
     whole_context_on_transfer=True,
-    notes=(
-        "max_num_seqs and max_batched_tokens are counted by attention-data rank; the emitter divides the former.",
-        "Decode context parallelism reuses the tensor-parallel ranks: --tensor-parallel-size is tensor × context.",
-        "kv_offloading_size is GiB over all devices of one attention-data rank.",
-    ),
 )
 
 # Static memory is weights and KV pool; SGLang keeps 512 MiB, 1.5 MiB for each token of a chunk and 1/8 GiB a device
@@ -135,6 +133,9 @@ def _sglang_tier(memory_mib: int, tokens: int) -> LimitTier:
     return LimitTier(memory_bytes=memory_mib * _MIB, limits=limits)
 
 
+# Units of SGLang's flags: tp_size counts all devices of a stage, attention_data_parallel included; chunked_prefill_size
+# is divided by attention_data_parallel (the emitter multiplies); mem_fraction_static excludes activations and graphs;
+# hicache_size is in whole GB per rank and must exceed the device's own cache.
 SGLANG = EngineRules(
     name="sglang",
     version="0.5.23",
@@ -167,14 +168,9 @@ SGLANG = EngineRules(
     block_size=1,
     pipeline_on_decode="one_or_prefill",
     prefix_caching_on_decode=False,
-    notes=(
-        "tp_size is all devices of a stage: attention_data_parallel is inside it, never on top.",
-        "chunked_prefill_size is divided by attention_data_parallel; the emitter multiplies.",
-        "mem_fraction_static leaves activations and graphs out.",
-        "hicache_size is in whole GB of each rank, and must be above what the device's own cache takes.",
-    ),
 )
 
+# free_gpu_memory_fraction of TensorRT-LLM is a share of the memory that is free after the weights are loaded.
 TRTLLM = EngineRules(
     name="trtllm",
     version="1.2.1",
@@ -228,7 +224,6 @@ TRTLLM = EngineRules(
     limits_source=f"{_TRTLLM}: llmapi/llm_args.py, max_batch_size, max_num_tokens, KvCacheConfig",
     block_size=32,
     pipeline_on_decode="any",
-    notes=("free_gpu_memory_fraction is a share of what is free after the weights are loaded.",),
 )
 
 ENGINES: Mapping[str, EngineRules] = {engine.name: engine for engine in (VLLM, SGLANG, TRTLLM)}

@@ -42,11 +42,6 @@ class Scheme:
     kernel: str
     needs: tuple[str, ...] = ()
 
-    @property
-    def is_weight_only(self) -> bool:
-        """Weights are narrow, products run in 16 bits."""
-        return self.activation_bytes == BYTES_16_BIT and self.weight_bytes < BYTES_16_BIT
-
 
 def _scheme(name: str, weight: float, activation: float, peak: str, kernel: str, *needs: str) -> Scheme:
     return Scheme(
