@@ -1,6 +1,6 @@
 """A serving plan as a page: its Pareto front, and the requests and the cache of its simulation over time.
 
-One self-contained HTML file without scripts: SVG pictures with tooltips, and a table.
+One self-contained HTML file without scripts: pictures in SVG whose points tell more on hovering, and a table.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 from meshplan.planner.core.plan import Plan
 
 WIDTH, HEIGHT, MARGIN = 720, 420, 64
-MET_COLOUR, VIOLATED_COLOUR, CHOSEN_COLOUR = "#4269d0", "#c4c8d0", "#d1495b"
-# Name in the plan's series → (label, colour); the KV cache uses the scale on the right.
+KEPT_COLOUR, BROKEN_COLOUR, CHOSEN_COLOUR = "#4269d0", "#c4c8d0", "#d1495b"
+# Name in the plan's series → (words, colour); the cache has the scale on the right.
 SERIES = {
     "decoding": ("decoding", "#4269d0"),
     "prefilling": ("in prefill", "#efb118"),
@@ -45,12 +45,12 @@ def pareto_page(plan: Plan) -> str:
         f"<title>{escape(title)}</title>\n<style>body{{font:14px sans-serif;margin:2em}}"
         "table{border-collapse:collapse}td,th{padding:.2em .8em;border-bottom:1px solid #ddd;text-align:left}"
         f".n{{text-align:right}}</style></head>\n<body><h1>{escape(title)}</h1>\n"
-        "<p>Each point is a worker at one load, not dominated in both figures, by the closed form. "
-        f'<span style="color:{MET_COLOUR}">●</span> meets every SLO, '
-        f'<span style="color:{VIOLATED_COLOUR}">●</span> violates one, '
+        "<p>Each point is a worker at a load that no other beats in both figures, in closed form. "
+        f'<span style="color:{KEPT_COLOUR}">●</span> keeps every promise, '
+        f'<span style="color:{BROKEN_COLOUR}">●</span> breaks one, '
         f'<span style="color:{CHOSEN_COLOUR}">◆</span> the plan, simulated.</p>\n'
         f"{_svg(points, _chosen(plan))}\n"
-        "<table><tr><th>SLOs met</th><th>tokens/s of a user</th><th>tokens/s of a device</th>"
+        "<table><tr><th>promises kept</th><th>tokens/s of a user</th><th>tokens/s of a device</th>"
         f"<th>running</th><th>worker</th><th>weights</th><th>nodes</th></tr>\n{rows}</table>\n"
         f"{_over_time(answer.get('series', {}))}</body></html>\n"
     )
@@ -75,13 +75,13 @@ def _over_time(series: Mapping[str, Sequence[float]]) -> str:
         parts.append(
             f'<text x="{x:.1f}" y="{HEIGHT - MARGIN + 16}" text-anchor="middle">{ends[-1] * tick / TICKS:,.0f} s</text>'
         )
-    for place, (name, shown) in enumerate(SERIES.items()):
+    for place, (name, told) in enumerate(SERIES.items()):
         scale = 1.0 if name == "kv_use" else most
         line = " ".join(
             f"{MARGIN + wide * end / ends[-1]:.1f},{HEIGHT - MARGIN - high * value / scale:.1f}"
             for end, value in zip(ends, series[name], strict=True)
         )
-        text, colour = shown
+        text, colour = told
         parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
         parts.append(f'<text x="{MARGIN + 150 * place}" y="{MARGIN - 20}" fill="{colour}">{text}</text>')
     return "\n".join([*parts, "</svg>"])
@@ -123,9 +123,9 @@ def _svg(points: Sequence[Mapping[str, Any]], chosen: tuple[float, float] | None
     parts.append(f'<polyline points="{line}" fill="none" stroke="#97a3b6"/>')
     for point, place in zip(points, places, strict=True):
         x, y = at(place)
-        colour = MET_COLOUR if point["keeps_promises"] else VIOLATED_COLOUR
-        shown = escape(f"{point['label']}, {point['num_running']} running: {place[0]:.1f} and {place[1]:,.0f} tokens/s")
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{shown}</title></circle>')
+        colour = KEPT_COLOUR if point["keeps_promises"] else BROKEN_COLOUR
+        told = escape(f"{point['label']}, {point['num_running']} running: {place[0]:.1f} and {place[1]:,.0f} tokens/s")
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{colour}"><title>{told}</title></circle>')
     if chosen:
         x, y = at(chosen)
         shape = f"M{x:.1f} {y - 7:.1f}l7 7l-7 7l-7 -7z"

@@ -100,6 +100,6 @@ def _resolved(
 ) -> ResolvedServing:
     try:
         spec = read_serving_spec(document)
-    except SpecError as error:  # report unknown names in the same run
+    except SpecError as error:  # one run is enough to mend them all: the names are looked up even so
         raise SpecError([*error.problems, *unknown_names(document, catalog)]) from None
     return resolve_serving(spec, catalog, base, shape=shape)

@@ -28,8 +28,8 @@ class Scheme:
 
     Args:
         name: as in a spec.
-        weight_bytes: of one stored weight, scales included.
-        activation_bytes: of one activation element as the product reads it.
+        weight_bytes: bytes of one stored weight, scales included.
+        activation_bytes: bytes of one activation element as the product reads it.
         peak_dtype: format whose peak rate bounds the product.
         kernel: name of the measured GEMM kernels (:mod:`meshplan.catalogs.surfaces.gemm`).
         needs: dtypes of which the device must have one to run the scheme natively; empty where any device does.

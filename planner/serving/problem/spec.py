@@ -120,11 +120,11 @@ class KvTierSpec(SpecModel):
     """A second tier of KV cache: host memory or NVMe."""
 
     store: Literal["host", "nvme"] = "host"
-    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="of it, for each device")
+    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="capacity for each device")
     gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        description="at which a device's share of the cache comes back"
+        description="rate at which a device's share of the cache is fetched"
     )
-    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="of one fetch")
+    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="latency of one fetch")
 
     @property
     def value(self) -> KvTier:

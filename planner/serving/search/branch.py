@@ -52,8 +52,8 @@ class Branch:
     Args:
         problem: the question.
         candidates: deployments with their bounds.
-        seed: of the requests.
-        deadline: of ``time.perf_counter()``; None for none.
+        seed: for drawing the requests.
+        deadline: a time of ``time.perf_counter()``, s; None for none.
         on_progress: called after every simulation.
     """
 

@@ -49,7 +49,7 @@ class RateSearch:
         serve: simulates requests; given an early-stopping rule, it may stop.
         slos: what must be met. A rejected request violates all.
         high_per_s: upper limit of the search; None for the saturated rate, which takes a run.
-        tolerance: of the rate, relative.
+        tolerance: relative tolerance of the rate.
 
     Attributes:
         low: the highest rate tried that meets the SLOs; 0 if none has.

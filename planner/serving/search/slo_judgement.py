@@ -35,8 +35,8 @@ class Judged:
 
     Args:
         metrics: as clients see them.
-        output_tokens_per_s: of all devices; under open arrivals the offered load, since the run's own figure includes
-            the time in which the last requests drain.
+        output_tokens_per_s: rate of all devices; under open arrivals the offered load, since the run's own figure
+            includes the time in which the last requests drain.
         requests_per_s: likewise.
         violated: the violated SLOs with their simulated latencies, s; a rejected request violates all.
         run: what was simulated: all workers, or a part of many identical ones.
@@ -68,9 +68,9 @@ def judge(
     Args:
         problem: the question.
         config: the choices.
-        request_rate_per_s: of Poisson arrivals, where the question leaves the load free.
+        request_rate_per_s: rate of Poisson arrivals, where the question leaves the load free.
         num_running: requests kept in flight instead, over all workers.
-        seed: of the requests.
+        seed: for drawing the requests.
         costs: iteration tables of the pools, if they are known already.
     """
     workload = problem.workload

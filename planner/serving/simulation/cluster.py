@@ -52,7 +52,7 @@ class SimulatedPool:
 
     Args:
         cost: iteration times of a worker.
-        limits: of its scheduler.
+        limits: limits of its scheduler.
         kv_capacity_tokens: capacity of its KV cache over all attention data-parallel ranks.
         num_workers: behind the router.
         role: see :class:`Role`.
@@ -73,7 +73,7 @@ class KvLink:
 
     Args:
         kv_bytes_per_token: KV cache of all layers.
-        bandwidth_bytes_per_s: of one link.
+        bandwidth_bytes_per_s: rate of one link.
         latency_s: added to each transfer.
         is_shared: all prefill workers share one link; otherwise each has its own.
     """

@@ -41,7 +41,7 @@ def simulate(
     Args:
         requests: in order of arrival.
         cost: tables of the worker's iterations.
-        limits: of its scheduler.
+        limits: limits of its scheduler.
         kv_capacity_tokens: capacity of the KV cache over all attention data-parallel ranks.
         kv_block_tokens: tokens of a block of KV cache.
         role: PREFILL ends a request with its first token; to DECODE requests arrive prefilled, with their first token

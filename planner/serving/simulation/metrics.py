@@ -63,7 +63,7 @@ class Metrics:
         num_rejected: requests that fit no worker.
         num_preemptions: preemptions for want of KV cache; a request may be preempted several times.
         duration_s: from the start to the last token.
-        output_tokens_per_s: of all devices.
+        output_tokens_per_s: rate of all devices.
         output_tokens_per_s_per_device: over the devices of the plan.
         requests_per_s: served.
         mean_in_flight: requests between arrival and last token, over time.

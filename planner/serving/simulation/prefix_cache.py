@@ -61,7 +61,7 @@ class TierShape:
     Args:
         capacity_tokens: capacity, tokens of KV cache.
         seconds_per_token: time to fetch one token's cache; all devices of the worker fetch their shares in parallel.
-        latency_s: of one fetch.
+        latency_s: latency of one fetch.
     """
 
     capacity_tokens: int

@@ -68,7 +68,7 @@ class ReferenceWorker:
 
     Args:
         cost: its iteration times.
-        limits: of its scheduler.
+        limits: limits of its scheduler.
         blocks: blocks of its KV cache.
         block: tokens of a block.
         role: see :class:`Role`.

@@ -48,7 +48,7 @@ class Worker(DecodeBatch):
 
     Args:
         cost: its iteration times.
-        limits: of its scheduler.
+        limits: limits of its scheduler.
         state: the requests, shared by the workers of a run.
         kv_capacity_tokens: capacity of its KV cache; only whole blocks of it are used.
         kv_block_tokens: tokens of a block.
