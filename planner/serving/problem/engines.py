@@ -58,6 +58,13 @@ _COMMON = (
 )
 
 
+def _vllm_tier(memory_gib: int, max_num_seqs: int, tokens: int, *, not_on: tuple[str, ...] = ()) -> LimitTier:
+    limits = EngineLimits(
+        max_num_seqs=max_num_seqs, max_batched_tokens=tokens, memory_fraction=0.92, prefix_caching=True
+    )
+    return LimitTier(memory_bytes=memory_gib * _GIB, limits=limits, not_on=not_on)
+
+
 # Units of vLLM's flags: max_num_seqs and max_batched_tokens count per attention data-parallel rank (the emitter divides
 # the former); --tensor-parallel-size is tensor × decode-context parallel; kv_offloading_size is GiB over all devices of
 # one attention data-parallel rank.
@@ -90,19 +97,9 @@ VLLM = EngineRules(
     online=("fp8", "fp8_block", "mxfp8", "w8a16"),
     kv_caches=("bf16", "fp16", "fp8", "nvfp4"),
     tiers=(
-        LimitTier(
-            memory_bytes=160 * _GIB,
-            limits=EngineLimits(max_num_seqs=1024, max_batched_tokens=16384, memory_fraction=0.92, prefix_caching=True),
-        ),
-        LimitTier(
-            memory_bytes=70 * _GIB,
-            limits=EngineLimits(max_num_seqs=1024, max_batched_tokens=8192, memory_fraction=0.92, prefix_caching=True),
-            not_on=("a100", "gb10"),
-        ),
-        LimitTier(
-            memory_bytes=0.0,
-            limits=EngineLimits(max_num_seqs=256, max_batched_tokens=2048, memory_fraction=0.92, prefix_caching=True),
-        ),
+        _vllm_tier(160, 1024, 16384),
+        _vllm_tier(70, 1024, 8192, not_on=("a100", "gb10")),
+        _vllm_tier(0, 256, 2048),
     ),
     limits_source=f"{_VLLM}: engine/arg_utils.py, get_batch_defaults; config/cache.py",
     block_size=16,

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 
@@ -121,7 +122,7 @@ class RateSearch:
             self.in_a_row = 0 if is_first else min(self.in_a_row, 0) - 1
         return ratio <= 1.0
 
-    def close(self) -> RateSearch:
+    def close(self) -> Self:
         """Try rates until the bracket is closed."""
         while not self.is_closed:
             self.try_rate(self.next_rate())

@@ -140,8 +140,7 @@ def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int
     rate = problem.workload.request_rate_per_s or 0.0
     costs = [worker.cost for worker, _ in candidate.parts]
     search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
-    while not search.is_closed:
-        search.narrow()
+    search.close()
     return max(rate, search.met_per_s)
 
 

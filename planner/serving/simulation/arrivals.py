@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,8 @@ from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arri
 
 # Requests in a closed loop, per request in flight: the rule of the public serving benchmarks of 2025.
 REQUESTS_PER_CONCURRENCY = 10
+# Columns of the requests besides the arrivals.
+COLUMNS = ("input_length", "output_length", "cached_tokens", "prefix", "priority")
 # Most invalid requests that are listed one by one.
 MAX_NAMED = 5
 
@@ -87,14 +90,8 @@ def request_problems(requests: Requests) -> list[Problem]:
     if not num:
         return [Problem(path="", message="there are no requests; give at least one")]
     found: list[Problem] = []
-    columns = {
-        "input_length": requests.input_length,
-        "output_length": requests.output_length,
-        "cached_tokens": requests.cached_tokens,
-        "prefix": requests.prefix,
-        "priority": requests.priority,
-    }
-    for name, column in columns.items():
+    for name in COLUMNS:
+        column = getattr(requests, name)
         if column is not None and len(column) != num:
             found.append(Problem(path=name, message=f"{len(column)} values for {num} arrivals; give one each"))
     if found:
@@ -185,22 +182,10 @@ def _positive(value: float | None) -> bool:
 def _replayed(workload: ServingWorkload, trace: Requests) -> Requests:
     num = num_requests(workload)
     if num < len(trace):
-        trace = replace(
-            trace,
-            arrival_s=trace.arrival_s[:num],
-            input_length=trace.input_length[:num],
-            output_length=trace.output_length[:num],
-            cached_tokens=_first(trace.cached_tokens, num),
-            prefix=_first(trace.prefix, num),
-            priority=_first(trace.priority, num),
-        )
-    if workload.request_rate_per_s is None:
-        return trace
-    return scaled(trace, workload.request_rate_per_s)
-
-
-def _first(column: NDArray[np.int64] | None, num: int) -> NDArray[np.int64] | None:
-    return None if column is None else column[:num]
+        columns = {name: getattr(trace, name) for name in COLUMNS}
+        first: dict[str, Any] = {name: None if column is None else column[:num] for name, column in columns.items()}
+        trace = replace(trace, arrival_s=trace.arrival_s[:num], **first)
+    return trace if workload.request_rate_per_s is None else scaled(trace, workload.request_rate_per_s)
 
 
 def _lengths(rng: np.random.Generator, nominal: float, ratio: float, num: int) -> NDArray[np.int64]:
