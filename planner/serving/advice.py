@@ -16,8 +16,7 @@ from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
 from meshplan.planner.serving.search.slo_judgement import judge
 from meshplan.planner.serving.search.what_if import what_if
-from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of
-from meshplan.planner.serving.simulation.series import series
+from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of, series
 from meshplan.planner.serving.simulation.slo_attainment import attainment, goodput
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
@@ -90,14 +89,18 @@ def what_if_rows(problem: ServingProblem) -> list[dict[str, Any]]:
     return [{**asdict(shape), "validated": False} for shape in what_if(problem)]
 
 
+def _loaded(problem: ServingProblem, chosen: Simulated) -> ServingProblem:
+    """The question under the load at which the plan was judged: where the load is free, the rate of the plan."""
+    if not problem.has_free_load:
+        return problem
+    rate = chosen.judged.requests_per_s
+    return replace(problem, workload=replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=rate))
+
+
 def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[str, Any]]:
-    """The chosen deployment with other places for its KV cache, under the load of its judgement."""
-    candidate, workload = chosen.candidate, problem.workload
-    if problem.has_free_load:
-        rate = chosen.judged.requests_per_s
-        workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=rate)
-    worker, metrics = candidate.parts[0][0], chosen.judged.metrics
-    shapes = simulated_shapes(problem, candidate.config, workload, worker, metrics, seed=seed)
+    """The chosen deployment with other places for its KV cache."""
+    config, cost = chosen.candidate.config, chosen.candidate.parts[0][0].cost
+    shapes = simulated_shapes(_loaded(problem, chosen), config, cost, chosen.judged.metrics, seed=seed)
     return [{**asdict(shape), "validated": False} for shape in shapes]
 
 
@@ -126,13 +129,10 @@ def _sensitivity(problem: ServingProblem, chosen: Simulated, seed: int) -> Itera
 
 
 def _changed(problem: ServingProblem, chosen: Simulated) -> Iterator[tuple[str, ServingWorkload]]:
-    base = problem.workload
+    base = _loaded(problem, chosen).workload
     if base.trace is not None:
         return
     rate = base.request_rate_per_s
-    if problem.has_free_load:  # at the rate of the plan
-        rate = chosen.judged.requests_per_s
-        base = replace(base, arrival=Arrival.POISSON, request_rate_per_s=rate)
     yield "prompts twice as long", replace(base, input_length=LONGER * base.input_length)
     yield "answers twice as long", replace(base, output_length=LONGER * base.output_length)
     if rate is not None:

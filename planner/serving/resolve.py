@@ -16,7 +16,8 @@ from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES, EngineRules
+from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import checkpoint_formats
 from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
@@ -31,12 +32,12 @@ ANY = "any"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedServing:
-    """A serving problem and what it was made of.
+    """A serving problem and its sources.
 
     Args:
         problem: for the solver.
-        prices: node type → what its money rests on; only those that are known.
-        sources: what → citation, for the plan's provenance.
+        prices: node type → its price; only those that are known.
+        sources: item → citation, for the plan's provenance.
     """
 
     problem: ServingProblem
@@ -47,16 +48,16 @@ class ResolvedServing:
 def resolve_serving(
     spec: ServingSpec, catalog: Catalog, base: Path, *, shape: ModelShape | None = None
 ) -> ResolvedServing:
-    """Look everything up.
+    """Look up every name of a spec.
 
     Args:
         spec: the question.
         catalog: where the names are looked up.
         base: folder against which model and trace paths are resolved.
-        shape: the model where it is known already.
+        shape: the model, if it is known already.
 
     Raises:
-        SpecError: unknown names and impossible choices, all of them.
+        SpecError: unknown names and impossible choices, all at once.
     """
     problems = Problems()
     shape = shape or look_up_shape(spec.model, catalog, base, problems)
@@ -102,8 +103,8 @@ def resolve_serving(
 
 
 def serving_calibration(catalog: Catalog, engine: str, architecture: str) -> ServingCalibration:
-    """The constants for an engine release on a hardware generation: fitted for both, else the engine's on another
-    generation, else the global set, else the defaults.
+    """Calibrated constants: of the engine release on the hardware generation, else of the engine on any generation,
+    else the global set, else the defaults.
     """
     for name, generation in ((engine, architecture), (engine, ANY), (ANY_ENGINE, ANY)):
         document = catalog.calibration(name, generation)
@@ -126,11 +127,11 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
     """Node types of the cluster and how many nodes of each."""
     found: dict[str, tuple[NodeType, int]] = {}
     if spec.cluster.profile is not None:
-        problems.say("cluster.profile", "measured links move training plans only, so far; leave it out")
+        problems.say("cluster.profile", "measured links affect training plans only; leave it out")
     if spec.cluster.exclude is not None or spec.cluster.spare_nodes:
-        problems.say("cluster", "excluded and spare nodes belong to training plans: give the nodes that are left")
+        problems.say("cluster", "excluded and spare nodes belong to training plans: give the remaining nodes")
     if spec.cluster.links is not None and spec.cluster.links.describes_unevenness:
-        problems.say("cluster.links", "uneven links move training plans only, so far; give intra_node and inter_node")
+        problems.say("cluster.links", "uneven links affect training plans only; give intra_node and inter_node")
     if spec.cluster.nodes is not None:
         for index, item in enumerate(spec.cluster.nodes):
             try:
@@ -209,7 +210,7 @@ def _check(
     rules: EngineRules,
     problems: Problems,
 ) -> None:
-    """Choices that no search could make legal."""
+    """Report choices that no search can make legal."""
     for scheme in _schemes(spec, shape):
         if scheme not in rules.schemes:
             problems.say("quantization", f"{rules.name} does not serve {scheme} (it has {', '.join(rules.schemes)})")
@@ -232,37 +233,40 @@ def _check(
     unpowered = [name for name, machine in machines.items() if machine.device.tdp_w is None]
     needs_power = spec.objective is ServingObjective.ENERGY or spec.constraints.max_power_w is not None
     if needs_power and unpowered:
-        problems.say(
-            "cluster", f"no source gives the board power of {', '.join(unpowered)}, which energy is counted by"
-        )
+        problems.say("cluster", f"no source gives the board power of {', '.join(unpowered)}, which energy depends on")
     wants_price = spec.objective is ServingObjective.USD_PER_MILLION_TOKENS
     if (wants_price or spec.constraints.max_usd_per_hour is not None) and not prices:
         names = ", ".join(machines)
         problems.say("cluster", f"no price is known for {names}; give cluster.usd_per_hour_per_node")
     length = (spec.workload.input_length or 0) + (spec.workload.output_length or 0)
     if shape.max_sequence_length is not None and length > shape.max_sequence_length:
-        problems.say("workload", f"{length} tokens a request; {shape.name} was trained for {shape.max_sequence_length}")
+        problems.say(
+            "workload", f"{length} tokens per request; {shape.name} was trained for {shape.max_sequence_length}"
+        )
 
 
 def _check_tier(spec: ServingSpec, machines: Mapping[str, Machine], rules: EngineRules, problems: Problems) -> None:
-    """A tier that the engine has a word for, that has something to keep, and that the hosts have memory for."""
+    """A second KV cache tier needs a flag of the engine, prefixes to store, and host memory."""
     if spec.kv_tier is None:
         return
     tier = spec.kv_tier.value
     if tier.store not in rules.kv_stores:
         known = ", ".join(rules.kv_stores)
-        message = f"{rules.name} has no word for {tier.store} (it has {known}); see what_if of a plan without"
+        message = f"{rules.name} has no flag for {tier.store} (it has {known}); see what_if of a plan without"
         problems.say("kv_tier.store", message)
     if spec.workload.num_prefixes is None:
-        problems.say("kv_tier", "changes nothing where every prefix is always found: give workload.num_prefixes")
+        problems.say("kv_tier", "has no effect where every prefix is always found: give workload.num_prefixes")
     if spec.fixed.mode == "disaggregated":
-        problems.say("kv_tier", "belongs to workers that prefill and decode: connectors that hand caches over own them")
+        problems.say(
+            "kv_tier",
+            "needs workers that prefill and decode: with disaggregation the transfer connector owns the caches",
+        )
     for name, machine in machines.items():
         needed = tier.bytes_per_device * machine.devices_per_host
         has = machine.host_memory_bytes
         if tier.store == "host" and has is not None and needed > has:
             problems.say(
-                "kv_tier.gib_per_device", f"{needed / GIB:.0f} GiB a host of {name}, which has {has / GIB:.0f}"
+                "kv_tier.gib_per_device", f"{needed / GIB:.0f} GiB per host of {name}, which has {has / GIB:.0f}"
             )
 
 

@@ -108,7 +108,7 @@ def systems() -> dict[str, ServingSystem]:
         for count in (2, 8, 16)
         for router in (Router.ROUND_ROBIN, Router.LEAST_LOADED)
     }
-    apart = {
+    disaggregated = {
         f"{p} prefill, {d} decode": ServingSystem(
             pools=(
                 replace(pool, role=Role.PREFILL, num_workers=p),
@@ -118,7 +118,7 @@ def systems() -> dict[str, ServingSystem]:
         )
         for p, d in ((1, 1), (4, 4))
     }
-    return mixed | apart
+    return mixed | disaggregated
 
 
 def million() -> None:

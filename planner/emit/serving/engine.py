@@ -22,7 +22,7 @@ from meshplan.planner.emit.serving.terms import refuse_serving
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Term, feature_rows, write_all
 from meshplan.planner.serving.problem.config import Pool, Role, Router
-from meshplan.planner.serving.problem.engines import EngineRules
+from meshplan.planner.serving.problem.engine_rules import EngineRules
 
 SERVE_ON: tuple[Argument, ...] = ("--host", EVERY_INTERFACE, "--port", Template(text="{port}"))
 # vllm-router is a fork of sglang-router: the policies have the same names.

@@ -12,7 +12,8 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
 from meshplan.planner.serving.problem.config import Pool
-from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES, EngineRules
+from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 
 # How often a limit counts, by the data-parallel ranks that the arguments state.
 Ranks = Callable[[Arguments], int]

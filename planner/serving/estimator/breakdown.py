@@ -19,7 +19,7 @@ class Part:
 
     Args:
         name: what is done.
-        seconds: of one iteration.
+        seconds: its time in one iteration.
         level: how well its rate is known.
     """
 

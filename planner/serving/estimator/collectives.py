@@ -78,7 +78,7 @@ class Exchange:
         return local + across + hops + COLLECTIVE_S
 
     @property
-    def _stretch(self) -> float:
+    def _pcie_factor(self) -> float:
         """Factor from bytes over this PCIe link to bytes that take as long over the measured one; 1 without PCIe."""
         rate = self.machine.scale_up_bytes_per_s
         is_pcie = 0.0 < rate <= PCIE_BYTES_PER_S and self.machine.device.slug != PCIE_DEVICE
@@ -87,7 +87,9 @@ class Exchange:
     def _all_reduce_curve(self, group: int) -> CollectiveCurve | None:
         """The engine's kernel if it was measured, else NCCL's; on this device, else on one with the same links."""
         own = self.machine.device.slug
-        slugs = [PCIE_DEVICE] if self._stretch != 1.0 else [own, *([_SAME_LINKS[own]] if own in _SAME_LINKS else [])]
+        slugs = (
+            [PCIE_DEVICE] if self._pcie_factor != 1.0 else [own, *([_SAME_LINKS[own]] if own in _SAME_LINKS else [])]
+        )
         libraries = [self.engine] if self.engine and self.custom_all_reduce else []
         for library in (*libraries, "nccl"):
             for slug in slugs:
@@ -101,7 +103,7 @@ class Exchange:
             return np.zeros_like(size_bytes)
         curve = self._all_reduce_curve(group)
         if curve is not None:
-            return curve.time_s(size_bytes * self._stretch)
+            return curve.time_s(size_bytes * self._pcie_factor)
         extended = self._extended_s(size_bytes, group)
         if extended is not None:
             return extended
@@ -117,7 +119,7 @@ class Exchange:
         while size >= 4:  # noqa: PLR2004  (its half is a group, too)
             large, small = self._all_reduce_curve(size), self._all_reduce_curve(size // 2)
             if large is not None and small is not None:
-                sent = size_bytes * self._stretch
+                sent = size_bytes * self._pcie_factor
                 step = np.maximum(large.time_s(sent) - small.time_s(sent), 0.0)
                 return large.time_s(sent) + np.log2(group / size) * step
             size //= 2

@@ -94,7 +94,7 @@ class Worker:
         machine: device and links.
         engine: whose kernels are priced.
         layout: degrees of parallelism.
-        limits: of the scheduler.
+        limits: limits of its scheduler.
         quantization: formats.
         constants: calibrated.
         contexts: context lengths of the workload.

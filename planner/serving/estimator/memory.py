@@ -31,7 +31,7 @@ class WorkerMemory:
     """Memory of the fullest device of a worker.
 
     Args:
-        weights_bytes: of the device.
+        weights_bytes: weights.
         workspace_bytes: activations of the largest iteration, logits, graphs, context.
         kv_bytes_per_token: cache of one token on one device of the rank that holds it.
         budget_bytes: memory that the engine may use.
@@ -103,8 +103,8 @@ def worker_memory(
     Args:
         shape: the model.
         device: the accelerator.
-        layout: of the worker.
-        limits: of its scheduler; ``memory_fraction`` of the device's usable memory is its budget.
+        layout: degrees of parallelism of the worker.
+        limits: limits of its scheduler; ``memory_fraction`` of the device's usable memory is its budget.
         quantization: formats of weights and cache.
         context: mean tokens held by a request, which determines the effect of sliding windows.
     """

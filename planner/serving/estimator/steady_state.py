@@ -1,15 +1,15 @@
 """Steady state of a worker in closed form, by the number of running requests: the bound with which the search prunes.
 
-With n running requests of s prompt and o output tokens each, every iteration advances all of them, and for each
+With n running requests of p prompt and o output tokens each, every iteration advances all of them, and for each
 completion one prompt must be prefilled. With d(n) the time of a decode iteration at the mean context and F(n) the time
 that one prompt adds::
 
-    tpot(n) = d(n)/v + (n/(o − 1))·F(n)
+    tpot(n) = d(n)/s + (n/(o − 1))·F(n)
     rate(n) = n / ((o − 1)·tpot(n) + F(n))
 
-(v tokens per iteration). Rates are upper bounds of what a simulation of n running requests can reach: prompts are
-spread over all concurrent batches, no block of the cache is wasted and nothing waits. Times are lower bounds of the
-means.
+(s tokens gained per iteration). Rates are upper bounds of what a simulation of n running requests can reach: prompts
+are spread over all concurrent batches, no block of the cache is wasted and nothing waits. Times are lower bounds of
+the means.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def steady_state(
     Args:
         cost: its iteration times.
         role: a decode worker prefills nothing.
-        prompt: s, tokens.
+        prompt: p, tokens.
         output: o, tokens; the first comes from the prefill.
         cached: prompt tokens found in the prefix cache.
         budget: new tokens of one iteration.

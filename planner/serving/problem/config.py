@@ -128,7 +128,7 @@ class KvTier:
         store: ``host`` (memory) or ``nvme``.
         bytes_per_device: capacity for each device of a worker.
         bytes_per_s_per_device: rate at which a device's share of the cache is fetched.
-        latency_s: of one fetch.
+        latency_s: latency of one fetch.
     """
 
     store: str
@@ -143,9 +143,9 @@ class Pool:
 
     Args:
         role: see :class:`Role`.
-        layout: of one worker.
+        layout: degrees of parallelism of one worker.
         num_workers: workers behind the router.
-        limits: of each worker's scheduler.
+        limits: limits of each worker's scheduler.
         quantization: formats of weights and KV cache.
         node_type: catalog name of the nodes that the workers run on.
         kv_tier: second tier of KV cache; None: prefixes evicted from the devices are lost.

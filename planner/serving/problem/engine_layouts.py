@@ -1,8 +1,8 @@
-"""Conditions that serving engines put on the layout of a worker, element-wise over layouts.
+"""Conditions of serving engines on the layout of a worker, element-wise over layouts.
 
 Each predicate takes a model and a :class:`~meshplan.planner.serving.problem.config.Layout`, or a struct of NumPy
-columns with its fields: only ``% == <= & |`` are used, so that a search filters whole grids with the rules that the
-emitters check one plan against. Degrees are ≥ 1.
+columns with its fields: only ``% == <= & |`` are used, so that whole grids of layouts can be filtered at once.
+Degrees are ≥ 1.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FP8_BLOCK = 128  # rows and columns that share a scale (DeepSeek-V3, arXiv:2412.
 
 
 def rule(name: str, holds: Predicate, message: str, stage: str, source: str) -> LegalityRule:
-    """A rule in one line."""
+    """A rule, written in one line."""
     return LegalityRule(name=name, holds=holds, message=message, stage=stage, source=source)
 
 
@@ -35,23 +35,23 @@ def stage(layout: Any) -> Any:
 
 
 def stage_unless_all_to_all(layout: Any) -> Any:
-    """Devices that split dense MLPs: none where attention is data parallel and whole experts meet by all-to-all."""
+    """Devices that split dense MLPs: one where attention is data parallel and whole experts use all-to-all."""
     whole = (layout.attention_data_parallel > 1) & (layout.expert_parallel == stage(layout))
     return np.where(whole, 1, stage(layout))
 
 
 def stage_unless_data_parallel(layout: Any) -> Any:
-    """Devices that split dense MLPs: none where attention is data parallel."""
+    """Devices that split dense MLPs: one where attention is data parallel."""
     return np.where(layout.attention_data_parallel > 1, 1, stage(layout))
 
 
 def is_latent(shape: ModelShape) -> bool:
-    """One latent vector a token in the place of keys and values: nothing that tensor parallelism could split."""
+    """One latent vector per token in place of keys and values: tensor parallelism cannot split it."""
     return shape.attention is AttentionKind.MULTI_HEAD_LATENT
 
 
 def heads(shape: ModelShape, layout: Any) -> Any:
-    """Every device of an attention group has the same whole number of query heads."""
+    """Every device of an attention group has the same number of whole query heads."""
     return shape.num_attention_heads % group(layout) == 0
 
 
@@ -74,17 +74,17 @@ def context_over_copies(shape: ModelShape, layout: Any) -> Any:
 
 
 def stages(shape: ModelShape, layout: Any) -> Any:
-    """At least one layer a stage."""
+    """At least one layer per stage."""
     return layout.pipeline_parallel <= shape.num_hidden_layers
 
 
 def data_ranks(shape: ModelShape, layout: Any) -> Any:
-    """Attention-data ranks meet in experts; copies of a dense model are workers of their own."""
+    """Attention data-parallel ranks need experts to share; copies of a dense model are separate workers."""
     return (layout.attention_data_parallel == 1) | (shape.moe is not None)
 
 
 def experts(shape: ModelShape, layout: Any) -> Any:
-    """Experts are dealt evenly."""
+    """Experts are split evenly over the devices."""
     if shape.moe is None:
         return layout.expert_parallel == 1
     return shape.moe.num_experts % layout.expert_parallel == 0
@@ -150,68 +150,50 @@ def attention_all_data(_: ModelShape, layout: Any) -> Any:
     return (layout.attention_data_parallel == 1) | (layout.tensor_parallel == 1)
 
 
-def heads_rule(source: str) -> LegalityRule:
-    """Query heads split evenly."""
-    return rule(
-        "heads_divisible_by_tensor_parallel",
-        heads,
-        "num_attention_heads must be a multiple of tensor_parallel × context_parallel",
-        "parser",
-        source,
-    )
+def _with_source(name: str, holds: Predicate, message: str, stage: str) -> Callable[[str], LegalityRule]:
+    """A rule that several engines share, as a function of where it was read."""
+    return lambda source: rule(name, holds, message, stage, source)
 
 
-def kv_heads_rule(source: str) -> LegalityRule:
-    """KV heads split or copied evenly."""
-    return rule(
-        "kv_heads_and_tensor_parallel_divide",
-        kv_heads,
-        "num_key_value_heads must be a multiple or a divisor of tensor_parallel × context_parallel",
-        "run time",
-        source,
-    )
+heads_rule = _with_source(
+    "heads_divisible_by_tensor_parallel",
+    heads,
+    "num_attention_heads must be a multiple of tensor_parallel × context_parallel",
+    "parser",
+)
+kv_heads_rule = _with_source(
+    "kv_heads_and_tensor_parallel_divide",
+    kv_heads,
+    "num_key_value_heads must be a multiple or a divisor of tensor_parallel × context_parallel",
+    "run time",
+)
+context_rule = _with_source(
+    "context_parallel_over_copied_kv_heads",
+    context_over_copies,
+    "context_parallel needs tensor_parallel that is a multiple of num_key_value_heads, and must divide the query "
+    "heads of a KV head (latent attention: any)",
+    "parser",
+)
+experts_rule = _with_source(
+    "experts_divisible_by_expert_parallel",
+    experts,
+    "num_experts must be a multiple of expert_parallel (1 for a dense model)",
+    "run time",
+)
+expert_width_rule = _with_source(
+    "expert_width_divisible_by_expert_tensor_parallel",
+    expert_width,
+    "the expert width must be a multiple of expert_tensor_parallel",
+    "run time",
+)
 
 
-def context_rule(source: str) -> LegalityRule:
-    """Decode context parallelism over copies."""
-    return rule(
-        "context_parallel_over_copied_kv_heads",
-        context_over_copies,
-        "context_parallel needs tensor_parallel that is a multiple of num_key_value_heads, and must divide the query "
-        "heads of a KV head (latent attention: any)",
-        "parser",
-        source,
-    )
-
-
-def experts_rule(source: str) -> LegalityRule:
-    """Experts dealt evenly."""
-    return rule(
-        "experts_divisible_by_expert_parallel",
-        experts,
-        "num_experts must be a multiple of expert_parallel (1 for a dense model)",
-        "run time",
-        source,
-    )
-
-
-def expert_width_rule(source: str) -> LegalityRule:
-    """Experts split evenly."""
-    return rule(
-        "expert_width_divisible_by_expert_tensor_parallel",
-        expert_width,
-        "the expert width must be a multiple of expert_tensor_parallel",
-        "run time",
-        source,
-    )
-
-
-def mlp_rule(devices: Callable[[Any], Any], words: str, source: str) -> LegalityRule:
+def mlp_rule(devices: Callable[[Any], Any], named: str, source: str) -> LegalityRule:
     """Dense MLPs split evenly over ``devices``."""
     return rule(
         "mlp_width_divisible",
         mlp_over(devices),
-        f"the MLP width (and that of the shared experts) must be a multiple of {words}",
+        f"the MLP width (and that of the shared experts) must be a multiple of {named}",
         "run time",
         source,
     )

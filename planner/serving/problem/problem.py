@@ -11,7 +11,7 @@ from meshplan.catalogs.constants.serving import ServingCalibration, ServingConst
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.problem.config import KvTier, Role, Speculation
-from meshplan.planner.serving.problem.engines import EngineRules
+from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
@@ -35,8 +35,8 @@ class ServingLimits:
     """Limits on money and power; None = no limit.
 
     Args:
-        max_usd_per_hour: of the devices in use.
-        max_power_w: of the devices in use.
+        max_usd_per_hour: price of the devices in use.
+        max_power_w: average power of the devices in use.
     """
 
     max_usd_per_hour: float | None = None
@@ -88,12 +88,12 @@ class ServingProblem:
         slos: latency limits that a plan must meet.
         objective: what the plan is best at.
         limits: on money and power.
-        rules: of the target engine.
+        rules: rules of the target engine.
         recipe: how the engine schedules.
         calibrations: node type → the estimator's constants.
         quantizations: formats to choose from.
         speculation: None without a draft.
-        kv_tier: of mixed workers; None without one.
+        kv_tier: second KV cache tier of mixed workers; None without one.
         pinned: see :class:`Pinned`.
     """
 

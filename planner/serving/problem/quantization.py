@@ -1,4 +1,4 @@
-"""Numeric formats of a served model: what is stored, what is read, what is multiplied.
+"""Numeric formats of a served model: of stored weights, of activations, and of the multiplication.
 
 A *scheme* names the format of one kind of weights and how it is multiplied. Weight-only schemes (``w8a16``,
 ``w4a16``) read few bytes and multiply in 16 bits: they make decode, which is bound by the weights' bytes, faster and
@@ -14,7 +14,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.constants import BYTES_16_BIT
 
-# Bytes of one scale per block of values, spread over the block: fp8 blocks of 128 × 128 with an fp32 scale; MX formats
+# Bytes of scales per value: fp8 blocks of 128 × 128 with an fp32 scale; MX formats
 # 32 values with one byte (OCP Microscaling 1.0, 2023); nvfp4 16 values with one byte; AWQ groups of 128 with a
 # 16-bit scale and a 4-bit zero point (arXiv:2306.00978).
 _MX_SCALE = 1.0 / 32.0
@@ -28,8 +28,8 @@ class Scheme:
 
     Args:
         name: as in a spec.
-        weight_bytes: of one stored weight, scales included.
-        activation_bytes: of one activation element as the product reads it.
+        weight_bytes: bytes of one stored weight, scales included.
+        activation_bytes: bytes of one activation element as the product reads it.
         peak_dtype: format whose peak rate bounds the product.
         kernel: name of the measured GEMM kernels (:mod:`meshplan.catalogs.surfaces.gemm`).
         needs: dtypes of which the device must have one to run the scheme natively; empty where any device does.
@@ -41,11 +41,6 @@ class Scheme:
     peak_dtype: str
     kernel: str
     needs: tuple[str, ...] = ()
-
-    @property
-    def is_weight_only(self) -> bool:
-        """Weights are narrow, products run in 16 bits."""
-        return self.activation_bytes == BYTES_16_BIT and self.weight_bytes < BYTES_16_BIT
 
 
 def _scheme(name: str, weight: float, activation: float, peak: str, kernel: str, *needs: str) -> Scheme:
@@ -115,7 +110,7 @@ class Quantization:
         return KV_CACHE_BYTES[self.kv_cache]
 
     def missing_on(self, device: Device) -> tuple[str, ...]:
-        """Schemes that the device has no units for."""
+        """Schemes that the device has no arithmetic units for."""
         used = dict.fromkeys((self.attention, self.mlp, self.experts))
         return tuple(
             name for name in used if SCHEMES[name].needs and not set(SCHEMES[name].needs) & set(device.peak_flops_per_s)
@@ -123,7 +118,7 @@ class Quantization:
 
 
 def checkpoint_formats(shape: ModelShape, scheme: str, kv_cache: str) -> Quantization:
-    """Formats of a checkpoint that is published as ``scheme``: what publishers leave wide is left wide.
+    """Formats of a checkpoint that is published as ``scheme``: what publishers leave in 16 bits stays in 16 bits.
 
     MXFP4 checkpoints (gpt-oss) hold their experts in it and all else in 16 bits; NVFP4 checkpoints of models with
     latent attention (nvidia/DeepSeek-R1-NVFP4) leave the attention in 16 bits.

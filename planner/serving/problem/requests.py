@@ -59,7 +59,7 @@ class ServingWorkload:
         input_length: nominal prompt tokens of a request.
         output_length: nominal generated tokens.
         length_ratio: lengths are uniform between this share of nominal and nominal; 1 for fixed lengths.
-        request_rate_per_s: of open arrivals; None otherwise.
+        request_rate_per_s: rate of open arrivals; None otherwise.
         concurrency: requests in flight of a closed loop, or the size of a static batch; None otherwise.
         think_s: time from a completion in a closed loop to the request that it starts; above 0 that request misses the
             iteration that follows.

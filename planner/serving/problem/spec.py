@@ -1,4 +1,4 @@
-"""The serving question as users write it: pydantic models, every error at once with its path."""
+"""Schema of a serving spec: pydantic models that report every error at once, with its path."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ else:  # built from the tables, so that a new format is known here too; mypy rea
 
 
 class ServingWorkloadSpec(SpecModel):
-    """What the service is asked to do."""
+    """The load that the service must handle."""
 
     input_length: Tokens | None = Field(default=None, description="prompt tokens of a request")
     output_length: Tokens | None = Field(default=None, description="generated tokens of a request")
@@ -85,7 +85,7 @@ class ServingWorkloadSpec(SpecModel):
 
     @property
     def process(self) -> Arrival | None:
-        """How requests come; None where the plan chooses the load (neither rate nor concurrency is given)."""
+        """How requests arrive; None where the plan chooses the load (neither rate nor concurrency is given)."""
         if self.arrival is not None:
             return Arrival(self.arrival)
         if self.trace is not None:
@@ -96,7 +96,7 @@ class ServingWorkloadSpec(SpecModel):
 
 
 class SpeculationSpec(SpecModel):
-    """Speculative decoding with a draft."""
+    """Speculative decoding with a draft model."""
 
     num_draft_tokens: Annotated[int, Field(strict=True, ge=1, le=64)]
     acceptance: Annotated[float, Field(ge=0, le=1)] = Field(description="probability that a drafted token is accepted")
@@ -117,14 +117,14 @@ class SpeculationSpec(SpecModel):
 
 
 class KvTierSpec(SpecModel):
-    """Host memory or NVMe beside the KV cache of the devices."""
+    """A second tier of KV cache: host memory or NVMe."""
 
     store: Literal["host", "nvme"] = "host"
-    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="of it, for each device")
+    gib_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(description="capacity for each device")
     gb_per_s_per_device: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
-        description="at which a device's share of the cache comes back"
+        description="rate at which a device's share of the cache is fetched"
     )
-    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="of one fetch")
+    latency_s: Annotated[float, Field(ge=0, le=MAX_LATENCY_S)] = Field(default=0.0, description="latency of one fetch")
 
     @property
     def value(self) -> KvTier:
@@ -138,7 +138,7 @@ class KvTierSpec(SpecModel):
 
 
 class ServingConstraintsSpec(SpecModel):
-    """What a plan must stay within."""
+    """Limits of a plan."""
 
     max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
     max_usd_per_hour: Dollars | None = None
@@ -148,7 +148,7 @@ class ServingConstraintsSpec(SpecModel):
 
 
 class LayoutSpec(SpecModel):
-    """Degrees of one worker that the user pins."""
+    """Pinned choices of one worker."""
 
     tensor_parallel: Count | None = None
     pipeline_parallel: Count | None = None
@@ -161,13 +161,13 @@ class LayoutSpec(SpecModel):
     num_workers: Count | None = Field(default=None, description="replicas")
 
     def pinned(self) -> dict[str, int]:
-        """Only what is pinned."""
+        """The pinned choices alone."""
         chosen = self.model_dump(include=set(LayoutSpec.model_fields), exclude_none=True)
         return {name: int(value) for name, value in chosen.items()}
 
 
 class ServingFixedSpec(LayoutSpec):
-    """Choices that the user pins; the search decides the others."""
+    """Pinned choices; the search decides the others."""
 
     mode: Literal["aggregated", "disaggregated"] | None = None
     quantization: SchemeName | None = None

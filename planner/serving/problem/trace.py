@@ -22,7 +22,7 @@ from meshplan.planner.serving.problem.requests import Requests
 ARRIVAL = "arrival_s"
 NEEDED = (ARRIVAL, "input_length", "output_length")
 OPTIONAL = ("prefix", "cached_tokens", "priority")
-# After this many problems the file is not what it is taken for.
+# Problems after which reading stops: the file is probably no trace.
 MAX_PROBLEMS = 10
 LEAST = {
     ARRIVAL: 0.0,
@@ -83,7 +83,7 @@ def _header_problems(header: Sequence[str]) -> list[Problem]:
 
 
 def _rows(header: Sequence[str], lines: Iterable[list[str]]) -> tuple[list[tuple[float, ...]], list[Problem]]:
-    """Values of every line, in order of the header, and what is wrong."""
+    """Values of every line in order of the header, and the problems."""
     rows: list[tuple[float, ...]] = []
     problems: list[Problem] = []
     arrival, before = header.index(ARRIVAL), 0.0
@@ -108,7 +108,7 @@ def _values(header: Sequence[str], line: Sequence[str]) -> tuple[float, ...]:
     """The numbers of one line.
 
     Raises:
-        ValueError: too many or too few of them, or one that its column cannot mean.
+        ValueError: too many or too few of them, or one that is invalid for its column.
     """
     if len(line) != len(header):
         raise ValueError(f"{len(line)} values for {len(header)} columns")

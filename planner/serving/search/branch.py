@@ -52,8 +52,8 @@ class Branch:
     Args:
         problem: the question.
         candidates: deployments with their bounds.
-        seed: of the requests.
-        deadline: of ``time.perf_counter()``; None for none.
+        seed: for drawing the requests.
+        deadline: a time of ``time.perf_counter()``, s; None for none.
         on_progress: called after every simulation.
     """
 
@@ -118,7 +118,7 @@ class Branch:
         tokens_per_s = most * search.tokens_per_request
         at_most = score_of(self.problem, candidate, request_rate_per_s=most, tokens_per_s=tokens_per_s)
         equal = min(at_most / self.incumbent, 1.0) * most
-        untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.has_tried
+        untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.num_runs
         search.narrow(equal if equal > 0.0 and untried else None)
         if search.met_per_s:
             self.incumbent = min(self.incumbent, at_most * most / search.met_per_s)

@@ -15,12 +15,11 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.shared_cache import pooled
+from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import KvTier, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import ServingWorkload
 from meshplan.planner.serving.search.deployment import seen_by_clients, simulated_pool
 from meshplan.planner.serving.search.slo_judgement import judge
-from meshplan.planner.serving.search.workers import PricedWorker
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import ServingSystem, simulate_system
 from meshplan.planner.serving.simulation.metrics import Metrics, summarize
@@ -65,8 +64,7 @@ class SimulatedShape:
 def simulated_shapes(
     problem: ServingProblem,
     config: ServingConfig,
-    workload: ServingWorkload,
-    worker: PricedWorker,
+    cost: StepCost,
     metrics: Metrics,
     *,
     seed: int = 0,
@@ -74,19 +72,18 @@ def simulated_shapes(
     """Variants that may help the chosen deployment: a tier where prefixes are shared, one cache where it is short.
 
     Args:
-        problem: the question.
+        problem: the question, with the load under which the deployment was judged.
         config: the chosen deployment; disaggregated ones have no variants.
-        workload: the load under which it was judged.
-        worker: its worker.
+        cost: iteration times of its worker.
         metrics: its simulated figures.
-        seed: of the requests.
+        seed: for drawing the requests.
     """
     if config.is_disaggregated:
         return []
-    found = list(_tiers(problem, config, workload, seed))
+    found = list(_tiers(problem, config, seed))
     is_short = metrics.mean_queued > WAITING or metrics.num_rejected > 0 or metrics.num_preemptions > 0
     if config.pools[0].num_workers > 1 and is_short and config.pools[0].kv_tier is None:
-        found.append(_one_cache(problem, config, workload, worker, seed))
+        found.append(_one_cache(problem, config, cost, seed))
     return found
 
 
@@ -105,15 +102,12 @@ def assumed_tiers(machine: Machine) -> list[KvTier]:
     return [*tiers, nvme]
 
 
-def _tiers(
-    problem: ServingProblem, config: ServingConfig, workload: ServingWorkload, seed: int
-) -> Iterator[SimulatedShape]:
+def _tiers(problem: ServingProblem, config: ServingConfig, seed: int) -> Iterator[SimulatedShape]:
     pool = config.pools[0]
-    if workload.num_prefixes is None or pool.kv_tier is not None or not pool.limits.prefix_caching:
+    if problem.workload.num_prefixes is None or pool.kv_tier is not None or not pool.limits.prefix_caching:
         return
-    loaded = replace(problem, workload=workload)
     for tier in assumed_tiers(problem.machines[pool.node_type]):
-        metrics = judge(loaded, replace(config, pools=(replace(pool, kv_tier=tier),)), seed=seed).metrics
+        metrics = judge(problem, replace(config, pools=(replace(pool, kv_tier=tier),)), seed=seed).metrics
         yield _shape(
             metrics,
             name=f"prefixes kept {'in host memory' if tier.store == 'host' else 'on NVMe'}",
@@ -123,14 +117,12 @@ def _tiers(
         )
 
 
-def _one_cache(
-    problem: ServingProblem, config: ServingConfig, workload: ServingWorkload, worker: PricedWorker, seed: int
-) -> SimulatedShape:
-    pool, site = config.pools[0], problem.site
+def _one_cache(problem: ServingProblem, config: ServingConfig, cost: StepCost, seed: int) -> SimulatedShape:
+    pool, site, workload = config.pools[0], problem.site, problem.workload
     machine, num = problem.machines[pool.node_type], pool.num_workers
     is_inside = pool.num_devices <= machine.domain_size
     latency = machine.scale_up_latency_s if is_inside else machine.scale_out_latency_s
-    alone = simulated_pool(site, replace(pool, num_workers=1), workload, worker.cost)
+    alone = simulated_pool(site, replace(pool, num_workers=1), workload, cost)
     together = replace(
         alone,
         cost=pooled(alone.cost, num, borrow_s=2.0 * latency * problem.shape.num_hidden_layers),

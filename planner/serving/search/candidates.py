@@ -37,12 +37,12 @@ class Candidate:
     Args:
         config: every choice of it.
         score: bound on the objective, smaller is better; see :func:`score_of`.
-        request_rate_per_s: of the whole deployment, by the closed form.
+        request_rate_per_s: rate of the whole deployment, by the closed form.
         num_running: requests in flight over all decode (or mixed) workers.
         tpot_s: by the closed form.
         ttft_s: by the closed form, without queueing.
-        usd_per_hour: of all devices; None without prices.
-        power_w: average, of all devices; None without board powers.
+        usd_per_hour: price of all devices; None without prices.
+        power_w: average power of all devices; None without board powers.
         parts: kinds of workers and the number of each.
     """
 

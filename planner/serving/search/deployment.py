@@ -39,7 +39,7 @@ def serve(
         site: model, hardware and engine.
         config: the choices.
         workload: the load.
-        seed: of the requests drawn from it.
+        seed: for drawing the requests.
         costs: iteration tables of the pools, if they are known already.
 
     Raises:

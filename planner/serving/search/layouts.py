@@ -29,13 +29,13 @@ class PlacedWorker:
     """One worker that fits its devices.
 
     Args:
-        role: of its pool.
+        role: role of its pool.
         node_type: catalog name of its nodes.
         machine: device, links and price.
         layout: its degrees of parallelism.
         quantization: its formats.
-        limits: of its scheduler; ``max_num_seqs`` is capped by what the KV cache can hold.
-        memory: of its fullest device.
+        limits: limits of its scheduler; ``max_num_seqs`` is capped by what the KV cache can hold.
+        memory: memory of its fullest device.
     """
 
     role: Role
@@ -52,7 +52,7 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
 
     Args:
         problem: the question.
-        role: of the pool.
+        role: role of the pool.
         rejected: reason → number of layouts rejected for it; updated.
     """
     for node_type, machine in problem.machines.items():

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Self
 
 import numpy as np
 
@@ -37,7 +38,7 @@ TOLERANCE = 0.01
 FAR = 1.3
 # Factor of each step down from the saturated rate until the SLOs are met, and the most steps.
 DOWN, MAX_DOWN = 0.5, 12
-# Smallest latency/limit that is divided by: there may be none to divide by where nobody waits.
+# Smallest latency/limit that is divided by; it is 0 where no request waits.
 LEAST_RATIO = 1e-3
 
 
@@ -49,7 +50,7 @@ class RateSearch:
         serve: simulates requests; given an early-stopping rule, it may stop.
         slos: what must be met. A rejected request violates all.
         high_per_s: upper limit of the search; None for the saturated rate, which takes a run.
-        tolerance: of the rate, relative.
+        tolerance: relative tolerance of the rate.
 
     Attributes:
         low: the highest rate tried that meets the SLOs; 0 if none has.
@@ -121,7 +122,7 @@ class RateSearch:
             self.in_a_row = 0 if is_first else min(self.in_a_row, 0) - 1
         return ratio <= 1.0
 
-    def close(self) -> RateSearch:
+    def close(self) -> Self:
         """Try rates until the bracket is closed."""
         while not self.is_closed:
             self.try_rate(self.next_rate())

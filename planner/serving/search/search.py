@@ -95,8 +95,8 @@ def _simplest_first(simulated: list[Simulated]) -> None:
     best = simulated[0].score if simulated else float("inf")
     if best == float("inf"):
         return
-    alike = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
-    simulated[: len(alike)] = sorted(alike, key=lambda one: (_complexity(one.candidate), one.score))
+    equal = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
+    simulated[: len(equal)] = sorted(equal, key=lambda one: (_complexity(one.candidate), one.score))
 
 
 def _complexity(candidate: Candidate) -> tuple[int, int, int]:
@@ -140,8 +140,7 @@ def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int
     rate = problem.workload.request_rate_per_s or 0.0
     costs = [worker.cost for worker, _ in candidate.parts]
     search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
-    while not search.is_closed:
-        search.narrow()
+    search.close()
     return max(rate, search.met_per_s)
 
 

@@ -35,8 +35,8 @@ class Judged:
 
     Args:
         metrics: as clients see them.
-        output_tokens_per_s: of all devices; under open arrivals the offered load, since the run's own figure includes
-            the time in which the last requests drain.
+        output_tokens_per_s: rate of all devices; under open arrivals the offered load, since the run's own figure
+            includes the time in which the last requests drain.
         requests_per_s: likewise.
         violated: the violated SLOs with their simulated latencies, s; a rejected request violates all.
         run: what was simulated: all workers, or a part of many identical ones.
@@ -68,9 +68,9 @@ def judge(
     Args:
         problem: the question.
         config: the choices.
-        request_rate_per_s: of Poisson arrivals, where the question leaves the load free.
+        request_rate_per_s: rate of Poisson arrivals, where the question leaves the load free.
         num_running: requests kept in flight instead, over all workers.
-        seed: of the requests.
+        seed: for drawing the requests.
         costs: iteration tables of the pools, if they are known already.
     """
     workload = problem.workload
@@ -83,7 +83,7 @@ def judge(
     return _judged(problem, workload, run, part, copies)
 
 
-class HighestRate:
+class HighestRate(RateSearch):
     """Search for the highest Poisson rate up to ``high_per_s`` at which a configuration meets every SLO.
 
     It can be stopped at any time: ``met_per_s`` and ``violated_per_s`` are the bracket reached so far.
@@ -101,7 +101,7 @@ class HighestRate:
         self.problem = problem
         self.workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
         self.part, part_load, self.copies = _representative_part(config, self.workload)
-        self.search = RateSearch(
+        super().__init__(
             make_requests(part_load, seed=seed),
             server(problem.site, self.part, part_load, costs=costs),
             problem.slos,
@@ -112,46 +112,36 @@ class HighestRate:
     @property
     def met_per_s(self) -> float:
         """Lower end of the bracket: the highest rate tried that meets every SLO; 0 if none has."""
-        return self.search.low * self.copies
+        return self.low * self.copies
 
     @property
     def violated_per_s(self) -> float:
         """Upper end of the bracket: the lowest rate tried that violates an SLO, or the search limit if none has."""
-        return min(self.search.high, self.search.most) * self.copies
-
-    @property
-    def has_tried(self) -> bool:
-        """Some rate has been tried."""
-        return self.search.num_runs > 0
-
-    @property
-    def is_closed(self) -> bool:
-        """Nothing is left to try."""
-        return self.search.is_closed
+        return min(self.high, self.most) * self.copies
 
     @property
     def tokens_per_request(self) -> float:
         """Mean output length of the simulated requests, tokens."""
-        return float(self.search.requests.output_length.mean())
+        return float(self.requests.output_length.mean())
 
     def narrow(self, rate_per_s: float | None = None) -> None:
         """Simulate one more rate: a given one to its end, or else the next of the search, which may stop early."""
         if rate_per_s is None:
-            self.search.try_rate(self.search.next_rate())
+            self.try_rate(self.next_rate())
         else:
-            self.search.try_rate(rate_per_s / self.copies, may_stop_early=False)
+            self.try_rate(rate_per_s / self.copies, may_stop_early=False)
 
     def judged(self) -> Judged:
         """The configuration at the highest rate that meets the SLOs once that is settled, else at one that does not.
 
         A run that was stopped early is repeated to its end.
         """
-        if self.search.low_run is not None and (self.is_closed or self.search.high == math.inf):
-            return self._judged(self.search.low_run, self.met_per_s)
-        if self.search.high_run is None:
+        if self.low_run is not None and (self.is_closed or self.high == math.inf):
+            return self._judged(self.low_run, self.met_per_s)
+        if self.high_run is None:
             self.narrow(self.violated_per_s)
-        assert self.search.high_run is not None  # noqa: S101  (that run was made to its end)
-        return self._judged(self.search.high_run, self.violated_per_s)
+        assert self.high_run is not None  # noqa: S101  (that run was made to its end)
+        return self._judged(self.high_run, self.violated_per_s)
 
     def _judged(self, run: ServingRun, rate_per_s: float) -> Judged:
         at = replace(self.workload, request_rate_per_s=rate_per_s)

@@ -1,7 +1,7 @@
-"""Requests that have arrived at a worker, but that it has not let in yet.
+"""Requests that have arrived at a worker, but have not been admitted by its scheduler yet.
 
-Three things keep them: the scheduler looks at arrivals only now and then; iterations are prepared ahead, so that the
-first that can hold a request is some later one; and prompts may have to wait for others. See
+There are three causes: the scheduler polls for arrivals only now and then; iterations are prepared ahead, so that the
+first that can include a request is some later one; and prompts may have to wait for others. See
 :class:`~meshplan.planner.serving.problem.config.Admission`, and rule 1 of
 :mod:`meshplan.planner.serving.simulation.worker`.
 """
@@ -15,23 +15,23 @@ from collections.abc import Sequence
 from meshplan.planner.serving.problem.config import Admission
 
 
-def next_chance(last: int, interval: int, now: int) -> int:
+def next_multiple(last: int, interval: int, now: int) -> int:
     """The first iteration from ``now`` on that is a multiple of ``interval`` after ``last``.
 
-    >>> [next_chance(3, 10, now) for now in (3, 4, 13, 14)]
+    >>> [next_multiple(3, 10, now) for now in (3, 4, 13, 14)]
     [3, 13, 13, 23]
     """
     return last - (last - now) // interval * interval
 
 
 class AdmissionQueue:
-    """Who has arrived at one worker and waits by a rule, by iteration.
+    """Requests that have arrived at one worker and wait for admission.
 
     Args:
-        rules: when prompts are let in.
-        lag: iterations that are prepared ahead, on average.
-        budget: prompt tokens of one iteration over all lanes.
-        concurrent_batches: groups of devices with requests of their own.
+        rules: when prompts are admitted.
+        lag: mean number of iterations that are prepared ahead.
+        budget: prompt tokens of one iteration over all concurrent batches.
+        concurrent_batches: pipeline stages × attention data-parallel ranks.
         length: rank → prompt tokens of a request.
     """
 
@@ -42,9 +42,9 @@ class AdmissionQueue:
         self.is_open = rules.is_immediate and not lag
         self.enough_tokens, self.enough_prompts = rules.batch_wait_share * budget, concurrent_batches
         self.num_arrived = 0
-        self.looked = self.admitted = 0  # iterations of the last look and of the last chance
+        self.polled = self.admitted = 0  # iterations of the last poll and of the last admission
         self.unseen: list[tuple[int, int]] = []  # (lag, rank)
-        self.prepared: list[tuple[int, int]] = []  # heap of (first iteration that can hold it, rank)
+        self.prepared: list[tuple[int, int]] = []  # heap of (first iteration that can include it, rank)
         self.held: list[int] = []
         self.held_since = 0
 
@@ -52,25 +52,25 @@ class AdmissionQueue:
         return bool(self.unseen or self.prepared or self.held)
 
     def arrive(self, rank: int) -> None:
-        """A request has come. On average, ``lag`` iterations start before one can hold it."""
+        """A request has arrived. On average, ``lag`` iterations start before one can include it."""
         count = self.num_arrived
         self.unseen.append((int(self.lag * (count + 1)) - int(self.lag * count), rank))
         self.num_arrived = count + 1
 
     def prefilled(self, iteration: int) -> None:
-        """The last iteration had prompts: a look follows."""
-        self.looked = iteration
+        """The last iteration had prompts: a poll follows."""
+        self.polled = iteration
 
     def admit(self, iteration: int, is_empty: bool) -> list[int]:
-        """Ranks that ``iteration`` can hold; everyone where nothing else is to be done."""
+        """Ranks of the requests admitted to ``iteration``; all of them if the worker is idle."""
         rules = self.rules
         if is_empty:
-            self.looked = self.admitted = iteration
+            self.polled = self.admitted = iteration
             ranks = [*self.held, *(rank for _, rank in (*self.prepared, *self.unseen))]
             self.unseen, self.prepared, self.held = [], [], []
             return ranks
-        if self.unseen and iteration == next_chance(self.looked, rules.receive_interval, iteration):
-            self.looked = iteration
+        if self.unseen and iteration == next_multiple(self.polled, rules.receive_interval, iteration):
+            self.polled = iteration
             for lag, rank in self.unseen:
                 heapq.heappush(self.prepared, (iteration + lag, rank))
             self.unseen = []
@@ -85,27 +85,27 @@ class AdmissionQueue:
         return []
 
     @property
-    def _waits_for_lanes(self) -> bool:
+    def _waits_for_balance(self) -> bool:
         return self.rules.balance_wait_steps > 0 and len(self.held) < self.enough_prompts
 
     def _is_over(self, iteration: int) -> bool:
-        """Those who are held have waited long enough, or are enough."""
+        """The held requests have waited long enough, or are numerous enough."""
         rules = self.rules
-        if self._waits_for_lanes:
-            return iteration == next_chance(self.admitted, rules.balance_wait_steps, iteration)
+        if self._waits_for_balance:
+            return iteration == next_multiple(self.admitted, rules.balance_wait_steps, iteration)
         if iteration < self.held_since + rules.batch_wait_steps:
             return sum(self.length[rank] for rank in self.held) >= self.enough_tokens
         return True
 
     def due(self, iteration: int) -> float:
-        """The first iteration after ``iteration`` in which somebody may be let in, if nobody comes."""
+        """The first iteration after ``iteration`` that may admit a request, if none arrives until then."""
         found = math.inf
         if self.unseen:
-            found = next_chance(self.looked, self.rules.receive_interval, iteration + 1)
+            found = next_multiple(self.polled, self.rules.receive_interval, iteration + 1)
         if self.prepared:
             found = min(found, self.prepared[0][0])
-        if self.held and self._waits_for_lanes:
-            found = min(found, next_chance(self.admitted, self.rules.balance_wait_steps, iteration + 1))
+        if self.held and self._waits_for_balance:
+            found = min(found, next_multiple(self.admitted, self.rules.balance_wait_steps, iteration + 1))
         elif self.held:
             found = min(found, self.held_since + self.rules.batch_wait_steps)
         return found

@@ -1,13 +1,14 @@
-"""From a workload to requests: when each arrives, how long its prompt and its answer are.
+"""From a workload to requests: arrival times, prompt lengths and output lengths.
 
-The lengths are drawn before the arrivals and the gaps have mean 1 before they are scaled, so that two rates with one
-seed meet the same requests in the same order (common random numbers).
+Lengths are drawn before arrivals, and gaps have mean 1 before they are scaled, so that two rates with one seed have the
+same requests in the same order (common random numbers).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +16,11 @@ from numpy.typing import NDArray
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
 
-# Requests per request in flight of a closed loop: the rule of the public serving benchmarks of 2025.
+# Requests in a closed loop, per request in flight: the rule of the public serving benchmarks of 2025.
 REQUESTS_PER_CONCURRENCY = 10
-# At most this many offending requests are named one by one.
+# Columns of the requests besides the arrivals.
+COLUMNS = ("input_length", "output_length", "cached_tokens", "prefix", "priority")
+# Most invalid requests that are listed one by one.
 MAX_NAMED = 5
 
 
@@ -30,7 +33,7 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
     number is given, at another rate if one is given.
 
     Raises:
-        SpecError: the workload lacks what its kind of arrival needs, or holds values that no service can meet.
+        SpecError: the workload lacks a value that its kind of arrival needs, or has invalid values.
     """
     problems = _workload_problems(workload)
     if problems:
@@ -57,7 +60,7 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
 
 
 def num_requests(workload: ServingWorkload) -> int:
-    """How many requests a run has: as told, or what its kind of arrival implies."""
+    """Number of requests of a run: as given, or by the kind of arrival."""
     if workload.num_requests is not None:
         return workload.num_requests
     if workload.trace is not None:
@@ -70,7 +73,7 @@ def num_requests(workload: ServingWorkload) -> int:
 
 
 def check_requests(requests: Requests) -> None:
-    """Refuse requests that no run can mean.
+    """Reject invalid requests.
 
     Raises:
         SpecError: no requests at all; arrays of different length; arrivals that are negative, unsorted or not
@@ -82,19 +85,13 @@ def check_requests(requests: Requests) -> None:
 
 
 def request_problems(requests: Requests) -> list[Problem]:
-    """What is wrong with the requests; each kind of fault once, with the first places."""
+    """Problems of the requests: each kind once, with the first positions."""
     num = len(requests)
     if not num:
         return [Problem(path="", message="there are no requests; give at least one")]
     found: list[Problem] = []
-    columns = {
-        "input_length": requests.input_length,
-        "output_length": requests.output_length,
-        "cached_tokens": requests.cached_tokens,
-        "prefix": requests.prefix,
-        "priority": requests.priority,
-    }
-    for name, column in columns.items():
+    for name in COLUMNS:
+        column = getattr(requests, name)
         if column is not None and len(column) != num:
             found.append(Problem(path=name, message=f"{len(column)} values for {num} arrivals; give one each"))
     if found:
@@ -119,7 +116,7 @@ def request_problems(requests: Requests) -> list[Problem]:
 
 
 def scaled(requests: Requests, rate_per_s: float) -> Requests:
-    """The same requests in the same order at another mean rate: all arrivals stretched by one factor.
+    """The same requests in the same order at another mean rate: all arrival times scaled by one factor.
 
     Raises:
         SpecError: all requests arrive at once, so that there is no rate to scale.
@@ -128,15 +125,15 @@ def scaled(requests: Requests, rate_per_s: float) -> Requests:
     if span <= 0.0 or requests.concurrency is not None:
         message = "all requests arrive at once: a rate needs arrivals that are spread over time"
         raise SpecError([Problem(path="arrival_s", message=message)], of="the requests")
-    present = (len(requests) - 1) / span
-    return replace(requests, arrival_s=requests.arrival_s * (present / rate_per_s))
+    recorded_rate = (len(requests) - 1) / span
+    return replace(requests, arrival_s=requests.arrival_s * (recorded_rate / rate_per_s))
 
 
 def _named(name: str, values: NDArray[np.generic], wrong: NDArray[np.bool_], message: str) -> list[Problem]:
-    places = np.flatnonzero(wrong)
-    found = [Problem(path=f"{name}[{i}]", message=f"{values[i]} {message}") for i in places[:MAX_NAMED]]
-    if len(places) > MAX_NAMED:
-        found.append(Problem(path=name, message=f"… and {len(places) - MAX_NAMED} more alike"))
+    positions = np.flatnonzero(wrong)
+    found = [Problem(path=f"{name}[{i}]", message=f"{values[i]} {message}") for i in positions[:MAX_NAMED]]
+    if len(positions) > MAX_NAMED:
+        found.append(Problem(path=name, message=f"… and {len(positions) - MAX_NAMED} more like these"))
     return found
 
 
@@ -185,22 +182,10 @@ def _positive(value: float | None) -> bool:
 def _replayed(workload: ServingWorkload, trace: Requests) -> Requests:
     num = num_requests(workload)
     if num < len(trace):
-        trace = replace(
-            trace,
-            arrival_s=trace.arrival_s[:num],
-            input_length=trace.input_length[:num],
-            output_length=trace.output_length[:num],
-            cached_tokens=_first(trace.cached_tokens, num),
-            prefix=_first(trace.prefix, num),
-            priority=_first(trace.priority, num),
-        )
-    if workload.request_rate_per_s is None:
-        return trace
-    return scaled(trace, workload.request_rate_per_s)
-
-
-def _first(column: NDArray[np.int64] | None, num: int) -> NDArray[np.int64] | None:
-    return None if column is None else column[:num]
+        columns = {name: getattr(trace, name) for name in COLUMNS}
+        first: dict[str, Any] = {name: None if column is None else column[:num] for name, column in columns.items()}
+        trace = replace(trace, arrival_s=trace.arrival_s[:num], **first)
+    return trace if workload.request_rate_per_s is None else scaled(trace, workload.request_rate_per_s)
 
 
 def _lengths(rng: np.random.Generator, nominal: float, ratio: float, num: int) -> NDArray[np.int64]:

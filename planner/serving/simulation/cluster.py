@@ -1,13 +1,13 @@
-"""Several workers behind a router, aggregated or with prefill and decode apart.
+"""Several workers behind a router, aggregated or disaggregated.
 
-Workers run by themselves until somebody reaches into them: one heap holds what comes next – requests that leave a
-worker or arrive at a pool, workers that have something to do – and a worker's stretch of decodes is begun
-only when nothing earlier can interrupt it, so that routing sees the state of every worker at that moment.
+Workers advance independently between interactions. A heap orders the next events: requests that leave a worker or
+arrive at a pool, and workers with work to do. A worker's run of decode iterations starts only when no earlier event can
+interrupt it, so that the router always sees the current state of every worker.
 
-Prefill and decode apart (arXiv:2401.09670, arXiv:2311.18677): a prefilled request's KV cache, kv_bytes_per_token ×
-input, goes over a link that carries one cache after the other at its full bandwidth; the link's latency is added and
-occupies nobody. The prefill worker's blocks are free as soon as the prefill is done: the cache is taken to be read
-out of a send buffer.
+Disaggregated prefill and decode (arXiv:2401.09670, arXiv:2311.18677): the KV cache of a prefilled request,
+kv_bytes_per_token × input, goes over a link that carries one cache after the other at full bandwidth. Link latency is
+added to each transfer but does not occupy the link. The prefill worker's blocks are free as soon as the prefill is
+done, as if the cache were copied to a send buffer.
 """
 
 from __future__ import annotations
@@ -21,34 +21,42 @@ from functools import partial
 import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role, Router
 from meshplan.planner.serving.problem.requests import Requests
 from meshplan.planner.serving.simulation.arrivals import check_requests
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
-from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS, check_limits, finished, servable, simulate
+from meshplan.planner.serving.simulation.engine import (
+    KV_BLOCK_TOKENS,
+    check_limits,
+    finished,
+    in_flight_first,
+    servable,
+    simulate,
+)
 from meshplan.planner.serving.simulation.prefix_cache import KvTier, TierShape
 from meshplan.planner.serving.simulation.request_state import RequestState
 from meshplan.planner.serving.simulation.routing import Pool
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.worker import Worker
 
-# Kinds of events, in the order in which those of one moment are handled: who leaves, who arrives, whose KV cache has
-# come back from the tier, iterations.
+# Kinds of events in the order in which simultaneous ones are handled: departures, arrivals, prefixes fetched from the
+# second tier, iterations.
 LEAVES, ARRIVES, FETCHED, WORKS = 0, 1, 2, 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPool:
-    """Alike workers.
+    """Identical workers.
 
     Args:
-        cost: tables of a worker's iterations.
-        limits: of its scheduler.
-        kv_capacity_tokens: of its KV cache, all lanes together.
+        cost: iteration times of a worker.
+        limits: limits of its scheduler.
+        kv_capacity_tokens: capacity of its KV cache over all attention data-parallel ranks.
         num_workers: behind the router.
         role: see :class:`Role`.
-        tier: where prefixes go that its KV cache has no room for; None: they are lost. Not for DECODE.
+        tier: second tier of KV cache for prefixes; None: evicted prefixes are lost. Not for DECODE.
     """
 
     cost: StepCost
@@ -61,13 +69,13 @@ class SimulatedPool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvLink:
-    """What KV caches go over from prefill to decode.
+    """The link over which KV caches go from prefill to decode workers.
 
     Args:
-        kv_bytes_per_token: of all layers.
-        bandwidth_bytes_per_s: of one link.
-        latency_s: s.
-        is_shared: one link for all prefill workers, not one each.
+        kv_bytes_per_token: KV cache of all layers.
+        bandwidth_bytes_per_s: rate of one link.
+        latency_s: added to each transfer.
+        is_shared: all prefill workers share one link; otherwise each has its own.
     """
 
     kv_bytes_per_token: float
@@ -78,14 +86,14 @@ class KvLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSystem:
-    """What serves: one pool of role MIXED, or one PREFILL and one DECODE with a link.
+    """A serving system: one pool of role MIXED, or one PREFILL and one DECODE with a link.
 
     Args:
         pools: see above, in this order.
         router: how requests reach the workers of a pool.
         link: between the pools; None for one pool.
-        first_token_from_decode: a client sees the first token only after the transfer and the first decode iteration:
-            engines whose decode worker answers the client.
+        first_token_from_decode: the decode worker answers the client, who sees the first token only after the transfer
+            and the first decode iteration.
         kv_block_tokens: tokens of a block of KV cache.
     """
 
@@ -101,7 +109,7 @@ def simulate_system(requests: Requests, system: ServingSystem, stopping: EarlySt
 
     Raises:
         SpecError: malformed requests or limits, or pools that do not make a system.
-        SloViolatedError: the watch gave up, because the run cannot keep its promises.
+        SloViolatedError: the run was stopped early, because it is certain to violate an SLO.
     """
     pool = system.pools[0] if system.pools else None
     is_plain = pool is not None and pool.num_workers == 1 and pool.role is Role.MIXED and pool.tier is None
@@ -118,7 +126,7 @@ def simulate_system(requests: Requests, system: ServingSystem, stopping: EarlySt
 
 
 def simulate_together(requests: Requests, system: ServingSystem, stopping: EarlyStopping | None = None) -> ServingRun:
-    """As :func:`simulate_system`, without the shorter way for a single worker."""
+    """As :func:`simulate_system`, without the faster path for a single worker."""
     _check_system(system)
     check_requests(requests)
     for pool in system.pools:
@@ -135,7 +143,9 @@ def _check_system(system: ServingSystem) -> None:
         named = ", ".join(role.value for role in roles) or "none"
         problems.append(Problem(path="pools", message=f"{named}: give one mixed pool, or prefill and decode"))
     elif len(roles) > 1 and (system.link is None or system.link.bandwidth_bytes_per_s <= 0.0):
-        problems.append(Problem(path="link", message="prefill and decode apart need a link with a bandwidth above 0"))
+        problems.append(
+            Problem(path="link", message="disaggregated prefill and decode need a link with a bandwidth above 0")
+        )
     for i, pool in enumerate(system.pools):
         if pool.num_workers < 1:
             problems.append(Problem(path=f"pools[{i}].num_workers", message=f"{pool.num_workers} workers: give ≥ 1"))
@@ -150,7 +160,7 @@ class _Cluster:
     def __init__(self, requests: Requests, system: ServingSystem) -> None:
         self.requests, self.system = requests, system
         self.state = RequestState(requests)
-        # When, which kind, which request or worker, and which worker it leaves or pool it arrives at.
+        # (time, kind, request or worker, worker that is left or pool that is arrived at).
         self.events: list[tuple[float, int, int, int]] = []
         self.pools = [self._pool(i) for i in range(len(system.pools))]
         self.workers = [worker for pool in self.pools for worker in pool.workers]
@@ -183,13 +193,11 @@ class _Cluster:
         return Pool(workers, self.system.router, self.state, first=first, expected_output=output)
 
     def run(self, stopping: EarlyStopping | None) -> None:
-        """Handle events until there are none, or the watch gives up."""
+        """Handle events until none is left, or the run is stopped early."""
         requests, events = self.requests, self.events
-        order = np.flatnonzero(self._servable()).tolist()
-        in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
-        self.following = iter(order[in_flight:]) if requests.concurrency is not None else iter(())
+        first, self.following = in_flight_first(requests, self._servable())
         arrivals = requests.arrival_s.tolist()
-        events.extend((arrivals[request], ARRIVES, request, 0) for request in order[:in_flight])
+        events.extend((arrivals[request], ARRIVES, request, 0) for request in first)
         heapq.heapify(events)
         looks = set() if stopping is None else set(stopping.moments(requests.arrival_s))
         while events:
@@ -206,12 +214,12 @@ class _Cluster:
                 self.workers[subject].run(math.nextafter(now, math.inf), lazily=True)
                 self._wake(subject)
 
-    def _servable(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+    def _servable(self) -> BoolArray:
         block = self.system.kv_block_tokens
         fitting = [
             servable(self.requests, pool.cost, pool.role, pool.kv_capacity_tokens, block) for pool in self.system.pools
         ]
-        return np.logical_and.reduce(fitting)
+        return np.asarray(np.logical_and.reduce(fitting))
 
     def _wake(self, number: int) -> None:
         wake_s = self.workers[number].wake_s
@@ -234,7 +242,7 @@ class _Cluster:
             self._enter(request, now, number)
 
     def _enter(self, request: int, now: float, number: int) -> None:
-        """A request gets into the queue of its worker."""
+        """A request joins the queue of its worker."""
         worker, tier = self.workers[number], self.tiers[number]
         worker.run(now)
         worker.submit(request, now)
@@ -243,7 +251,7 @@ class _Cluster:
         self._wake(number)
 
     def _will_leave(self, number: int, request: int, at_s: float) -> None:
-        """A worker knows the end of an iteration at its start; the others must not yet."""
+        """Called at the start of an iteration that ends a request: the departure becomes an event at its end."""
         heapq.heappush(self.events, (at_s, LEAVES, request, number))
 
     def _leave(self, number: int, request: int, now: float) -> None:

@@ -1,12 +1,12 @@
-"""The requests that decode together: who they are, what they attend, which KV blocks they hold, when the next is done.
+"""The decode batch of a worker: its requests, their context and KV blocks, and when the next request is done.
 
-All of them take part in every iteration, so each is known by what it was when it joined and by what everyone has
-gained since: D iterations and ⌊s·D⌋ tokens, s = tokens_per_step. Nothing is touched when an iteration passes, and K of
-them cost as much as one.
+All requests of the batch take part in every iteration. A request is therefore described by its state when it joined and
+by the common progress since: D iterations and ⌊s·D⌋ tokens, with s = tokens_per_step. No request is updated when an
+iteration passes, and K iterations cost as much as one.
 
-KV blocks after some iterations are Σ ⌈(offset + grown)/block⌉, where offset is what a request held when it joined less
-what all had gained then. With offset = block·w + r that is Σ w + Σ ⌈(r + grown)/block⌉, and the second sum needs only
-how many offsets have which residue r.
+The KV blocks after some iterations are Σ ⌈(offset + grown)/block⌉, where offset is what a request held when it joined
+minus the common progress at that time. With offset = block·w + r this is Σ w + Σ ⌈(r + grown)/block⌉, and the second
+sum needs only the number of offsets with each residue r.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class DecodeBatch:
     """The decode batch of one worker and the blocks of its KV cache.
 
     Args:
-        state: of the requests.
-        tokens_per_step: s.
-        kv_capacity_tokens: of the KV cache; whole blocks of it are used.
+        state: the requests of the run.
+        tokens_per_step: s, tokens that a request gains per iteration.
+        kv_capacity_tokens: capacity of the KV cache; only whole blocks of it are used.
         kv_block_tokens: tokens of a block.
     """
 
@@ -38,29 +38,29 @@ class DecodeBatch:
         self.steps = 0
         self.grown = 0
         self.num_decoding = 0
-        # Σ of what the requests attend in the next iteration, their KV tokens and the one that they compute.
+        # Tokens that all requests attend in the next iteration: their KV tokens and the one that each computes.
         self.context: float = 0
-        # Heap of target × requests + request: one number is compared faster than a pair.
+        # Heap of target × num_requests + request: one number compares faster than a pair.
         self.finishing: list[int] = []
         self.decoding: set[int] = set()
         self.prompt_blocks = 0
-        # Tokens that decodes may hold beside the prompts in prefill.
+        # Tokens that decodes may hold in addition to the prompts in prefill.
         self.room = self.num_blocks * self.block
         self.whole_blocks = 0
         self.residues = [0] * kv_block_tokens
 
     def hold_prompt(self, length: int) -> None:
-        """Give a prompt blocks for all of itself."""
+        """Reserve blocks for a whole prompt."""
         self.prompt_blocks -= -length // self.block
         self.room = (self.num_blocks - self.prompt_blocks) * self.block
 
     def release_prompt(self, length: int) -> None:
-        """Take them back, or let the decode batch count them."""
+        """Free the blocks of a prompt, or hand them over to the decode batch."""
         self.prompt_blocks += -length // self.block
         self.room = (self.num_blocks - self.prompt_blocks) * self.block
 
     def blocks(self, grown: int) -> int:
-        """Blocks that decodes hold once each has given ``grown`` tokens: Σ ⌈(offset + grown)/block⌉, by residues."""
+        """Blocks held at a common progress of ``grown`` tokens: Σ ⌈(offset + grown)/block⌉, by residues."""
         whole, part = divmod(grown, self.block)
         blocks = self.whole_blocks + self.num_decoding * (whole + 1)
         if part:
@@ -72,7 +72,7 @@ class DecodeBatch:
         return int(self.speed * steps)
 
     def join(self, request: int, generated: int) -> None:
-        """Put a request with its KV cache and ``generated`` tokens into the decode batch."""
+        """Add a request with its KV cache and ``generated`` tokens to the decode batch."""
         state = self.state
         held = state.input_length[request] + generated - 1
         target = state.target[request] = self.grown + state.output_length[request] - generated
@@ -87,7 +87,7 @@ class DecodeBatch:
         self.residues[residue] += 1
 
     def remove(self, request: int) -> None:
-        """Take a request out of the decode batch."""
+        """Remove a request from the decode batch."""
         state = self.state
         self.decoding.remove(state.rank[request])
         self.num_decoding -= 1
@@ -97,7 +97,7 @@ class DecodeBatch:
         self.residues[residue] -= 1
 
     def steps_to_finish(self) -> int:
-        """Iterations until the first of them is done."""
+        """Iterations until the first request is done."""
         target = self.finishing[0] // self.num_requests
         if self.is_plain:
             return target - self.steps
@@ -121,3 +121,18 @@ class DecodeBatch:
             else:
                 high = middle
         return low
+
+
+def steps_to_reach(seconds: float, first: float, half: float) -> int:
+    """The least k ≥ 1 with k·first + half·k(k − 1) ≥ seconds."""
+    if half > 0.0:
+        linear = first - half
+        steps = math.ceil((math.sqrt(linear * linear + 4.0 * half * seconds) - linear) / (2.0 * half))
+    else:
+        steps = math.ceil(seconds / first)
+    steps = max(steps, 1)
+    while steps > 1 and (steps - 1) * (first + half * (steps - 2)) >= seconds:
+        steps -= 1
+    while steps * (first + half * (steps - 1)) < seconds:
+        steps += 1
+    return steps

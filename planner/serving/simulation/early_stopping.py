@@ -1,8 +1,8 @@
-"""Whether a run that goes on can still keep its promises: one that cannot need not be simulated to its end.
+"""Early stopping of a run that is certain to violate an SLO, so that it need not be simulated to its end.
 
-At any moment t a latency is known or bounded from below: who has no first token has waited t − arrival for it. A
-percentile q of n values lies above its limit as soon as n − ⌊q(n − 1)⌋ of them do, a mean as soon as the sum of the
-bounds is above n·limit. Gaps between tokens are not watched: they are kept by stretch, not by request.
+At any time t a latency is known or bounded from below: a request without its first token has waited t − arrival for it.
+A percentile q of n values lies above its limit as soon as n − ⌊q(n − 1)⌋ of them do, a mean as soon as the sum of the
+bounds exceeds n·limit. Inter-token latencies are not checked, because gaps are not recorded per request.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.simulation.metrics import QUANTILES
 from meshplan.planner.serving.simulation.request_state import RequestState
 
-# Looks at a run while its requests arrive: each costs about a hundredth of a run of a thousand requests.
+# Checks of a run while its requests arrive: each costs about a hundredth of a run of a thousand requests.
 NUM_LOOKS = 12
 
 
 class SloViolatedError(Exception):
-    """A run that goes on can no longer keep ``slo``, nor a limit as many times as high as the watch was told."""
+    """An unfinished run is certain to violate ``slo`` by more than the margin."""
 
     def __init__(self, slo: Slo) -> None:
         super().__init__(f"{slo.key} is beyond its limit whatever the rest of the run brings")
@@ -32,12 +32,12 @@ class SloViolatedError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlyStopping:
-    """What a run is watched for.
+    """The rule by which a run is stopped.
 
     Args:
-        slos: the promises.
-        margin: a run is given up when a latency is certain to be above so many times its limit.
-        seen_later_s: clients see every token so much later than the engine gives it.
+        slos: what must be met.
+        margin: a run is stopped when a latency is certain to exceed this multiple of its limit.
+        seen_later_s: delay from the engine to the client, of every token.
     """
 
     slos: Sequence[Slo]
@@ -45,19 +45,19 @@ class EarlyStopping:
     seen_later_s: float = 0.0
 
     def later(self, seconds: float) -> EarlyStopping:
-        """The same, for clients who see every token ``seconds`` later."""
+        """The same rule for clients who see every token ``seconds`` later."""
         return replace(self, seen_later_s=self.seen_later_s + seconds)
 
     def moments(self, arrival_s: NDArray[np.float64]) -> list[int]:
-        """Numbers of the requests at whose arrival it looks."""
+        """The requests at whose arrivals the run is checked."""
         num = len(arrival_s)
         return sorted({num * i // NUM_LOOKS for i in range(1, NUM_LOOKS)} - {0})
 
     def look(self, state: RequestState, now_s: float) -> None:
-        """Look at the requests of a run that has been simulated up to ``now_s``.
+        """Check a run that has been simulated up to ``now_s``.
 
         Raises:
-            LostPromiseError: whatever comes, a promise is broken by more than the margin.
+            SloViolatedError: whatever comes, an SLO is violated by more than the margin.
         """
         arrival, first, finish = (np.array(column) for column in (state.arrival_s, state.first_token_s, state.finish_s))
         has_come = arrival <= now_s
@@ -80,7 +80,7 @@ class EarlyStopping:
 
 
 def _is_above(values: NDArray[np.float64], limit_s: float, percentile: str, num: int) -> bool:
-    """Whether the percentile of ``num`` values, of which these are known from below, is above the limit for certain."""
+    """Whether the percentile of ``num`` values is certain to exceed the limit, given lower bounds on some of them."""
     if percentile == "mean":
         return float(values.sum()) > num * limit_s
     needed = num - math.floor(QUANTILES[percentile] * (num - 1))

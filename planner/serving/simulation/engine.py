@@ -1,13 +1,15 @@
-"""A run of one worker: requests in, the times at which each was served out."""
+"""Simulation of one worker: from requests to the times at which each was served."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.problem.requests import Requests
@@ -15,7 +17,7 @@ from meshplan.planner.serving.simulation.arrivals import check_requests
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
 from meshplan.planner.serving.simulation.request_state import RequestState, fits
 from meshplan.planner.serving.simulation.run import Segments, ServingRun, WorkerRun
-from meshplan.planner.serving.simulation.worker import Leave, Worker
+from meshplan.planner.serving.simulation.worker import Worker
 
 # Tokens of a KV block: the default of vLLM (--block-size).
 KV_BLOCK_TOKENS = 16
@@ -33,33 +35,28 @@ def simulate(
 ) -> ServingRun:
     """Serve the requests with one worker, exact to an iteration (:mod:`meshplan.planner.serving.simulation.worker`).
 
-    A request that its KV cache can never hold is rejected and counted; it takes no time. In a closed loop the next
+    A request that the KV cache can never hold is rejected and counted; it takes no time. In a closed loop the next
     request starts ``think_s`` after a completion.
 
     Args:
         requests: in order of arrival.
         cost: tables of the worker's iterations.
-        limits: of its scheduler.
-        kv_capacity_tokens: of the KV cache of all its lanes together.
+        limits: limits of its scheduler.
+        kv_capacity_tokens: capacity of the KV cache over all attention data-parallel ranks.
         kv_block_tokens: tokens of a block of KV cache.
-        role: PREFILL ends a request with its first token; to DECODE requests come prefilled, so that their first
-            token is out when they arrive.
-        stopping: gives up a run of open arrivals that cannot keep its promises.
+        role: PREFILL ends a request with its first token; to DECODE requests arrive prefilled, with their first token
+            already generated.
+        stopping: stops a run of open arrivals that is certain to violate an SLO.
 
     Raises:
         SpecError: malformed requests or limits.
-        SloViolatedError: the watch gave up.
+        SloViolatedError: the run was stopped early.
     """
     check_requests(requests)
     check_limits(limits, cost, kv_block_tokens)
-    if role is Role.DECODE and requests.output_length.min() <= 1:
-        message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
-        raise SpecError([Problem(path="output_length", message=message)], of="the requests")
+    _check_role(requests, role)
     state = RequestState(requests)
-    served = servable(requests, cost, role, kv_capacity_tokens, kv_block_tokens)
-    order = np.flatnonzero(served).tolist()
-    in_flight = len(order) if requests.concurrency is None else min(requests.concurrency, len(order))
-    following = iter(order[in_flight:])
+    first, following = in_flight_first(requests, servable(requests, cost, role, kv_capacity_tokens, kv_block_tokens))
 
     def submit(request: int, at_s: float) -> None:
         state.arrival_s[request] = at_s
@@ -72,7 +69,6 @@ def simulate(
         if request is not None:
             submit(request, at_s + requests.think_s)
 
-    on_leave: Leave | None = None if requests.concurrency is None else start_next
     worker = Worker(
         cost,
         limits,
@@ -80,10 +76,10 @@ def simulate(
         kv_capacity_tokens=kv_capacity_tokens,
         kv_block_tokens=kv_block_tokens,
         role=role,
-        on_leave=on_leave,
+        on_leave=None if requests.concurrency is None else start_next,
     )
     arrivals = requests.arrival_s.tolist()
-    for request in order[:in_flight]:
+    for request in first:
         submit(request, arrivals[request])
     if stopping is not None and requests.concurrency is None:
         for request in stopping.moments(requests.arrival_s):
@@ -93,12 +89,19 @@ def simulate(
     return finished(requests, state, [worker])
 
 
+def in_flight_first(requests: Requests, served: BoolArray) -> tuple[list[int], Iterator[int]]:
+    """Servable requests that arrive by themselves, and those of a closed loop that a completion starts, in order."""
+    order = np.flatnonzero(served).tolist()
+    in_flight = len(order) if requests.concurrency is None else requests.concurrency
+    return order[:in_flight], iter(order[in_flight:])
+
+
 def check_limits(limits: EngineLimits, cost: StepCost, kv_block_tokens: int) -> None:
-    """Refuse limits under which nothing can run.
+    """Reject limits under which nothing can run.
 
     Raises:
-        SpecError: no seat or no token budget.
-        ValueError: blocks without a token, or an iteration that takes no time.
+        SpecError: no running request or no token budget.
+        ValueError: blocks of no token, or an iteration that takes no time.
     """
     if kv_block_tokens < 1:
         raise ValueError(f"a block of KV cache holds {kv_block_tokens} tokens: give ≥ 1")
@@ -106,21 +109,29 @@ def check_limits(limits: EngineLimits, cost: StepCost, kv_block_tokens: int) -> 
         raise ValueError(f"an iteration of one request takes {cost.decode_s(1)} s: the tables of the worker are wrong")
     wrong = [name for name in ("max_num_seqs", "max_batched_tokens") if getattr(limits, name) < 1]
     if wrong:
-        problems = [Problem(path=name, message=f"{getattr(limits, name)} serves nobody; give ≥ 1") for name in wrong]
+        problems = [
+            Problem(path=name, message=f"{getattr(limits, name)} serves no request; give ≥ 1") for name in wrong
+        ]
         raise SpecError(problems, of="the engine limits")
+
+
+def _check_role(requests: Requests, role: Role) -> None:
+    if role is Role.DECODE and requests.output_length.min() <= 1:
+        message = "a request of 1 token is done after prefill: send a decode worker those with 2 or more"
+        raise SpecError([Problem(path="output_length", message=message)], of="the requests")
 
 
 def servable(
     requests: Requests, cost: StepCost, role: Role, kv_capacity_tokens: int, kv_block_tokens: int
-) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
-    """[n] whether a worker can serve a request at all; one in the role PREFILL holds the prompt only."""
+) -> BoolArray:
+    """[n] whether a worker can serve a request at all; a PREFILL worker holds only the prompt."""
     if role is Role.PREFILL:
         requests = replace(requests, output_length=np.ones_like(requests.output_length))
     return fits(requests, kv_capacity_tokens, kv_block_tokens, cost.tokens_per_step)
 
 
 def finished(requests: Requests, state: RequestState, workers: list[Worker]) -> ServingRun:
-    """The ledger and the workers' records as arrays."""
+    """The state of the requests and the workers' records as arrays."""
     finish = np.array(state.finish_s)
     return ServingRun(
         arrival_s=np.array(state.arrival_s),
@@ -135,10 +146,10 @@ def finished(requests: Requests, state: RequestState, workers: list[Worker]) -> 
 
 
 def worker_run(worker: Worker) -> WorkerRun:
-    """What a worker did, as arrays."""
+    """The iterations of a worker as arrays."""
     worker.pack()
     return WorkerRun(
-        segments=Segments.from_records(worker.stretches),
+        segments=Segments.from_records(worker.packed),
         gap_s=np.array(worker.gap_s),
         gap_count=np.array(worker.gap_count),
         kv_capacity_tokens=worker.num_blocks * worker.block,

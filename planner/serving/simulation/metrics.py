@@ -63,7 +63,7 @@ class Metrics:
         num_rejected: requests that fit no worker.
         num_preemptions: preemptions for want of KV cache; a request may be preempted several times.
         duration_s: from the start to the last token.
-        output_tokens_per_s: of all devices.
+        output_tokens_per_s: rate of all devices.
         output_tokens_per_s_per_device: over the devices of the plan.
         requests_per_s: served.
         mean_in_flight: requests between arrival and last token, over time.
@@ -118,7 +118,7 @@ def summarize(run: ServingRun, *, num_devices: int = 1) -> Metrics:
 
 
 def samples_of(run: ServingRun, metric: str) -> FloatArray:
-    """One value a served request, s, in order of the requests: ``ttft``, ``tpot`` or ``e2e``."""
+    """One value per served request, s, in order of the requests: ``ttft``, ``tpot`` or ``e2e``."""
     chosen = run.is_served & (run.output_length > 1) if metric == "tpot" else run.is_served
     arrival, first, finish = run.arrival_s[chosen], run.first_token_s[chosen], run.finish_s[chosen]
     if metric == "ttft":
@@ -137,8 +137,7 @@ def latency(samples: FloatArray) -> Latency:
 
 
 def itl(workers: Sequence[WorkerRun]) -> Latency:
-    """Inter-token latency from the segments: each holds num_gaps × steps gaps, spread evenly from its first to its
-    last.
+    """Inter-token latency from the segments: num_gaps × steps gaps each, spread evenly from the first to the last.
 
     The density of the gaps is thus Σ weight/width over the segments that contain a gap: piecewise constant, so the
     distribution function is piecewise linear.
@@ -210,3 +209,58 @@ def _integral(worker: WorkerRun, values: FloatArray) -> float:
 
 def _over(value: float, by: float) -> float:
     return float(value / by) if by > 0.0 else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """Averages over equal intervals of time; arrays of one length.
+
+    Args:
+        end_s: end of each interval.
+        decoding: requests that decode, all workers together.
+        prefilling: requests in prefill.
+        queued: requests that no worker runs: waiting, preempted, or in transfer between pools.
+        kv_use: share of all KV cache in use.
+    """
+
+    end_s: FloatArray
+    decoding: FloatArray
+    prefilling: FloatArray
+    queued: FloatArray
+    kv_use: FloatArray
+
+
+def series(run: ServingRun, *, num_bins: int) -> Series:
+    """Averages over ``num_bins`` equal intervals from the first arrival to the last token."""
+    served = run.is_served
+    start = float(run.arrival_s[served].min(initial=np.inf)) if served.any() else 0.0
+    edges = np.linspace(start, max(run.end_s, start), num_bins + 1)
+    width = max(float(edges[1] - edges[0]), np.finfo(float).tiny)
+    decoding = prefilling = kv_tokens = np.zeros(num_bins)
+    for worker in run.workers:
+        segments = worker.segments
+        spans = (segments.start_s, segments.end_s)
+        decoding = decoding + _over_bins(edges, *spans, segments.num_decoding)
+        prefilling = prefilling + _over_bins(edges, *spans, segments.num_prefilling)
+        kv_tokens = kv_tokens + _over_bins(edges, *spans, segments.kv_tokens)
+    present = _over_bins(edges, run.arrival_s[served], run.finish_s[served], np.ones(np.count_nonzero(served)))
+    capacity = sum(worker.kv_capacity_tokens for worker in run.workers)
+    return Series(
+        end_s=edges[1:],
+        decoding=decoding / width,
+        prefilling=prefilling / width,
+        queued=np.maximum(present - decoding - prefilling, 0.0) / width,
+        kv_use=kv_tokens / width / max(capacity, 1),
+    )
+
+
+def _over_bins(edges: FloatArray, start: FloatArray, end: FloatArray, values: FloatArray) -> FloatArray:
+    """Integral over each bin of Σ values, each value counting from its start to its end."""
+    times = np.concatenate((start, end))
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    if not len(times):
+        return np.zeros(len(edges) - 1)
+    heights = np.cumsum(np.concatenate((values, -values))[order])
+    area = np.concatenate(([0.0], np.cumsum(heights[:-1] * np.diff(times))))
+    return np.diff(np.interp(edges, times, area))

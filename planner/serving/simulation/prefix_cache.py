@@ -1,13 +1,11 @@
-"""Which shared prefixes a worker still holds, on its devices and in a second tier beside them.
+"""Which shared prefixes a worker still holds, on its devices and in a second tier of KV cache (host memory or NVMe).
 
-*The tier*: a second place for KV cache beside the devices of a worker: host memory, or NVMe behind it.
+Every prefix that a worker computes is also written to the tier, off the critical path; both evict the least recently
+used prefix first. A prefix that the devices have evicted and the tier still holds is fetched over the worker's link,
+one after the other, and the request enters the engine's queue when the fetch is done. TTFT thus includes the fetch, and
+the devices keep working meanwhile (vLLM's OffloadingConnector and SGLang's HiCache load asynchronously, too).
 
-Whatever prefix a worker computes is written there as well, off the critical path, and the least recently used goes
-first when it is full. A prefix that the devices have lost and the tier still holds is not computed again: it comes back
-over the worker's link, one after the other, and the request enters the engine's queue when it has come. So TTFT holds
-the fetch, and the devices work on meanwhile (vLLM's OffloadingConnector and SGLang's HiCache load asynchronously, too).
-
-Requests that are thrown out while they decode are recomputed, tier or not: so do the engines.
+Requests preempted during decode are recomputed with or without a tier, as in the engines.
 """
 
 from __future__ import annotations
@@ -17,19 +15,20 @@ from dataclasses import dataclass
 
 from meshplan.planner.serving.simulation.request_state import RequestState
 
-# A request that shares its prefix with no other in particular.
+# Prefix of a request that shares none.
 NO_PREFIX = -1
 
 
 class PrefixCache:
     """Least recently used prefixes, together no longer than the KV cache.
 
-    A prefix counts as held from the arrival of the first request that has it. Requests without an identified prefix
-    find the cached tokens that they are said to have.
+    A prefix counts as held from the arrival of the first request that has it. A request without an identified prefix
+    finds as many tokens as its ``cached_tokens`` states.
 
     Args:
         state: the requests with their prefixes and cached tokens.
-        capacity_tokens: of the KV cache: prefixes lie in blocks that no running request needs, so this is optimistic.
+        capacity_tokens: capacity of the KV cache. Optimistic: prefixes only occupy blocks that no running request
+            needs.
     """
 
     def __init__(self, state: RequestState, capacity_tokens: int) -> None:
@@ -38,7 +37,7 @@ class PrefixCache:
         self.held_tokens = 0
 
     def holds(self, prefix: int) -> bool:
-        """The prefix is here."""
+        """Whether the prefix is held."""
         return prefix in self.held
 
     def find(self, request: int) -> int:
@@ -57,12 +56,12 @@ class PrefixCache:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TierShape:
-    """A tier as one worker sees it.
+    """The second tier of one worker.
 
     Args:
-        capacity_tokens: tokens of KV cache that it holds.
-        seconds_per_token: to bring one token's cache back, all devices of the worker fetching their shares at once.
-        latency_s: of one fetch.
+        capacity_tokens: capacity, tokens of KV cache.
+        seconds_per_token: time to fetch one token's cache; all devices of the worker fetch their shares in parallel.
+        latency_s: latency of one fetch.
     """
 
     capacity_tokens: int
@@ -71,7 +70,7 @@ class TierShape:
 
 
 class KvTier:
-    """The tier of one worker while a run goes on.
+    """The contents of one worker's second tier during a run.
 
     Args:
         state: the requests with their prefixes.
@@ -86,10 +85,10 @@ class KvTier:
         self.found: dict[int, int] = {}
 
     def arrive(self, request: int, now_s: float) -> float:
-        """Look for a request's prefix; when it is on the devices, as far as it was found anywhere."""
-        near, far = self.devices.find(request), self.held.find(request)
-        self.found[request] = max(near, far)
-        if far <= near:
+        """Look up a request's prefix; returns the time at which what was found is on the devices, s."""
+        on_device, in_tier = self.devices.find(request), self.held.find(request)
+        self.found[request] = max(on_device, in_tier)
+        if in_tier <= on_device:
             return now_s
-        self.link_free_s = max(now_s, self.link_free_s) + (far - near) * self.shape.seconds_per_token
+        self.link_free_s = max(now_s, self.link_free_s) + (in_tier - on_device) * self.shape.seconds_per_token
         return self.link_free_s + self.shape.latency_s

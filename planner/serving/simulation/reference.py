@@ -1,6 +1,7 @@
-"""The rules of :mod:`meshplan.planner.serving.simulation.worker`, iteration by iteration and as plainly as possible.
+"""Reference implementation of the rules of :mod:`meshplan.planner.serving.simulation.worker`, iteration by iteration.
 
-Slow, and only there to be agreed with: a test holds both equal over random loads, limits and costs.
+It is slow and as plain as possible; tests compare the event-driven simulation with it over random loads, limits and
+costs.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from meshplan.planner.serving.problem.requests import Requests
 
 @dataclass(slots=True, kw_only=True)
 class ReferenceRequest:
-    """One request as the referee sees it.
+    """One request and its progress.
 
     Args:
-        index: place in the requests.
+        index: position in the requests.
         priority: smaller goes first.
-        arrival_s: when it came.
-        prompt: tokens.
+        arrival_s: time of arrival.
+        prompt: prompt tokens.
         answer: tokens to generate.
         cached: prompt tokens that need no prefill.
-        generated: tokens out.
-        prefilled: tokens of the present prefill that are done; None outside of prefill.
+        generated: tokens generated so far.
+        prefilled: tokens of the current prefill that are done; None outside of prefill.
         kv: tokens of KV cache held.
-        context: tokens attended, by the expected number of tokens a step.
-        has_kv: it came with its KV cache.
-        due: iterations that are prepared ahead of it, then the first that can hold it.
-        finish_s: time of the last; infinite if it was rejected.
-        token_s: when its tokens came, one entry an iteration that gave some.
+        context: tokens attended, at the expected number of tokens per step.
+        has_kv: it arrived with its KV cache.
+        due: iterations that are prepared ahead of it; once polled, the first iteration that can include it.
+        finish_s: time of the last token; infinite if it was rejected.
+        token_s: times of its tokens, one entry per iteration that generated some.
     """
 
     index: int
@@ -52,7 +53,7 @@ class ReferenceRequest:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Who goes first."""
+        """Sort key: smaller goes first."""
         return self.priority, self.index
 
     @property
@@ -66,28 +67,28 @@ class ReferenceWorker:
     """One worker; see :func:`reference_run`.
 
     Args:
-        cost: tables of its iterations.
-        limits: of its scheduler.
-        blocks: of its KV cache.
+        cost: its iteration times.
+        limits: limits of its scheduler.
+        blocks: blocks of its KV cache.
         block: tokens of a block.
         role: see :class:`Role`.
         coming: requests still to arrive.
-        backlog: requests of a closed loop that wait for a completion.
-        think_s: from a completion of a closed loop to the request that it starts.
+        backlog: requests of a closed loop that each wait for a completion.
+        think_s: time from a completion in a closed loop to the request that it starts.
         now: start of the next iteration.
         steps: decode iterations so far.
         iterations: so far, of any kind.
-        arrived: requests so far.
-        looked: iteration of the last look at what has arrived.
-        admitted: iteration of the last chance of prompts.
-        held_since: iteration since which some are kept.
-        unseen: requests that have arrived since the last look.
-        lagging: requests that were seen, but that the next iteration cannot hold yet.
-        kept: requests that it could hold, kept back for others.
-        waiting: requests that were let in.
+        arrived: arrivals so far.
+        polled: iteration of the last poll for arrivals.
+        admitted: iteration of the last admission.
+        held_since: iteration since which requests are held back.
+        unseen: requests that have arrived since the last poll.
+        lagging: polled requests that the next iteration cannot include yet.
+        kept: requests that it could include, held back to wait for others.
+        waiting: admitted requests that wait for a slot and blocks.
         prefilling: requests in prefill, in order of admission.
         decoding: requests that decode.
-        num_preemptions: so far.
+        num_preemptions: preemptions so far.
     """
 
     cost: StepCost
@@ -102,7 +103,7 @@ class ReferenceWorker:
     steps: int = 0
     iterations: int = 0
     arrived: int = 0
-    looked: int = 0
+    polled: int = 0
     admitted: int = 0
     held_since: int = 0
     unseen: list[ReferenceRequest] = field(default_factory=list)
@@ -114,13 +115,13 @@ class ReferenceWorker:
     num_preemptions: int = 0
 
     def run(self) -> None:
-        """Iterate until nobody is left."""
+        """Iterate until every request is done."""
         while self.coming or self.outside or self.waiting or self.prefilling or self.decoding:
             self.iterate()
 
     @property
     def outside(self) -> list[ReferenceRequest]:
-        """Arrived, but not let in."""
+        """Requests that have arrived but are not admitted."""
         return [*self.unseen, *self.lagging, *self.kept]
 
     @property
@@ -130,7 +131,7 @@ class ReferenceWorker:
         return int(speed * (self.steps + 1)) - int(speed * self.steps)
 
     def held(self) -> int:
-        """Blocks held after the next iteration if nobody joins."""
+        """Blocks held after the next iteration if no request joins."""
         decoded = sum(-(-(request.kv + self.advance) // self.block) for request in self.decoding)
         return decoded + sum(-(-request.length // self.block) for request in self.prefilling)
 
@@ -165,7 +166,7 @@ class ReferenceWorker:
             sum(new * (done + (new + 1) / 2) for _, done, new in chunks),
         )
         if chunks:
-            self.looked = self.iterations
+            self.polled = self.iterations
         if decoding:
             self.decode(decoding)
         for request, done, new in chunks:
@@ -174,13 +175,13 @@ class ReferenceWorker:
                 self.end_prefill(request)
 
     def admit(self) -> None:
-        """Rule 1: who has arrived comes to wait for room, at once or by the rules of admission."""
+        """Rule 1: arrivals are admitted at once or by the rules of admission."""
         now, rules = self.iterations, self.limits.admission
         if not (self.waiting or self.prefilling or self.decoding):
             self.waiting, self.unseen, self.lagging, self.kept = self.outside, [], [], []
-            self.looked = self.admitted = now
+            self.polled = self.admitted = now
             return
-        if (now - self.looked) % rules.receive_interval == 0:
+        if (now - self.polled) % rules.receive_interval == 0:
             for request in self.unseen:
                 request.due += now
             self.lagging, self.unseen = self.lagging + self.unseen, []
@@ -197,7 +198,7 @@ class ReferenceWorker:
             self.waiting, self.kept, self.admitted = self.waiting + self.kept, [], now
 
     def preempt(self) -> None:
-        """Throw out the youngest running request."""
+        """Preempt the youngest running request."""
         youngest = max(self.decoding + self.prefilling, key=lambda request: request.key)
         self.num_preemptions += 1
         (self.decoding if youngest.prefilled is None else self.prefilling).remove(youngest)
@@ -206,7 +207,7 @@ class ReferenceWorker:
         self.waiting.sort(key=lambda request: request.key)
 
     def can_take(self, tokens: int) -> bool:
-        """A seat and blocks are free."""
+        """Whether a slot and blocks are free."""
         concurrent_batches, verified = self.cost.concurrent_batches, self.cost.verified_tokens
         decodes = max(self.limits.max_batched_tokens // verified * concurrent_batches, 1)
         slots = min(self.limits.max_num_seqs, self.cost.max_num_seqs, decodes)
@@ -214,7 +215,7 @@ class ReferenceWorker:
         return has_slot and self.held() - (-tokens // self.block) <= self.blocks
 
     def chunks(self) -> list[tuple[ReferenceRequest, int, int]]:
-        """What is prefilled in this iteration: request, tokens done, new tokens. Admits from the queue."""
+        """Prefill chunks of this iteration: (request, tokens done, new tokens). Takes requests from the queue."""
         concurrent_batches, budget = self.cost.concurrent_batches, self.limits.max_batched_tokens
         if self.limits.chunked_prefill:
             budget -= math.ceil(len(self.decoding) / concurrent_batches) * self.cost.verified_tokens
@@ -253,7 +254,7 @@ class ReferenceWorker:
                 self.leave(request)
 
     def end_prefill(self, request: ReferenceRequest) -> None:
-        """The prefill is done and gives a token."""
+        """A prefill ends and yields a token."""
         self.prefilling.remove(request)
         request.token_s.append(self.now)
         request.generated += 1
@@ -263,14 +264,14 @@ class ReferenceWorker:
             self.join(request)
 
     def join(self, request: ReferenceRequest) -> None:
-        """It decodes from the next iteration on."""
+        """The request decodes from the next iteration on."""
         request.prefilled = None
         request.kv = request.prompt + request.generated - 1
         request.context = request.kv + 1
         self.decoding.append(request)
 
     def leave(self, request: ReferenceRequest) -> None:
-        """It is done; in a closed loop the next one comes."""
+        """The request is done; in a closed loop the next one arrives."""
         request.finish_s = self.now
         if self.backlog:
             following = self.backlog.popleft()
@@ -288,11 +289,11 @@ def reference_run(
     kv_block_tokens: int,
     role: Role = Role.MIXED,
 ) -> tuple[list[ReferenceRequest], int]:
-    """Serve the requests iteration by iteration; the requests, and how many were thrown out."""
+    """Serve the requests iteration by iteration; returns them and the number of preemptions."""
     num = len(requests)
     cached = requests.cached_tokens if requests.cached_tokens is not None else [0] * num
     priority = requests.priority if requests.priority is not None else [0] * num
-    everyone = [
+    all_requests = [
         ReferenceRequest(
             index=i,
             priority=int(priority[i]),
@@ -309,7 +310,7 @@ def reference_run(
     overshoot = math.ceil(cost.tokens_per_step)
     served = deque(
         request
-        for request in everyone
+        for request in all_requests
         if request.prompt + (request.answer - 2 + overshoot) * (request.answer > 1 and role is not Role.PREFILL)
         <= blocks * kv_block_tokens
     )
@@ -326,4 +327,4 @@ def reference_run(
         think_s=requests.think_s,
     )
     worker.run()
-    return everyone, worker.num_preemptions
+    return all_requests, worker.num_preemptions

@@ -1,4 +1,4 @@
-"""The requests of a run while it goes on: plain lists, which the workers read and write one number at a time."""
+"""The requests of a running simulation, as plain lists that workers read and write one number at a time."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from meshplan.planner.serving.problem.requests import Requests
 class RequestState:
     """Columns over the requests; times are infinite until they are known.
 
-    ``rank`` orders them by priority and then by number, ``by_rank`` is its inverse; ``may_pass`` says that one who
-    arrives later may have a smaller rank. ``generated`` counts the tokens
-    out at the last time that the request was not decoding, ``target`` the tokens that every decoding request of its
-    worker will have given when it is done; ``anchor`` and ``offset`` are its context and its KV tokens, less what
-    all decoding requests of its worker had given when it joined; ``found_tokens`` are the cached ones that its worker
-    really held.
+    ``rank`` orders them by priority and then by number, ``by_rank`` is its inverse; ``may_pass`` says that a later
+    arrival may have a smaller rank. ``generated`` counts the tokens generated when the request last joined a decode
+    batch; ``target`` is the common progress of its worker's decode batch, in tokens, at which it is done; ``anchor``
+    and ``offset`` are its context and its KV tokens minus the common progress at the time it joined; ``found_tokens``
+    are the cached tokens that its worker really held.
     """
 
     def __init__(self, requests: Requests) -> None:
@@ -32,8 +31,8 @@ class RequestState:
         self.cached_tokens: list[int] = [0] * num if cached is None else cached.tolist()
         self.found_tokens = [0] * num
         self.prefix: list[int] | None = None if requests.prefix is None else requests.prefix.tolist()
-        starts_apart = requests.concurrency is not None and bool(np.any(requests.arrival_s))
-        self.may_pass = requests.priority is not None or starts_apart
+        starts_at_different_times = requests.concurrency is not None and bool(np.any(requests.arrival_s))
+        self.may_pass = requests.priority is not None or starts_at_different_times
         order = np.arange(num) if requests.priority is None else np.argsort(requests.priority, kind="stable")
         self.by_rank: list[int] = order.tolist()
         self.rank: list[int] = np.argsort(order).tolist()
@@ -46,7 +45,7 @@ class RequestState:
         self.target = [0] * num
         self.anchor = [0.0] * num
         self.offset = [0] * num
-        # For the gaps between tokens: when it last joined a decode batch, and when it was last thrown out of one.
+        # For the gaps between tokens: when it last joined a decode batch, and its last token before a preemption.
         self.joined_s = [math.inf] * num
         self.last_token_s = [math.inf] * num
 
@@ -54,7 +53,7 @@ class RequestState:
         return self.num
 
     def arrive_prefilled(self, request: int, first_token_s: float) -> None:
-        """The request comes with its KV cache; its first token was seen then, or infinity if it is still hidden."""
+        """The request arrives with its KV cache; its first token was seen at that time, infinity if not yet."""
         self.generated[request] = 1
         self.has_kv[request] = True
         self.first_token_s[request] = first_token_s
@@ -74,6 +73,6 @@ def fits(
 
 
 def num_slots(cost: StepCost, limits: EngineLimits) -> int:
-    """Most requests that run in one worker: as limited, as the tables reach, and as the token budget decodes."""
+    """Most requests that run in one worker: by its limit, by the range of the tables, and by the token budget."""
     decodes = limits.max_batched_tokens // cost.verified_tokens * cost.concurrent_batches
     return max(min(limits.max_num_seqs, cost.max_num_seqs, decodes), 1)

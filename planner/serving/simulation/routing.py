@@ -1,4 +1,4 @@
-"""Which worker of a pool a request goes to."""
+"""Routing: which worker of a pool a request goes to."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from meshplan.planner.serving.simulation.prefix_cache import NO_PREFIX
 from meshplan.planner.serving.simulation.request_state import RequestState
 from meshplan.planner.serving.simulation.worker import Worker
 
-# A worker is overloaded if it has this many requests more than the idlest, and this many times as many: the defaults
+# A worker is overloaded if it has this many requests more than the least loaded, and this multiple of them: defaults
 # of SGLang's router (--balance-abs-threshold, --balance-rel-threshold of its cache-aware policy).
 OVERLOAD_REQUESTS = 64
 OVERLOAD_RATIO = 1.5
 
 
 class Pool:
-    """Workers and what the router knows about them.
+    """Workers of a pool and the router's view of them.
 
     Args:
-        workers: alike.
+        workers: identical ones.
         router: the rule.
-        state: of the requests.
+        state: the requests of the run.
         first: number of the first worker among those of all pools.
-        expected_output: tokens that the router expects of an answer, whose length it cannot know: the mean.
+        expected_output: output tokens that the router assumes for every request: the mean, as it cannot know them.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class Pool:
         self.routed_to: dict[int, int] = {}
 
     def choose(self, request: int) -> int:
-        """Which worker an arriving request goes to; the request counts as its load until :meth:`forget`."""
+        """The worker for an arriving request, which counts as its load until :meth:`forget`."""
         if self.router is Router.ROUND_ROBIN:
             chosen = self.num_routed % len(self.workers)
         else:

@@ -18,8 +18,8 @@ class Segments:
     """Runs of iterations of one worker in which only the context length changes; arrays of one length.
 
     Args:
-        start_s: of the first iteration.
-        end_s: of the last.
+        start_s: start of the first iteration.
+        end_s: end of the last iteration.
         steps: decode iterations; 0 for an iteration that only prefilled.
         num_decoding: requests that decode in each.
         kv_tokens: tokens of KV cache held at the start, by decodes and by prompts in prefill.

@@ -1,24 +1,24 @@
-"""One engine instance, simulated by events: whatever happens to an unchanged decode batch is one step in closed form.
+"""One engine instance as a discrete-event simulation: all iterations of an unchanged decode batch are one event.
 
-The rules (:mod:`meshplan.planner.serving.simulation.reference` plays the same ones iteration by iteration):
+The rules (:mod:`meshplan.planner.serving.simulation.reference` applies the same ones iteration by iteration):
 
-1. Iterations follow each other; what arrives during one waits for its end, for the scheduler's next look at arrivals
-   (receive_interval), for admission_steps more, on average: ⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival, and as the limits'
-   :class:`~meshplan.planner.serving.problem.config.Admission` says for others; for nothing if nothing runs. Order is
-   by priority, then by arrival, and nobody passes a request that does not fit.
+1. Iterations follow each other. A request that arrives during one waits for its end, for the scheduler's next poll
+   (receive_interval), for admission_steps more iterations on average (⌊k(i + 1)⌋ − ⌊ki⌋ for the i-th arrival), and for
+   other requests as :class:`~meshplan.planner.serving.problem.config.Admission` says. An idle worker admits at once.
+   The order is by priority, then by arrival, and no request overtakes one that does not fit.
 2. Every decoding request takes part in each iteration and gains ⌊s(D + 1)⌋ − ⌊sD⌋ tokens in the worker's D-th, with
    s = tokens_per_step: one, or the expected value of speculation.
-3. KV cache is held in blocks. A request with g tokens out holds input + g − 1; before an iteration the youngest
-   running request is thrown out until what all will hold after it fits. It loses its KV cache, goes back to the queue
-   and is prefilled again with the tokens that it has (recomputation, arXiv:2309.06180, §4.5).
-4. A request is admitted if a seat (max_num_seqs) is free and its whole prompt fits beside what the decoding requests
-   will hold after the next iteration; with its KV cache already there, room for ⌈s⌉ more tokens is needed, too.
-5. Chunked prefill (arXiv:2403.02310): a lane has budget for max_batched_tokens − v·⌈n/lanes⌉ prompt tokens beside
-   its decodes, v = verified_tokens; no prompt takes more than one lane's, all together no more than all lanes'.
-   Started prompts go first. Otherwise, iterations prefill only, while there is something to prefill; prompts are taken
-   whole within the budget, and cut only if they are longer than all of it.
-6. The iteration that ends a prefill gives the first token. A worker of role PREFILL lets the request go then; to one
-   of role DECODE it comes with its KV cache and the first token, and decodes from the next iteration on.
+3. KV cache is held in blocks. A request with g generated tokens holds input + g − 1 tokens. Before an iteration the
+   youngest running request is preempted until what all will hold after it fits. A preempted request loses its KV cache,
+   returns to the queue and is prefilled again with the tokens that it has (recomputation, arXiv:2309.06180, §4.5).
+4. A request is admitted if a slot (max_num_seqs) is free and its whole prompt fits in addition to what the decoding
+   requests will hold after the next iteration; a request that arrives with its KV cache needs room for ⌈s⌉ more tokens.
+5. Chunked prefill (arXiv:2403.02310): with n decodes in w concurrent batches, each batch has a budget of
+   max_batched_tokens − v·⌈n/w⌉ prompt tokens, v = verified_tokens. No prompt takes more than the budget of one batch,
+   all together no more than that of all. Started prompts go first. Without chunked prefill, iterations only prefill
+   while there is something to prefill; prompts are taken whole within the budget and cut only if they exceed all of it.
+6. The iteration that ends a prefill yields the first token. A PREFILL worker releases the request then; at a DECODE
+   worker it arrives with its KV cache and the first token, and decodes from the next iteration on.
 """
 
 from __future__ import annotations
@@ -34,27 +34,27 @@ import numpy as np
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.simulation.admission import AdmissionQueue
-from meshplan.planner.serving.simulation.decode_batch import DecodeBatch
+from meshplan.planner.serving.simulation.decode_batch import DecodeBatch, steps_to_reach
 from meshplan.planner.serving.simulation.prefix_cache import PrefixCache
 from meshplan.planner.serving.simulation.request_state import RequestState, num_slots
 
 Leave = Callable[[int, float], None]
-# Numbers that are kept as objects before they are packed: some megabytes.
+# Numbers kept as Python objects before they are packed: some megabytes.
 MOST_RECORDS = 100_000
 
 
 class Worker(DecodeBatch):
-    """An engine instance that can be run up to any moment.
+    """An engine instance that can be run up to any time.
 
     Args:
-        cost: tables of its iterations.
-        limits: of its scheduler.
-        state: the requests, shared among the workers of a run.
-        kv_capacity_tokens: of its KV cache; whole blocks of it are used.
+        cost: its iteration times.
+        limits: limits of its scheduler.
+        state: the requests, shared by the workers of a run.
+        kv_capacity_tokens: capacity of its KV cache; only whole blocks of it are used.
         kv_block_tokens: tokens of a block.
         role: see :class:`Role`.
-        on_leave: called with a request and the time when the worker is done with it.
-        pauses: give control back whenever a request leaves.
+        on_leave: called with a request and the time at which the worker is done with it.
+        pauses: :meth:`run` returns whenever a request leaves.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Worker(DecodeBatch):
         self.slots = num_slots(cost, limits)
         self.decode_s = [cost.decode_s(n) for n in range(min(self.slots, len(state)) + 1)]
         self.clock = self.wake_s = 0.0
-        # Waiting: those still to arrive, in order; those who have, by rank.
+        # Requests still to arrive, in order of time; requests that wait for a slot, as a heap of ranks.
         self.queue: list[int] = []
         self.queue_s: list[float] = []
         self.position = 0
@@ -100,9 +100,9 @@ class Worker(DecodeBatch):
         self.num_iterations = 0
         self.prefilling: list[list[int]] = []
         self.arrived_with_kv: list[int] = []
-        # Stretches: a list is quick to append to, an array is small.
+        # Records of segments: a list is quick to append to, an array is small.
         self.records: list[float] = []
-        self.stretches = array("d")
+        self.packed = array("d")
         self.gap_s, self.gap_count = array("d"), array("d")
         self.pauses_s: list[list[float]] = []
         self.num_preemptions = 0
@@ -123,10 +123,10 @@ class Worker(DecodeBatch):
         return not (self.num_decoding or self.prefilling or self.ready or self.waiting)
 
     def run(self, until_s: float = math.inf, *, lazily: bool = False) -> None:
-        """Start every iteration that begins before ``until_s``; ``wake_s`` is then when there is more to do.
+        """Start every iteration that begins before ``until_s``; ``wake_s`` is then the time of the next work.
 
-        Lazily, a stretch of decodes that reaches beyond ``until_s`` is not begun: ``wake_s`` is its end, and it may
-        still be cut by a run that is not lazy.
+        With ``lazily``, decode iterations that reach beyond ``until_s`` are not started: ``wake_s`` is their end, and a
+        later run that is not lazy may still cut them short.
         """
         while True:
             if self.next_arrival <= self.clock:
@@ -167,7 +167,7 @@ class Worker(DecodeBatch):
         self.next_arrival = queue_s[position] if position < len(queue) else math.inf
 
     def _make_room(self) -> None:
-        """Throw out the youngest until the next iteration's tokens fit; one request alone always fits."""
+        """Preempt the youngest request until the next iteration's tokens fit; a single request always fits."""
         grown = self.given(self.steps + 1)
         while self.blocks(grown) + self.prompt_blocks > self.num_blocks:
             in_prefill = max((entry[0] for entry in self.prefilling), default=-1)
@@ -208,7 +208,7 @@ class Worker(DecodeBatch):
         return self.pauses_s[0][0]
 
     def _take_with_kv(self) -> None:
-        """Admit those whose KV cache came with them."""
+        """Admit requests that arrived with their KV cache."""
         state, grown = self.state, self.given(self.steps + 1)
         while self.ready and self.num_decoding + len(self.prefilling) < self.slots:
             request = state.by_rank[self.ready[0]]
@@ -225,16 +225,16 @@ class Worker(DecodeBatch):
             self.arrived_with_kv.append(request)
 
     def _prefill(self) -> bool:
-        """One iteration with prompts in it; False if none can go on or be admitted."""
+        """One iteration with prompts; False if no prompt can continue or be admitted."""
         n = self.num_decoding if self.is_chunked else 0
-        lane = self.budget + (-n // self.concurrent_batches) * self.cost.verified_tokens
-        left = lane * self.concurrent_batches
+        batch_budget = self.budget + (-n // self.concurrent_batches) * self.cost.verified_tokens
+        left = batch_budget * self.concurrent_batches
         if left <= 0:
             return False
         num_prompts, tokens, pairs, ended = 0, 0, 0.0, []
         for entry in self.prefilling:
             done = entry[1]
-            chunk = min(entry[2] - done, lane, left)
+            chunk = min(entry[2] - done, batch_budget, left)
             if not chunk:
                 break
             num_prompts += 1
@@ -251,7 +251,7 @@ class Worker(DecodeBatch):
             if state.has_kv[request] or not self._fits(length):
                 break
             done = min(state.found_tokens[request], length - 1)
-            chunk = min(length - done, lane, left)
+            chunk = min(length - done, batch_budget, left)
             if tokens and chunk < length - done and not self.is_chunked:
                 break
             entry = [heapq.heappop(ready), done + chunk, length]
@@ -270,7 +270,7 @@ class Worker(DecodeBatch):
         return True
 
     def _fits(self, length: int) -> bool:
-        """A prompt fits beside what the decodes will hold; the coarse test spares the exact one where there is room."""
+        """Whether a prompt fits in addition to what the decodes will hold; a coarse test first, then the exact one."""
         n = self.num_decoding
         if self.context + n * (self.speed + self.block) + length + self.block <= self.room:
             return True
@@ -302,7 +302,7 @@ class Worker(DecodeBatch):
             self._finish()
 
     def _first_token(self, request: int, end: float) -> None:
-        """The token that ends a prefill: the first, or the next of a request that had been thrown out."""
+        """The token that ends a prefill: the first, or the next one of a preempted request."""
         state = self.state
         generated = state.generated[request] = state.generated[request] + 1
         state.joined_s[request] = end
@@ -325,12 +325,12 @@ class Worker(DecodeBatch):
             self.on_leave(request, end)
 
     def pack(self) -> None:
-        """Move the records to where they take the least memory."""
-        self.stretches.frombytes(np.array(self.records, dtype=float).tobytes())
+        """Move the records to a compact array."""
+        self.packed.frombytes(np.array(self.records, dtype=float).tobytes())
         self.records.clear()
 
     def _decode(self, until_s: float, lazily: bool) -> bool:
-        """Decode until something else happens; False where a lazy run would reach beyond its end."""
+        """Decode until the next event; False where a lazy run would reach beyond its end."""
         n, context, speed, start = self.num_decoding, self.context, self.speed, self.clock
         steps = 1 if self.arrived_with_kv else self.steps_to_finish()
         pauses = self.pauses_s
@@ -354,7 +354,7 @@ class Worker(DecodeBatch):
             return False
         limit = min(until_s, arrival)
         if end > limit and steps > 1:
-            steps = min(steps, _steps_to_reach(limit - start, first, half))
+            steps = min(steps, steps_to_reach(limit - start, first, half))
             end = start + steps * (first + half * (steps - 1))
         kv_tokens = context - n + self.prompt_blocks * self.block
         gaps = 0 if is_paused else n - len(self.arrived_with_kv)
@@ -378,7 +378,7 @@ class Worker(DecodeBatch):
             self._first_decoded()
 
     def _first_decoded(self) -> None:
-        """The first iteration here of those who came with their KV cache: a token's gap, or the first token seen."""
+        """First decode iteration of requests that arrived with their KV cache: a gap, or the first token seen."""
         first_token_s = self.state.first_token_s
         for request in self.arrived_with_kv:
             if first_token_s[request] == math.inf:
@@ -389,25 +389,10 @@ class Worker(DecodeBatch):
         self.arrived_with_kv.clear()
 
     def _finish(self) -> None:
-        """Let go of everyone who has all tokens."""
+        """Release every request that has all its tokens."""
         finishing, num = self.finishing, self.num_requests
         beyond = (self.grown + 1) * num
         while finishing and finishing[0] < beyond:
             request = heapq.heappop(finishing) % num
             self.remove(request)
             self._leave(request, self.clock)
-
-
-def _steps_to_reach(seconds: float, first: float, half: float) -> int:
-    """The least k ≥ 1 with k·first + half·k(k − 1) ≥ seconds."""
-    if half > 0.0:
-        linear = first - half
-        steps = math.ceil((math.sqrt(linear * linear + 4.0 * half * seconds) - linear) / (2.0 * half))
-    else:
-        steps = math.ceil(seconds / first)
-    steps = max(steps, 1)
-    while steps > 1 and (steps - 1) * (first + half * (steps - 2)) >= seconds:
-        steps -= 1
-    while steps * (first + half * (steps - 1)) < seconds:
-        steps += 1
-    return steps

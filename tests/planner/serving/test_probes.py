@@ -48,7 +48,7 @@ def test_two_nodes_of_eight_are_planned(catalog: Catalog) -> None:
 
 
 def test_a_candidate_that_cannot_run_ends_no_search(catalog: Catalog) -> None:
-    """Some layouts do not fit, some the engine refuses, some break a promise alone: each is counted."""
+    """Some layouts do not fit, some the engine rejects, some violate an SLO alone: each is counted."""
     made = make_plan(spec(quantization=["bf16", "fp8"]), catalog)
     assert made.config
     reasons = [row["reason"] for row in made.rejected]

@@ -34,8 +34,8 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 
 def load(**workload: Any) -> dict[str, Any]:
-    kept = {key: SPEC["workload"][key] for key in ("input_length", "output_length", "num_requests")}
-    return {**kept, **workload}
+    lengths = {key: SPEC["workload"][key] for key in ("input_length", "output_length", "num_requests")}
+    return {**lengths, **workload}
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +43,7 @@ def plan(catalog: Catalog) -> Plan:
     return make_plan(SPEC, catalog)
 
 
-def test_a_plan_keeps_its_promises_and_its_devices(plan: Plan) -> None:
+def test_a_plan_meets_its_slos_within_its_devices(plan: Plan) -> None:
     assert plan.solution["status"] == "optimal"
     for key, limit in SPEC["slo"].items():
         assert plan.predicted[key].value <= limit
@@ -66,7 +66,7 @@ def test_the_same_question_gives_the_same_bytes(plan: Plan, catalog: Catalog) ->
     assert Plan.from_document(plan.to_document()).plan_id == plan.plan_id
 
 
-def test_a_cheaper_looking_rival_broke_a_promise_or_the_bound(plan: Plan) -> None:
+def test_a_cheaper_looking_rival_violated_an_slo_or_the_bound(plan: Plan) -> None:
     fewer = [row for row in plan.alternatives if row["num_devices"] < plan.config["num_devices"]]
     assert all("SLO" in row["reason"] for row in fewer)
 
@@ -85,7 +85,7 @@ def test_with_a_free_load_copies_fill_the_cluster(catalog: Catalog) -> None:
     assert made.predicted["requests_per_s"].value > 2.0
 
 
-def test_a_looser_promise_is_never_worse(catalog: Catalog) -> None:
+def test_a_looser_slo_is_never_worse(catalog: Catalog) -> None:
     rates = [
         make_plan(
             spec(workload=load(), slo={"ttft_p99_s": 3.0, "tpot_p95_s": limit}, fixed={"mode": "aggregated"}), catalog
@@ -117,7 +117,7 @@ def test_every_objective_finds_a_plan(objective: str, catalog: Catalog) -> None:
     assert made.solution["objective"] > 0.0
 
 
-def test_an_impossible_promise_names_what_would_do(catalog: Catalog) -> None:
+def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
     made = make_plan(spec(slo={"tpot_p95_s": 0.015}, fixed={"mode": "aggregated"}), catalog)
     assert made.solution["status"] == "infeasible"
     assert not made.config
@@ -127,7 +127,7 @@ def test_an_impossible_promise_names_what_would_do(catalog: Catalog) -> None:
     assert lifted.config, "what the error advises must work"
 
 
-def test_a_promise_below_the_weights_read_time_is_refused_by_every_load(catalog: Catalog) -> None:
+def test_an_slo_below_the_weights_read_time_is_violated_by_every_load(catalog: Catalog) -> None:
     made = make_plan(spec(slo={"tpot_mean_s": 1e-6, "ttft_mean_s": 1e-6}), catalog)
     assert made.solution["status"] == "infeasible"
     assert made.solution["binding_constraint"]

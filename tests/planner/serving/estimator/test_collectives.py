@@ -53,7 +53,7 @@ def test_small_messages_in_a_domain_are_not_priced_by_hops(machine: Machine) -> 
     assert exchange.all_reduce_s(SIZES[:1], 16)[0] < 3.0 * exchange.all_reduce_s(SIZES[:1], 4)[0]
 
 
-def test_devices_that_nobody_measured_keep_the_closed_form(machine: Machine) -> None:
+def test_unmeasured_devices_keep_the_closed_form(machine: Machine) -> None:
     unknown = replace(machine, device=replace(machine.device, slug="unheard-of"))
     ring = 2.0 * 7.0 / 8.0 * SIZES / Exchange(machine=unknown).scale_up_bytes_per_s
     found = Exchange(machine=unknown).all_reduce_s(SIZES, 8)

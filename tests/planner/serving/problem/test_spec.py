@@ -31,7 +31,7 @@ def messages(document: dict[str, Any]) -> dict[str, str]:
     return {problem.path: problem.message for problem in caught.value.problems}
 
 
-def test_promises_keep_their_percentile() -> None:
+def test_slos_have_their_percentile() -> None:
     slos = {slo.key: slo for slo in read_serving_spec(SPEC).slos}
     assert set(slos) == {"ttft_p99_s", "tpot_p95_s"}
     assert (slos["ttft_p99_s"].metric, slos["ttft_p99_s"].percentile) == ("ttft", "p99")
@@ -75,7 +75,7 @@ def test_lengths_are_whole_numbers_from_one(length: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [0, -1.0, float("inf"), float("nan")])
-def test_promises_are_finite_seconds(limit: float) -> None:
+def test_slos_are_finite_seconds(limit: float) -> None:
     assert "slo.ttft_p99_s" in messages({**SPEC, "slo": {"ttft_p99_s": limit}})
 
 

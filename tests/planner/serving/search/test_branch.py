@@ -25,7 +25,7 @@ from meshplan.planner.serving.search.workers import priced_workers
 NUM_REQUESTS = 150
 QUESTIONS: dict[str, dict[str, Any]] = {
     "70B, long prompts": {"model": "llama-3.1-70b", "slo": {"ttft_p99_s": 3.0, "tpot_p95_s": 0.05}},
-    "8B, short promises": {"model": "llama-3.1-8b", "slo": {"ttft_p95_s": 0.3, "tpot_mean_s": 0.012}},
+    "8B, short SLOs": {"model": "llama-3.1-8b", "slo": {"ttft_p95_s": 0.3, "tpot_mean_s": 0.012}},
     "70B, dollars": {
         "model": "llama-3.1-70b",
         "slo": {"e2e_mean_s": 30.0},
@@ -72,8 +72,8 @@ def highest_rate(problem: ServingProblem, candidate: Candidate) -> float:
     return low
 
 
-def breaks_below(problem: ServingProblem, candidate: Candidate, rate: float) -> bool:
-    """A promise that is kept at ``rate`` is broken at a lower one: where latency does not rise with the rate alone,
+def violates_below(problem: ServingProblem, candidate: Candidate, rate: float) -> bool:
+    """An SLO that is met at ``rate`` is violated at a lower one: where latency does not rise with the rate alone,
     several highest rates are right. Looked for in steps finer than the search's own tolerance."""
     shares = np.linspace(0.8, 0.99, 20)
     assert np.diff(shares).max() < RATE_TOLERANCE
@@ -89,11 +89,11 @@ def test_no_deployment_searched_by_itself_is_better(catalog: Catalog, question: 
         rate = highest_rate(problem, candidate)
         score = candidate.score * candidate.request_rate_per_s / rate if rate else math.inf
         if solution.objective > score * (1.0 + RATE_TOLERANCE) * (1.0 + NOISE):
-            assert breaks_below(problem, candidate, rate), "kept at every rate up to its own, and better"
+            assert violates_below(problem, candidate, rate), "met at every rate up to its own, and better"
     assert all(one.judged.violated or one.score >= solution.objective * (1.0 - NOISE) for one in report.simulated)
 
 
-def test_a_deployment_that_keeps_its_promise_at_no_rate_is_judged_where_it_breaks_it(catalog: Catalog) -> None:
+def test_a_deployment_that_meets_its_slo_at_no_rate_is_judged_where_it_violates_it(catalog: Catalog) -> None:
     problem = problem_of(catalog, model="llama-3.1-70b", slo={"ttft_p99_s": 3.0, "itl_p99_s": 0.03})
     violated = [simulate_candidate(problem, candidate) for candidate in deployments(problem)[:3]]
     assert all(one.score == math.inf or not one.judged.violated for one in violated)

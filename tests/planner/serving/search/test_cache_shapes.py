@@ -1,4 +1,4 @@
-"""Where KV cache may lie beside the devices, from the question to the plan."""
+"""KV cache in a second tier, or shared by all workers, from the spec to the plan."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ TIER = {"store": "host", "gib_per_device": 100, "gb_per_s_per_device": 25}
 
 
 def test_a_tier_shortens_the_wait_and_reaches_the_plan(catalog: Catalog) -> None:
-    without, kept = estimate_plan(SPEC, catalog), estimate_plan({**SPEC, "kv_tier": TIER}, catalog)
-    assert kept.predicted["ttft_mean_s"].value < 0.9 * without.predicted["ttft_mean_s"].value
-    config = serving_config_from_document(kept.config)
+    without, tiered = estimate_plan(SPEC, catalog), estimate_plan({**SPEC, "kv_tier": TIER}, catalog)
+    assert tiered.predicted["ttft_mean_s"].value < 0.9 * without.predicted["ttft_mean_s"].value
+    config = serving_config_from_document(tiered.config)
     tier = config.pools[0].kv_tier
     assert tier is not None
     assert (tier.store, tier.bytes_per_device, tier.bytes_per_s_per_device) == ("host", 100 * 2**30, 25e9)
-    assert serving_config_document(config) == kept.config
+    assert serving_config_document(config) == tiered.config
     assert "kv_tier" not in without.config["pools"][0]
 
 
 def test_a_plan_without_a_tier_says_what_one_would_bring(catalog: Catalog) -> None:
-    without, kept = estimate_plan(SPEC, catalog), estimate_plan({**SPEC, "kv_tier": TIER}, catalog)
+    without, tiered = estimate_plan(SPEC, catalog), estimate_plan({**SPEC, "kv_tier": TIER}, catalog)
     assert without.answer is not None
-    assert kept.answer is not None
+    assert tiered.answer is not None
     rows = {row["name"]: row for row in without.answer["what_if_simulated"]}
     assert set(rows) >= {"prefixes kept in host memory", "prefixes kept on NVMe"}
     assert all(row["validated"] is False for row in rows.values())
     assert rows["prefixes kept in host memory"]["by_engine"]
     assert not rows["prefixes kept on NVMe"]["by_engine"]
     assert rows["prefixes kept in host memory"]["ttft_mean_s"] < 0.9 * without.predicted["ttft_mean_s"].value
-    assert not [row for row in kept.answer["what_if_simulated"] if "prefixes" in row["name"]]
+    assert not [row for row in tiered.answer["what_if_simulated"] if "prefixes" in row["name"]]
 
 
 def test_workers_whose_cache_is_short_are_shown_with_one_cache(catalog: Catalog) -> None:
@@ -76,10 +76,10 @@ def test_workers_whose_cache_is_short_are_shown_with_one_cache(catalog: Catalog)
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"kv_tier": {**TIER, "store": "nvme"}}, "vllm has no word for nvme"),
+        ({"kv_tier": {**TIER, "store": "nvme"}}, "vllm has no flag for nvme"),
         ({"kv_tier": {**TIER, "gib_per_device": 1e4}}, "kv_tier.gib_per_device"),
         ({"kv_tier": {**TIER, "gb_per_s_per_device": 0}}, "kv_tier.gb_per_s_per_device"),
-        ({"kv_tier": TIER, "fixed": {"mode": "disaggregated"}}, "belongs to workers that prefill and decode"),
+        ({"kv_tier": TIER, "fixed": {"mode": "disaggregated"}}, "needs workers that prefill and decode"),
         ({"kv_tier": TIER, "workload": {**SPEC["workload"], "num_prefixes": None}}, "give workload.num_prefixes"),
         ({"workload": {**SPEC["workload"], "prefix_hit_rate": 0.0}}, "num_prefixes goes with a prefix_hit_rate"),
         ({"workload": {**SPEC["workload"], "num_prefixes": 0}}, "workload.num_prefixes"),
@@ -108,7 +108,7 @@ def test_every_engine_takes_a_tier_in_host_memory(catalog: Catalog) -> None:
     capacity=st.sampled_from([500, 4000]),
     chunked=st.booleans(),
 )
-def test_pooled_workers_agree_with_the_referee(
+def test_pooled_workers_agree_with_the_reference(
     seed: int, instances: int, rate: float, capacity: int, chunked: bool
 ) -> None:
     requests = random_requests(seed, 40, rate_per_s=rate)

@@ -123,15 +123,15 @@ def test_only_a_run_that_violates_its_slo_is_stopped(
     if latency_s == 0.0:
         return  # no answer has a second token
     asked = [slo(metric, percentile, share * latency_s)]
-    watched = None
+    stoppable = None
     with suppress(SloViolatedError):
-        watched = simulate_system(requests, SYSTEMS[system], EarlyStopping(slos=asked).later(later))
-    if watched is None:
+        stoppable = simulate_system(requests, SYSTEMS[system], EarlyStopping(slos=asked).later(later))
+    if stoppable is None:
         assert worst_ratio(seen, asked) > 1.0 - 1e-9
         return
-    assert watched.finish_s.tolist() == pytest.approx(whole.finish_s.tolist(), rel=1e-9)
-    assert watched.first_token_s.tolist() == pytest.approx(whole.first_token_s.tolist(), rel=1e-9)
-    assert watched.num_preemptions == whole.num_preemptions
+    assert stoppable.finish_s.tolist() == pytest.approx(whole.finish_s.tolist(), rel=1e-9)
+    assert stoppable.first_token_s.tolist() == pytest.approx(whole.first_token_s.tolist(), rel=1e-9)
+    assert stoppable.num_preemptions == whole.num_preemptions
 
 
 def test_a_run_that_is_far_too_slow_is_stopped_early() -> None:

@@ -30,23 +30,23 @@ def shape(name: str, asked: ServingProblem) -> WhatIf | None:
     return next((one for one in what_if(asked) if name in one.name), None)
 
 
-def test_attention_apart_keeps_the_promise_within_the_devices(catalog: Catalog) -> None:
+def test_disaggregated_attention_meets_the_slo_within_the_devices(catalog: Catalog) -> None:
     asked = problem(catalog)
-    apart = shape("attention and FFN", asked)
-    assert apart is not None
-    assert apart.tpot_s <= 0.05
-    assert apart.num_devices <= 32
-    assert apart.tokens_per_s_per_device == pytest.approx(apart.num_running / apart.tpot_s / apart.num_devices)
+    split = shape("attention and FFN", asked)
+    assert split is not None
+    assert split.tpot_s <= 0.05
+    assert split.num_devices <= 32
+    assert split.tokens_per_s_per_device == pytest.approx(split.num_running / split.tpot_s / split.num_devices)
 
 
-def test_a_looser_promise_never_lowers_the_bound(catalog: Catalog) -> None:
+def test_a_looser_slo_never_lowers_the_bound(catalog: Catalog) -> None:
     found = [shape("attention and FFN", problem(catalog, slo={"tpot_p95_s": limit})) for limit in (0.05, 0.1)]
     assert found[0] is not None
     assert found[1] is not None
     assert found[1].tokens_per_s_per_device >= found[0].tokens_per_s_per_device
 
 
-def test_a_promise_that_no_shape_keeps_leaves_none(catalog: Catalog) -> None:
+def test_an_slo_that_no_shape_meets_leaves_none(catalog: Catalog) -> None:
     assert what_if(problem(catalog, slo={"tpot_p95_s": 1e-4})) == []
 
 

@@ -1,4 +1,4 @@
-"""Several workers: the shorter way equals the longer, routing, and prefill and decode apart."""
+"""Several workers: the shorter way equals the longer, routing, and disaggregated prefill and decode."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MIXED = SimulatedPool(cost=COST, limits=LIMITS, kv_capacity_tokens=2000)
 SLOW_LINK = KvLink(kv_bytes_per_token=1e5, bandwidth_bytes_per_s=1e9, latency_s=1e-3)
 
 
-def apart(prefill: int = 1, decode: int = 1, link: KvLink = SLOW_LINK, **more: bool) -> ServingSystem:
+def disaggregated(prefill: int = 1, decode: int = 1, link: KvLink = SLOW_LINK, **more: bool) -> ServingSystem:
     return ServingSystem(
         pools=(
             replace(MIXED, role=Role.PREFILL, num_workers=prefill),
@@ -72,7 +72,7 @@ def test_one_worker_behind_a_router_is_one_worker(
     capacity=st.sampled_from([300, 2000]),
     chunked=st.booleans(),
 )
-def test_round_robin_is_that_many_workers_apart(
+def test_round_robin_is_that_many_separate_workers(
     seed: int, num: int, rate: float, workers: int, capacity: int, chunked: bool
 ) -> None:
     requests = random_requests(seed, num, rate_per_s=rate)
@@ -96,11 +96,11 @@ def test_round_robin_is_that_many_workers_apart(
     decode=st.integers(1, 3),
     capacity=st.sampled_from([300, 2000]),
 )
-def test_pools_apart_are_a_prefill_run_a_link_and_a_decode_run(
+def test_disaggregated_pools_are_a_prefill_run_a_link_and_a_decode_run(
     seed: int, rate: float, decode: int, capacity: int
 ) -> None:
     requests = random_requests(seed, 40, rate_per_s=rate, shortest_output=2)
-    system = apart(1, decode)
+    system = disaggregated(1, decode)
     pools = tuple(replace(pool, kv_capacity_tokens=capacity) for pool in system.pools)
     run = simulate_system(requests, replace(system, pools=pools, router=Router.ROUND_ROBIN))
     first = simulate(requests, COST, LIMITS, kv_capacity_tokens=capacity, role=Role.PREFILL)
@@ -129,7 +129,7 @@ def test_pools_apart_are_a_prefill_run_a_link_and_a_decode_run(
 
 def test_a_closed_loop_keeps_its_number_in_flight_over_all_workers() -> None:
     requests = random_requests(3, 300, concurrency=24)
-    for system in (ServingSystem(pools=(replace(MIXED, num_workers=3),)), apart(2, 2)):
+    for system in (ServingSystem(pools=(replace(MIXED, num_workers=3),)), disaggregated(2, 2)):
         run = simulate_system(requests, system)
         moments = np.sort(run.arrival_s)[30:-30] + 1e-9
         in_flight = [int(((run.arrival_s <= t) & (run.finish_s > t)).sum()) for t in moments]
@@ -184,8 +184,8 @@ def test_prefix_aware_routing_finds_more_of_what_is_cached() -> None:
 
 def test_the_first_token_is_seen_after_the_transfer_if_the_decode_worker_answers() -> None:
     requests = random_requests(5, 50, rate_per_s=5.0)
-    early = simulate_system(requests, apart())
-    late = simulate_system(requests, apart(first_token_from_decode=True))
+    early = simulate_system(requests, disaggregated())
+    late = simulate_system(requests, disaggregated(first_token_from_decode=True))
     assert early.finish_s.tolist() == late.finish_s.tolist()
     several = requests.output_length > 1
     least = 1e5 * requests.input_length / 1e9 + 1e-3
@@ -197,17 +197,17 @@ def test_the_first_token_is_seen_after_the_transfer_if_the_decode_worker_answers
 def test_a_slower_link_and_a_shared_one_delay_the_answers() -> None:
     requests = random_requests(6, 200, rate_per_s=100.0, shortest_output=2)
     ends = [
-        simulate_system(requests, apart(3, 3, replace(SLOW_LINK, **change))).finish_s.mean()
+        simulate_system(requests, disaggregated(3, 3, replace(SLOW_LINK, **change))).finish_s.mean()
         for change in ({"bandwidth_bytes_per_s": 1e11}, {}, {"is_shared": True}, {"is_shared": True, "latency_s": 1.0})
     ]
     assert ends == sorted(ends)
     assert ends[0] < ends[-1]
 
 
-def test_gaps_of_pools_apart_hold_the_transfer() -> None:
+def test_gaps_of_disaggregated_pools_include_the_transfer() -> None:
     requests = random_requests(7, 60, rate_per_s=3.0)
     for hidden in (False, True):
-        run = simulate_system(requests, apart(first_token_from_decode=hidden))
+        run = simulate_system(requests, disaggregated(first_token_from_decode=hidden))
         total = (run.finish_s - run.first_token_s).sum()
         itl = summarize(run).latencies["itl"]
         assert itl.count * itl.mean == pytest.approx(total, rel=1e-9)
@@ -218,7 +218,7 @@ def test_gaps_of_pools_apart_hold_the_transfer() -> None:
     [
         (ServingSystem(pools=()), "give one mixed pool"),
         (ServingSystem(pools=(replace(MIXED, role=Role.DECODE),)), "give one mixed pool"),
-        (replace(apart(), link=None), "bandwidth above 0"),
+        (replace(disaggregated(), link=None), "bandwidth above 0"),
         (ServingSystem(pools=(replace(MIXED, num_workers=0),)), "0 workers"),
     ],
 )

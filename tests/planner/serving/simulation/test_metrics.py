@@ -13,10 +13,9 @@ from simulation_cases import linear_cost, random_requests
 from meshplan.planner.serving.problem.config import EngineLimits
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.simulation.engine import simulate
-from meshplan.planner.serving.simulation.metrics import confidence_interval, itl, latency, samples_of, summarize
+from meshplan.planner.serving.simulation.metrics import confidence_interval, itl, latency, samples_of, series, summarize
 from meshplan.planner.serving.simulation.reference import reference_run
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.series import series
 from meshplan.planner.serving.simulation.slo_attainment import attained, attainment, goodput, violations, wilson_lower
 
 COST = linear_cost()

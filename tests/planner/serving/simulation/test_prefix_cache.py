@@ -1,4 +1,4 @@
-"""Host memory or NVMe beside the KV cache: against the plain referee, and what must hold of it."""
+"""Host memory or NVMe as a second tier of KV cache: against the reference implementation, and its properties."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def entered(requests: Requests, tier: TierShape, capacity: int) -> tuple[list[fl
     chunked=st.booleans(),
     lag=st.sampled_from([0.0, 1.0, 0.37]),
 )
-def test_a_worker_with_a_tier_agrees_with_the_referee(
+def test_a_worker_with_a_tier_agrees_with_the_reference(
     seed: int,
     num: int,
     rate: float,
@@ -132,7 +132,7 @@ def test_a_worker_with_a_tier_agrees_with_the_referee(
 @pytest.mark.xfail(strict=True, reason="mending it changes answers of serving plans: a change of its own")
 def test_a_worker_that_falls_idle_sees_all_who_have_come() -> None:
     """Rule 1: an idle worker admits whoever has arrived when its iteration begins, the last of them without lag."""
-    test_a_worker_with_a_tier_agrees_with_the_referee.hypothesis.inner_test(
+    test_a_worker_with_a_tier_agrees_with_the_reference.hypothesis.inner_test(
         seed=1752496193,
         num=8,
         rate=20.0,
@@ -162,10 +162,10 @@ def ttft(requests: Requests, pool: SimulatedPool, router: Router = Router.LEAST_
 def test_prefixes_that_no_longer_fit_the_devices_come_back_from_the_tier() -> None:
     requests = make_requests(SHARED)
     pool = replace(POOL, kv_capacity_tokens=9000)
-    lost, kept, roomy = ttft(requests, pool), ttft(requests, replace(pool, tier=TIER)), replace(pool)
+    lost, tiered, roomy = ttft(requests, pool), ttft(requests, replace(pool, tier=TIER)), replace(pool)
     everything = ttft(requests, replace(roomy, kv_capacity_tokens=10**6))
-    assert kept < 0.6 * lost
-    assert everything <= kept
+    assert tiered < 0.6 * lost
+    assert everything <= tiered
 
 
 def test_a_slow_link_makes_the_tier_worse_than_computing_again() -> None:

@@ -81,7 +81,7 @@ def test_tokens_out_are_the_answers(requests: Requests, limits: EngineLimits, ca
 
 @settings(max_examples=100, deadline=None)
 @given(requests=loads, limits=limits, capacity=st.sampled_from([400, PLENTY]))
-def test_a_worker_never_rests_while_somebody_waits(requests: Requests, limits: EngineLimits, capacity: int) -> None:
+def test_a_worker_never_rests_while_a_request_waits(requests: Requests, limits: EngineLimits, capacity: int) -> None:
     run = simulate(requests, COST, limits, kv_capacity_tokens=capacity)
     segments = run.workers[0].segments
     assert (segments.start_s[1:] >= segments.end_s[:-1]).all()
@@ -137,7 +137,7 @@ def test_ttft_is_at_least_the_wait(requests: Requests, limits: EngineLimits) -> 
     assert (samples_of(run, "ttft") >= run.admitted_s - run.arrival_s).all()
 
 
-def test_queued_requests_wait_for_a_seat() -> None:
+def test_queued_requests_wait_for_a_slot() -> None:
     run = simulate(at_once(2, 100, 50), COST, replace(LIMITS, max_num_seqs=1), kv_capacity_tokens=PLENTY)
     assert run.admitted_s[1] == run.finish_s[0]
     assert run.first_token_s[1] - run.arrival_s[1] > run.finish_s[0]
@@ -172,10 +172,10 @@ def test_speculation_shortens_the_answer() -> None:
 def test_cached_prefixes_shorten_the_prefill_if_the_engine_keeps_them() -> None:
     requests = make_requests(replace(BATCH, prefix_hit_rate=0.9))
     ttft = [
-        summarize(simulate(requests, COST, replace(LIMITS, prefix_caching=kept), kv_capacity_tokens=PLENTY))
+        summarize(simulate(requests, COST, replace(LIMITS, prefix_caching=caching), kv_capacity_tokens=PLENTY))
         .latencies["ttft"]
         .mean
-        for kept in (False, True)
+        for caching in (False, True)
     ]
     assert ttft[1] < 0.3 * ttft[0]
 
@@ -216,16 +216,16 @@ def test_answers_of_one_token_have_no_tpot() -> None:
 
 
 @pytest.mark.parametrize("concurrency", [None, 3])
-def test_what_never_fits_is_rejected_and_holds_nobody_up(concurrency: int | None) -> None:
+def test_what_never_fits_is_rejected_and_holds_up_no_other(concurrency: int | None) -> None:
     requests = replace(
         at_once(6, 100, 20), concurrency=concurrency, input_length=np.array([100, 999, 100, 999, 5, 999])
     )
     run = simulate(requests, COST, LIMITS, kv_capacity_tokens=200)
     assert run.is_served.tolist() == [True, False, True, False, True, False]
     assert run.num_rejected == 3
-    nobody = simulate(requests, COST, LIMITS, kv_capacity_tokens=0)
-    assert nobody.num_rejected == 6
-    assert summarize(nobody).output_tokens_per_s == 0.0
+    run = simulate(requests, COST, LIMITS, kv_capacity_tokens=0)
+    assert run.num_rejected == 6
+    assert summarize(run).output_tokens_per_s == 0.0
 
 
 @pytest.mark.parametrize("wrong", [{"max_num_seqs": 0}, {"max_batched_tokens": 0}])

@@ -1,4 +1,4 @@
-"""The event-skipping worker and the plain referee agree, request by request and gap by gap."""
+"""The event-skipping worker and the reference implementation agree, request by request and gap by gap."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def gap_sums(run: ServingRun) -> tuple[float, float, float]:
     return count, total, squares
 
 
-def refereed_gap_sums(everyone: list[ReferenceRequest]) -> tuple[float, float, float]:
+def reference_gap_sums(everyone: list[ReferenceRequest]) -> tuple[float, float, float]:
     gaps = np.concatenate([np.diff(request.token_s) for request in everyone] or [np.zeros(0)])
     return len(gaps), gaps.sum(), (gaps**2).sum()
 
@@ -71,7 +71,7 @@ def refereed_gap_sums(everyone: list[ReferenceRequest]) -> tuple[float, float, f
     caches=st.booleans(),
     role=st.sampled_from([Role.MIXED, Role.MIXED, Role.PREFILL, Role.DECODE]),
 )
-def test_worker_agrees_with_the_referee(
+def test_worker_agrees_with_the_reference(
     seed: int,
     num: int,
     rate: float,
@@ -131,4 +131,4 @@ def test_worker_agrees_with_the_referee(
     assert run.first_token_s.tolist() == pytest.approx(
         [(request.token_s or [math.inf])[0] for request in everyone], **EQUAL
     )
-    assert gap_sums(run) == pytest.approx(refereed_gap_sums(everyone), rel=1e-7, abs=1e-10)
+    assert gap_sums(run) == pytest.approx(reference_gap_sums(everyone), rel=1e-7, abs=1e-10)

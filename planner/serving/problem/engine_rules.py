@@ -1,0 +1,177 @@
+"""What a serving engine accepts: rules over layouts, formats, limits and pools, and its default limits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.serving.problem import engine_layouts as layouts
+from meshplan.planner.serving.problem.config import EngineLimits, Pool, Role, ServingConfig
+from meshplan.planner.serving.problem.quantization import Quantization
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitTier:
+    """Default limits of an engine on devices of at least some memory size.
+
+    Args:
+        memory_bytes: least device memory.
+        limits: its defaults.
+        not_on: parts of device slugs that use the next tier.
+    """
+
+    memory_bytes: float
+    limits: EngineLimits
+    not_on: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineRules:
+    """Rules and defaults of one serving engine.
+
+    Args:
+        name: as in ``ServingConfig.engine``.
+        version: the release whose sources were read and whose parser was run.
+        rules: over one layout, or columns of layouts.
+        scheme_rules: further rules over the layout where a scheme is used.
+        schemes: weight formats that it serves, from a checkpoint or by :attr:`online` quantisation.
+        online: schemes to which it quantises a 16-bit checkpoint on loading.
+        kv_caches: dtypes of the KV cache.
+        tiers: limits by device memory, the largest first, the last for any.
+        limits_source: source of the tiers.
+        block_size: tokens of one block of the KV cache (the engine may choose another for some kernels).
+        prefix_caching_on_decode: decode workers keep a prefix cache under prefill/decode disaggregation.
+        pipeline_on_decode: pipeline degrees that a decode worker may have: ``one``, ``any``, or ``one_or_prefill``.
+        whole_context_on_transfer: pools that transfer their cache must split tokens over the whole attention group or
+            not at all: tensor_parallel or context_parallel is 1.
+        speculation_with_stages: speculative decoding runs with several pipeline stages.
+        kv_stores: stores of a second KV cache tier for which the engine has flags, on mixed workers.
+    """
+
+    name: str
+    version: str
+    rules: tuple[LegalityRule, ...]
+    schemes: tuple[str, ...]
+    online: tuple[str, ...]
+    kv_caches: tuple[str, ...]
+    tiers: tuple[LimitTier, ...]
+    limits_source: str
+    block_size: int
+    pipeline_on_decode: str
+    scheme_rules: Mapping[str, tuple[LegalityRule, ...]] = field(default_factory=dict)
+    prefix_caching_on_decode: bool = True
+    whole_context_on_transfer: bool = False
+    speculation_with_stages: bool = False
+    kv_stores: tuple[str, ...] = ("host",)
+
+    def layout_rules(self, quantization: Quantization | None = None) -> tuple[LegalityRule, ...]:
+        """The rules over a layout, including those of the formats in use."""
+        used = () if quantization is None else dict.fromkeys(_schemes(quantization))
+        return (*self.rules, *(one for scheme in used for one in self.scheme_rules.get(scheme, ())))
+
+    def broken_pool(self, shape: ModelShape, pool: Pool) -> tuple[str, ...]:
+        """Violated conditions of one pool with their sources; empty if the engine accepts it."""
+        wrong = [
+            f"{one.message} ({one.source})"
+            for one in self.layout_rules(pool.quantization)
+            if not one.holds(shape, pool.layout)
+        ]
+        wrong += [
+            f"no flag for weights in {scheme}: give one of {', '.join(self.schemes)}"
+            for scheme in dict.fromkeys(_schemes(pool.quantization))
+            if scheme not in self.schemes
+        ]
+        if pool.quantization.kv_cache not in self.kv_caches:
+            wrong.append(
+                f"no flag for a KV cache in {pool.quantization.kv_cache}: give one of {', '.join(self.kv_caches)}"
+            )
+        if pool.kv_tier is not None and pool.kv_tier.store not in self.kv_stores:
+            wrong.append(f"no flag for a KV tier on {pool.kv_tier.store}: give one of {', '.join(self.kv_stores)}")
+        return (*wrong, *_broken_limits(pool), *_broken_tier(pool))
+
+    def broken(self, shape: ModelShape, config: ServingConfig) -> tuple[str, ...]:
+        """Violated conditions of a whole configuration, within pools and between them."""
+        wrong = [f"{pool.role.value}: {text}" for pool in config.pools for text in self.broken_pool(shape, pool)]
+        if config.speculation is not None and not self.speculation_with_stages:
+            wrong += [
+                f"{pool.role.value}: speculation needs pipeline_parallel = 1"
+                for pool in config.pools
+                if pool.layout.pipeline_parallel > 1
+            ]
+        if config.is_disaggregated:
+            wrong += self._broken_pair(config.pool(Role.PREFILL), config.pool(Role.DECODE))
+        return tuple(wrong)
+
+    def _broken_pair(self, prefill: Pool, decode: Pool) -> list[str]:
+        wrong = []
+        first, second = layouts.group(prefill.layout), layouts.group(decode.layout)
+        if first % second and second % first:
+            wrong.append(
+                f"tensor_parallel × context_parallel of prefill ({first}) and decode ({second}) must divide one another"
+            )
+        own, other = decode.layout.pipeline_parallel, prefill.layout.pipeline_parallel
+        allowed = {"one": {1}, "one_or_prefill": {1, other}, "any": {own}}[self.pipeline_on_decode]
+        if own not in allowed:
+            wrong.append(f"decode: pipeline_parallel must be {' or '.join(map(str, sorted(allowed)))}, not {own}")
+        if prefill.layout.context_parallel not in {1, decode.layout.context_parallel}:
+            wrong.append("prefill: context_parallel must be 1 or that of decode")
+        wrong += [
+            f"{pool.role.value}: tensor_parallel or context_parallel must be 1 where the cache is transferred "
+            f"({self.name} {self.version}: NIXL transfer parallel size)"
+            for pool in (prefill, decode)
+            if self.whole_context_on_transfer and min(pool.layout.tensor_parallel, pool.layout.context_parallel) > 1
+        ]
+        if prefill.quantization.kv_cache != decode.quantization.kv_cache:
+            wrong.append("prefill and decode must keep the KV cache in one dtype: blocks are copied as they are")
+        if decode.limits.prefix_caching and not self.prefix_caching_on_decode:
+            wrong.append("decode: prefix_caching is switched off by the engine")
+        return wrong
+
+    def default_limits(self, device: Device | None) -> EngineLimits:
+        """The engine's own defaults on a device (:attr:`limits_source`)."""
+        for tier in self.tiers[:-1]:
+            excepted = device is None or any(part in device.slug for part in tier.not_on)
+            if device is not None and not excepted and device.memory_bytes >= tier.memory_bytes:
+                return tier.limits
+        return self.tiers[-1].limits
+
+
+def _schemes(quantization: Quantization) -> tuple[str, str, str]:
+    return quantization.attention, quantization.mlp, quantization.experts
+
+
+def _broken_limits(pool: Pool) -> tuple[str, ...]:
+    """Limits that no engine can express; all of them count requests per attention data-parallel rank."""
+    limits, ranks = pool.limits, pool.layout.attention_data_parallel
+    wrong = []
+    if limits.max_num_seqs < ranks or limits.max_num_seqs % ranks:
+        nearest = max(1, round(limits.max_num_seqs / ranks)) * ranks
+        wrong.append(
+            f"max_num_seqs {limits.max_num_seqs} must be a multiple of attention_data_parallel {ranks} "
+            f"(nearest: {nearest})"
+        )
+    if not 0.0 < limits.memory_fraction <= 1.0:
+        wrong.append(f"memory_fraction {limits.memory_fraction} must lie in (0, 1]")
+    if limits.max_batched_tokens < limits.max_num_seqs // ranks:
+        wrong.append(
+            f"max_batched_tokens {limits.max_batched_tokens} must be at least the requests of one rank, "
+            f"{limits.max_num_seqs // ranks}"
+        )
+    return tuple(wrong)
+
+
+def _broken_tier(pool: Pool) -> tuple[str, ...]:
+    """Violated conditions of a second KV cache tier."""
+    tier, wrong = pool.kv_tier, []
+    if tier is None:
+        return ()
+    if pool.role is not Role.MIXED:
+        wrong.append("kv_tier: of mixed workers only: the connector that transfers the cache would have to store it")
+    if not pool.limits.prefix_caching:
+        wrong.append("kv_tier stores prefixes: it needs prefix_caching")
+    if not (tier.bytes_per_device > 0.0 and tier.bytes_per_s_per_device > 0.0):
+        wrong.append("kv_tier: bytes_per_device and bytes_per_s_per_device must be above 0")
+    return tuple(wrong)
