@@ -7,7 +7,7 @@ work in :mod:`.orders` and :mod:`.list_scheduling`.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 
 
@@ -27,7 +27,7 @@ class Priced(Enum):
     UNROLLED = "the order is unrolled, operation by operation"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class PipelineSchedule:
     """One pipeline schedule.
 
@@ -48,6 +48,7 @@ class PipelineSchedule:
 
     name: str
     source: str
+    _: KW_ONLY
     chunks: int = 1
     chunk_step: int = 0
     searched: Searched = Searched.ALWAYS
@@ -70,13 +71,13 @@ _CONTROLLABLE_MEMORY = "Qi et al., Pipeline Parallelism with Controllable Memory
 # What a pipeline of one stage is called.
 NO_PIPELINE = "none"
 _ROWS = (
-    PipelineSchedule(name=NO_PIPELINE, source="one stage", validated=True, hides_neighbour_messages=True),
+    PipelineSchedule(NO_PIPELINE, "one stage", validated=True, hides_neighbour_messages=True),
     # Never faster than 1F1B, and holds more activations: only if pinned.
-    PipelineSchedule(name="gpipe", source="Huang et al., GPipe, arXiv:1811.06965", searched=Searched.PINNED),
-    PipelineSchedule(name="1f1b", source="Narayanan et al., PipeDream-Flush, arXiv:2006.09503", validated=True),
+    PipelineSchedule("gpipe", "Huang et al., GPipe, arXiv:1811.06965", searched=Searched.PINNED),
+    PipelineSchedule("1f1b", "Narayanan et al., PipeDream-Flush, arXiv:2006.09503", validated=True),
     PipelineSchedule(
-        name="interleaved",
-        source="Narayanan et al., arXiv:2104.04473, §2.2",
+        "interleaved",
+        "Narayanan et al., arXiv:2104.04473, §2.2",
         chunks=2,
         chunk_step=1,
         validated=True,
@@ -84,31 +85,21 @@ _ROWS = (
     ),
     # ZB-1p written by hand: only if pinned.
     PipelineSchedule(
-        name="zb-h1",
-        source=f"{_ZERO_BUBBLE}, §2.1",
+        "zb-h1",
+        f"{_ZERO_BUBBLE}, §2.1",
         searched=Searched.PINNED,
         priced=Priced.UNROLLED_IF_UNEQUAL,
         splits_backward=True,
     ),
     PipelineSchedule(
-        name="zb-1p",
-        source=_ZERO_BUBBLE,
-        priced=Priced.UNROLLED_IF_UNEQUAL,
-        validated=True,
-        splits_backward=True,
-        flushes=False,
+        "zb-1p", _ZERO_BUBBLE, priced=Priced.UNROLLED_IF_UNEQUAL, validated=True, splits_backward=True, flushes=False
     ),
     PipelineSchedule(
-        name="zb-2p",
-        source=_ZERO_BUBBLE,
-        priced=Priced.UNROLLED_IF_UNEQUAL,
-        validated=True,
-        splits_backward=True,
-        flushes=False,
+        "zb-2p", _ZERO_BUBBLE, priced=Priced.UNROLLED_IF_UNEQUAL, validated=True, splits_backward=True, flushes=False
     ),
     PipelineSchedule(
-        name="zb-v",
-        source=_CONTROLLABLE_MEMORY,
+        "zb-v",
+        _CONTROLLABLE_MEMORY,
         chunks=2,
         priced=Priced.UNROLLED,
         is_zigzag=True,
@@ -116,8 +107,8 @@ _ROWS = (
         flushes=False,
     ),
     PipelineSchedule(
-        name="v-half",
-        source=_CONTROLLABLE_MEMORY,
+        "v-half",
+        _CONTROLLABLE_MEMORY,
         chunks=2,
         searched=Searched.UNVALIDATED,
         priced=Priced.UNROLLED,
@@ -127,8 +118,8 @@ _ROWS = (
         flushes=False,
     ),
     PipelineSchedule(
-        name="v-min",
-        source=_CONTROLLABLE_MEMORY,
+        "v-min",
+        _CONTROLLABLE_MEMORY,
         chunks=2,
         searched=Searched.UNVALIDATED,
         priced=Priced.UNROLLED,
@@ -138,8 +129,8 @@ _ROWS = (
         flushes=False,
     ),
     PipelineSchedule(
-        name="dualpipe-v",
-        source="DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
+        "dualpipe-v",
+        "DeepSeek-AI, DeepSeek-V3, arXiv:2412.19437, §3.2.1; github.com/deepseek-ai/DualPipe",
         chunks=2,
         searched=Searched.UNVALIDATED,
         priced=Priced.UNROLLED,
@@ -148,8 +139,8 @@ _ROWS = (
     ),
     # Its list schedule is longer than the order of its paper: only if pinned.
     PipelineSchedule(
-        name="hanayo",
-        source="Liu et al., Hanayo, arXiv:2308.15762",
+        "hanayo",
+        "Liu et al., Hanayo, arXiv:2308.15762",
         chunks=2,
         chunk_step=2,
         searched=Searched.PINNED,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -35,7 +35,7 @@ RECOMPUTE_MODES = ("none", "selective", "block", "full")
 CONTEXT_PARALLEL_STYLES = ("ring", "ring-plain", "all-gather", "all-to-all", "all-to-all+ring")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Choice:
     """One choice of a training plan.
 
@@ -43,26 +43,28 @@ class Choice:
         name: field of :class:`~meshplan.planner.training.problem.problem.TrainingConfig`; key of the spec.
         about: what it means, one sentence.
         section: section of a spec that gives it; empty where nothing in a spec gives it under this name.
-        kind: ``int``, ``float``, ``bool``, ``str`` (one of ``values``) or ``tuple`` (of counts).
+        kind: ``int``, ``float``, ``bool`` or ``tuple`` (of counts); of no meaning with ``values``.
         values: the names that it may take, the code of each its position.
         least, most: bounds of a number, both allowed.
         default: the plain value where nobody pins it; None where it follows from other choices.
         follows: from what it follows.
         is_optional: plans leave it out at its default, so that a new choice changes no old plan.
-        column: array of :class:`~meshplan.planner.training.estimator.candidates.Candidates` that holds it.
-        split: attribute of :class:`~meshplan.planner.training.estimator.candidates.PipelineSplit` that holds it. A
-            choice with neither is the same for all candidates of a question.
+        per: ``candidate`` (an array of :class:`~meshplan.planner.training.estimator.candidates.Candidates`), ``split``
+            (shared through :class:`~meshplan.planner.training.estimator.candidates.PipelineSplit`) or ``question``
+            (the same for all candidates).
+        stored_as: attribute that holds it there, where it has another name.
         simplicity: position in the order among equally good candidates; 0: not compared.
         larger_is_simpler: the order among equals prefers the larger number.
         is_on_request: the search varies it only where ``constraints.search_over`` names it: no measured run has it.
         about_experts: makes sense in a model with experts only.
-        abbreviations: usual short names.
+        short: usual abbreviations, separated by spaces.
         probes: values that the support matrix tries; by default all of ``values``, or both of a switch.
         probe_with: other choices that a probe needs to mean something.
     """
 
     name: str
     about: str
+    _: KW_ONLY
     section: str = "fixed"
     kind: type[Any] = int
     values: tuple[str, ...] = ()
@@ -71,15 +73,30 @@ class Choice:
     default: Any = None
     follows: str = ""
     is_optional: bool = False
-    column: str = ""
-    split: str = ""
+    per: str = "candidate"
+    stored_as: str = ""
     simplicity: int = 0
     larger_is_simpler: bool = False
     is_on_request: bool = False
     about_experts: bool = False
-    abbreviations: tuple[str, ...] = ()
+    short: str = ""
     probes: tuple[Any, ...] = ()
     probe_with: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def abbreviations(self) -> tuple[str, ...]:
+        """Usual short names."""
+        return tuple(self.short.split())
+
+    @property
+    def column(self) -> str:
+        """Array of a batch of candidates; empty where it is none."""
+        return (self.stored_as or self.name) if self.per == "candidate" else ""
+
+    @property
+    def split(self) -> str:
+        """Attribute of a pipeline split; empty where it is none."""
+        return (self.stored_as or self.name) if self.per == "split" else ""
 
     @property
     def tried(self) -> tuple[Any, ...]:

@@ -254,7 +254,7 @@ def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, .
         LegalityRule(
             name=f"{framework}_has_no_expert_overlap",
             holds=lambda _, config: np.logical_not(config.expert_parallel_overlap),
-            message=f"expert_parallel_overlap: {framework} has no flag for it",
+            message=f"expert_parallel_overlap: {framework} has no word for it",
             stage="parser",
             source=source,
         ),

@@ -99,7 +99,7 @@ def _plain_sharding(framework: str, source: str, *, hpz: bool = False) -> tuple[
     gathered = plain_sharding_rule(
         framework, "gathered_num_layers", 0, "one policy for all layers (all that stay gathered: zero_stage 2)", source
     )
-    second = plain_sharding_rule(framework, "zero_hpz_partition_size", 1, "it has no flag", source)
+    second = plain_sharding_rule(framework, "zero_hpz_partition_size", 1, "it has no word", source)
     return (outer, gathered) if hpz else (outer, gathered, second)
 
 
@@ -140,7 +140,7 @@ TORCHTITAN = FrameworkRules(
         LegalityRule(
             name="fully_sharded_or_replicated",
             holds=lambda _, config: config.zero_stage != _ZERO_1,
-            message="zero_stage 1 has no flag: FSDP shards optimizer states and gradients (2, 3) or nothing (0)",
+            message="zero_stage 1 has no word: FSDP shards optimizer states and gradients (2, 3) or nothing (0)",
             stage="parser",
             source=f"{_TITAN}: config/configs.py, ParallelismConfig",
         ),
@@ -168,7 +168,7 @@ TORCHTITAN = FrameworkRules(
         *_plain_sharding("torchtitan", f"{_TITAN}: config/configs.py, ParallelismConfig"),
         no_vocabulary_parallel("torchtitan"),
         joint_offload_rule("torchtitan", f"{_TITAN}: config/configs.py, enable_cpu_offload"),
-        no_offload_rule("torchtitan", "activation_offload", "it has no flag", f"{_TITAN}: distributed/"),
+        no_offload_rule("torchtitan", "activation_offload", "it has no word", f"{_TITAN}: distributed/"),
         host_only_rule("torchtitan", f"{_TITAN}: config/configs.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
@@ -247,7 +247,7 @@ ACCELERATE = FrameworkRules(
         _one("pipeline_parallel", "accelerate", "FSDP2 has no stages", f"{_ACCELERATE}: parallelism_config.py"),
         _one("expert_parallel", "accelerate", "experts are not spread", f"{_ACCELERATE}: parallelism_config.py"),
         _one("expert_tensor_parallel", "accelerate", "experts are not split", f"{_ACCELERATE}: parallelism_config.py"),
-        _whole_sequences("it has no flag", f"{_ACCELERATE}: parallelism_config.py"),
+        _whole_sequences("it has no word", f"{_ACCELERATE}: parallelism_config.py"),
         LegalityRule(
             name="sequence_divisible_by_its_splits",
             holds=_sequence_splits,
