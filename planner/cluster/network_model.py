@@ -63,7 +63,7 @@ class Messages:
         stage_devices: devices of one stage.
         inside_s: round trip over a boundary inside a node.
         waits: micro-batches after the first one, which wait for the slowest stage's exchanges, w.
-        wraps: the last stage sends to the first one (several chunks a stage).
+        wraps: the last stage sends to the first one (several chunks per stage).
     """
 
     sent_bytes: float
