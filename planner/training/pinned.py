@@ -7,9 +7,9 @@ from typing import Any
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.training.pipeline.layers import layers_problem, split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.pipeline.orders import ZIGZAG
-from meshplan.planner.training.pipeline.schedules import schedules_of
 from meshplan.planner.training.problem.choices import plain_defaults
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.schedules import schedules_of
 
 
 def fixed_config(problem: TrainingProblem) -> TrainingConfig:

@@ -16,8 +16,8 @@ from meshplan.planner.core.plan import Interval, Plan, plain
 from meshplan.planner.training.alternatives import Alternative
 from meshplan.planner.training.estimator.compute import gemm_curve, peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, StageBytes
-from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
 from meshplan.planner.training.search.mapping_report import mapping_document, rank_table
 from meshplan.planner.training.search.rank_placement import Placement

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from meshplan.catalogs.units import format_bandwidth
 from meshplan.planner.training.estimator.offload import nvme_bytes_per_s
 from meshplan.planner.training.estimator.priced import Priced
-from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.schedules import SCHEDULES
 
 # Share of a step, for each way to shard that no measured run has. Assumed: the exchange that it changes, some per cent
 # of a step, may take twice as long.

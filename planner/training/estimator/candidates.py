@@ -65,7 +65,7 @@ class PipelineSplit:
         virtual_pipeline_stages: chunks on each stage.
         layers_per_chunk: layers of each chunk in visiting order; on which stage a chunk lies is the schedule's
             (:func:`meshplan.planner.training.pipeline.orders.stage_of_chunk`).
-        schedule: a key of :data:`meshplan.planner.training.pipeline.schedules.SCHEDULES`.
+        schedule: a key of :data:`meshplan.planner.training.problem.schedules.SCHEDULES`.
         kinds: the distinct kinds of layer; ``StageClass.layers`` counts them in this order.
         classes: the distinct stages.
         class_of_stage: index into ``classes`` of each stage.

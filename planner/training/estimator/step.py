@@ -34,9 +34,9 @@ from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import activation_offload_s
 from meshplan.planner.training.pipeline.closed_forms import staged_pipeline_s
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
+from meshplan.planner.training.problem.schedules import SCHEDULES
 
 # Forward share of a micro-batch with full recompute: forward, forward again and twice as much backward.
 RECOMPUTED_FORWARD_SHARE = 1.0 / 4.0

@@ -54,8 +54,8 @@ from meshplan.planner.training.pipeline.lookup import (
     weight_gradient_share,
 )
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-from meshplan.planner.training.pipeline.schedules import SCHEDULES, Priced
 from meshplan.planner.training.pipeline.unrolled import MOST_STAGES, ROUNDS, ChunkColumns, unrolled_s
+from meshplan.planner.training.problem.schedules import SCHEDULES, Priced
 
 InFlight = Callable[[int, int, int], float]
 

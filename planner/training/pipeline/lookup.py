@@ -20,7 +20,7 @@ from meshplan.planner.training.pipeline.orders import (
     zb_h2,
     zb_v,
 )
-from meshplan.planner.training.pipeline.schedules import SCHEDULES
+from meshplan.planner.training.problem.schedules import SCHEDULES
 
 # Share of a micro-batch's time in weight gradients. Fitted: it makes ZB-1p's bubble 0.37 of 1F1B's, as in the
 # throughput of the twelve ZB-1p runs of arXiv:2401.10241, Table 4. It is a third for matrix products alone, less
@@ -55,7 +55,7 @@ def pipeline_order(schedule: str, p: int, v: int, m: int, *, nominal: Nominal = 
     """The order of all operations of a schedule.
 
     Args:
-        schedule: a key of :data:`~meshplan.planner.training.pipeline.schedules.SCHEDULES`.
+        schedule: a key of :data:`~meshplan.planner.training.problem.schedules.SCHEDULES`.
         p: stages.
         v: chunks per stage.
         m: micro-batches.

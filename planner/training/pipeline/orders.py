@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from meshplan.planner.training.pipeline.schedules import SCHEDULES
+from meshplan.planner.training.problem.schedules import SCHEDULES
 
 FORWARD, BACKWARD, WEIGHT = "F", "B", "W"
 # A pass of a written order: forward, input gradient, weight gradient, unsplit backward, or the oldest remaining W.

@@ -28,7 +28,7 @@ from meshplan.planner.training.pipeline.list_scheduling import Nominal
 from meshplan.planner.training.pipeline.lookup import UNFLUSHED, pipeline_order
 from meshplan.planner.training.pipeline.orders import BACKWARD, FORWARD, WEIGHT, Op, PipelineOrder
 from meshplan.planner.training.pipeline.precedence import passes_in_order
-from meshplan.planner.training.pipeline.schedules import SCHEDULES
+from meshplan.planner.training.problem.schedules import SCHEDULES
 
 # Rounds of p micro-batches after which each further micro-batch adds max t: exact if one stage is clearly the slowest;
 # if another is nearly as slow, the time is up to 1 % too long (tests check both, over random stage times).

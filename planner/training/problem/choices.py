@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from meshplan.planner.training.pipeline.schedules import NO_PIPELINE, SCHEDULES
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, RECOMPUTE_MODES, Choice
 from meshplan.planner.training.problem.precisions import PRECISIONS
+from meshplan.planner.training.problem.schedules import NO_PIPELINE, SCHEDULES
 from meshplan.planner.training.problem.switches import ALL_TO_ALL, FUSED_DISPATCHERS
 
 # Replicas of the probes of the support matrix.

@@ -29,7 +29,7 @@ class FrameworkRules:
         rank_orders: parallel dimensions from the fastest-varying to the slowest, the default first.
         uneven_layers: stages may hold different numbers of layers.
         pipeline_schedules: what it can run, as named in
-            :data:`meshplan.planner.training.pipeline.schedules.SCHEDULES`.
+            :data:`meshplan.planner.training.problem.schedules.SCHEDULES`.
         shards_over_context_parallel: sharded states are split over data × context parallel devices, not data alone.
         vocab_multiple_per_tensor_parallel: the vocabulary is padded to this multiple × tensor_parallel.
         notes: pitfalls that no rule expresses.

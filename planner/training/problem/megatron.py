@@ -8,11 +8,11 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.training.pipeline.schedules import SCHEDULES
 from meshplan.planner.training.problem import legality
 from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.precisions import PRECISIONS
+from meshplan.planner.training.problem.schedules import SCHEDULES
 
 _ZERO_2, _ZERO_3 = 2, 3
 _CORE = "megatron-core 0.19.2"

@@ -20,10 +20,10 @@ from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
 from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
-from meshplan.planner.training.pipeline.schedules import schedules_of
 from meshplan.planner.training.problem.choice import Choice, Recompute
 from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
+from meshplan.planner.training.problem.schedules import schedules_of
 from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
 ZERO_STAGES = (0, 1, 2, 3)

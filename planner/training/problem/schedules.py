@@ -1,7 +1,8 @@
 """The pipeline schedules that are known: one row each, from which every other list of them is made.
 
-What a schedule takes (its bubble, its activations in flight) stands in :mod:`.closed_forms`, in which order its stages
-work in :mod:`.orders` and :mod:`.list_scheduling`.
+What a schedule costs (bubble, activations in flight) is in :mod:`meshplan.planner.training.pipeline.closed_forms`; the
+order of its passes in ``orders.py`` and ``list_scheduling.py`` beside it.
+:mod:`.list_scheduling`.
 """
 
 from __future__ import annotations
