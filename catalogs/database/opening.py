@@ -50,7 +50,7 @@ def write_revision(connection: Connection) -> None:
 
 
 def _create(engine: Engine) -> None:
-    # Start-up: seeds and their YAML are read on first use only.
+    # start-up: seeds and their YAML are read on first use only.
     from meshplan.catalogs.database.seeds import write_seeds
 
     with writing(engine) as connection:

@@ -100,6 +100,7 @@ class Catalog:
         Raises:
             UnknownEntryError: no such model.
         """
+        # start-up: only questions about a model read configurations
         from meshplan.catalogs.models.config import shape_from_config
 
         with reading(self.engine) as connection:

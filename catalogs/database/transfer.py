@@ -61,9 +61,10 @@ def read_document(path: Path) -> Any:
     Raises:
         CatalogError: unreadable, or not JSON/YAML.
     """
+    # start-up: only imports read files
     import yaml
 
-    from meshplan.catalogs.yaml_reader import load_yaml
+    from meshplan.catalogs.yaml_reader import load_yaml  # start-up: as above
 
     try:
         text = path.read_text(encoding="utf-8")

@@ -164,7 +164,7 @@ def _numbers(
 
 def _parquet(path: Path, columns: list[str] | None = None) -> dict[str, list[Any]]:
     try:
-        import pyarrow
+        import pyarrow  # optional
         from pyarrow import parquet
     except ImportError as error:
         raise CatalogError("reading parquet tables needs pyarrow: pip install 'meshplan[aiconfigurator]'") from error

@@ -215,7 +215,7 @@ def import_profile(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Read a profile of another catalog, or the log of another tool: all of it, or nothing and what is wrong."""
-    from meshplan.catalogs.importers import import_file
+    from meshplan.catalogs.importers.logs import import_file
 
     show_document(import_file(_store(db), file, cluster=name, device=device_name), form)
 

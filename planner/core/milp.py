@@ -173,7 +173,7 @@ def new_solver(name: str) -> Any:
     Raises:
         SolverError: OR-tools was built without it.
     """
-    from ortools.linear_solver import pywraplp  # here: about 1 s, which --help must not pay
+    from ortools.linear_solver import pywraplp  # start-up: about 1 s
 
     solver = pywraplp.Solver.CreateSolver(name)
     if solver is None:
@@ -203,7 +203,7 @@ def _loaded(program: Program, name: str, *, relaxed: bool) -> tuple[Any, list[An
 
 
 def _with_scip(program: Program, max_nodes: int | None) -> Solved:
-    from ortools.linear_solver import pywraplp  # here: see new_solver
+    from ortools.linear_solver import pywraplp  # start-up: see new_solver
 
     solver, columns, _ = _loaded(program, "SCIP", relaxed=False)
     if max_nodes is not None:
@@ -230,7 +230,7 @@ def _with_scip(program: Program, max_nodes: int | None) -> Solved:
 
 
 def _with_highs(program: Program, max_nodes: int | None) -> Solved:
-    from ortools.math_opt.python import mathopt  # here: see new_solver
+    from ortools.math_opt.python import mathopt  # start-up: see new_solver
 
     del max_nodes
     model = mathopt.Model()
@@ -305,7 +305,7 @@ def _pulp() -> Any:
     if hidden:
         sys.modules["highspy"] = None  # type: ignore[assignment]  # what makes an import of it fail
     try:
-        import pulp  # here: about 0.5 s, and only where CBC is asked for
+        import pulp  # start-up: about 0.5 s, and only where CBC is asked for
     finally:
         if hidden:
             del sys.modules["highspy"]

@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified
+from meshplan.planner.emit.serving import readme as serving_readme
+from meshplan.planner.emit.serving import script as serving_script
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.request import TrainingRequest
 
 if TYPE_CHECKING:
@@ -192,8 +195,6 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
         EmitError: unknown target, a framework where none belongs or none where one does, or nothing to launch.
         CannotExpressError: the target cannot express a choice of the plan.
     """
-    from meshplan.planner.emit.training import readme, torchrun
-
     found = _target(target)
     if found.serves:
         raise EmitError(f"target {target} launches serving plans, this one is of the kind {request.plan.kind!r}")
@@ -225,9 +226,6 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
         EmitError: unknown target, one for training plans, or nothing to launch.
         CannotExpressError: the target cannot express a choice of the plan.
     """
-    from meshplan.planner.emit.serving import readme as serving_readme
-    from meshplan.planner.emit.serving import script as serving_script
-
     found, engine = _target(target), request.config.engine
     if not found.serves:
         known = ", ".join(one.name for one in TARGETS if one.serves)

@@ -158,6 +158,7 @@ def _profile(spec: ClusterSpec, machine: Machine, catalog: Catalog, problems: Pr
     """The measured links that the spec names, where they fit the cluster."""
     if spec.profile is None:
         return None
+    # start-up: only a spec that names a profile reads measurements
     from meshplan.catalogs.measurements.rows import Measurements
 
     try:

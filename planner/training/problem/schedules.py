@@ -2,7 +2,6 @@
 
 What a schedule costs (bubble, activations in flight) is in :mod:`meshplan.planner.training.pipeline.closed_forms`; the
 order of its passes in ``orders.py`` and ``list_scheduling.py`` beside it.
-:mod:`.list_scheduling`.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy.engine import Engine
 
 from meshplan.catalogs.errors import CatalogError
-from meshplan.catalogs.importers import import_file
+from meshplan.catalogs.importers.logs import import_file
 from meshplan.catalogs.measurements.rows import Measurements
 
 # The layout of nccl-tests 2.13 (BSD-3-Clause); the figures are made up.
