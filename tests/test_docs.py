@@ -67,28 +67,7 @@ def is_there(word: str, folder: Path) -> bool:
     return any(any(base.glob(pattern)) for base in (ROOT, folder)) or any(any(base.rglob(pattern)) for base in below)
 
 
-def documents(*stale: str) -> list[Any]:
-    """Every guide; those that still name files of the old layout are expected to fail until they are rewritten."""
-    marks = [pytest.mark.xfail(reason="names files of the layout before this one", strict=False)]
-    return [pytest.param(path, id=shown(path), marks=marks if shown(path) in stale else ()) for path in GUIDES]
-
-
-@pytest.mark.parametrize(
-    "path",
-    documents(
-        "catalogs/README.md",
-        "planner/README.md",
-        "planner/emit/README.md",
-        "planner/gpu_allocation/README.md",
-        "planner/imports/README.md",
-        "planner/serving/README.md",
-        "planner/serving/estimator/README.md",
-        "planner/serving/simulation/README.md",
-        "planner/training/estimator/README.md",
-        "planner/training/search/README.md",
-        "profiler/README.md",
-    ),
-)
+@pytest.mark.parametrize("path", GUIDES, ids=shown)
 def test_every_file_that_is_named_exists(path: Path) -> None:
     assert [word for word in named_paths(path) if not is_there(word, path.parent)] == []
 
