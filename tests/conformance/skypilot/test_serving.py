@@ -48,7 +48,7 @@ def test_random_plans_are_accepted_with_hosts_enough(sky: Any, tmp_path: Path) -
         engine, shape = draw.choice(tuple(ENGINES)), draw.choice((LLAMA_70B, MIXTRAL, DEEPSEEK_V3))
         config = random_config(draw, ENGINES[engine], shape)
         try:
-            emitted = emit_serving(emitter.ENGINE.rules.name, serving_request(shape, config, quantized_checkpoint=True))
+            emitted = emit_serving(emitter.TARGET, serving_request(shape, config, quantized_checkpoint=True))
         except CannotExpressError:
             continue
         read_plans += 1
@@ -67,7 +67,7 @@ def test_random_plans_are_accepted_with_hosts_enough(sky: Any, tmp_path: Path) -
 def test_mutations_are_refused(sky: Any, tmp_path: Path, old: str, new: str) -> None:
     draw = random.Random(2)
     request = serving_request(LLAMA_70B, random_config(draw, ENGINES["vllm"], LLAMA_70B), quantized_checkpoint=True)
-    emitted = emit_serving(emitter.ENGINE.rules.name, request)
+    emitted = emit_serving(emitter.TARGET, request)
     text = next(file.content for file in emitted.artifacts if file.path == emitter.FILE)
     assert old in text
     with pytest.raises((ValueError, TypeError, AssertionError)):
