@@ -93,7 +93,7 @@ class LayerModel:
         }
         device = sum(parts.values(), zero)
         total = np.sqrt(device**2 + np.asarray(self._host_s(kind)) ** 2)
-        return LayerTimes(parts={**parts, "host launches": total - device}, total_s=total)
+        return LayerTimes(parts={**parts, "kernel-launch overhead": total - device}, total_s=total)
 
     def _host_s(self, kind: LayerKind) -> FloatArray:
         """Kernel-launch overhead of one layer, forward and backward."""
