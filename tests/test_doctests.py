@@ -16,19 +16,8 @@ MODULES = sorted(
     if ">>> " in path.read_text(encoding="utf-8")
 )
 
-# "8x200Gb/s" without a space is not read, against the docstring; reading it may change predictions of validated runs.
-BROKEN = "meshplan.planner.validation.machines"
 
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(
-            name, marks=pytest.mark.xfail(reason="published networks without a space") if name == BROKEN else ()
-        )
-        for name in MODULES
-    ],
-)
+@pytest.mark.parametrize("name", MODULES)
 def test_the_examples_hold(name: str) -> None:
     done = doctest.testmod(importlib.import_module(name.removesuffix(".__init__")))
     assert done.attempted > 0
