@@ -1,4 +1,4 @@
-"""An expert placement in the file formats of the programs that can load it, and back.
+"""An expert placement in the file formats of the programs that can load it.
 
 ===========  ==========================================================================================================
 target       file
@@ -56,29 +56,6 @@ def expert_map(
     if len(layers) != placement.shape[0]:
         raise EmitError(f"{len(layers)} layer ids for a placement of {placement.shape[0]} layers")
     return _WRITERS[target](placement, num_experts, num_devices, layers)
-
-
-def read_expert_map(target: str, text: str) -> IntArray:
-    """[L, S] placement from the text of a file of :func:`expert_map` (Megatron: the order of its checkpoint)."""
-    if target == "trtllm":
-        rows = yaml.safe_load(text)["initial_global_assignments"]
-        return np.array([rows[layer] for layer in sorted(rows)], dtype=np.int64)
-    document = json.loads(text)
-    if target == "sglang":
-        return np.array(document[MAP_KEY], dtype=np.int64)
-    if target == "vllm":
-        rows = document["initial_global_assignments"]
-        return np.array([rows[layer] for layer in sorted(rows, key=int)], dtype=np.int64)
-    if target == "vllm-ascend":
-        layers = sorted(document["layer_list"], key=lambda layer: int(layer["layer_id"]))
-        return np.array(
-            [[expert for device in layer["device_list"] for expert in device["device_expert"]] for layer in layers],
-            dtype=np.int64,
-        )
-    if target == "megatron":
-        rows = document["layers"]
-        return np.array([rows[layer]["new_to_old_expert"] for layer in sorted(rows, key=int)], dtype=np.int64)
-    raise EmitError(f"no expert map for target {target!r}; known are {', '.join(_WRITERS)}")
 
 
 def _sglang(placement: IntArray, _experts: int, _devices: int, _layers: list[int]) -> str:

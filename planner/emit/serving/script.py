@@ -99,12 +99,6 @@ def argument_file(job: ServingJob, program: PoolProgram) -> Artifact:
     return Artifact(path=program.arguments_file, content=text)
 
 
-def read_arguments(text: str) -> list[str]:
-    """The arguments in an argument file, as ``launch.sh`` reads them."""
-    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
-    return [part for line in lines for part in line.split(" ", maxsplit=1)]
-
-
 def router_of(launch: ServingLaunch) -> RouterProgram | None:
     """The router over the addresses that the hosts turn out to have."""
     if launch.job.router is None:

@@ -10,7 +10,6 @@ parser accepts (``stage``). tests/conformance/megatron holds them against the fr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,18 +60,6 @@ class FrameworkRules:
         """Rows of the embedding and of the LM head as the framework allocates them."""
         multiple = self.vocab_multiple_per_tensor_parallel * tensor_parallel
         return -(-vocab_size // multiple) * multiple
-
-
-def rank_coordinates(order: Sequence[str], sizes: Sequence[int], rank: int) -> dict[str, int]:
-    """Position of ``rank`` in each dimension of ``order`` (fastest-varying first).
-
-    >>> rank_coordinates(("tensor", "data"), (4, 2), 6)
-    {'tensor': 2, 'data': 1}
-    """
-    coordinates = {}
-    for dimension, size in zip(order, sizes, strict=True):
-        rank, coordinates[dimension] = divmod(rank, size)
-    return coordinates
 
 
 def without_layer_recompute(rules: FrameworkRules) -> FrameworkRules:

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import Command
+from expert_map_reader import read_expert_map
 from expert_referee import referee_balance
-
-from meshplan.planner.emit.expert_maps import read_expert_map
 
 MOE = """\
 kind: training

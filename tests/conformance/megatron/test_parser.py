@@ -28,13 +28,13 @@ from emit_cases import (
     config_for,
     request_for,
 )
+from rank_layout import rank_coordinates
 from read_back_cases import differences, num_devices, read_back
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.megatron import job as emitter
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.framework_rules import rank_coordinates
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
 

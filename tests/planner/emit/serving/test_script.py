@@ -25,7 +25,6 @@ from serving_cases import (
 )
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
-from meshplan.planner.emit.serving import script as serving_script
 from meshplan.planner.emit.serving import sglang, trtllm, vllm
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.emit.terms import flattened, read_all
@@ -297,6 +296,12 @@ def test_bad_requests_are_named() -> None:
     assert published.model == "org/m"
 
 
+def read_arguments(text: str) -> list[str]:
+    """The arguments in an argument file, as ``launch.sh`` reads them."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return [part for line in lines for part in line.split(" ", maxsplit=1)]
+
+
 def test_memory_is_written_in_each_engine_s_own_share() -> None:
     memory = {Role.MIXED: WorkerMemory(weights_bytes=20e9, activations_bytes=4e9)}
     limits = EngineLimits(memory_fraction=0.9)
@@ -304,7 +309,7 @@ def test_memory_is_written_in_each_engine_s_own_share() -> None:
     def flag(engine: str, name: str) -> float:
         request = serving_request(LLAMA_70B, aggregated(engine, layout(8), limits=limits), memory=memory)
         files = {str(file.path): file.content for file in emit_serving(engine, request).artifacts}
-        words = serving_script.read_arguments(files["mixed_args.txt"])
+        words = read_arguments(files["mixed_args.txt"])
         return float(words[words.index(name) + 1])
 
     total = H100.memory_bytes

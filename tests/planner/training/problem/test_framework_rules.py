@@ -10,11 +10,11 @@ import pytest
 from emit_cases import DEEPSEEK_V3, GPT_OSS_20B, LLAMA_70B, LLAMA_70B_ON_64, MIXTRAL, SHAPES, config_for
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_layout import rank_coordinates
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
-from meshplan.planner.training.problem.framework_rules import rank_coordinates
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
