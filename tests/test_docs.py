@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -262,14 +263,10 @@ def test_a_device_a_node_type_and_a_model_are_one_entry_each(meshplan: Command, 
 def test_an_emit_target_is_one_line_and_one_module(
     monkeypatch: pytest.MonkeyPatch, meshplan: Command, spec: Path, tmp_path: Path
 ) -> None:
-    import types
-
     from meshplan.planner.emit.training.megatron import job as megatron
     from meshplan.planner.launch import registry
 
-    module = types.ModuleType("toy_target")
-    module.job = megatron.job  # type: ignore[attr-defined]
-    module.features = megatron.features  # type: ignore[attr-defined]
+    module = SimpleNamespace(job=megatron.job, features=megatron.features)
     monkeypatch.setitem(sys.modules, "toy_target", module)
     line = registry.Target(name="toy", module="toy_target", summary="toy")
     monkeypatch.setattr(registry, "TARGETS", (*registry.TARGETS, line))
@@ -279,18 +276,15 @@ def test_an_emit_target_is_one_line_and_one_module(
 
 
 def test_a_command_is_one_line_and_one_module(monkeypatch: pytest.MonkeyPatch, meshplan: Command) -> None:
-    import types
-
     from meshplan.cli import main
 
-    module = types.ModuleType("toy_command")
-    module.app = typer.Typer(rich_markup_mode=None, add_completion=False)  # type: ignore[attr-defined]
+    app = typer.Typer(rich_markup_mode=None, add_completion=False)
 
-    @module.app.command()  # type: ignore[attr-defined]
+    @app.command()
     def greet() -> None:
         typer.echo("good day")
 
-    monkeypatch.setitem(sys.modules, "toy_command", module)
+    monkeypatch.setitem(sys.modules, "toy_command", SimpleNamespace(app=app))
     monkeypatch.setitem(main.SUBCOMMANDS, "greet", main.Subcommand(module="toy_command", help="Say good day."))
     assert meshplan("greet").out == "good day\n"
     assert "Say good day." in meshplan("--help").out

@@ -1,6 +1,5 @@
-"""Physical constants and units that more than one kind of question uses."""
+"""Constants that more than one kind of question uses; units of time are in :mod:`meshplan.catalogs.units`."""
 
 from __future__ import annotations
 
-BYTES_16_BIT = 2.0  # of one element in bf16 or fp16
-SECONDS_PER_HOUR = 3600.0
+BYTES_16_BIT = 2.0  # one element in bf16 or fp16

@@ -17,12 +17,12 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.core.plan import Plan, shape_from_document
 from meshplan.planner.expert_placement.problem.objectives import layer_balancedness
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
 from meshplan.planner.expert_placement.problem.recordings import ExpertRecording, read_recording
 
-BYTES_16_BIT = 2.0  # per weight
 EXPERT_TERMS = ("experts", "expert-parallel communication")  # names in the plan's breakdown
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.cluster.network import reached_from
 from meshplan.planner.core.arrays import BoolArray, FloatArray
 from meshplan.planner.core.instance_reader import InstanceReader
 
@@ -200,17 +201,7 @@ class _Reader(InstanceReader):
         """Note nodes that no chain of working links leads to, or from."""
         working = np.isfinite(matrix) & (matrix > 0)
         for links, way in ((working, "cannot reach"), (working.T, "cannot be reached from")):
-            lost = np.flatnonzero(~_reached_from_first(links)).tolist()
+            lost = np.flatnonzero(~reached_from(links, 0)).tolist()
             if lost:
                 named = ", ".join(map(str, lost[:MAX_LINKS_NAMED])) + (" …" if len(lost) > MAX_LINKS_NAMED else "")
                 self.say(key, f"is disconnected: node 0 {way} {len(lost)} of {len(matrix)} nodes ({named})")
-
-
-def _reached_from_first(links: BoolArray) -> BoolArray:
-    reached = np.zeros(len(links), dtype=bool)
-    reached[0] = True
-    fresh = reached
-    while fresh.any():
-        fresh = links[fresh].any(axis=0) & ~reached
-        reached = reached | fresh
-    return reached

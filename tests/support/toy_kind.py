@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,10 +23,7 @@ def toss(question: Question) -> Plan:
 
 def register_coin(monkeypatch: pytest.MonkeyPatch, **abilities: Any) -> Kind:
     """For the time of one test; ``abilities`` are further functions of its service."""
-    service = ModuleType("coin_service")
-    service.plan = toss  # type: ignore[attr-defined]
-    for name, ability in abilities.items():
-        setattr(service, name, ability)
+    service = SimpleNamespace(plan=toss, **abilities)
     monkeypatch.setitem(sys.modules, "coin_service", service)
     kind = Kind(name="coin", service="coin_service")
     monkeypatch.setitem(KINDS, "coin", kind)

@@ -33,8 +33,8 @@ class Template:
         return self.text.format_map(values)
 
 
-# Where servers and routers listen: they are to be reached from other hosts.
-EVERY_INTERFACE = "0.0.0.0"  # noqa: S104
+# Where servers and routers listen.
+EVERY_INTERFACE = "0.0.0.0"  # noqa: S104 - other hosts must reach them
 HEALTH_PATH = "/health"  # answers 200 when a server is ready; the same in vLLM, SGLang and TensorRT-LLM
 Argument = str | Template
 Flags = tuple[tuple[str, ...], ...]

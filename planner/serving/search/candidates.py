@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from meshplan.planner.core.constants import SECONDS_PER_HOUR
+from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.energy import average_power_w
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token

@@ -22,17 +22,12 @@ from meshplan.catalogs.constants.training import Calibration, Constant
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.context_parallel import causal_imbalance
 from meshplan.planner.training.estimator.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.estimator.flops import attention_width, mean_context
-from meshplan.planner.training.estimator.memory_bound import (
-    BYTES_16_BIT,
-    EAGER,
-    FUSED,
-    ROW_SCALING_EXTRA_BYTES,
-    OperatorTraffic,
-)
+from meshplan.planner.training.estimator.memory_bound import EAGER, FUSED, ROW_SCALING_EXTRA_BYTES, OperatorTraffic
 from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, is_quantised
 from meshplan.planner.training.problem.problem import TrainingWorkload
 

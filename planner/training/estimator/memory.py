@@ -24,11 +24,11 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.compute import activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.expert_load import arriving_load
-from meshplan.planner.training.estimator.memory_bound import BYTES_16_BIT
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
 from meshplan.planner.training.estimator.states import StateModel, nextn_layers
 from meshplan.planner.training.pipeline.closed_forms import in_flight

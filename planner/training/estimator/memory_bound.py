@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-BYTES_16_BIT = 2.0
+from meshplan.planner.core.constants import BYTES_16_BIT
+
 # Matrices of an MLP with a gate.
 GATED_MATRICES = 3
 

@@ -28,8 +28,8 @@ import numpy as np
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
-from meshplan.planner.training.estimator.memory_bound import BYTES_16_BIT
 from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
 from meshplan.planner.training.problem.precisions import WEIGHT_COPY_BYTES
 from meshplan.planner.training.problem.problem import Phase, TrainingWorkload
