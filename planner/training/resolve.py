@@ -203,8 +203,8 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
     if spec.nodes is not None:
         for index, item in enumerate(spec.nodes):
             try:
-                node = with_stated_links(catalog.node_type(item.type), spec)
-                groups.append(NodeGroup(node=node, count=item.count))
+                stated = with_stated_links(catalog.node_type(item.type), spec)
+                groups.append(NodeGroup(node=stated, count=item.count))
             except UnknownEntryError as error:
                 problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
     elif spec.devices is not None:
