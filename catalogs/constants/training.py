@@ -44,7 +44,8 @@ class TimeConstants:
         host_s_per_moe_layer: the same for a layer with experts, s.
         graphed_host_share: share of a layer's host time that is left where parts of it are launched from CUDA graphs.
         step_overhead_s: fixed time of a step outside the layers (data, logging, host synchronisation), s.
-        data_parallel_s_per_rank: growth of a step's cost with the data-parallel group (bookkeeping, stragglers), s.
+        data_parallel_s_per_rank: growth of a step's cost with the ranks that share one copy of the states, over data
+            and context parallelism (bookkeeping, stragglers), s.
     """
 
     gemm_efficiency: Constant = 0.9

@@ -2,8 +2,9 @@
 
 One line α + bytes/β cannot follow NCCL, which changes algorithm and protocol with the size (held-out error 6 to 22 %
 in the median), and the measured points zigzag by up to 20 %. So the points are kept, smoothed as far as each predicts
-the others best (:mod:`meshplan.profiler.fitting.curve_fit`), and interpolated linearly in the logarithms. Below the
-smallest size time is constant (latency), above the largest it grows in proportion (bandwidth).
+the others best (:mod:`meshplan.profiler.fitting.curve_fit`), and interpolated linearly in the logarithms. A point that
+is faster than a smaller one counts as slow as that, so that more bytes never take less time. Below the smallest size
+time is constant (latency), above the largest it grows in proportion (bandwidth).
 
 Sizes are full buffers, as nccl-tests counts them. Besides NCCL, the serving engines' own all-reduce kernels (inside a
 CUDA graph, 16-bit elements) are there under the engine's name.
@@ -35,7 +36,7 @@ class CollectiveCurve:
         num_devices: in the group.
         library: ``nccl``, or ``trtllm``, ``vllm``, ``sglang`` for the kernels of an engine.
         sizes_bytes: full buffers, rising.
-        times_s: smoothed times.
+        times_s: smoothed times, never falling.
         median_error: |predicted/measured − 1|, each inner point predicted from the others.
         source: citation.
     """
@@ -70,7 +71,7 @@ def shipped_curves(path: Path = CURVE_FILE) -> Mapping[tuple[str, str, int, str]
         CollectiveCurve(
             **{name: row[name] for name in ("device", "collective", "num_devices", "library", "median_error")},
             sizes_bytes=tuple(row["sizes_bytes"]),
-            times_s=tuple(row["times_s"]),
+            times_s=tuple(np.maximum.accumulate(row["times_s"]).tolist()),
             source=f"{content['source']}, {row['library']} {row['version']}",
         )
         for row in content["curves"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
-from meshplan.catalogs.hardware import Link, NodeType, Price
+from meshplan.catalogs.hardware import Device, Link, NodeType, Price
 from meshplan.catalogs.models.config import read_config
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.cluster.links_spec import LinkSpec
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.problems import Problems
 
@@ -77,7 +79,6 @@ def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> No
     except UnknownEntryError as error:
         problems.say("cluster.devices.type", f"{error} (see: meshplan catalog list devices)")
         return None
-    inside, outside = spec.links.intra_node, spec.links.inter_node
     per_node = spec.devices.per_node
     return NodeType(
         slug=f"{per_node}x-{device.slug}",
@@ -87,23 +88,41 @@ def node_in_place(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> No
         devices_per_host=per_node,
         nics_per_host=per_node,
         host_memory_bytes=None,
-        scale_up_link=Link(
-            slug="intra-node",
-            name=IN_PLACE,
-            technology=IN_PLACE,
-            bandwidth_bytes_per_s=inside.bandwidth,
-            latency_s=inside.latency,
-        ),
+        scale_up_link=_stated("intra-node", spec.links.intra_node, _technology(device, catalog)),
         scale_out_link=None
-        if outside is None
-        else Link(
-            slug="inter-node",
-            name=IN_PLACE,
-            technology=IN_PLACE,
-            bandwidth_bytes_per_s=outside.bandwidth,
-            latency_s=outside.latency,
-        ),
+        if spec.links.inter_node is None
+        else _stated("inter-node", spec.links.inter_node, IN_PLACE),
     )
+
+
+def with_stated_links(node: NodeType, spec: ClusterSpec) -> NodeType:
+    """The node type with the links that the spec states in place of the catalog's."""
+    links = spec.links
+    if links is None:
+        return node
+    if links.intra_node is not None:
+        inside = _stated("intra-node", links.intra_node, node.scale_up_link.technology)
+        node = replace(node, scale_up_link=inside)
+    if links.inter_node is not None:  # stated for each device
+        outside = _stated("inter-node", links.inter_node, IN_PLACE)
+        node = replace(node, scale_out_link=outside, nics_per_host=node.devices_per_host)
+    return node
+
+
+def _stated(slug: str, link: LinkSpec, technology: str) -> Link:
+    return Link(
+        slug=slug,
+        name=IN_PLACE,
+        technology=technology,
+        bandwidth_bytes_per_s=link.bandwidth,
+        latency_s=link.latency,
+    )
+
+
+def _technology(device: Device, catalog: Catalog) -> str:
+    """How devices of a type are connected in the node types of the catalog."""
+    known = [node.scale_up_link.technology for node in catalog.node_types() if node.device.slug == device.slug]
+    return known[0] if known else IN_PLACE
 
 
 def choose_price(prices: tuple[Price, ...], wanted: PriceSpec) -> Price | None:

@@ -22,6 +22,7 @@ class Machine:
         scale_up_latency_s: latency of a scale-up link, s.
         scale_out_bytes_per_s: network share of one device and direction, bytes/s; 0 without a network.
         scale_out_latency_s: latency of the network, s.
+        scale_up_technology: ``nvlink``, ``pcie`` …; empty where unknown.
         link_level: how well the bandwidths are known.
         host_memory_bytes: memory of one host; None where unknown.
         nvme_bytes_per_s: rate of all NVMe devices of one host together, read or written; None where unknown.
@@ -39,12 +40,31 @@ class Machine:
     scale_up_latency_s: float
     scale_out_bytes_per_s: float
     scale_out_latency_s: float
+    scale_up_technology: str = ""
     link_level: EvidenceLevel = EvidenceLevel.DATASHEET
     host_memory_bytes: int | None = None
     nvme_bytes_per_s: float | None = None
     usd_per_hour_per_device: float | None = None
     network: Network | None = None
     network_model: NetworkModel | None = None
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether a network joins the nodes."""
+        return self.network is not None or self.scale_out_bytes_per_s > 0.0
+
+    @property
+    def joined_devices(self) -> int:
+        """Most devices that links join: all, or one scale-up domain where no network joins these."""
+        return self.num_devices if self.is_joined else min(self.domain_size, self.num_devices)
+
+    @property
+    def no_network(self) -> str:
+        """What a plan over several nodes lacks where no network joins them."""
+        return (
+            f"no network is described between nodes of {self.domain_size} × {self.device.name}: say "
+            "cluster.links.inter_node"
+        )
 
 
 def machine_of(cluster: Cluster, *, usd_per_hour_per_device: float | None = None) -> Machine:
@@ -58,6 +78,7 @@ def machine_of(cluster: Cluster, *, usd_per_hour_per_device: float | None = None
         devices_per_host=node.devices_per_host,
         scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
         scale_up_latency_s=node.scale_up_link.latency_s,
+        scale_up_technology=node.scale_up_link.technology,
         scale_out_bytes_per_s=node.scale_out_bytes_per_s_per_device,
         scale_out_latency_s=0.0 if network is None else network.latency_s,
         host_memory_bytes=node.host_memory_bytes,

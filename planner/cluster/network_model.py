@@ -1,17 +1,23 @@
-"""Network model of uneven links: rates of rings, all-to-alls and pipeline messages under a rank mapping.
+"""Rates of groups of ranks and of pipelines on the links of a cluster, uniform or not, under a rank mapping.
 
 Ranks fill *slots* of D devices in order (tensor, context, expert and data parallelism fastest, pipeline slowest); a
-mapping assigns slot i to node ``order[i]``. A group of ``size`` ranks with stride ``stride`` has inside =
-clip(⌊D/stride⌋, 1, size) members on a node and so spans k = ⌈size/inside⌉ slots with stride s = max(1, ⌊stride/D⌋).
-All groups of all stages run at the same time, and the slowest one decides:
+mapping assigns slot i to node ``order[i]``. Which links a group uses is a matter of the layout
+(:mod:`~meshplan.planner.cluster.rank_layout`). All groups of all stages run at the same time, and the slowest one
+decides:
 
-- ring: min over all links of all rings of the link's rate in its slower direction, in the order of the ranks;
-- all-to-all over k nodes: the slowest node's NIC (its fastest link), or (k − 1) times its slowest link in the group;
-- a trunk that n of these links cross leaves each of them rate/n;
+- ring: the least over all links of all rings of rails · rate, with the link's rate in its slower direction and as many
+  rails as the slot with fewer members of the ring has; rings in the order of the ranks;
+- neighbours: the slowest link of all rings, which one member uses by itself;
+- all-to-all: the slowest NIC (a node's fastest link) with all that a member sends to other slots, or the slowest link
+  with what goes to one slot;
+- a trunk is shared by all traffic on it;
 - pipeline: max over pipelines of Σ_q h_q + w·max_k (h_{k−1} + h_k)/2, h_q the round trip over stage boundary q: the
   pipeline fills once, then each of w further micro-batches waits for the slowest stage k, which exchanges with the
   stage before and the one after, an activation one way and a gradient the other way at once. With interleaved chunks
   the last stage also sends to the first one.
+
+On equal links every mapping is the same, and closed forms price all candidates at once (:class:`EqualLinks`); tests
+hold them to the walk over explicit links. Rates are inverse, seconds per byte: ∞ where no network joins the nodes.
 
 Assumes: rings in rank order, but either way round (Gloo's ring sends to the rank before, NCCL's trees use both
 directions), full-duplex NICs, one kind of collective at a time.
@@ -19,38 +25,25 @@ directions), full-duplex NICs, one kind of collective at a time.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
 from meshplan.planner.cluster.network import Network, strongly_connected
+from meshplan.planner.cluster.rank_layout import (
+    ALL_TO_ALL,
+    crossing_pipelines,
+    fewest_on_a_slot,
+    network_share,
+    slot_boundaries,
+)
+from meshplan.planner.cluster.slot_links import Group, group_of, slot_links
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 
 _BITS = 20
 _MASK = (1 << _BITS) - 1
-RING, ALL_TO_ALL = "ring", "all-to-all"
-# Links between slots, as two arrays of slot numbers: senders and receivers.
-SlotLinks = tuple[IntArray, IntArray]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
-    """All groups of ranks of one kind, in units of slots.
-
-    Args:
-        kind: :data:`RING` or :data:`ALL_TO_ALL`.
-        nodes: slots that one group spans, k.
-        step: stride of these slots, s.
-        slots: slots in use by the whole job.
-    """
-
-    kind: str
-    nodes: int
-    step: int
-    slots: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,47 +67,6 @@ class Messages:
     wraps: bool = False
 
 
-def group_of(kind: str, *, size: int, stride: int, world_size: int, domain_size: int) -> Group | None:
-    """The groups in slots; None where each lies inside one node."""
-    inside = min(max(domain_size // max(stride, 1), 1), size)
-    nodes = -(-size // inside)
-    if nodes <= 1:
-        return None
-    return Group(kind=kind, nodes=nodes, step=max(1, stride // domain_size), slots=-(-world_size // domain_size))
-
-
-@lru_cache(maxsize=4096)
-def slot_links(group: Group) -> SlotLinks:
-    """All directed links that groups of one kind use, in all stages."""
-    block = group.nodes * group.step
-    starts = [
-        base + offset
-        for base in range(0, group.slots, block)
-        for offset in range(group.step)
-        if base + offset + (group.nodes - 1) * group.step < group.slots
-    ]
-    members = np.array(starts, dtype=np.int64)[:, None] + group.step * np.arange(group.nodes, dtype=np.int64)
-    if group.kind == RING:
-        return members.ravel(), np.roll(members, -1, axis=1).ravel()
-    near, far = np.nonzero(~np.eye(group.nodes, dtype=bool))
-    return members[:, near].ravel(), members[:, far].ravel()
-
-
-@lru_cache(maxsize=1024)
-def slot_boundaries(num_stages: int, stage_devices: int, domain_size: int, *, wraps: bool = False) -> SlotLinks:
-    """[P − 1, r] slots on both sides of each stage boundary, for the r pipelines that differ in their slots.
-
-    With ``wraps`` also the boundary from the last stage to the first, [P, r].
-    """
-    step = math.gcd(stage_devices, domain_size)
-    offset = np.arange(0, stage_devices, step, dtype=np.int64)
-    if stage_devices % domain_size == 0:
-        offset = np.arange(0, stage_devices, domain_size, dtype=np.int64)
-    stages = np.arange(num_stages if wraps else num_stages - 1, dtype=np.int64)[:, None]
-    following = (stages + 1) % num_stages
-    return (stages * stage_devices + offset) // domain_size, (following * stage_devices + offset) // domain_size
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Orders:
     """Many rank mappings on one network.
@@ -129,36 +81,43 @@ class Orders:
     orders: IntArray
     domain_size: int
 
-    def seconds_per_byte(self, group: Group) -> FloatArray:
-        """[k] inverse rate of the slowest such group, per byte that a device sends in total."""
-        senders, receivers = slot_links(group)
-        if not len(senders):
-            return np.zeros(len(self.orders))
-        sources, targets = self.orders[:, senders], self.orders[:, receivers]
+    def links_s_per_byte(self, group: Group) -> FloatArray:
+        """[k, links] seconds for each byte of the groups over each link by itself."""
+        links = slot_links(group)
         network = self.network
-        spacing = network.ring_s_per_byte if group.kind == RING else network.seconds_per_byte
-        links = spacing[sources, targets]
-        shares = group.nodes - 1 if group.kind == ALL_TO_ALL else 1
-        worst = links.max(axis=1) / shares
+        spacing = network.seconds_per_byte if group.kind == ALL_TO_ALL else network.ring_s_per_byte
+        return np.asarray(spacing[self.orders[:, links.senders], self.orders[:, links.receivers]] * links.shares)
+
+    def seconds_per_byte(self, group: Group) -> FloatArray:
+        """[k] inverse rate of the slowest such group, per byte that passes a ring or that a device sends in total."""
+        links = slot_links(group)
+        if not len(links.senders):
+            return np.zeros(len(self.orders))
+        worst = self.links_s_per_byte(group).max(axis=1)
         if group.kind == ALL_TO_ALL:
-            worst = np.maximum(worst, network.nic_s_per_byte[sources].max(axis=1))
-        return np.maximum(worst, self._trunks_s_per_byte(sources, targets).max(axis=1, initial=0.0) / shares)
+            nics = self.network.nic_s_per_byte[self.orders[:, links.senders]] * links.leaving
+            worst = np.maximum(worst, nics.max(axis=1))
+        return np.maximum(worst, self._trunks_s_per_byte(group).max(axis=1, initial=0.0))
 
     def latency_s(self, group: Group) -> FloatArray:
         """[k] largest latency of a link in such a group."""
-        senders, receivers = slot_links(group)
-        return np.asarray(
-            self.network.latency_s[self.orders[:, senders], self.orders[:, receivers]].max(axis=1, initial=0.0)
-        )
+        links = slot_links(group)
+        latency = self.network.latency_s[self.orders[:, links.senders], self.orders[:, links.receivers]]
+        return np.asarray(latency.max(axis=1, initial=0.0))
 
-    def _trunks_s_per_byte(self, sources: IntArray, targets: IntArray) -> FloatArray:
-        """[k, trunks] inverse rate of each link over a trunk that all of them share, in the worse direction."""
+    def _trunks_s_per_byte(self, group: Group) -> FloatArray:
+        """[k, trunks] seconds for each byte of the groups over a trunk that all of them share, in the worse direction.
+
+        A trunk's capacity is per device of a node, so that the whole of it is D times as much.
+        """
+        links = slot_links(group)
+        sources, targets = self.orders[:, links.senders], self.orders[:, links.receivers]
         columns = [
             np.maximum(
-                (trunk.senders[sources] & trunk.receivers[targets]).sum(axis=1),
-                (trunk.senders[targets] & trunk.receivers[sources]).sum(axis=1),
+                (links.volume * (trunk.senders[sources] & trunk.receivers[targets])).sum(axis=1),
+                (links.volume * (trunk.senders[targets] & trunk.receivers[sources])).sum(axis=1),
             )
-            / trunk.bytes_per_s
+            / (self.domain_size * trunk.bytes_per_s)
             for trunk in self.network.trunks
         ]
         return np.stack(columns, axis=1) if columns else np.zeros((len(self.orders), 0))
@@ -166,18 +125,25 @@ class Orders:
     def hops_s(self, asked: Messages) -> FloatArray:
         """[k, P − 1 (P with wraps), r] round trip over each stage boundary of each pipeline."""
         before, after = slot_boundaries(asked.num_stages, asked.stage_devices, self.domain_size, wraps=asked.wraps)
+        alike = asked.stage_devices / before.shape[1]
         first, second = self.orders[:, before], self.orders[:, after]
-        there = self._boundary_s_per_byte(first, second)
-        back = self._boundary_s_per_byte(second, first)
+        there = self._boundary_s_per_byte(first, second, alike)
+        back = self._boundary_s_per_byte(second, first, alike)
         latency = self.network.latency_s[first, second] + self.network.latency_s[second, first]
         return np.where(before == after, asked.inside_s, asked.sent_bytes * (there + back) + latency)
 
-    def _boundary_s_per_byte(self, first: IntArray, second: IntArray) -> FloatArray:
-        """[k, P − 1, r] inverse rate over each boundary; pipelines cross it at the same time and share its trunks."""
+    def _boundary_s_per_byte(self, first: IntArray, second: IntArray, alike: float) -> FloatArray:
+        """[k, P − 1, r] inverse rate over each boundary; pipelines cross it at the same time and share its trunks.
+
+        Args:
+            first: nodes of the senders [k, P − 1, r].
+            second: nodes of the receivers [k, P − 1, r].
+            alike: pipelines that each of the r stands for.
+        """
         spacing = self.network.seconds_per_byte[first, second]
         for trunk in self.network.trunks:
             crosses = trunk.senders[first] & trunk.receivers[second] & (first != second)
-            shared = crosses.sum(axis=2, keepdims=True) / trunk.bytes_per_s
+            shared = crosses.sum(axis=2, keepdims=True) * alike / (self.domain_size * trunk.bytes_per_s)
             spacing = np.where(crosses, np.maximum(spacing, shared), spacing)
         return np.asarray(spacing)
 
@@ -201,10 +167,10 @@ def slowest_pipeline_s(hops_s: FloatArray, asked: Messages) -> FloatArray:
 
 
 class NetworkModel:
-    """Rates and latencies that the training estimator needs of uneven links, for a batch of candidates (rows).
+    """Inverse rates and latencies that an estimator needs of the links, for a batch of candidates (rows).
 
-    :class:`OneOrder` prices all rows under one mapping, :class:`GivenRates` has rates for each row, and
-    :class:`BestLinks` has rates that no mapping can beat.
+    :class:`EqualLinks` prices uniform links, :class:`OneOrder` all rows under one mapping, :class:`GivenRates` has
+    rates for each row, and :class:`BestLinks` has rates that no mapping can beat.
     """
 
     domain_size: int
@@ -217,8 +183,11 @@ class NetworkModel:
         """Messages of the slowest pipeline, for rows that differ only in their mapping."""
         raise NotImplementedError
 
-    def rates(self, kind: str, size: IntArray, stride: IntArray, world_size: IntArray) -> tuple[FloatArray, FloatArray]:
-        """[n] network bandwidth per device and latency of each row's group; ∞ and 0 for groups inside a node."""
+    def across(
+        self, kind: str, size: IntArray, stride: IntArray, world_size: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """[n] seconds over the network for each byte of each row's groups, and their latency; 0 inside a node."""
+        size, stride, world_size = np.broadcast_arrays(size, stride, world_size)
         spacing, latency = np.zeros(len(size)), np.zeros(len(size))
         # Degrees are below 2^20 (the spec's limit on devices), so three of them are one whole number.
         keys = (size.astype(np.int64) << _BITS | stride.astype(np.int64)) << _BITS | world_size.astype(np.int64)
@@ -234,8 +203,88 @@ class NetworkModel:
             if group is not None:
                 rows = np.flatnonzero(which == index) if len(distinct) > 1 else np.arange(len(size))
                 spacing[rows], latency[rows] = self.slowest(group, rows)
-        with np.errstate(divide="ignore"):
-            return 1.0 / spacing, latency
+        return spacing, latency
+
+    def pipelines_s(
+        self,
+        sent_bytes: FloatArray,
+        num_stages: int,
+        stage_devices: IntArray,
+        inside_s: FloatArray,
+        waits: FloatArray,
+        *,
+        wraps: bool,
+    ) -> FloatArray:
+        """[n] messages of each row's slowest pipeline; arguments as in :class:`Messages`, [n] each."""
+        keys = np.stack([sent_bytes, stage_devices, inside_s, waits], axis=1)
+        distinct, which = np.unique(keys, axis=0, return_inverse=True)
+        seconds = np.zeros(len(keys))
+        for index, (sent, devices, inside, wait) in enumerate(distinct.tolist()):
+            rows = np.flatnonzero(which.ravel() == index)
+            asked = Messages(
+                sent_bytes=sent,
+                num_stages=num_stages,
+                stage_devices=int(devices),
+                inside_s=inside,
+                waits=wait,
+                wraps=wraps,
+            )
+            seconds[rows] = self.pipeline_s(rows, asked)
+        return seconds
+
+
+@dataclass(kw_only=True, eq=False)
+class EqualLinks(NetworkModel):
+    """Equal links between all nodes, in closed form.
+
+    Args:
+        bytes_per_s: of one device and direction; 0 where no network joins the nodes.
+        link_latency_s: of a message between nodes.
+        domain_size: devices of a node.
+    """
+
+    bytes_per_s: float
+    link_latency_s: float
+    domain_size: int
+
+    @property
+    def _seconds_per_byte(self) -> float:
+        return 1.0 / self.bytes_per_s if self.bytes_per_s else float("inf")
+
+    def across(
+        self, kind: str, size: IntArray, stride: IntArray, world_size: IntArray
+    ) -> tuple[FloatArray, FloatArray]:
+        """See :class:`NetworkModel`."""
+        fewest = fewest_on_a_slot(size, stride, world_size, self.domain_size)
+        crosses = fewest < size
+        share = np.where(crosses, network_share(kind, size, fewest), 1.0)
+        return np.where(crosses, share * self._seconds_per_byte, 0.0), np.where(crosses, self.link_latency_s, 0.0)
+
+    def pipelines_s(
+        self,
+        sent_bytes: FloatArray,
+        num_stages: int,
+        stage_devices: IntArray,
+        inside_s: FloatArray,
+        waits: FloatArray,
+        *,
+        wraps: bool,
+    ) -> FloatArray:
+        """See :class:`NetworkModel`."""
+        outside_s = 2.0 * (sent_bytes * self._seconds_per_byte + self.link_latency_s)
+        seconds = np.zeros(len(sent_bytes))
+        shorter = np.minimum(stage_devices, self.domain_size)  # beyond a node all boundaries cross
+        for devices in np.unique(shorter).tolist():
+            rows = shorter == devices
+            inside, outside, wait = inside_s[rows], outside_s[rows], waits[rows]
+            slowest = np.zeros(len(inside))
+            for fill, far, near in crossing_pipelines(num_stages, devices, self.domain_size, wraps=wraps).tolist():
+                # 0 · ∞ is no number: what does not cross does not count.
+                crossing = (fill + wait * far / 2.0) * outside if fill or far else 0.0
+                seconds_here = crossing + (num_stages - 1 - fill + wait * near / 2.0) * inside
+                slowest = np.maximum(slowest, seconds_here)
+            seconds[rows] = slowest
+        return seconds
 
 
 @dataclass(kw_only=True, eq=False)
@@ -300,8 +349,9 @@ class GivenRates(NetworkModel):
 class BestLinks(NetworkModel):
     """Rates that no mapping can beat.
 
-    Groups of k nodes that run at a rate lie inside strongly connected components of the links with at least that rate,
-    so that Σ ⌊component/k⌋·k must be at least the number of slots. A hop takes at least the cheapest pair of links.
+    Slots that groups join lie, at the rate at which these run, inside one strongly connected component of the links
+    with at least that rate: Σ ⌊component/k⌋ must be at least their number, with k slots in the smallest of them. A hop
+    takes at least the cheapest pair of links.
 
     Args:
         network: the links.
@@ -329,25 +379,25 @@ class BestLinks(NetworkModel):
         return self._known[group], float(self._latency_s.min())
 
     def _least(self, group: Group) -> float:
-        links = np.minimum(self._usable, self._usable.T) if group.kind == RING else self._usable
-        rates = np.unique(links[np.isfinite(links)])
-        needed = len(slot_links(group)[0])
-        needed = needed if group.kind == RING else needed // (group.nodes - 1)
-        shares = 1 if group.kind == RING else group.nodes - 1
+        pairs = group.kind == ALL_TO_ALL
+        rates_of = self._usable if pairs else np.minimum(self._usable, self._usable.T)
+        rates = np.unique(rates_of[np.isfinite(rates_of)])
+        links = slot_links(group)
         low, high = 0, len(rates) - 1  # the largest rate at which the groups still fit in the parts
         while low < high:
             middle = (low + high + 1) // 2
-            if self._room(links >= rates[middle], group.nodes) >= needed:
+            if self._room(rates_of >= rates[middle], links.least_part) >= links.num_parts:
                 low = middle
             else:
                 high = middle - 1
-        nic = float(rates[-1])  # all-to-all: no NIC is faster than the fastest link
-        return 1.0 / float(rates[low]) if shares == 1 else max(1.0 / (shares * float(rates[low])), 1.0 / nic)
+        # Some link has no better rate than that; and no link, no NIC is faster than the fastest link.
+        most = max(float(links.shares.max()), float(links.leaving.max()))
+        return max(float(links.shares.min()) / float(rates[low]), most / float(rates[-1]))
 
     @staticmethod
     def _room(links: BoolArray, nodes: int) -> int:
         parts = np.bincount(strongly_connected(links))
-        return int((parts // nodes * nodes).sum())
+        return int((parts // nodes).sum())
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
         """See :class:`NetworkModel`."""

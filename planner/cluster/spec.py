@@ -51,11 +51,6 @@ class ClusterSpec(SpecModel):
                 raise ValueError("'devices' needs 'links': {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, …}")
             if self.devices.nodes > 1 and links.inter_node is None:
                 raise ValueError(f"{self.devices.nodes} nodes need links.inter_node")
-        elif links is not None and (links.intra_node is not None or links.inter_node is not None):
-            raise ValueError(
-                "a plain link (intra_node, inter_node) goes with 'devices'; catalog node types bring their own links "
-                "(islands, degraded links and topologies may be described for both)"
-            )
         if self.profile is not None and links is not None and links.describes_unevenness:
             raise ValueError("give either 'profile' (measured links) or islands, degraded links and a topology")
         return self

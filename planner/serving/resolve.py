@@ -12,7 +12,7 @@ from meshplan.catalogs.constants.serving import ServingCalibration
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.hardware import Cluster, NodeGroup, NodeType, Price
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place
+from meshplan.planner.cluster.lookup import choose_price, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.problem.config import Role
@@ -135,7 +135,7 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
     if spec.cluster.nodes is not None:
         for index, item in enumerate(spec.cluster.nodes):
             try:
-                node = catalog.node_type(item.type)
+                node = with_stated_links(catalog.node_type(item.type), spec.cluster)
             except UnknownEntryError as error:
                 problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
                 continue

@@ -40,9 +40,11 @@ def explain_infeasible(problem: TrainingProblem, report: SearchReport) -> dict[s
         changes, each of which alone makes the question feasible; empty where none of the tried ones does).
     """
     lifted = [change for change in (_without(problem, name) for name in _LIFTED) if change is not None]
-    others = [change for change in (_devices_needed(problem), _with_offload(problem)) if change is not None]
+    network = _with_network(problem)
+    others = [change for change in (network, _devices_needed(problem), _with_offload(problem)) if change is not None]
+    binding = f"network: {problem.machine.no_network}" if network is not None else _binding(problem, report)
     return {
-        "binding_constraint": lifted[0]["constraint"] if lifted else _binding(problem, report),
+        "binding_constraint": lifted[0]["constraint"] if lifted else binding,
         "nearest_miss": _nearest(report),
         "least_change": lifted + others,
     }
@@ -60,7 +62,7 @@ def _binding(problem: TrainingProblem, report: SearchReport) -> str:
         if report.refused:
             message, count = report.refused.most_common(1)[0]
             return f"legality: {message} ({count} candidates)"
-        return f"no legal combination of degrees within {limits.max_devices} devices"
+        return f"no legal combination of degrees within {problem.most_devices} devices"
     return {
         "device memory": f"device memory: {format_bytes(limits.memory_bytes)} usable on each "
         f"{problem.machine.device.name}",
@@ -154,9 +156,23 @@ def _duration_at_least(value: float) -> str:
     return text
 
 
+def _with_network(problem: TrainingProblem) -> dict[str, Any] | None:
+    """A network between the nodes, where there is none and one as fast as the links inside a node would do."""
+    machine = problem.machine
+    if machine.is_joined or machine.num_devices <= machine.domain_size:
+        return None
+    found = _try(replace(problem, machine=replace(machine, scale_out_bytes_per_s=machine.scale_up_bytes_per_s)))
+    if found is None:
+        return None
+    nodes = -(-found.config.world_size // machine.domain_size)
+    return {"constraint": "network", "change": f"cluster.links.inter_node, for a plan over {nodes} nodes"}
+
+
 def _devices_needed(problem: TrainingProblem) -> dict[str, Any] | None:
     """The fewest whole domains of the same devices with which the question has an answer."""
     step = problem.machine.domain_size
+    if not problem.machine.is_joined:
+        return None
 
     def feasible(domains: int) -> bool:
         devices = domains * step

@@ -28,7 +28,7 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
         chosen["pipeline_parallel"] = max(len(layers) // chunks, 1)
     tensor, context, pipeline = (chosen[f"{axis}_parallel"] for axis in ("tensor", "context", "pipeline"))
     model_devices = tensor * pipeline * context
-    data = chosen.setdefault("data_parallel", max(problem.limits.max_devices // model_devices, 1))
+    data = chosen.setdefault("data_parallel", max(problem.most_devices // model_devices, 1))
     sequences_per_pass = chosen["micro_batch_size"] * data
     problems = _impossible(problem, model_devices * data, sequences_per_pass, pipeline * chunks)
     if problems:
@@ -89,9 +89,10 @@ def _impossible(problem: TrainingProblem, devices: int, per_pass: int, chunks: i
     """What the pins cannot mean: more devices or chunks than there are, or a batch that they do not divide."""
     found = []
     batch = problem.workload.global_batch_size
-    most, layers = problem.limits.max_devices, problem.shape.num_hidden_layers
+    most, layers = problem.most_devices, problem.shape.num_hidden_layers
     if devices > most:
-        found.append(Problem(path="fixed", message=f"the degrees need {devices} devices, there are {most}"))
+        why = f"; {problem.machine.no_network}" if devices <= problem.limits.max_devices else ""
+        found.append(Problem(path="fixed", message=f"the degrees need {devices} devices, there are {most}{why}"))
     if batch % per_pass:
         found.append(
             Problem(path="fixed", message=f"micro_batch_size × data_parallel = {per_pass} does not divide {batch}")

@@ -18,7 +18,7 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Cluster, NodeGroup, Price
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.cluster.lookup import ANY, IN_PLACE, choose_price, look_up_shape, node_in_place
+from meshplan.planner.cluster.lookup import ANY, IN_PLACE, choose_price, look_up_shape, node_in_place, with_stated_links
 from meshplan.planner.cluster.machine import Machine, machine_of
 from meshplan.planner.cluster.measured_links import (
     host_names,
@@ -203,7 +203,8 @@ def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster
     if spec.nodes is not None:
         for index, item in enumerate(spec.nodes):
             try:
-                groups.append(NodeGroup(node=catalog.node_type(item.type), count=item.count))
+                stated = with_stated_links(catalog.node_type(item.type), spec)
+                groups.append(NodeGroup(node=stated, count=item.count))
             except UnknownEntryError as error:
                 problems.say(f"cluster.nodes[{index}].type", f"{error} (see: meshplan catalog list nodes)")
     elif spec.devices is not None:
@@ -231,8 +232,10 @@ def _limits(
 ) -> TrainingLimits:
     wanted = spec.constraints
     most = min(machine.num_devices, wanted.max_devices or machine.num_devices)
-    if wanted.min_devices is not None and wanted.min_devices > most:
-        problems.say("constraints.min_devices", f"{wanted.min_devices} wanted, at most {most} may be used")
+    if wanted.min_devices is not None and wanted.min_devices > min(most, machine.joined_devices):
+        why = "" if wanted.min_devices > most else f": {machine.no_network}"
+        most_used = min(most, machine.joined_devices)
+        problems.say("constraints.min_devices", f"{wanted.min_devices} wanted, at most {most_used} may be used{why}")
     usable = machine.device.usable_memory_bytes * (1.0 - wanted.memory_headroom_fraction)
     usable -= wanted.memory_headroom or 0.0
     if usable <= 0:

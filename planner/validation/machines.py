@@ -77,6 +77,7 @@ class MachineReader:
             domain_size=num_devices // slices if slices else domain,
             scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
             scale_up_latency_s=node.scale_up_link.latency_s,
+            scale_up_technology=node.scale_up_link.technology,
             scale_out_bytes_per_s=network or node.scale_out_bytes_per_s_per_device,
             scale_out_latency_s=0.0 if link is None else link.latency_s,
         )

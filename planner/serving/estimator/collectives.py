@@ -1,21 +1,37 @@
 """Collectives of one inference iteration: measured curves inside a node where they exist, α–β models elsewhere.
 
-- all-reduce of S bytes over g devices: the device's measured NCCL curve inside a node; across domains a hierarchical
-  ring, reduce-scatter and all-gather inside at the scale-up rate, S/g_inside per NIC between.
+Which links a group or a boundary between stages uses is the layout's of a worker that starts on a node
+(:mod:`~meshplan.planner.cluster.rank_layout`), as in training.
+
+- all-reduce of S bytes over g devices: the device's measured NCCL curve inside a node; across nodes the slower of that
+  and of the ring over the network, 2·(g−1)/g·S/c on each NIC, with c devices of the group on the node that holds
+  fewest.
+- A curve was measured on links of one rate. On links that are r times slower, r times fewer bytes take as long; a
+  longer latency is added for each hop. So the links of the machine count whatever was measured, and slower links are
+  never faster.
 - expert exchange of a layer: each attention data-parallel rank sends its tokens to the devices of the chosen experts
   and receives the results. Engines use all-to-all (dispatch in the activations' bytes, combine in 16 bits; a token goes
   to a domain once) or all-gather and reduce-scatter; the cheaper is priced.
+
+Training prices the same collectives by a rate that is fitted to whole steps, in which they share the device with
+matrix products; here they run alone and small messages matter, so that the measured curve is better. For messages of
+256 MiB and more both agree within the bounds that the tests state.
+
+Where no network joins the nodes, what crosses them takes for ever.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
 from meshplan.catalogs.hardware import EvidenceLevel
 from meshplan.catalogs.surfaces.collectives import CollectiveCurve, collective_curve
 from meshplan.planner.cluster.machine import Machine
+from meshplan.planner.cluster.network_model import EqualLinks
+from meshplan.planner.cluster.rank_layout import group_span, most_on_a_slot
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 
@@ -27,11 +43,35 @@ NETWORK_SHARE = 0.9
 # Device → one with the same links whose collectives were measured, for groups in which its own were not: over 2 and 4
 # devices the curves of GB200 and B200 are within 10 % of each other (aiconfigurator).
 _SAME_LINKS = {"a100-sxm-40gb": "a100-sxm-80gb", "h100-sxm-96gb": "h100-sxm-80gb", "gb200": "b200-sxm-180gb"}
-# Collectives over PCIe were measured on this device and link; the L40S host of the source is implausibly slow (20 ms
-# for 16 MB over 8 devices), so all PCIe nodes use these measurements, scaled by the rate of their links.
-PCIE_DEVICE, PCIE_BYTES_PER_S = "rtx-pro-6000", 63e9
+# Collectives over PCIe were measured on this device; the L40S host of the source is implausibly slow (20 ms for 16 MB
+# over 8 devices), so all PCIe nodes use these measurements.
+PCIE_DEVICE, PCIE = "rtx-pro-6000", "pcie"
+# Device → rate (bytes/s per direction) and latency (s) of the links on which its curves were measured: those of its
+# nodes in the catalog. The catalog's PCIe links are up to 8 µs long; no more than that is added to the PCIe curves.
+MEASURED_LINKS = {
+    "a100-sxm-80gb": (300e9, 9e-6),
+    "h100-sxm-80gb": (450e9, 5.3e-6),
+    "h200-sxm-141gb": (450e9, 5.3e-6),
+    "b200-sxm-180gb": (900e9, 8.8e-6),
+    "b300": (900e9, 8.8e-6),
+    "gb200": (900e9, 8.8e-6),
+    "gb300": (900e9, 8.8e-6),
+    PCIE_DEVICE: (63e9, 8e-6),
+}
 # Kernel launch and synchronisation of a collective, in addition to the link's latency.
 COLLECTIVE_S = 8e-6
+
+
+@lru_cache(maxsize=1024)
+def _continued(large: CollectiveCurve, small: CollectiveCurve, group: int) -> CollectiveCurve:
+    """A larger group than was measured: each doubling adds what the last measured doubling added.
+
+    Assumes a switch between all devices of the domain.
+    """
+    sizes = np.union1d(large.sizes_bytes, small.sizes_bytes)
+    step = np.maximum(large.time_s(sizes) - small.time_s(sizes), 0.0)
+    times = np.maximum.accumulate(large.time_s(sizes) + np.log2(group / large.num_devices) * step)
+    return replace(large, num_devices=group, sizes_bytes=tuple(sizes.tolist()), times_s=tuple(times.tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,11 +82,13 @@ class Exchange:
         machine: links and domain size.
         engine: whose all-reduce kernels are priced; NCCL's where they were not measured.
         custom_all_reduce: False prices NCCL's.
+        world_size: devices of the worker, whose first starts on a node; 0: those of the group asked for.
     """
 
     machine: Machine
     engine: str = ""
     custom_all_reduce: bool = True
+    world_size: int = 0
 
     @property
     def scale_up_bytes_per_s(self) -> float:
@@ -55,44 +97,54 @@ class Exchange:
 
     @property
     def network_bytes_per_s(self) -> float:
-        """Attained rate of one device's share of the network; tiny where there is none."""
-        return max(NETWORK_SHARE * self.machine.scale_out_bytes_per_s, 1.0)
+        """Attained rate of one device's share of the network; measured links attain what was measured."""
+        share = 1.0 if self.machine.link_level is EvidenceLevel.MEASURED else NETWORK_SHARE
+        return share * self.machine.scale_out_bytes_per_s
+
+    @property
+    def _network_s_per_byte(self) -> float:
+        return 1.0 / self.network_bytes_per_s if self.machine.is_joined else float("inf")
 
     def level(self, group: int) -> EvidenceLevel:
         """How well an all-reduce over ``group`` neighbours is known."""
-        curve = self._all_reduce_curve(group)
-        inside = group <= self.machine.domain_size and curve is not None
+        inside = self._nodes(group) == 1 and self._all_reduce_curve(group) is not None
         return EvidenceLevel.FITTED if inside else self.machine.link_level
+
+    def _span(self, group: int) -> tuple[int, int]:
+        """Fewest of the group's devices on a node where it crosses nodes (else all), and the most nodes of a group."""
+        return group_span(group, 1, max(self.world_size, group), self.machine.domain_size)
+
+    def _nodes(self, group: int) -> int:
+        return self._span(group)[1]
+
+    def _most(self, group: int) -> int:
+        return int(most_on_a_slot(np.asarray(group), np.asarray(1), self.machine.domain_size))
 
     def all_reduce_s(self, size_bytes: FloatArray, group: int) -> FloatArray:
         """All-reduce of ``size_bytes`` on each of ``group`` neighbouring devices."""
         if group <= 1:
             return np.zeros_like(size_bytes)
-        inside = min(group, self.machine.domain_size)
-        local = self._inside_s(size_bytes, inside)
-        domains = -(-group // inside)
-        if domains == 1:
+        local = self._inside_s(size_bytes, self._most(group))
+        fewest, nodes = self._span(group)
+        if nodes == 1:
             return local
-        across = 2.0 * (domains - 1) / domains * size_bytes / inside / self.network_bytes_per_s
-        hops = 2.0 * np.ceil(np.log2(domains)) * self.machine.scale_out_latency_s
-        return local + across + hops + COLLECTIVE_S
+        across = 2.0 * (group - 1) / group * size_bytes / fewest * self._network_s_per_byte
+        hops = 2.0 * np.ceil(np.log2(nodes)) * self.machine.scale_out_latency_s
+        return np.maximum(local, across) + hops + COLLECTIVE_S
 
     @property
-    def _pcie_factor(self) -> float:
-        """Factor from bytes over this PCIe link to bytes that take as long over the measured one; 1 without PCIe."""
-        rate = self.machine.scale_up_bytes_per_s
-        is_pcie = 0.0 < rate <= PCIE_BYTES_PER_S and self.machine.device.slug != PCIE_DEVICE
-        return PCIE_BYTES_PER_S / rate if is_pcie else 1.0
+    def _measured_as(self) -> tuple[str, ...]:
+        """Devices whose curves hold for this one, the best first."""
+        if self.machine.scale_up_technology == PCIE:
+            return (PCIE_DEVICE,)
+        own = self.machine.device.slug
+        return (own, *([_SAME_LINKS[own]] if own in _SAME_LINKS else []))
 
     def _all_reduce_curve(self, group: int) -> CollectiveCurve | None:
         """The engine's kernel if it was measured, else NCCL's; on this device, else on one with the same links."""
-        own = self.machine.device.slug
-        slugs = (
-            [PCIE_DEVICE] if self._pcie_factor != 1.0 else [own, *([_SAME_LINKS[own]] if own in _SAME_LINKS else [])]
-        )
         libraries = [self.engine] if self.engine and self.custom_all_reduce else []
         for library in (*libraries, "nccl"):
-            for slug in slugs:
+            for slug in self._measured_as:
                 curve = collective_curve(slug, "all_reduce", group, library)
                 if curve is not None:
                     return curve
@@ -101,27 +153,22 @@ class Exchange:
     def _inside_s(self, size_bytes: FloatArray, group: int) -> FloatArray:
         if group <= 1:
             return np.zeros_like(size_bytes)
-        curve = self._all_reduce_curve(group)
-        if curve is not None:
-            return curve.time_s(size_bytes * self._pcie_factor)
-        extended = self._extended_s(size_bytes, group)
-        if extended is not None:
-            return extended
-        ring = 2.0 * (group - 1) / group * size_bytes / self.scale_up_bytes_per_s
-        return COLLECTIVE_S + 2.0 * np.ceil(np.log2(group)) * self.machine.scale_up_latency_s + ring
+        curve = self._all_reduce_curve(group) or self._extended_curve(group)
+        hops = 2.0 * np.ceil(np.log2(group))
+        if curve is None or curve.device not in MEASURED_LINKS:
+            ring = 2.0 * (group - 1) / group * size_bytes / self.scale_up_bytes_per_s
+            return COLLECTIVE_S + hops * self.machine.scale_up_latency_s + ring
+        rate, latency_s = MEASURED_LINKS[curve.device]
+        longer = hops * max(self.machine.scale_up_latency_s - latency_s, 0.0)
+        return curve.time_s(size_bytes * rate / self.machine.scale_up_bytes_per_s) + longer
 
-    def _extended_s(self, size_bytes: FloatArray, group: int) -> FloatArray | None:
-        """A group size that was not measured, extrapolated: each doubling adds what the last measured doubling added.
-
-        None where fewer than two smaller groups were measured. Assumes a switch between all devices of the domain.
-        """
+    def _extended_curve(self, group: int) -> CollectiveCurve | None:
+        """A group size that was not measured; None where fewer than two smaller groups were measured."""
         size = 2 ** ((group - 1).bit_length() - 1)
         while size >= 4:  # noqa: PLR2004  (its half is a group, too)
             large, small = self._all_reduce_curve(size), self._all_reduce_curve(size // 2)
             if large is not None and small is not None:
-                sent = size_bytes * self._pcie_factor
-                step = np.maximum(large.time_s(sent) - small.time_s(sent), 0.0)
-                return large.time_s(sent) + np.log2(group / size) * step
+                return _continued(large, small, group)
             size //= 2
         return None
 
@@ -140,33 +187,40 @@ class Exchange:
         """
         if group <= 1:
             return np.zeros_like(rank_tokens)
-        inside = min(group, self.machine.domain_size)
-        domains = -(-group // inside)
+        fewest, nodes = self._span(group)
+        most = self._most(group)
         row = hidden * (activation_bytes + BYTES_16_BIT)
         copies = inside_copies(top_k, group)
-        near = rank_tokens * copies * row * (inside - 1) / group / self.scale_up_bytes_per_s
-        far_copies = domains * (1.0 - (1.0 - 1.0 / domains) ** top_k)
-        far = rank_tokens * far_copies * row * (domains - 1) / domains / self.network_bytes_per_s
-        latency = 2.0 * (COLLECTIVE_S + (self.machine.scale_out_latency_s if domains > 1 else 0.0))
-        to_all = latency + np.maximum(near, far)
-        rate = (
-            self.scale_up_bytes_per_s
-            if domains == 1
-            else min(self.scale_up_bytes_per_s, inside * self.network_bytes_per_s)
-        )
-        gathered = latency + 2.0 * (group - 1) / group * ranks * rank_tokens * hidden * BYTES_16_BIT / rate
+        near = rank_tokens * copies * row * (most - 1) / group / self.scale_up_bytes_per_s
+        latency = 2.0 * (COLLECTIVE_S + (self.machine.scale_out_latency_s if nodes > 1 else 0.0))
+        to_all, slowest = latency + near, 1.0 / self.scale_up_bytes_per_s
+        if nodes > 1:
+            domains = group / fewest  # as if every node held as few of them as the one with fewest
+            far_copies = domains * (1.0 - (1.0 - 1.0 / domains) ** top_k)
+            far = rank_tokens * far_copies * row * (domains - 1) / domains * self._network_s_per_byte
+            to_all, slowest = latency + np.maximum(near, far), max(slowest, self._network_s_per_byte / fewest)
+        gathered = latency + 2.0 * (group - 1) / group * ranks * rank_tokens * hidden * BYTES_16_BIT * slowest
         return np.minimum(to_all, gathered)
 
-    def neighbour_s(self, size_bytes: FloatArray, distance: int) -> FloatArray:
-        """A message to the device ``distance`` ranks away."""
-        if distance < self.machine.domain_size:
-            return COLLECTIVE_S + self.machine.scale_up_latency_s + size_bytes / self.scale_up_bytes_per_s
-        return COLLECTIVE_S + self.machine.scale_out_latency_s + size_bytes / self.network_bytes_per_s
+    def pipeline_s(self, size_bytes: FloatArray, num_stages: int, stage_devices: int) -> FloatArray:
+        """One batch's messages over all boundaries between stages, of the pipeline with the slowest ones."""
+        if num_stages <= 1:
+            return np.zeros_like(size_bytes)
+        inside_s = self.machine.scale_up_latency_s + size_bytes / self.scale_up_bytes_per_s
+        links = EqualLinks(
+            bytes_per_s=self.network_bytes_per_s,
+            link_latency_s=self.machine.scale_out_latency_s,
+            domain_size=self.machine.domain_size,
+        )
+        sent = np.ravel(size_bytes)
+        devices, waits = np.full(len(sent), stage_devices), np.zeros(len(sent))
+        there_and_back = links.pipelines_s(sent, num_stages, devices, 2.0 * np.ravel(inside_s), waits, wraps=False)
+        return (num_stages - 1) * COLLECTIVE_S + there_and_back.reshape(np.shape(size_bytes)) / 2.0
 
     @property
     def transfer_bytes_per_s(self) -> float:
         """Attained rate of one device's share of the link between workers; scale-up links where there is no network."""
-        return self.network_bytes_per_s if self.machine.scale_out_bytes_per_s else self.scale_up_bytes_per_s
+        return self.network_bytes_per_s if self.machine.is_joined else self.scale_up_bytes_per_s
 
     def transfer_s(self, size_bytes: float, *, devices: int) -> float:
         """Time to send the KV cache of one request to another worker over the NIC shares of ``devices`` devices, s."""

@@ -124,7 +124,10 @@ class Worker:
     def exchange(self) -> Exchange:
         """Collective times of the machine."""
         return Exchange(
-            machine=self.machine, engine=self.all_reduce or self.engine, custom_all_reduce=self.limits.custom_all_reduce
+            machine=self.machine,
+            engine=self.all_reduce or self.engine,
+            custom_all_reduce=self.limits.custom_all_reduce,
+            world_size=self.layout.num_devices,
         )
 
     # --- by part ------------------------------------------------------------------------------------------------------
@@ -215,8 +218,8 @@ class Worker:
             if shape.moe.shared_intermediate_size:
                 each = each + self.mlp_s(tokens, shape.moe.shared_intermediate_size / t)
             mlp = mlp + moe_layers * each
-        hops = (self.layout.pipeline_parallel - 1) * self.exchange.neighbour_s(
-            tokens * shape.hidden_size * BYTES_16_BIT / t, self.layout.devices_per_stage
+        hops = self.exchange.pipeline_s(
+            tokens * shape.hidden_size * BYTES_16_BIT / t, self.layout.pipeline_parallel, self.layout.devices_per_stage
         )
         reduced = 2.0 * layers * self.all_reduce_s(tokens)
         return {"attention projections": attention, "mlp": mlp, "tensor-parallel exchange": reduced + hops}

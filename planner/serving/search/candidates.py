@@ -180,7 +180,8 @@ def _paired(problem: ServingProblem, prefill: PricedWorker, decode: PricedWorker
         pairs = _ratios(problem, prefill, decode, demand / supply)
     found = []
     for first, second in sorted(pairs):
-        if not _available(problem, ((prefill, first), (decode, second))):
+        parts = ((prefill, first), (decode, second))
+        if not (_available(problem, parts) and _joined(problem, parts)):
             continue
         pinned = [problem.pinned.of(role).get("num_workers") for role in (Role.PREFILL, Role.DECODE)]
         if any(want not in (None, have) for want, have in zip(pinned, (first, second), strict=True)):
@@ -205,6 +206,16 @@ def _available(problem: ServingProblem, parts: tuple[tuple[PricedWorker, int], .
     for worker, count in parts:
         used[worker.placed.node_type] += worker.num_devices * count
     return all(number <= problem.machines[node_type].num_devices for node_type, number in used.items())
+
+
+def _joined(problem: ServingProblem, parts: tuple[tuple[PricedWorker, int], ...]) -> bool:
+    """Whether KV caches have a way from any prefill worker to any decode worker: a network, or one node for all."""
+    used: Counter[str] = Counter()
+    for worker, count in parts:
+        used[worker.placed.node_type] += worker.num_devices * count
+    machines = {name: problem.machines[name] for name in used}
+    alone = len(used) == 1 and all(used[name] <= machine.domain_size for name, machine in machines.items())
+    return alone or all(machine.is_joined for machine in machines.values())
 
 
 def _pair(

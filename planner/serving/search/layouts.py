@@ -62,6 +62,9 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 rejected[f"{machine.device.name} has no units for {', '.join(missing)}"] += 1
                 continue
             for layout in layouts(problem, machine, role):
+                if layout.num_devices > machine.joined_devices:
+                    rejected[machine.no_network] += 1
+                    continue
                 rules = problem.rules.layout_rules(quantization)
                 violated = next((rule for rule in rules if not rule.holds(problem.shape, layout)), None)
                 if violated is not None:

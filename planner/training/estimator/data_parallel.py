@@ -13,7 +13,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.core.arrays import BoolArray, FloatArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, StageClass
 from meshplan.planner.training.estimator.communication import UNHIDDEN_SHARE, CommunicationModel
 from meshplan.planner.training.estimator.offload import fetch_s, host_link_bytes_per_s, host_optimizer_s
@@ -115,13 +115,16 @@ class DataParallelModel:
         size = np.maximum(batch.expert_data_parallel * batch.data_parallel_shard // batch.data_parallel, 1)
         return size, batch.expert_parallel * batch.expert_tensor_parallel
 
-    def _replica_reduce_s(self, reduced_bytes: FloatArray) -> FloatArray:
-        """All-reduce between the copies where states are sharded in smaller groups (HSDP)."""
+    @property
+    def _copies(self) -> tuple[IntArray, IntArray]:
+        """Number and stride of the ranks that hold the same shard of the states (HSDP)."""
         batch = self.candidates
-        copies = batch.data_parallel // batch.data_parallel_shard
         stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
-        share = reduced_bytes / (batch.data_parallel_shard * batch.context_parallel)
-        return self.links.all_reduce_s(share, copies, stride)
+        return batch.data_parallel // batch.data_parallel_shard, stride
+
+    def _replica_reduce_s(self, reduced_bytes: FloatArray, shards: IntArray) -> FloatArray:
+        """All-reduce between the copies where states are sharded in smaller groups (HSDP), each of its shard."""
+        return self.links.all_reduce_s(reduced_bytes / shards, *self._copies)
 
     def _gradient_and_parameter_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Time of gradient reduction and of parameter gathering per step on a stage, overlap ignored, for ZeRO 0–2."""
@@ -136,7 +139,7 @@ class DataParallelModel:
         ):
             gradient_bytes = parameters * recipe.gradient_reduce_bytes
             whole = links.all_reduce_s(gradient_bytes, *everyone)
-            sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes)
+            sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes, shard[0])
             reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
             gathered = links.gather_s(parameters * recipe.parameter_gather_bytes, *shard)
             gather_s = gather_s + np.where(batch.zero_stage == 0, 0.0, gathered)
@@ -158,13 +161,16 @@ class DataParallelModel:
             reduced, gathered = self._outer_s(stage)
             outer = exposed(reduced, BACKWARD_SHARE) + exposed(gathered, FORWARD_SHARE)
             copies = np.where(batch.outer_zero_stage > 0, outer, copies)
-        growth = constants.data_parallel_s_per_rank * (batch.data_parallel_shard - 1) * (batch.zero_stage >= 1)
+        ranks, _ = self._data_group()
+        growth = constants.data_parallel_s_per_rank * (ranks - 1) * (batch.zero_stage >= 1)
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
 
     def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
         """All-reduce of a stage's gradients between sharding groups (HSDP)."""
+        width = self.calibration.recipe.gradient_reduce_bytes
         dense, experts = self.states.trained_parameters(stage)
-        return self._replica_reduce_s((dense + experts) * self.calibration.recipe.gradient_reduce_bytes)
+        shards, expert_shards = self._data_group()[0], self._expert_data_group()[0]
+        return self._replica_reduce_s(dense * width, shards) + self._replica_reduce_s(experts * width, expert_shards)
 
     def _outer_s(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Time of the reduce-scatter of gradients and of the gather of parameters between sharding groups, [n] each.
@@ -172,13 +178,11 @@ class DataParallelModel:
         Every group holds all parameters in shards; with optimizer states sharded over the groups too, a rank updates a
         part of its shard and gathers the rest from its peers (Megatron-FSDP, ``outer_dp_sharding_strategy`` optim).
         """
-        batch, recipe = self.candidates, self.calibration.recipe
-        copies = batch.data_parallel // batch.data_parallel_shard
-        stride = batch.tensor_parallel * batch.context_parallel * batch.data_parallel_shard
+        recipe = self.calibration.recipe
         dense, experts = self.states.trained_parameters(stage)
-        trained = (dense + experts) / (batch.data_parallel_shard * batch.context_parallel)
-        reduced = self.links.gather_s(trained * recipe.gradient_reduce_bytes, copies, stride)
-        return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, copies, stride)
+        trained = dense / self._data_group()[0] + experts / self._expert_data_group()[0]
+        reduced = self.links.gather_s(trained * recipe.gradient_reduce_bytes, *self._copies)
+        return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, *self._copies)
 
     def optimizer_s(self, stage: StageClass) -> FloatArray:
         """Time of a stage's optimizer step, on the device, or on the host where the states are offloaded."""

@@ -160,8 +160,8 @@ class LayerModel:
             sent * batch.expert_tensor_parallel, batch.expert_tensor_parallel, np.ones_like(batch.tensor_parallel)
         )
         constants = self.calibration.time
-        near = links.inside(batch.expert_parallel, batch.expert_tensor_parallel) >= batch.expert_parallel
-        hidden = np.where(near, constants.expert_parallel_overlap_inside, constants.expert_parallel_overlap)
+        far = links.crosses(batch.expert_parallel, batch.expert_tensor_parallel)
+        hidden = np.where(far, constants.expert_parallel_overlap, constants.expert_parallel_overlap_inside)
         hidden = hidden * self.workload.practice.overlaps_experts
         passes = 4.0 + 2.0 * recompute_full
         return passes * (each + inside) * (1.0 - hidden)

@@ -202,9 +202,8 @@ class TrainingModel:
     def _neighbour_messages_s(self) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
-        The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
-        priced in more detail (:mod:`~meshplan.planner.cluster.network_model`): stage by stage, both directions at the
-        same time, and not again for the micro-batch that fills the pipeline.
+        The pipeline fills over every boundary once; then each further micro-batch waits for the stage with the slowest
+        boundaries (:mod:`~meshplan.planner.cluster.network_model`).
         """
         batch, split = self.candidates, self.candidates.split
         if split.pipeline_parallel == 1:
@@ -212,14 +211,11 @@ class TrainingModel:
         elements = self._compute.tokens * self.shape.hidden_size / batch.tensor_parallel
         payload = activation_bytes(self.workload) * elements
         share = UNHIDDEN_SHARE if SCHEDULES[split.schedule].hides_neighbour_messages else 1.0
-        waits = share * batch.num_microbatches * split.virtual_pipeline_stages
-        if self.machine.network_model is not None:
-            stages = split.pipeline_parallel
-            places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
-            wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
-            return self._links.pipeline_s(payload, stages, batch.stage_devices, waits - share, wraps=wraps)
-        each = 2.0 * self._links.neighbour_s(payload, batch.stage_devices)
-        return (split.pipeline_parallel - 1) * each + waits * each
+        waits = share * (batch.num_microbatches * split.virtual_pipeline_stages - 1)
+        stages = split.pipeline_parallel
+        places = stage_of_chunk(split.schedule, stages, split.virtual_pipeline_stages)
+        wraps = split.virtual_pipeline_stages > 1 and places[stages] == 0
+        return self._links.pipeline_s(payload, stages, batch.stage_devices, waits, wraps=wraps)
 
     def _vocabulary_s(self, slowest: FloatArray) -> FloatArray:
         """Communication and bubble that vocabulary parallelism adds to a step, [n].

@@ -244,6 +244,11 @@ class TrainingProblem:
         }
 
     @property
+    def most_devices(self) -> int:
+        """Most devices that one plan may use: within the limit, and joined by links."""
+        return min(self.limits.max_devices, self.machine.joined_devices)
+
+    @property
     def num_steps(self) -> float | None:
         """Optimizer steps of the whole run."""
         return None if self.num_training_tokens is None else self.num_training_tokens / self.workload.tokens_per_step

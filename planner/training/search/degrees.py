@@ -28,6 +28,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -73,7 +74,7 @@ class DegreeSearch:
     """
 
     def __init__(self, problem: TrainingProblem, *, keep: int = KEEP) -> None:
-        self.problem = problem
+        self.problem = replace(problem, limits=replace(problem.limits, max_devices=problem.most_devices))
         self.keep = keep
         self.report = SearchReport()
         self.best: list[ScoredConfig] = []
@@ -114,6 +115,10 @@ class DegreeSearch:
         wall, cpu = time.perf_counter(), time.process_time()
         templates = make_templates(self.problem)
         self.report.illegal = templates.illegal
+        machine = self.problem.machine
+        if machine.joined_devices < machine.num_devices:
+            several = f"more than {machine.joined_devices} devices"
+            self.report.illegal = {**templates.illegal, machine.no_network: (several,)}
         splits = pipeline_splits(self.problem)
         open_splits: list[PipelineSplit] = list(splits)
         try:

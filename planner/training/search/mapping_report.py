@@ -7,16 +7,9 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.cluster.network_model import (
-    ALL_TO_ALL,
-    RING,
-    Group,
-    Orders,
-    group_of,
-    slot_boundaries,
-    slot_links,
-    slowest_pipeline_s,
-)
+from meshplan.planner.cluster.network_model import Orders, slowest_pipeline_s
+from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, slot_boundaries
+from meshplan.planner.cluster.slot_links import Group, group_of, slot_links
 from meshplan.planner.core.solution import relative_gap
 from meshplan.planner.training.problem.legality import head_exchange
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
@@ -109,9 +102,10 @@ def group_names(problem: TrainingProblem, config: TrainingConfig) -> dict[Group,
     heads = head_exchange(config)
     shapes = (
         (RING, tensor, 1, "tensor-parallel"),
+        (NEIGHBOURS, context, tensor, "context-parallel"),
         (RING, context, tensor, "context-parallel"),
         (ALL_TO_ALL, heads, tensor, "context-parallel heads"),
-        (RING, context // heads, tensor * heads, "context-parallel ring"),
+        (NEIGHBOURS, context // heads, tensor * heads, "context-parallel ring"),
         (RING, copies, tensor * context * shard, "replica"),
         (RING, shard * context, tensor, "data-parallel"),
         (RING, config.data_parallel * context, tensor, "data-parallel"),
@@ -140,13 +134,15 @@ def critical_links(model: PlacementModel, placement: Placement) -> list[dict[str
     view = Orders(network=model.network, orders=orders, domain_size=model.domain_size)
     rows: list[dict[str, Any]] = []
     for group in model.groups:
-        senders, receivers = (orders[0][slots] for slots in slot_links(group))
-        worst = int(np.argmax(model.network.ring_s_per_byte[senders, receivers]))
+        links = slot_links(group)
+        senders, receivers = orders[0][links.senders], orders[0][links.receivers]
+        worst = int(np.argmax(view.links_s_per_byte(group)[0]))
+        each = links.leaving if group.kind == ALL_TO_ALL else links.shares
         rows.append(
             {
                 "what": names.get(group, group.kind),
                 "nodes": [int(senders[worst]), int(receivers[worst])],
-                "bytes_per_s_per_device": 1.0 / float(view.seconds_per_byte(group)[0]),
+                "bytes_per_s_per_device": float(each[worst]) / float(view.seconds_per_byte(group)[0]),
             }
         )
     if model.messages is not None and model.num_slots > 1:

@@ -19,13 +19,12 @@ from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import (
     BestLinks,
     GivenRates,
-    Group,
     Messages,
     NetworkModel,
     Orders,
-    slot_links,
     slowest_pipeline_s,
 )
+from meshplan.planner.cluster.slot_links import Group, slot_links
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.annealing import raised, rooted
 from meshplan.planner.training.estimator.candidates import Candidates
@@ -96,11 +95,7 @@ class PlacementModel:
         rows[:, :count] = 1.0 / float(self.network.bytes_per_s[np.ix_(usable, usable)].min())
         rows[np.arange(count) + 1, np.arange(count)] = 0.0
         steps = self.priced(rows)
-        return tuple(
-            group
-            for group, step in zip(self.groups, steps[1:], strict=True)
-            if step != steps[0] and len(slot_links(group)[0])
-        )
+        return tuple(group for group, step in zip(self.groups, steps[1:], strict=True) if step != steps[0])
 
     def _estimate(self, network_model: NetworkModel, candidates: Candidates) -> FloatArray:
         machine = replace(self.problem.machine, network_model=network_model)
@@ -176,15 +171,21 @@ class PlacementModel:
         start = self.numbers(order[None])[0]
         usable = np.array(self.network.usable)
         rates = self.network.bytes_per_s[np.ix_(usable, usable)][~np.eye(len(usable), dtype=bool)]
-        most_links = max((len(slot_links(group)[0]) for group in self.groups), default=1)
+        most_links = max((len(slot_links(group).senders) for group in self.groups), default=1)
         slowest = min([float(rates.min()), *(trunk.bytes_per_s / most_links for trunk in self.network.trunks)])
-        grid = np.geomspace(1.0 / float(rates.max()) / self.num_slots, 1.0 / slowest, TABLE_POINTS)
+        shares = [slot_links(group).shares for group in self.groups]
+        grids = np.array(
+            [
+                np.geomspace(share.min() / float(rates.max()) / self.num_slots, share.max() / slowest, TABLE_POINTS)
+                for share in shares
+            ]
+        ).reshape(len(self.groups), TABLE_POINTS)
         rows = np.tile(start, (len(self.groups) * TABLE_POINTS + 1, 1))
         for column in range(len(self.groups)):
-            rows[1 + column * TABLE_POINTS : 1 + (column + 1) * TABLE_POINTS, column] = grid
+            rows[1 + column * TABLE_POINTS : 1 + (column + 1) * TABLE_POINTS, column] = grids[column]
         steps = self.priced(rows)
         tables = (steps[1:] - steps[0]).reshape(len(self.groups), TABLE_POINTS)
-        return Energy(model=self, grid=grid, tables=tables, base_s=float(steps[0] - start[-1]))
+        return Energy(model=self, grids=grids, tables=tables, base_s=float(steps[0] - start[-1]))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -193,28 +194,26 @@ class Energy:
 
     Args:
         model: model of the configuration.
-        grid: [points] inverse rates, s/byte.
+        grids: [groups, points] inverse rates, s/byte.
         tables: [groups, points] change of the step.
         base_s: step of the starting mapping without its messages.
     """
 
     model: PlacementModel
-    grid: FloatArray
+    grids: FloatArray
     tables: FloatArray
     base_s: float
 
     def __call__(self, orders: IntArray) -> tuple[FloatArray, FloatArray]:
         """[k] surrogate of the step, and [k] the same with a share of the mean over all links, for each mapping."""
         view = Orders(network=self.model.network, orders=orders, domain_size=self.model.domain_size)
-        spacing = self.model.network.ring_s_per_byte
         plain = np.full(len(orders), self.base_s)
         smooth = plain.copy()
-        for group, table in zip(self.model.groups, self.tables, strict=True):
+        for group, grid, table in zip(self.model.groups, self.grids, self.tables, strict=True):
             worst = view.seconds_per_byte(group)
-            senders, receivers = slot_links(group)
-            mean = _power_mean(spacing[orders[:, senders], orders[:, receivers]])
-            plain = plain + np.interp(worst, self.grid, table)
-            smooth = smooth + np.interp((1.0 - MEAN_SHARE) * worst + MEAN_SHARE * mean, self.grid, table)
+            mean = _power_mean(view.links_s_per_byte(group))
+            plain = plain + np.interp(worst, grid, table)
+            smooth = smooth + np.interp((1.0 - MEAN_SHARE) * worst + MEAN_SHARE * mean, grid, table)
         if self.model.messages is not None:
             hops = self.model.hops_s(view)
             worst = slowest_pipeline_s(hops, self.model.messages)

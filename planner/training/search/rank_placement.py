@@ -28,7 +28,7 @@ from functools import lru_cache, partial
 import numpy as np
 
 from meshplan.planner.cluster.network import Network
-from meshplan.planner.cluster.network_model import RING
+from meshplan.planner.cluster.rank_layout import RING
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.annealing import Best, anneal, metropolis
 from meshplan.planner.rank_mapping.bound import lower_bound
@@ -158,14 +158,17 @@ def joint_bound_s(model: PlacementModel) -> float:
     if asked is None or stages == 1 or len(model.groups) != 1 or slots != len(usable) or slots % stages:
         return 0.0
     group = model.groups[0]
-    if group.kind != RING or group.step != 1 or group.nodes * stages != slots:
+    if group.kind != RING or slots * model.domain_size != group.size * group.stride * stages:
+        return 0.0
+    rails = model.domain_size // group.stride  # members of a ring on a node
+    if rails * group.stride != model.domain_size:
         return 0.0
     inner = np.ix_(usable, usable)
     spacing, latency = 1.0 / model.network.bytes_per_s[inner], model.network.latency_s[inner]
     base = float(model.priced(np.zeros((1, 3)))[0])
     distinct, which = np.unique(np.maximum(spacing, spacing.T), return_inverse=True)
     rows = np.zeros((len(distinct), 3))
-    rows[:, 0] = distinct
+    rows[:, 0] = distinct / rails
     ring = model.priced(rows) - base
     one_way = asked.sent_bytes * spacing + latency
     hops = (1.0 + asked.waits / stages) * (one_way + one_way.T)
@@ -173,7 +176,8 @@ def joint_bound_s(model: PlacementModel) -> float:
     np.fill_diagonal(ring_s, 0.0)
     np.fill_diagonal(hops, 0.0)
     return (
-        base + lower_bound(LinkCosts(num_stages=stages, num_pipelines=group.nodes, hop_s=hops, ring_s=ring_s)).total_s
+        base
+        + lower_bound(LinkCosts(num_stages=stages, num_pipelines=slots // stages, hop_s=hops, ring_s=ring_s)).total_s
     )
 
 

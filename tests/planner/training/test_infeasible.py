@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, problem_of
 
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.infeasible import explain_infeasible
+from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.plan import config_from_document
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingLimits, TrainingObjective, TrainingProblem
@@ -135,3 +137,33 @@ def test_a_hopeless_question_ends() -> None:
     problem = problem_of(DENSE, num_devices=2, limits={"memory_bytes": 1e9})
     assert explained(problem)["least_change"] == []
     assert isinstance(problem.limits, TrainingLimits)
+
+
+def test_without_a_network_a_plan_stays_inside_one_node() -> None:
+    problem = problem_of(DENSE, num_devices=32, global_batch_size=32)
+    alone = replace(problem, machine=replace(problem.machine, scale_out_bytes_per_s=0.0))
+    one_node = problem_of(DENSE, num_devices=8, global_batch_size=32)
+    solution, search = search_degrees(alone)
+    expected, _ = search_degrees(one_node)
+    assert solution.assignment is not None
+    assert solution.assignment.config.world_size <= 8
+    assert solution.objective == pytest.approx(expected.objective)
+    assert "say cluster.links.inter_node" in "".join(search.report.illegal)
+
+
+def test_a_missing_network_binds_and_is_named_with_its_cure() -> None:
+    problem = problem_of(DEEP, num_devices=32, global_batch_size=48, limits={"memory_bytes": 8e9})
+    problem = replace(problem, machine=replace(problem.machine, domain_size=2, devices_per_host=2))
+    alone = replace(problem, machine=replace(problem.machine, scale_out_bytes_per_s=0.0))
+    assert fits(problem)
+    answer = explained(alone)
+    assert answer["binding_constraint"].startswith("network: no network is described between nodes of 2 ×")
+    assert "cluster.links.inter_node" in change(answer, "network")
+
+
+def test_pins_that_need_a_network_are_refused_with_words() -> None:
+    problem = problem_of(DENSE, num_devices=32, global_batch_size=32, fixed={"data_parallel": 16})
+    assert fixed_config(problem).world_size == 16
+    alone = replace(problem, machine=replace(problem.machine, scale_out_bytes_per_s=0.0))
+    with pytest.raises(SpecError, match=r"need 16 devices, there are 8; no network is described between nodes"):
+        fixed_config(alone)

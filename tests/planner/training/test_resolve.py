@@ -161,3 +161,26 @@ def test_limits_are_the_tighter_of_two(catalog: Catalog) -> None:
 def test_more_devices_wanted_than_there_are_is_named(catalog: Catalog) -> None:
     with pytest.raises(SpecError, match=r"constraints\.min_devices: 17 wanted, at most 16 may be used"):
         resolved(catalog, constraints={"min_devices": 17})
+
+
+def test_stated_links_take_the_place_of_the_catalogs(catalog: Catalog) -> None:
+    nodes = [{"type": "lambda-8x-b200", "count": 2}]
+    bare = resolved(catalog, cluster={"nodes": nodes}).problem.machine
+    assert not bare.is_joined
+    assert bare.joined_devices == 8
+    links = {"inter_node": {"bandwidth": "25 GB/s", "latency": "7 us"}}
+    joined = resolved(catalog, cluster={"nodes": nodes, "links": links}).problem.machine
+    assert (joined.scale_out_bytes_per_s, joined.scale_out_latency_s) == (25e9, 7e-6)
+    assert joined.joined_devices == 16
+    assert joined.scale_up_bytes_per_s == bare.scale_up_bytes_per_s
+    slow = {"intra_node": {"bandwidth": "100 GB/s", "latency": "9 us"}, **links}
+    assert resolved(catalog, cluster={"nodes": nodes, "links": slow}).problem.machine.scale_up_bytes_per_s == 100e9
+
+
+def test_more_devices_than_links_join_are_refused_with_words(catalog: Catalog) -> None:
+    found = problems(
+        catalog,
+        cluster={"nodes": [{"type": "lambda-8x-b200", "count": 2}]},
+        constraints={"min_devices": 16},
+    )
+    assert "at most 8 may be used: no network is described between nodes" in found["constraints.min_devices"]

@@ -62,8 +62,8 @@ def test_the_scale_up_link_caps_the_nics() -> None:
 
 def test_latency_is_a_tree_of_hops() -> None:
     model = links(scale_up_latency_s=1e-6, scale_out_latency_s=1e-5)
-    assert model.latency_s(ints(8, 5, 2), ints(1, 1, 1)) == pytest.approx([3e-6, 3e-6, 1e-6])
-    assert model.latency_s(ints(16), ints(1)) == pytest.approx([4e-5])
+    assert model.gather_s(np.zeros(3), ints(8, 5, 2), ints(1, 1, 4)) == pytest.approx([3e-6, 3e-5, 1e-6])
+    assert model.gather_s(np.zeros(1), ints(16), ints(1)) == pytest.approx([4e-5])
 
 
 def test_all_to_all_inside_a_domain_and_across() -> None:
@@ -84,15 +84,40 @@ def test_deduplication_sends_one_copy_a_domain() -> None:
     assert many / plain == pytest.approx(8 / 1e6)
 
 
-def test_a_neighbour_is_near_or_far() -> None:
+def test_a_boundary_is_inside_a_node_or_crosses_it() -> None:
+    """Two stages of 4 share a node of 8; of two stages of 8 each device sends over its NIC."""
     model = links(scale_up_latency_s=1e-6, scale_out_latency_s=1e-5)
-    assert model.neighbour_s(np.array([1e9, 1e9]), ints(4, 8)) == pytest.approx([1e9 / UP + 1e-6, 1e9 / NETWORK + 1e-5])
+    seconds = model.pipeline_s(np.full(2, 1e9), 2, ints(4, 8), np.zeros(2), wraps=False)
+    assert seconds == pytest.approx([2 * (1e9 / UP + 1e-6), 2 * (1e9 / NETWORK + 1e-5)])
 
 
-def test_a_machine_without_a_network_is_finite_and_hopeless() -> None:
+def test_a_pipeline_of_stages_smaller_than_a_node_feels_the_network() -> None:
+    """16 stages of one device on two nodes: the boundary between the nodes decides the steady state."""
+    sent, waits = np.array([1e9]), np.array([7.0])
+    fast, slow = (
+        links(scale_out_bytes_per_s=rate).pipeline_s(sent, 16, ints(1), waits, wraps=False) for rate in (50e9, 50e6)
+    )
+    far, near = 2 * 1e9 / 50e6, 2 * 1e9 / UP
+    assert slow == pytest.approx(14 * near + far + 7 * (near + far) / 2)
+    assert slow > 100 * fast
+
+
+def test_a_ring_that_straddles_nodes_has_one_nic() -> None:
+    """Data parallelism over 3 ranks, 8 devices a node: the third group has two members on one node, one on the next."""
+    seconds = links().gather_s(np.array([3e9]), ints(3), ints(1))
+    assert seconds == pytest.approx(2 / 3 * 3e9 / NETWORK)
+
+
+def test_a_member_sends_to_the_next_over_the_slowest_link_of_its_ring() -> None:
+    assert links().ring_step_s(np.array([1e9, 1e9]), ints(4, 16), ints(1, 1)) == pytest.approx(
+        [1e9 / UP, 1e9 / NETWORK]
+    )
+
+
+def test_without_a_network_what_crosses_nodes_takes_for_ever() -> None:
     model = links(scale_out_bytes_per_s=0.0)
-    assert np.isfinite(model.all_reduce_s(np.array([1e9]), ints(16), ints(1)))
-    assert model.all_reduce_s(np.array([1e9]), ints(16), ints(1)) > 1e6
+    assert np.isinf(model.all_reduce_s(np.array([1e9]), ints(16), ints(1)))
+    assert np.isfinite(model.all_reduce_s(np.array([1e9]), ints(8), ints(1)))
 
 
 @given(
@@ -112,7 +137,9 @@ def test_more_bandwidth_is_never_slower(
     assert fast.all_to_all_s(payload, ints(size), ints(stride), copies_per_token=copies) <= slow.all_to_all_s(
         payload, ints(size), ints(stride), copies_per_token=copies
     )
-    assert fast.neighbour_s(payload, ints(stride)) <= slow.neighbour_s(payload, ints(stride))
+    for wraps in (False, True):
+        lasting = (payload, size + 1, ints(stride), np.array([16.0]))
+        assert fast.pipeline_s(*lasting, wraps=wraps) <= slow.pipeline_s(*lasting, wraps=wraps)
 
 
 @given(size=SIZES, stride=STRIDES, total=BYTES, factor=st.floats(1.0, 100.0))

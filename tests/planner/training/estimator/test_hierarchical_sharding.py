@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.training.estimator.communication import CommunicationModel
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
@@ -232,3 +233,35 @@ def test_each_framework_has_its_own_level() -> None:
 def test_impossible_levels_are_refused(choices: dict[str, Any], rule: str) -> None:
     broken = ANY_FRAMEWORK.broken(DENSE, sharded(question(), **choices))
     assert [one.name for one in broken] == [rule]
+
+
+@pytest.mark.parametrize("zero_stage", [1, 2])
+def test_gradients_are_reduced_over_data_and_context_parallelism_alike(zero_stage: int) -> None:
+    """Four ranks that hold the same weights cost the same to synchronise, whether they split tokens or sequences."""
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=32)
+    shared = {"tensor_parallel": 2, "zero_stage": zero_stage}
+    data = price(problem, configured(problem, data_parallel=4, data_parallel_shard=4, **shared))
+    context = price(problem, configured(problem, data_parallel=1, data_parallel_shard=1, context_parallel=4, **shared))
+    assert context.gradient_reduce_s == pytest.approx(data.gradient_reduce_s)
+    grown = problem.calibration.time.data_parallel_s_per_rank * 3
+    for priced in (data, context):
+        assert priced.breakdown_s["data-parallel communication"] >= grown
+
+
+def test_replicated_experts_are_reduced_in_shards_of_their_own() -> None:
+    """Experts over all 8 ranks of a sharding group are whole on each: copies reduce all of them, not an eighth."""
+    problem = problem_of(MOE, num_devices=16, global_batch_size=32)
+    config = replace(configured(problem, data_parallel=16, data_parallel_shard=8, zero_stage=1), expert_parallel=8)
+    candidates = candidates_of(problem, config)
+    states = MemoryModel(
+        shape=MOE, workload=problem.workload, candidates=candidates, calibration=problem.calibration
+    ).states
+    links = CommunicationModel(
+        machine=problem.machine, calibration=problem.calibration, world_size=candidates.world_size
+    )
+    dense, experts = states.trained_parameters(candidates.split.classes[0])
+    width = problem.calibration.recipe.gradient_reduce_bytes
+    one, two, eight = np.array([1]), np.array([2]), np.array([8])
+    expected = links.gather_s(dense * width, eight, one) + links.all_reduce_s(dense * width / 8, two, eight)
+    expected = expected + links.all_reduce_s(experts * width, two, eight)
+    assert price(problem, config).gradient_reduce_s == pytest.approx(expected[0])

@@ -100,7 +100,6 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("cluster", {}, "either 'nodes'"),
         ("cluster", {**IN_PLACE, "nodes": [{"type": "dgx-h100", "count": 1}]}, "not both"),
         ("cluster", {"devices": IN_PLACE["devices"]}, "needs 'links'"),
-        ("cluster.links", IN_PLACE["links"], "goes with 'devices'"),
         ("cluster.nodes", [], "at least 1"),
         ("cluster.nodes", [{"type": "dgx-h100", "count": 8.0}], "valid integer"),
         ("cluster.nodes", [{"type": "dgx-h100", "count": True}], "valid integer"),
