@@ -22,6 +22,12 @@ FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to pri
 SpecArgument = Annotated[
     Path, typer.Argument(metavar="SPEC", help="YAML or JSON file with 'kind:'.", show_default=False)
 ]
+SpecOrOptions = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[SPEC]", help="YAML or JSON file with 'kind:', or - for standard input.", show_default=False
+    ),
+]
 PlanArgument = Annotated[
     str,
     typer.Argument(

@@ -126,15 +126,20 @@ def _total_tokens(value: object) -> float:
 
 
 Count = Annotated[int, Whole()]
+TOTAL_TOKENS = BeforeValidator(_total_tokens)
 TotalTokens = Annotated[
     float,
-    BeforeValidator(_total_tokens),
+    TOTAL_TOKENS,
     Field(ge=1, le=MAX_TOTAL_TOKENS, allow_inf_nan=False),
     WithJsonSchema(
         {
             "anyOf": [
                 {"type": "number", "minimum": 1, "maximum": MAX_TOTAL_TOKENS},
-                {"type": "string", "pattern": r"^\s*\d[\d.]*([eE]\+?\d+)?\s*[kKmMbBgGtT]?\s*(tokens)?\s*$", "examples": ["15T"]},
+                {
+                    "type": "string",
+                    "pattern": r"^\s*\d[\d.]*([eE]\+?\d+)?\s*[kKmMbBgGtT]?\s*(tokens)?\s*$",
+                    "examples": ["15T"],
+                },
             ]
         }
     ),
