@@ -78,6 +78,7 @@ def plan(
     tag: Annotated[
         str | None, typer.Option("--tag", help="Unique handle; moves here from another plan.", show_default=False)
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="The whole report, not the first screen alone.")] = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -125,7 +126,7 @@ def plan(
             files = _write(made, catalog, out, force=force)
     finally:
         # A plan may have taken long to find: it is shown even where its files could not be written.
-        show_plan(made, form, footer=stored_text(made, stored=stored, db=db, files=files, out=out))
+        show_plan(made, form, full=full, footer=stored_text(made, stored=stored, db=db, files=files, out=out))
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)
 
