@@ -49,12 +49,15 @@ class Section(StrEnum):
 @app.command("list")
 def list_entries(
     section: Annotated[Section, typer.Argument(help="What to list.")] = Section.DEVICES,
+    search: Annotated[str, typer.Option("--search", help="Only entries that have these words.", show_default=False)] = "",
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
     rows, columns = _listing(open_catalog(db), section)
-    show_rows(rows, columns, form)
+    words = search.lower().split()
+    found = [row for row in rows if all(word in " ".join(map(str, row.values())).lower() for word in words)]
+    show_rows(found, columns, form)
 
 
 @app.command()
