@@ -12,6 +12,12 @@ from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
 from meshplan.cli.options import FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows, show_text
 
+_FIELD_COLUMNS = (
+    Column(key="key", title="Key", wrap=False),
+    Column(key="type", title="Type"),
+    Column(key="default", title="Default"),
+    Column(key="meaning", title="Meaning"),
+)
 _TARGET_COLUMNS = (
     Column(key="target", title="Target", wrap=False),
     Column(key="all", title="taken", right=True, wrap=False),
@@ -59,6 +65,17 @@ def schema(
     from meshplan.planner.core.spec_reader import spec_schema
 
     show_document(spec_schema(KINDS[kind.value].offers("SPEC")), form)
+
+
+def fields(
+    kind: Annotated[SpecKind, typer.Argument(metavar="[KIND]", help="Kind of the spec.")] = SpecKind.TRAINING,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """List every key of a kind of specs: type, default, meaning; --format markdown makes a reference page."""
+    from meshplan.planner.core.kinds import KINDS
+    from meshplan.planner.core.spec_reference import reference_rows
+
+    show_rows(list(reference_rows(KINDS[kind.value].offers("SPEC"))), _FIELD_COLUMNS, form)
 
 
 def support(

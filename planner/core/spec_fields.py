@@ -38,14 +38,29 @@ MAX_USD = 1e12
 MAX_TOTAL_TOKENS = 1e18
 
 
-def _quantity(dimension: Dimension) -> Any:
-    def read(value: object) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A text with a number and a unit, read as SI.
+
+    Args:
+        dimension: what it measures.
+    """
+
+    dimension: Dimension
+
+    def read(self, value: object) -> float:
+        """The SI value.
+
+        Raises:
+            ValueError: no unit, or one of another dimension.
+        """
         try:
-            return parse_quantity(value, dimension)
+            return parse_quantity(value, self.dimension)
         except UnitError as error:
             raise ValueError(str(error)) from error
 
-    return BeforeValidator(read)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
 
 
 def _quantity_schema(dimension: Dimension) -> WithJsonSchema:
@@ -74,12 +89,11 @@ def _latency(value: float) -> float:
     return value
 
 
-Bytes = Annotated[float, _quantity(Dimension.BYTES), AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
-BytesPerS = Annotated[
-    float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_bandwidth), _quantity_schema(Dimension.BYTES_PER_S)
-]
-Latency = Annotated[float, _quantity(Dimension.S), AfterValidator(_latency), _quantity_schema(Dimension.S)]
-Seconds = Annotated[float, _quantity(Dimension.S), AfterValidator(_positive), _quantity_schema(Dimension.S)]
+_BYTES, _BYTES_PER_S, _TIME = (Quantity(dimension=one) for one in (Dimension.BYTES, Dimension.BYTES_PER_S, Dimension.S))
+Bytes = Annotated[float, _BYTES, AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
+BytesPerS = Annotated[float, _BYTES_PER_S, AfterValidator(_bandwidth), _quantity_schema(Dimension.BYTES_PER_S)]
+Latency = Annotated[float, _TIME, AfterValidator(_latency), _quantity_schema(Dimension.S)]
+Seconds = Annotated[float, _TIME, AfterValidator(_positive), _quantity_schema(Dimension.S)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
