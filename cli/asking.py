@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError
+from meshplan.cli.completion import complete_gpus, complete_model
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -28,12 +29,22 @@ ASSUMED_SEQUENCE, ASSUMED_BATCH = "4096", "4M"
 
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", metavar="MODEL", help="Catalog name, Hugging Face id or config.json.", show_default=False),
+    typer.Option(
+        "--model",
+        metavar="MODEL",
+        help="Catalog name, Hugging Face id or config.json.",
+        show_default=False,
+        autocompletion=complete_model,
+    ),
 ]
 GpusOption = Annotated[
     str | None,
     typer.Option(
-        "--gpus", metavar="NxGPU", help="16xH100, 2xdgx-h100, 8xH100,8xA100: GPUs or nodes.", show_default=False
+        "--gpus",
+        metavar="NxGPU",
+        help="16xH100, 2xdgx-h100, 8xH100,8xA100: GPUs or nodes.",
+        show_default=False,
+        autocompletion=complete_gpus,
     ),
 ]
 LengthsOption = Annotated[

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshplan.cli.completion import complete_plan
 from meshplan.cli.render import Format
 
 DatabaseOption = Annotated[
@@ -34,6 +35,7 @@ PlanArgument = Annotated[
         metavar="PLAN",
         help="Stored plan: tag, id or its beginning, 'latest'; or the path of a plan's JSON file.",
         show_default=False,
+        autocompletion=complete_plan,
     ),
 ]
 OutOption = Annotated[
