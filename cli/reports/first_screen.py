@@ -1,19 +1,22 @@
 """The first screen of an answer: one sentence, the best plans, memory and time as bars, what comes next.
 
 At most :data:`MOST_LINES` lines at 80 columns; the whole report is printed by ``--full`` and ``meshplan plans show``.
+``--format markdown`` prints the same as Markdown, for a ticket.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import zip_longest
+from types import ModuleType
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
-from meshplan.cli.render import TABLE_WIDTH, Format, Row, rendered_rows
+from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, rendered_rows
 from meshplan.cli.reports import serving, training
 from meshplan.cli.reports.configuration import TOP_COLUMNS, config_text
 from meshplan.cli.reports.parts import paragraph
-from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, percent, signed_percent
+from meshplan.cli.reports.quantities import bar, gib, interval_text, metric_text, metric_title, percent, signed_percent
 from meshplan.planner.core.plan import Plan
 
 MOST_LINES = 40
@@ -25,13 +28,52 @@ _LEAST_SHARE = 0.01
 # Columns of half a screen, and of the bar in it.
 _HALF, _BAR = 39, 10
 
-Screen = Callable[[Plan, int], str]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How plans of one kind are summed up.
+
+    Args:
+        report: the kind's report module.
+        answer: the plan and what it will take, in a sentence or two.
+        screen: the first screen for a plan and a width.
+    """
+
+    report: ModuleType
+    answer: Callable[[Plan], str]
+    screen: Callable[[Plan, int], str]
 
 
 def first_screen(plan: Plan, *, width: int = TABLE_WIDTH) -> str | None:
     """The first screen; None for kinds whose whole report is short, and where no plan was found."""
-    screen = _SCREENS.get(plan.kind)
-    return screen(plan, width) if screen is not None and plan.config else None
+    summary = _SUMMARIES.get(plan.kind)
+    return summary.screen(plan, width) if summary is not None and plan.config else None
+
+
+def ticket(plan: Plan) -> str | None:
+    """The answer in Markdown, to paste into a ticket; None where :func:`first_screen` has nothing either."""
+    summary = _SUMMARIES.get(plan.kind)
+    if summary is None or not plan.config:
+        return None
+    report = summary.report
+    metrics = [
+        {
+            "metric": metric_title(name),
+            "expected": metric_text(name, interval.value),
+            "between": interval_text(name, {"low": interval.low, "high": interval.high}),
+        }
+        for name, interval in plan.predicted.items()
+    ]
+    columns = tuple(Column(key=key, title=key.capitalize()) for key in ("metric", "expected", "between"))
+    sections = [
+        f"### {report.question_text(plan.spec)}\n",
+        f"{summary.answer(plan)}\n",
+        f"{report.status_text(plan)}\n",
+        rendered_rows(report.top_rows(plan), report.TOP_COLUMNS, Format.MARKDOWN),
+        rendered_rows(metrics, columns, Format.MARKDOWN),
+        f"Plan `{plan.plan_id}`: `meshplan plans show {plan.plan_id}`\n",
+    ]
+    return "\n".join(sections)
 
 
 # --- training -------------------------------------------------------------------------------------------------------
@@ -160,7 +202,10 @@ def _most_rate(plan: Plan, width: int) -> str:
     return "" if most is None else paragraph(f"This deployment meets every SLO up to {most:.3g} requests/s.", width)
 
 
-_SCREENS: Mapping[str, Screen] = {"training": _training, "serving": _serving}
+_SUMMARIES: Mapping[str, Summary] = {
+    "training": Summary(report=training, answer=_training_answer, screen=_training),
+    "serving": Summary(report=serving, answer=_serving_answer, screen=_serving),
+}
 
 
 # --- both -----------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document, show_rows, show_text, terminal_width
-from meshplan.cli.reports.first_screen import first_screen
+from meshplan.cli.reports.first_screen import first_screen, ticket
 from meshplan.cli.reports.parts import paragraph
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
@@ -43,7 +43,7 @@ def report_of(kind: str) -> Any:
 
 
 def show_plan(plan: Plan, form: Format, *, footer: str = "", full: bool = True) -> None:
-    """Print a plan: JSON and YAML hold all of it, CSV and Markdown the table of the best candidates.
+    """Print a plan: JSON and YAML hold all of it, CSV the best candidates, Markdown what a ticket needs.
 
     Args:
         plan: of any kind.
@@ -58,6 +58,8 @@ def show_plan(plan: Plan, form: Format, *, footer: str = "", full: bool = True) 
         width = terminal_width()
         text = (None if full else first_screen(plan, width=width)) or view.report(plan, width=width)
         show_text(f"{text}\n{footer}" if footer else text)
+    elif form is Format.MARKDOWN and (text := ticket(plan)):
+        show_text(text)
     else:
         show_rows(view.top_rows(plan), tuple(view.top_columns(plan)), form)
 

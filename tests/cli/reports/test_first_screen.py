@@ -41,3 +41,14 @@ def test_formats_for_programs_hold_everything(meshplan: Command) -> None:
     document = meshplan("plan", *ONE_LINE["serving"], "--format", "json").json
     assert document["answer"]["sensitivity"]
     assert document["rejected"]
+
+
+@pytest.mark.parametrize("question", [ONE_LINE["small training"], ONE_LINE["serving"]], ids=["training", "serving"])
+def test_markdown_is_a_ticket(question: tuple[str, ...], meshplan: Command) -> None:
+    text = meshplan("plan", *question, "--format", "markdown").out
+    assert text.startswith("### ")
+    assert "\nAnswer: " in text
+    tables = [block for block in text.split("\n\n") if block.startswith("| ")]
+    assert len(tables) == 2
+    for table in tables:
+        assert len({line.count("|") - line.count("\\|") for line in table.splitlines()}) == 1
