@@ -50,7 +50,12 @@ UNITS: dict[Dimension, dict[str, float]] = {
     Dimension.BYTES: _BYTES,
     Dimension.BYTES_PER_S: {f"{unit}/s": factor for unit, factor in (_BYTES | _BITS).items()}
     | {f"{prefix}bps": factor / _BITS_PER_BYTE for prefix, factor in _DECIMAL.items()},
-    Dimension.S: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0},
+    Dimension.S: {"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "d": 86400.0}
+    | dict.fromkeys(("sec", "second", "seconds"), 1.0)
+    | dict.fromkeys(("minute", "minutes"), 60.0)
+    | dict.fromkeys(("hr", "hour", "hours"), 3600.0)
+    | dict.fromkeys(("day", "days"), 86400.0)
+    | dict.fromkeys(("week", "weeks"), 604800.0),
     Dimension.FLOPS_PER_S: _prefixed("FLOP/s", 1.0) | _prefixed("FLOPS", 1.0) | _prefixed("FLOPs/s", 1.0),
     Dimension.W: _prefixed("W", 1.0),
     Dimension.USD: {"USD": 1.0, "$": 1.0},
@@ -72,6 +77,23 @@ EXAMPLES: dict[Dimension, str] = {
     Dimension.USD: "1000 USD",
     Dimension.USD_PER_HOUR: "2.5 USD/h",
 }
+# Units that a message lists: one spelling of each.
+_SHOWN_UNITS: dict[Dimension, tuple[str, ...]] = {
+    Dimension.BYTES: ("B", "MB", "GB", "TB", "MiB", "GiB", "TiB"),
+    Dimension.BYTES_PER_S: ("MB/s", "GB/s", "TB/s", "GiB/s", "Gb/s", "Gbps"),
+    Dimension.S: ("us", "ms", "s", "min", "h", "d", "weeks"),
+    Dimension.FLOPS_PER_S: ("GFLOP/s", "TFLOP/s", "PFLOP/s"),
+    Dimension.W: ("W", "kW", "MW"),
+    Dimension.USD: ("USD", "$"),
+    Dimension.USD_PER_HOUR: ("USD/h", "$/h"),
+}
+_DIGITS = re.compile(r"\d{1,18}")
+_TOKENS = re.compile(r"\s*(?P<number>\d[\d_]{0,17}(?:\.\d{1,9})?)\s*(?P<prefix>[kKmM]?)i?\s*(?:tokens)?\s*")
+_TOKEN_PREFIXES = {"": 1, "k": 2**10, "m": 2**20}
+_TOTAL = re.compile(
+    r"\s*(?P<number>\d{1,18}(?:\.\d{1,9})?(?:[eE]\+?\d{1,2})?)\s*(?P<prefix>[kKmMbBgGtT]?)\s*(?:tokens)?\s*"
+)
+_TOTAL_PREFIXES = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
 _QUANTITY = re.compile(r"^\s*(?P<number>[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<unit>\D.*?)?\s*$")
 
 
@@ -109,7 +131,68 @@ def _explain_unit(unit: str, dimension: Dimension) -> str:
     for other, table in UNITS.items():
         if unit in table:
             return f"{unit!r} is {other.value}, here {dimension.value} is wanted"
-    return f"unknown unit {unit!r} for {dimension.value}{did_you_mean(closest_names(unit, UNITS[dimension]))}"
+    hint = did_you_mean(closest_names(unit, UNITS[dimension]))
+    return f"unknown unit {unit!r} for {dimension.value}{hint}; units: {', '.join(_SHOWN_UNITS[dimension])}"
+
+
+def parse_count(written: object, *, least: int = 1, most: int | None) -> int:
+    """A whole number, as a number or as its digits in text.
+
+    >>> parse_count("1_024", most=10_000), parse_count(8, most=8)
+    (1024, 8)
+
+    Raises:
+        UnitError: not a whole number, or outside ``least`` … ``most``.
+    """
+    digits = written.strip().replace("_", "") if isinstance(written, str) else ""
+    value = int(digits) if _DIGITS.fullmatch(digits) else written
+    return _within(value, written, least, most, "a whole number such as 8")
+
+
+def parse_tokens(written: object, *, least: int = 1, most: int | None) -> int:
+    """Tokens of a length or a batch; ``k`` and ``M`` count as in the names of context lengths, 1,024 and 1,024².
+
+    >>> parse_tokens("8k", most=2**30), parse_tokens("4M", most=2**30), parse_tokens(4096, most=2**30)
+    (8192, 4194304, 4096)
+
+    Raises:
+        UnitError: not a number of tokens, or outside ``least`` … ``most``.
+    """
+    match = _TOKENS.fullmatch(written) if isinstance(written, str) else None
+    value: object = written
+    if match is not None:
+        exact = float(match["number"].replace("_", "")) * _TOKEN_PREFIXES[match["prefix"].lower()]
+        value = int(exact) if exact.is_integer() else written
+    return _within(value, written, least, most, "a whole number of tokens such as 8192 or 8k (= 8192)")
+
+
+def parse_total_tokens(written: object) -> float:
+    """Tokens of a whole run, decimal as they are published: ``15T`` is 15·10¹².
+
+    >>> parse_total_tokens("15T"), parse_total_tokens("300 B"), parse_total_tokens(1e12)
+    (15000000000000.0, 300000000000.0, 1000000000000.0)
+
+    Raises:
+        UnitError: not a number.
+    """
+    if isinstance(written, int | float) and not isinstance(written, bool):
+        if not math.isfinite(written):
+            raise UnitError(f"{written!r}: must be a finite number of tokens")
+        return float(written)
+    match = _TOTAL.fullmatch(written) if isinstance(written, str) else None
+    if match is None:
+        raise UnitError(f"{written!r} is not a number of tokens such as 15e12, 15T or 300B")
+    return float(match["number"]) * _TOTAL_PREFIXES[match["prefix"].upper()]
+
+
+def _within(value: object, written: object, least: int, most: int | None, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise UnitError(f"{written!r} is not {what}")
+    if value < least:
+        raise UnitError(f"{written!r}: must be at least {least:,}")
+    if most is not None and value > most:
+        raise UnitError(f"{written!r}: must be at most {most:,}")
+    return value
 
 
 def format_bytes(value: float) -> str:

@@ -41,6 +41,7 @@ SUBCOMMANDS: dict[str, Subcommand] = {
     "plan": Subcommand(
         module="meshplan.cli.commands.plan", help="Find the best plan for a spec, store it, write its files."
     ),
+    "init": Subcommand(module="meshplan.cli.commands.init", help="Write a commented spec from five answers."),
     "estimate": Subcommand(module="meshplan.cli.commands.estimate", help="Price one pinned configuration."),
     "explain": Subcommand(
         module="meshplan.cli.commands.explain", help="Why this plan, and what another choice would cost."

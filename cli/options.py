@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshplan.cli.completion import complete_plan
 from meshplan.cli.render import Format
 
 DatabaseOption = Annotated[
@@ -22,12 +23,19 @@ FormatOption = Annotated[Format, typer.Option("--format", "-f", help="How to pri
 SpecArgument = Annotated[
     Path, typer.Argument(metavar="SPEC", help="YAML or JSON file with 'kind:'.", show_default=False)
 ]
+SpecOrOptions = Annotated[
+    Path | None,
+    typer.Argument(
+        metavar="[SPEC]", help="YAML or JSON file with 'kind:', or - for standard input.", show_default=False
+    ),
+]
 PlanArgument = Annotated[
     str,
     typer.Argument(
         metavar="PLAN",
         help="Stored plan: tag, id or its beginning, 'latest'; or the path of a plan's JSON file.",
         show_default=False,
+        autocompletion=complete_plan,
     ),
 ]
 OutOption = Annotated[

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
 from meshplan.planner.core.documents import read_spec_file
-from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Question, kind_of, offered
+from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Kind, Question, kind_of, offered
+from meshplan.planner.core.spec_reader import plain_numbers
 from meshplan.planner.emit.artifact import EmitOptions, plan_artifact
 from meshplan.planner.emit.writer import write_artifacts
 
@@ -68,8 +69,9 @@ def make_plan(
         SpecError: the spec is malformed; every problem at once.
     """
     document, folder = read_spec_file(spec, base)
+    kind = kind_of(document)
     question = Question(
-        document=document,
+        document=_plain(kind, document),
         catalog=catalog,
         base=folder,
         seed=seed,
@@ -77,7 +79,13 @@ def make_plan(
         time_limit_s=time_limit_s,
         on_progress=on_progress,
     )
-    return cast("Plan", kind_of(document).offers("plan")(question))
+    return cast("Plan", kind.offers("plan")(question))
+
+
+def _plain(kind: Kind, document: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The document with numbers as numbers, however they are written."""
+    model = kind.offers("SPEC")
+    return document if model is None else plain_numbers(model, document)
 
 
 def estimate_plan(spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, base: Path | None = None) -> Plan:
@@ -95,7 +103,7 @@ def estimate_plan(spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, bas
         known = ", ".join(one.name for one in KINDS.values() if one.offers("estimate"))
         message = f"{kind.name} has no single configuration to price; kinds that have: {known}"
         raise SpecError([Problem(path="kind", message=message)])
-    return cast("Plan", estimate(Question(document=document, catalog=catalog, base=folder)))
+    return cast("Plan", estimate(Question(document=_plain(kind, document), catalog=catalog, base=folder)))
 
 
 def explain(plan: Plan) -> Explanation:

@@ -33,6 +33,8 @@ HISTORY = ROOT / "CHANGELOG.md"  # tells of files that are gone, too
 GUIDES = [path for path in DOCS if path != HISTORY]
 TOP = ("planner", "catalogs", "profiler", "cli", "tests", ".ci")
 FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+REFERENCE = ROOT / "planner" / "SPEC.md"
+TABLE = re.compile(r"(<!-- printed by: (?P<command>[^>]+?) -->\n)(?P<text>\|.*?)(?=<!-- end -->)", re.DOTALL)
 PRINTED = re.compile(r"<!-- printed by: (?P<command>[^>]+?) -->\n```\n(?P<text>.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -288,3 +290,16 @@ def test_a_command_is_one_line_and_one_module(monkeypatch: pytest.MonkeyPatch, m
     monkeypatch.setitem(main.SUBCOMMANDS, "greet", main.Subcommand(module="toy_command", help="Say good day."))
     assert meshplan("greet").out == "good day\n"
     assert "Say good day." in meshplan("--help").out
+
+
+def test_the_reference_of_spec_keys_is_what_the_models_say(meshplan: Command, pytestconfig: pytest.Config) -> None:
+    page = REFERENCE.read_text()
+
+    def printed(match: re.Match[str]) -> str:
+        return match[1] + meshplan(*shlex.split(match["command"])[1:]).out
+
+    fresh = TABLE.sub(printed, page)
+    if pytestconfig.getoption("--update-goldens"):
+        REFERENCE.write_text(fresh)
+    assert len(TABLE.findall(page)) == 3
+    assert REFERENCE.read_text() == fresh

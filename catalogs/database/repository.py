@@ -23,6 +23,7 @@ from meshplan.catalogs.efficiency import gemm_curves, operator_scales
 from meshplan.catalogs.errors import CatalogError, UnknownEntryError
 from meshplan.catalogs.facts import PEAK_PREFIX, Fact, ruling_facts
 from meshplan.catalogs.hardware import Device, Evidence, EvidenceLevel, Link, NodeType, Price
+from meshplan.catalogs.names import ModelName, hardware_name, model_name
 
 if TYPE_CHECKING:
     from meshplan.catalogs.models.shapes import ModelShape
@@ -55,7 +56,7 @@ class Catalog:
         """
         with reading(self.engine) as connection:
             row = _row(connection, tables.devices, slug, "device")
-            return _device(row, _facts_of(connection, "device", slug))
+            return _device(row, _facts_of(connection, "device", row["slug"]))
 
     def link(self, slug: str) -> Link:
         """The link ``slug``.
@@ -65,7 +66,7 @@ class Catalog:
         """
         with reading(self.engine) as connection:
             row = _row(connection, tables.links, slug, "link")
-            return _link(row, _facts_of(connection, "link", slug))
+            return _link(row, _facts_of(connection, "link", row["slug"]))
 
     def node_type(self, slug: str) -> NodeType:
         """The node type ``slug`` with its device, links and prices.
@@ -75,13 +76,13 @@ class Catalog:
         """
         with reading(self.engine) as connection:
             row = _row(connection, tables.node_types, slug, "node type")
-            facts = _facts_of(connection, "node_type", slug)
+            facts = _facts_of(connection, "node_type", row["slug"])
         return _node_type(
             row,
             facts,
             {row["device"]: self.device(row["device"])},
-            {slug: self.link(slug) for slug in (row["scale_up_link"], row["scale_out_link"]) if slug},
-            self.prices(slug),
+            {link: self.link(link) for link in (row["scale_up_link"], row["scale_out_link"]) if link},
+            self.prices(row["slug"]),
         )
 
     def model(self, slug: str) -> dict[str, Any]:
@@ -94,8 +95,13 @@ class Catalog:
             document: dict[str, Any] = _row(connection, tables.models, slug, "model")["document"]
         return document
 
+    def model_name(self, written: str) -> ModelName | None:
+        """The model that a name or a Hugging Face id means, and the format of the weights that it tells."""
+        with reading(self.engine) as connection:
+            return model_name(written, _model_sources(connection))
+
     def model_shape(self, slug: str) -> ModelShape:
-        """The shape of the model ``slug``.
+        """The shape of the model ``slug``, written as in the catalog or as a Hugging Face id.
 
         Raises:
             UnknownEntryError: no such model.
@@ -105,7 +111,7 @@ class Catalog:
 
         with reading(self.engine) as connection:
             row = _row(connection, tables.models, slug, "model")
-        return shape_from_config(row["document"], slug=slug, name=row["name"], source=row["source"])
+        return shape_from_config(row["document"], slug=row["slug"], name=row["name"], source=row["source"])
 
     def prices(self, node_type: str) -> tuple[Price, ...]:
         """Known prices of a node type, newest first; empty where nobody rents it out."""
@@ -238,8 +244,25 @@ def _rows(connection: Connection, table: sa.Table) -> list[Mapping[str, Any]]:
 def _row(connection: Connection, table: sa.Table, slug: str, kind: str) -> Mapping[str, Any]:
     row = connection.execute(sa.select(table).where(table.c.slug == slug)).mappings().first()
     if row is None:
-        raise UnknownEntryError(kind, slug, connection.execute(sa.select(table.c.slug)).scalars())
+        meant = _meant(connection, table, slug)
+        if meant is None:
+            raise UnknownEntryError(kind, slug, connection.execute(sa.select(table.c.slug)).scalars())
+        row = connection.execute(sa.select(table).where(table.c.slug == meant)).mappings().one()
     return dict(row)
+
+
+def _meant(connection: Connection, table: sa.Table, written: str) -> str | None:
+    """The entry that a name written in another way means (:mod:`meshplan.catalogs.names`); None where none does."""
+    if table is tables.models:
+        name = model_name(written, _model_sources(connection))
+        return None if name is None else name.slug
+    return hardware_name(written, connection.execute(sa.select(table.c.slug)).scalars())
+
+
+def _model_sources(connection: Connection) -> dict[str, str]:
+    """Name → source of every model."""
+    rows = connection.execute(sa.select(tables.models.c.slug, tables.models.c.source))
+    return {str(slug): str(source) for slug, source in rows}
 
 
 def _facts_of(connection: Connection, kind: str, subject: str) -> list[Fact]:

@@ -11,7 +11,7 @@ import typer
 
 from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
-from meshplan.cli.commands.reference import choices, schema, support
+from meshplan.cli.commands.reference import choices, fields, schema, support
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
@@ -30,6 +30,7 @@ app = typer.Typer(
 )
 app.command("schema")(schema)
 app.command("choices")(choices)
+app.command("fields")(fields)
 app.command("support")(support)
 
 # The dtype whose peak stands for a device in a listing; older devices lack the first.
@@ -49,12 +50,15 @@ class Section(StrEnum):
 @app.command("list")
 def list_entries(
     section: Annotated[Section, typer.Argument(help="What to list.")] = Section.DEVICES,
+    search: Annotated[str, typer.Option("--search", help="Only entries with these words.", show_default=False)] = "",
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
     rows, columns = _listing(open_catalog(db), section)
-    show_rows(rows, columns, form)
+    words = search.lower().split()
+    found = [row for row in rows if all(word in " ".join(map(str, row.values())).lower() for word in words)]
+    show_rows(found, columns, form)
 
 
 @app.command()

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from meshplan.cli.completion import complete_target
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument
 from meshplan.cli.render import Column, Format
@@ -25,6 +26,7 @@ def emit(
             "--target",
             metavar="NAME",
             help="What launches the plan (meshplan catalog support). Default: the plan's constraints.target.",
+            autocompletion=complete_target,
             show_default=False,
         ),
     ] = None,

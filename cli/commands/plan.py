@@ -10,8 +10,24 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
+from meshplan.cli.asking import (
+    Asked,
+    BatchOption,
+    ConcurrencyOption,
+    GpusOption,
+    LengthsOption,
+    ModelOption,
+    ObjectiveOption,
+    RateOption,
+    SequenceOption,
+    SetOption,
+    SloOption,
+    TargetOption,
+    TokensOption,
+    question,
+)
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SeedOption, SpecArgument
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SeedOption, SpecOrOptions
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
@@ -29,7 +45,20 @@ def _finite(value: float | None) -> float | None:
 
 @app.command()
 def plan(
-    spec: SpecArgument,
+    spec: SpecOrOptions = None,
+    *,
+    model: ModelOption = None,
+    gpus: GpusOption = None,
+    lengths: LengthsOption = None,
+    rate: RateOption = None,
+    concurrency: ConcurrencyOption = None,
+    slo: SloOption = None,
+    sequence_length: SequenceOption = None,
+    batch: BatchOption = None,
+    tokens: TokensOption = None,
+    objective: ObjectiveOption = None,
+    target: TargetOption = None,
+    settings: SetOption = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Candidates to show and keep.")] = 5,
     time_limit: Annotated[
         float | None,
@@ -49,25 +78,40 @@ def plan(
     tag: Annotated[
         str | None, typer.Option("--tag", help="Unique handle; moves here from another plan.", show_default=False)
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="The whole report, not the first screen alone.")] = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Find the best plan for SPEC, prove how good it is, store it, and write its launcher files where --out is given.
 
+    Without SPEC, --model and --gpus with a load (--rate, --slo …) or a batch (--batch …) ask the question.
+
     Exit code 3 when no plan exists; the answer then names the binding constraint and the least change.
     """
     from meshplan.cli.progress import progress_line
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
-    from meshplan.planner.core.documents import read_document
     from meshplan.planner.service import make_plan
 
-    document = read_document(spec)
+    asked = Asked(
+        model=model,
+        gpus=gpus,
+        lengths=lengths,
+        rate=rate,
+        concurrency=concurrency,
+        slo=slo,
+        sequence_length=sequence_length,
+        batch=batch,
+        tokens=tokens,
+        objective=objective,
+        target=target,
+    )
+    document, base = question(spec, asked, settings or (), lambda: open_catalog(db))
     catalog = open_catalog(db)
     with progress_line() as on_progress:
         made = make_plan(
             document,
             catalog,
-            base=spec.parent,
+            base=base,
             seed=seed,
             top=top,
             time_limit_s=time_limit,
@@ -82,7 +126,7 @@ def plan(
             files = _write(made, catalog, out, force=force)
     finally:
         # A plan may have taken long to find: it is shown even where its files could not be written.
-        show_plan(made, form, footer=stored_text(made, stored=stored, db=db, files=files, out=out))
+        show_plan(made, form, full=full, footer=stored_text(made, stored=stored, db=db, files=files, out=out))
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)
 

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Annotated
 
 import typer
 
+from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
 from meshplan.cli.options import FormatOption
-from meshplan.cli.render import Column, Format, show_document, show_rows
+from meshplan.cli.render import Column, Format, Row, show_document, show_rows, show_text
 
-_SUPPORT_COLUMNS = (
+_FIELD_COLUMNS = (
+    Column(key="key", title="Key", wrap=False),
+    Column(key="type", title="Type"),
+    Column(key="default", title="Default"),
+    Column(key="meaning", title="Meaning"),
+)
+_TARGET_COLUMNS = (
     Column(key="target", title="Target", wrap=False),
+    Column(key="all", title="taken", right=True, wrap=False),
+    Column(key="some", title="some values", right=True, wrap=False),
+    Column(key="none", title="refused", right=True, wrap=False),
+    Column(key="parsers", title="Files read by the parser of"),
+)
+_SUPPORT_COLUMNS = (
     Column(key="feature", title="Choice", wrap=False),
     Column(key="takes", title="Takes"),
     Column(key="expressed_by", title="Flags"),
@@ -53,14 +67,60 @@ def schema(
     show_document(spec_schema(KINDS[kind.value].offers("SPEC")), form)
 
 
-def support(form: FormatOption = Format.TABLE) -> None:
-    """List which choices of a plan each emit target takes, with which flags, and which parser verified them.
+def fields(
+    kind: Annotated[SpecKind, typer.Argument(metavar="[KIND]", help="Kind of the spec.")] = SpecKind.TRAINING,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """List every key of a kind of specs: type, default, meaning; --format markdown makes a reference page."""
+    from meshplan.planner.core.kinds import KINDS
+    from meshplan.planner.core.spec_reference import reference_rows
 
-    Every line is found by emitting a probe plan; the CSV and JSON forms also give the reason why a choice is refused.
+    show_rows(list(reference_rows(KINDS[kind.value].offers("SPEC"))), _FIELD_COLUMNS, form)
+
+
+def support(
+    target: Annotated[
+        str | None, typer.Argument(metavar="[TARGET]", help="One target, choice by choice.", show_default=False)
+    ] = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """List the emit targets and how many choices of a plan each takes; of one TARGET: which, and with which flags.
+
+    Every line is found by emitting a probe plan and says which parser verified the files. The CSV and JSON forms give
+    every choice of every target, and the reason why one is refused.
     """
     from meshplan.planner.launch.support import support_matrix
 
-    show_rows(support_matrix(), _SUPPORT_COLUMNS if form is Format.TABLE else _ALL_COLUMNS, form)
+    rows = support_matrix()
+    names = list(dict.fromkeys(str(row["target"]) for row in rows))
+    if target is not None and target not in names:
+        raise EmitError(f"unknown target {target!r}{did_you_mean(closest_names(target, names))}; {', '.join(names)}")
+    chosen = [row for row in rows if target in (None, row["target"])]
+    if form is not Format.TABLE:
+        show_rows(chosen, _ALL_COLUMNS, form)
+    elif target is not None:
+        show_rows(chosen, _SUPPORT_COLUMNS, form)
+    else:
+        show_rows([_summary(name, chosen) for name in names], _TARGET_COLUMNS, form)
+        show_text("Choices of a plan that each target takes; one by one: meshplan catalog support TARGET\n")
+
+
+def _summary(target: str, rows: Sequence[Row]) -> Row:
+    """One target: how many choices it takes with every value that was tried, with some, with none."""
+    mine = [row for row in rows if row["target"] == target]
+    releases = dict.fromkeys(
+        f"{row['parser_verified']['framework']} {row['parser_verified']['version']}"
+        for row in mine
+        if row["parser_verified"]
+    )
+    return {
+        "target": target,
+        # Engines are not probed choice by choice: what their tables say is taken.
+        "all": sum(not row["refuses"] for row in mine),
+        "some": sum(bool(row["takes"]) and bool(row["refuses"]) for row in mine),
+        "none": sum(not row["takes"] and bool(row["refuses"]) for row in mine),
+        "parsers": ", ".join(releases),
+    }
 
 
 def choices(form: FormatOption = Format.TABLE) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document, show_rows, show_text, terminal_width
+from meshplan.cli.reports.first_screen import first_screen, ticket
 from meshplan.cli.reports.parts import paragraph
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
@@ -41,20 +42,24 @@ def report_of(kind: str) -> Any:
     return importlib.import_module(KINDS[kind].report)
 
 
-def show_plan(plan: Plan, form: Format, *, footer: str = "") -> None:
-    """Print a plan: JSON and YAML hold all of it, CSV and Markdown the table of the best candidates.
+def show_plan(plan: Plan, form: Format, *, footer: str = "", full: bool = True) -> None:
+    """Print a plan: JSON and YAML hold all of it, CSV the best candidates, Markdown what a ticket needs.
 
     Args:
         plan: of any kind.
         form: see :class:`~meshplan.cli.render.Format`.
         footer: what stands below the plan in the form for people.
+        full: the whole report for people, not the first screen alone.
     """
     view: Report = report_of(plan.kind)
     if form in (Format.JSON, Format.YAML):
         show_document(plan.to_document(), form)
     elif form is Format.TABLE:
-        text = view.report(plan, width=terminal_width())
+        width = terminal_width()
+        text = (None if full else first_screen(plan, width=width)) or view.report(plan, width=width)
         show_text(f"{text}\n{footer}" if footer else text)
+    elif form is Format.MARKDOWN and (text := ticket(plan)):
+        show_text(text)
     else:
         show_rows(view.top_rows(plan), tuple(view.top_columns(plan)), form)
 
@@ -82,6 +87,7 @@ def stored_text(
     else:
         lines += [
             f"plan {plan.plan_id} is stored; next:",
+            f"  meshplan plans show {plan.plan_id}{f' --db {db}' if db else ''}",
             *(f"  {line}" for line in next_commands(plan, db, bool(files))),
         ]
     return "".join(paragraph(line, TABLE_WIDTH) if line.startswith("wrote") else f"{line}\n" for line in lines)

@@ -28,7 +28,7 @@ from meshplan.planner.core.text import counted
 from meshplan.planner.training.explanation import Explanation
 
 _RANK_COLUMN = "first_stage"
-_NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
+NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
 _COMPONENT_TITLES = {"host": "on host", "optimizer": "optim.", "activations": "activ.", "gradients": "grads"}
 
 
@@ -259,7 +259,7 @@ def memory_section(plan: Plan, width: int) -> str:
             key
             for stage in stages
             for key, value in stage.items()
-            if key.endswith("_bytes") and key not in _NOT_COMPONENTS and value
+            if key.endswith("_bytes") and key not in NOT_COMPONENTS and value
         )
     )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from meshplan.planner.core.spec_fields import MAX_DEVICES, BytesPerS, Count, Latency, SpecModel
+from meshplan.planner.core.spec_fields import MAX_DEVICES, BytesPerS, Count, Latency, SpecModel, Whole
 
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 
@@ -41,7 +41,7 @@ def _no_doubles(nodes: list[int]) -> list[int]:
 
 
 Nodes = Annotated[
-    list[Annotated[int, Field(strict=True, ge=0)]],
+    list[Annotated[int, Whole(least=0)]],
     Field(min_length=1),
     BeforeValidator(_read_nodes),
     AfterValidator(_no_doubles),
@@ -71,10 +71,10 @@ class BetweenIslandsSpec(SpecModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    sender: Annotated[int, Field(strict=True, ge=0)] | None = Field(
+    sender: Annotated[int, Whole(least=0)] | None = Field(
         default=None, alias="from", description="number of the island; all where left out"
     )
-    receiver: Annotated[int, Field(strict=True, ge=0)] | None = Field(default=None, alias="to")
+    receiver: Annotated[int, Whole(least=0)] | None = Field(default=None, alias="to")
     bandwidth: BytesPerS | None = Field(default=None, description="most that one device gets")
     total: BytesPerS | None = Field(default=None, description="rate of the whole link, shared by all traffic on it")
     latency: Latency | None = None
@@ -189,8 +189,8 @@ class LinksSpec(SpecModel):
 class ExcludedDeviceSpec(SpecModel):
     """A device that must not be used; its whole node is excluded, because the devices of a node work together."""
 
-    node: Annotated[int, Field(strict=True, ge=0)]
-    device: Annotated[int, Field(strict=True, ge=0)]
+    node: Annotated[int, Whole(least=0)]
+    device: Annotated[int, Whole(least=0)]
 
 
 class ExcludeSpec(SpecModel):

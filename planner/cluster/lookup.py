@@ -27,16 +27,24 @@ IN_PLACE = "as described in the spec"
 
 def look_up_shape(model: str, catalog: Catalog, base: Path, problems: Problems) -> ModelShape | None:
     """The shape of a catalog model or of a ``config.json``; None after adding a problem."""
-    looks_like_path = model.endswith(".json") or "/" in model or (base / model).is_dir()
     try:
-        if looks_like_path:
+        if is_path(model, base):
             return read_config(base / model)
         return catalog.model_shape(model)
     except UnknownEntryError as error:
-        problems.say("model", f"{error} (see: meshplan catalog list models; or give the path of a config.json)")
+        problems.say(
+            "model",
+            f"{error} (see: meshplan catalog list models; or give the path of its config.json: "
+            f"hf download {model if '/' in model else 'ORGANISATION/MODEL'} config.json)",
+        )
     except CatalogError as error:
         problems.say("model", str(error))
     return None
+
+
+def is_path(model: str, base: Path) -> bool:
+    """Whether ``model`` names a file or folder; ``Qwen/Qwen3-32B`` is an id unless such a folder exists."""
+    return model.endswith(".json") or model.startswith((".", "/")) or (base / model).exists()
 
 
 def unknown_names(document: Mapping[str, Any], catalog: Catalog) -> list[Problem]:

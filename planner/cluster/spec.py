@@ -7,22 +7,22 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
-from meshplan.planner.core.spec_fields import MAX_DEVICES, Bytes, Dollars, SpecModel
+from meshplan.planner.core.spec_fields import Bytes, Dollars, SpecModel, Whole
 
 
 class NodesSpec(SpecModel):
     """Nodes of one type of the catalog."""
 
     type: str = Field(description="node type of the catalog, such as dgx-h100", min_length=1)
-    count: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="how many")]
+    count: Annotated[int, Whole(), Field(description="how many")]
 
 
 class DevicesSpec(SpecModel):
     """Devices described here, for node types that the catalog does not have."""
 
     type: str = Field(description="device of the catalog, such as h100-sxm-80gb", min_length=1)
-    per_node: Annotated[int, Field(strict=True, ge=1, le=1024, description="devices in one host")]
-    nodes: Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES, description="hosts")]
+    per_node: Annotated[int, Whole(most=1024), Field(description="devices in one host")]
+    nodes: Annotated[int, Whole(), Field(description="hosts")]
 
 
 class ClusterSpec(SpecModel):
@@ -35,7 +35,7 @@ class ClusterSpec(SpecModel):
         default=None, min_length=1, description="measured links of this cluster: the NAME of meshplan profile links"
     )
     exclude: ExcludeSpec | None = Field(default=None, description="nodes and devices that must not be used")
-    spare_nodes: Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES)] = Field(
+    spare_nodes: Annotated[int, Whole(least=0)] = Field(
         default=0, description="nodes to leave free; the rank mapping chooses them"
     )
     host_memory: Bytes | None = Field(default=None, description="memory of one host, such as '2 TiB'")

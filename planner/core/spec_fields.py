@@ -3,28 +3,64 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic_core import core_schema
 
 from meshplan.catalogs.errors import UnitError
-from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, format_bandwidth, format_duration, parse_quantity
+from meshplan.catalogs.units import (
+    EXAMPLES,
+    UNITS,
+    Dimension,
+    format_bandwidth,
+    format_duration,
+    parse_count,
+    parse_quantity,
+    parse_tokens,
+    parse_total_tokens,
+)
 
 MAX_DEVICES = 1_000_000
 # No link, price or run is beyond these limits; they keep sums and products finite.
 LINK_BYTES_PER_S = (1e3, 1e15)
 MAX_LATENCY_S = 60.0
 MAX_USD = 1e12
+MAX_TOTAL_TOKENS = 1e18
 
 
-def _quantity(dimension: Dimension) -> Any:
-    def read(value: object) -> float:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quantity:
+    """A text with a number and a unit, read as SI.
+
+    Args:
+        dimension: what it measures.
+    """
+
+    dimension: Dimension
+
+    def read(self, value: object) -> float:
+        """The SI value.
+
+        Raises:
+            ValueError: no unit, or one of another dimension.
+        """
         try:
-            return parse_quantity(value, dimension)
+            return parse_quantity(value, self.dimension)
         except UnitError as error:
             raise ValueError(str(error)) from error
 
-    return BeforeValidator(read)
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
 
 
 def _quantity_schema(dimension: Dimension) -> WithJsonSchema:
@@ -53,13 +89,75 @@ def _latency(value: float) -> float:
     return value
 
 
-Bytes = Annotated[float, _quantity(Dimension.BYTES), AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
-BytesPerS = Annotated[
-    float, _quantity(Dimension.BYTES_PER_S), AfterValidator(_bandwidth), _quantity_schema(Dimension.BYTES_PER_S)
+_BYTES, _BYTES_PER_S, _TIME = (Quantity(dimension=one) for one in (Dimension.BYTES, Dimension.BYTES_PER_S, Dimension.S))
+Bytes = Annotated[float, _BYTES, AfterValidator(_positive), _quantity_schema(Dimension.BYTES)]
+BytesPerS = Annotated[float, _BYTES_PER_S, AfterValidator(_bandwidth), _quantity_schema(Dimension.BYTES_PER_S)]
+Latency = Annotated[float, _TIME, AfterValidator(_latency), _quantity_schema(Dimension.S)]
+Seconds = Annotated[float, _TIME, AfterValidator(_positive), _quantity_schema(Dimension.S)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """A whole number, also as text: ``"8"``; of tokens also ``8k`` and ``4M``.
+
+    Args:
+        least: smallest value allowed.
+        most: largest value allowed; None for any.
+        tokens: a length or a batch, which may be written with a prefix.
+    """
+
+    least: int = 1
+    most: int | None = MAX_DEVICES
+    tokens: bool = False
+
+    def read(self, value: object) -> int:
+        """The number that ``value`` says.
+
+        Raises:
+            ValueError: it says none, or one out of range.
+        """
+        try:
+            return (parse_tokens if self.tokens else parse_count)(value, least=self.least, most=self.most)
+        except UnitError as error:
+            raise ValueError(str(error)) from error
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        return core_schema.no_info_before_validator_function(self.read, handler(source))
+
+    def __get_pydantic_json_schema__(self, _schema: Any, _handler: Any) -> dict[str, Any]:
+        number: dict[str, Any] = {"type": "integer", "minimum": self.least}
+        if self.most is not None:
+            number["maximum"] = self.most
+        digits = r"^\s*\d[\d_.]*\s*[kKmM]?i?\s*(tokens)?\s*$" if self.tokens else r"^\s*\d[\d_]*\s*$"
+        return {"anyOf": [number, {"type": "string", "pattern": digits}]}
+
+
+def _total_tokens(value: object) -> float:
+    try:
+        return parse_total_tokens(value)
+    except UnitError as error:
+        raise ValueError(str(error)) from error
+
+
+Count = Annotated[int, Whole()]
+TOTAL_TOKENS = BeforeValidator(_total_tokens)
+TotalTokens = Annotated[
+    float,
+    TOTAL_TOKENS,
+    Field(ge=1, le=MAX_TOTAL_TOKENS, allow_inf_nan=False),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"type": "number", "minimum": 1, "maximum": MAX_TOTAL_TOKENS},
+                {
+                    "type": "string",
+                    "pattern": r"^\s*\d[\d.]*([eE]\+?\d+)?\s*[kKmMbBgGtT]?\s*(tokens)?\s*$",
+                    "examples": ["15T"],
+                },
+            ]
+        }
+    ),
 ]
-Latency = Annotated[float, _quantity(Dimension.S), AfterValidator(_latency), _quantity_schema(Dimension.S)]
-Seconds = Annotated[float, _quantity(Dimension.S), AfterValidator(_positive), _quantity_schema(Dimension.S)]
-Count = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
 Dollars = Annotated[float, Field(gt=0, le=MAX_USD, allow_inf_nan=False)]
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from pydantic import ValidationError
 
-from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
-from meshplan.planner.core.spec_fields import SpecModel
+from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
+from meshplan.catalogs.units import parse_total_tokens
+from meshplan.planner.core.spec_fields import TOTAL_TOKENS, SpecModel, Whole
 
 
 def spec_schema(model: type[SpecModel]) -> dict[str, Any]:
@@ -38,6 +39,43 @@ def read_spec(model: type[SpecT], document: Mapping[str, Any]) -> SpecT:
         return model.model_validate(document)
     except ValidationError as error:
         raise SpecError([_problem(model, dict(item)) for item in error.errors(include_url=False)]) from None
+
+
+def plain_numbers(model: type[SpecModel], document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document with ``8k``, ``4M`` and ``"8"`` as numbers, so that one question has one digest.
+
+    What cannot be read stays as it is, for :func:`read_spec` to report.
+    """
+    fields = {field.alias or name: field for name, field in model.model_fields.items()}
+    return {
+        key: _plain((fields[key].annotation, *fields[key].metadata), value) if key in fields else value
+        for key, value in document.items()
+    }
+
+
+def _plain(types: Sequence[Any], value: Any) -> Any:
+    """A value of a field with these types and annotations, texts that say numbers replaced."""
+    if isinstance(value, str):
+        readers = [one.read for one in _parts(types) if isinstance(one, Whole)]
+        for read in [*readers, *([parse_total_tokens] if any(one is TOTAL_TOKENS for one in _parts(types)) else [])]:
+            try:
+                return read(value)
+            except (ValueError, UnitError):
+                continue
+    elif isinstance(value, Mapping):
+        for one in _parts(types):
+            if isinstance(one, type) and issubclass(one, SpecModel):
+                return plain_numbers(one, value)
+    elif isinstance(value, list):
+        return [_plain(types, item) for item in value]
+    return value
+
+
+def _parts(types: Sequence[Any]) -> Iterator[Any]:
+    """Every type and annotation inside types such as ``Annotated[list[NodesSpec], …] | None``."""
+    for one in types:
+        yield one
+        yield from _parts([*get_args(one), *getattr(one, "__metadata__", ())])
 
 
 def read_with_names(

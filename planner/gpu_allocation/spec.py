@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from meshplan.planner.core.spec_fields import MAX_USD, Count, Dollars, SpecModel
+from meshplan.planner.core.spec_fields import MAX_USD, Count, Dollars, SpecModel, Whole
 from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, ScenarioPolicy
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION
@@ -25,7 +25,7 @@ _OTHER_CURRENCY = re.compile(r"(?P<currency>[a-z]{3})_per_hour(_per_node)?|curre
 Rate = Annotated[float, Field(ge=0, le=MAX_RATE_PER_S, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, lt=1)]
 Usd = Annotated[float, Field(ge=0, le=MAX_USD, allow_inf_nan=False)]
-Nodes = Annotated[int, Field(strict=True, ge=0, le=MAX_NODES)]
+Nodes = Annotated[int, Whole(least=0, most=MAX_NODES)]
 Range = Annotated[list[Tokens], Field(min_length=2, max_length=2)]
 Edges = Annotated[list[Tokens], Field(min_length=1, max_length=64)]
 
@@ -175,11 +175,11 @@ class AllocationConstraintsSpec(SpecModel):
 
     target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules replicas obey")
     max_utilization: Annotated[float, Field(gt=0, le=1)] = MAX_UTILIZATION
-    min_spare_replicas: Annotated[int, Field(strict=True, ge=0, le=1000)] = Field(
+    min_spare_replicas: Annotated[int, Whole(least=0, most=1000)] = Field(
         default=0, description="replicas of each kind in use that carry no load: N + this many"
     )
     max_devices_per_replica: Count | None = None
-    routing_steps: Annotated[int, Field(strict=True, ge=1, le=10_000)] | None = Field(
+    routing_steps: Annotated[int, Whole(most=10_000)] | None = Field(
         default=None, description="shares are multiples of one over this: 100 for a router that takes whole percents"
     )
     disaggregated: bool = Field(default=False, description="prefill and decode may run on different offers")
@@ -226,7 +226,7 @@ class ScheduleSpec(SpecModel):
 class ReplaySpec(SpecModel):
     """How the plan is checked by simulation."""
 
-    num_requests: Annotated[int, Field(strict=True, ge=500, le=1_000_000)] = Field(
+    num_requests: Annotated[int, Whole(least=500, most=1_000_000)] = Field(
         default=5000, description="of each service in each of the runs"
     )
     burstiness: Annotated[float, Field(ge=1, le=100)] | None = Field(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from meshplan.catalogs.errors import closest_names
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments
 from meshplan.planner.emit.training.megatron.model import inexpressible_shape, model_flags
@@ -24,16 +23,6 @@ SIZES = (
 _GIVEN_ALWAYS = SIZES[:3]
 # A padded vocabulary tells families of equal layers apart; some releases differ in nothing else.
 _FINE = ("--vocab-size", "--rotary-base", "--qk-layernorm", "--add-qkv-bias", "--untie-embeddings-and-output-weights")
-
-
-def slug_of(written: str, slugs: Iterable[str]) -> tuple[str | None, tuple[str, ...]]:
-    """(catalog name of a model as written, close names): ``meta-llama/Llama-3.1-8B`` is ``llama-3.1-8b``."""
-    known = sorted(slugs)
-    name = written.rstrip("/").rsplit("/", 1)[-1].lower()
-    for candidate in (name, name.removesuffix("-instruct"), name.removesuffix("-base"), name.removesuffix("-hf")):
-        if candidate in known:
-            return candidate, ()
-    return None, closest_names(name, known)
 
 
 def flags_of(shape: ModelShape) -> Mapping[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.errors import Problem, SpecError, closest_names
 from meshplan.catalogs.hardware import NodeType
 from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
@@ -236,8 +236,9 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
     slugs = [str(row["slug"]) for row in catalog.models()]
     written = answers.model or reading.model
     if written:
-        slug, close = models.slug_of(written, slugs)
-        if slug is not None:
+        name = catalog.model_name(written)
+        if name is not None:
+            slug = name.slug
             if reading.model_arguments:
                 for mismatch in models.mismatches(reading.model_arguments, catalog.model_shape(slug)):
                     reading.report("model", f"{slug}: {mismatch}")
@@ -245,6 +246,7 @@ def _model(reading: Reading, answers: Answers, catalog: Catalog) -> str | None:
             return slug
         if answers.model is not None and Path(answers.model).exists():
             return str(Path(answers.model).resolve())  # a spec may be written anywhere
+        close = closest_names(written.rstrip("/").rsplit("/", 1)[-1], slugs)
         hint = f" (close: {', '.join(close)})" if close else ""
         reading.report("model", f"{written!r} is not in the catalog{hint}: give --model NAME or --model config.json")
         return None

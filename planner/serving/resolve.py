@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -74,10 +74,11 @@ def resolve_serving(
         if price is not None:
             prices[node.slug] = price
         machines[node.slug] = _machine(node, count, price, spec.constraints.max_devices)
+    schemes = _schemes(spec, shape, catalog)
+    _check_schemes(spec, shape, schemes, machines, problems)
     _check(spec, shape, machines, prices, rules, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
-    schemes = _schemes(spec, shape)
     problem = ServingProblem(
         shape=shape,
         machines=machines,
@@ -117,10 +118,13 @@ def serving_calibration(catalog: Catalog, engine: str, architecture: str) -> Ser
 ANY_ENGINE = "any-engine"
 
 
-def _schemes(spec: ServingSpec, shape: ModelShape) -> tuple[str, ...]:
+def _schemes(spec: ServingSpec, shape: ModelShape, catalog: Catalog) -> tuple[str, ...]:
+    """Formats that the plan may choose from: as asked, else that of the named checkpoint, else as published."""
     if spec.fixed.quantization is not None:
         return (str(spec.fixed.quantization),)
-    return tuple(spec.quantization or (PUBLISHED_SCHEMES.get(shape.family, "bf16"),))
+    name = catalog.model_name(spec.model)
+    written = name.scheme if name is not None else ""
+    return tuple(spec.quantization or (written or PUBLISHED_SCHEMES.get(shape.family, "bf16"),))
 
 
 def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict[str, tuple[NodeType, int]]:
@@ -202,6 +206,21 @@ def _pinned(spec: ServingSpec) -> Pinned:
     )
 
 
+def _check_schemes(
+    spec: ServingSpec, shape: ModelShape, schemes: Sequence[str], machines: Mapping[str, Machine], problems: Problems
+) -> None:
+    """Report formats that the engine or every device lacks."""
+    rules = ENGINES[spec.constraints.target]
+    for scheme in schemes:
+        if scheme not in rules.schemes:
+            problems.say("quantization", f"{rules.name} does not serve {scheme} (it has {', '.join(rules.schemes)})")
+        elif all(checkpoint_formats(shape, scheme, spec.kv_cache).missing_on(m.device) for m in machines.values()):
+            names = ", ".join(machine.device.name for machine in machines.values())
+            problems.say("quantization", f"{scheme} needs units that {names} lacks")
+    if spec.kv_cache not in rules.kv_caches:
+        problems.say("kv_cache", f"{rules.name} has no {spec.kv_cache} cache (it has {', '.join(rules.kv_caches)})")
+
+
 def _check(
     spec: ServingSpec,
     shape: ModelShape,
@@ -211,14 +230,6 @@ def _check(
     problems: Problems,
 ) -> None:
     """Report choices that no search can make legal."""
-    for scheme in _schemes(spec, shape):
-        if scheme not in rules.schemes:
-            problems.say("quantization", f"{rules.name} does not serve {scheme} (it has {', '.join(rules.schemes)})")
-        elif all(checkpoint_formats(shape, scheme, spec.kv_cache).missing_on(m.device) for m in machines.values()):
-            names = ", ".join(machine.device.name for machine in machines.values())
-            problems.say("quantization", f"{scheme} needs units that {names} lacks")
-    if spec.kv_cache not in rules.kv_caches:
-        problems.say("kv_cache", f"{rules.name} has no {spec.kv_cache} cache (it has {', '.join(rules.kv_caches)})")
     tensor = spec.fixed.tensor_parallel
     if tensor is not None and shape.num_attention_heads % tensor:
         heads = shape.num_attention_heads

@@ -76,7 +76,9 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         SpecError: unknown names and impossible choices, all of them.
     """
     problems = Problems()
-    shape = shape or look_up_shape(spec.model, catalog, base, problems)
+    if shape is None:
+        shape = look_up_shape(spec.model, catalog, base, problems)
+        _check_checkpoint(spec.model, catalog, problems)
     cluster = _cluster(spec.cluster, catalog, problems)
     rules = _rules(spec, problems)
     problems.check()
@@ -114,6 +116,13 @@ def resolve_training(spec: TrainingSpec, catalog: Catalog, base: Path, *, shape:
         mapping=spec.mapping if isinstance(spec.mapping, str) else tuple(spec.mapping),
         hosts=() if profile is None else host_names(profile),
     )
+
+
+def _check_checkpoint(model: str, catalog: Catalog, problems: Problems) -> None:
+    """A quantised checkpoint is served, not trained."""
+    name = catalog.model_name(model)
+    if name is not None and name.scheme:
+        problems.say("model", f"{model} holds {name.scheme} weights, which are not trained: give {name.slug}")
 
 
 def _rules(spec: TrainingSpec, problems: Problems) -> FrameworkRules | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
-from meshplan.planner.core.spec_fields import Count, Dollars, SpecModel
+from meshplan.planner.core.spec_fields import Count, Dollars, SpecModel, Whole
 from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.serving.problem.config import KvTier, Speculation
 from meshplan.planner.serving.problem.problem import ServingObjective
@@ -23,7 +23,7 @@ MAX_REQUESTS = 10_000_000
 GIB, GB = 2.0**30, 1e9
 MAX_LATENCY_S = 1e5
 
-Tokens = Annotated[int, Field(strict=True, ge=1, le=MAX_TOKENS)]
+Tokens = Annotated[int, Whole(most=MAX_TOKENS, tokens=True)]
 Latency = Annotated[float, Field(gt=0, le=MAX_LATENCY_S, allow_inf_nan=False)]
 if TYPE_CHECKING:
     SchemeName = str
@@ -42,20 +42,18 @@ class ServingWorkloadSpec(SpecModel):
         default=1.0, description="lengths are uniform between this share of nominal and nominal"
     )
     request_rate_per_s: Annotated[float, Field(gt=0, le=MAX_RATE_PER_S, allow_inf_nan=False)] | None = None
-    concurrency: Annotated[int, Field(strict=True, ge=1, le=MAX_CONCURRENCY)] | None = Field(
+    concurrency: Annotated[int, Whole(most=MAX_CONCURRENCY)] | None = Field(
         default=None, description="requests in flight, where clients wait for answers before they ask again"
     )
     arrival: Literal["poisson", "gamma", "closed_loop", "all_at_once", "trace"] | None = None
     burstiness: Annotated[float, Field(ge=1, le=100)] = Field(
         default=1.0, description="coefficient of variation of the gaps between arrivals (arrival: gamma)"
     )
-    num_requests: Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)] | None = Field(
-        default=None, description="to simulate"
-    )
+    num_requests: Annotated[int, Whole(most=MAX_REQUESTS)] | None = Field(default=None, description="to simulate")
     prefix_hit_rate: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0, description="share of prompt tokens found in the prefix cache"
     )
-    num_prefixes: Annotated[int, Field(strict=True, ge=1, le=MAX_REQUESTS)] | None = Field(
+    num_prefixes: Annotated[int, Whole(most=MAX_REQUESTS)] | None = Field(
         default=None,
         description="distinct prefixes that the requests share; a worker finds one where it still holds it "
         "(default: it always does)",
@@ -98,7 +96,7 @@ class ServingWorkloadSpec(SpecModel):
 class SpeculationSpec(SpecModel):
     """Speculative decoding with a draft model."""
 
-    num_draft_tokens: Annotated[int, Field(strict=True, ge=1, le=64)]
+    num_draft_tokens: Annotated[int, Whole(most=64)]
     acceptance: Annotated[float, Field(ge=0, le=1)] = Field(description="probability that a drafted token is accepted")
     draft_cost: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0, description="time of one draft step over one decode iteration of the model"
@@ -140,7 +138,7 @@ class KvTierSpec(SpecModel):
 class ServingConstraintsSpec(SpecModel):
     """Limits of a plan."""
 
-    max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
+    max_devices: Count | None = None
     max_usd_per_hour: Dollars | None = None
     max_power_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules the plan obeys")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, create_model, model_validator
 
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
-from meshplan.planner.core.spec_fields import Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel
+from meshplan.planner.core.spec_fields import Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel, TotalTokens, Whole
 from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.choices import PINNABLE
@@ -21,7 +21,7 @@ from meshplan.planner.training.problem.problem import Phase, TrainingObjective
 
 MAX_SEQUENCE_LENGTH = 16_777_216
 MAX_GLOBAL_BATCH = 1_000_000
-MAX_TRAINING_TOKENS = 1e18
+MAX_BATCH_TOKENS = 10**12
 MAX_EXPERT_LOAD = 1024.0
 MAX_CHUNKS = 1024
 
@@ -29,17 +29,17 @@ MAX_CHUNKS = 1024
 class WorkloadSpec(SpecModel):
     """What one optimizer step must do, and how many steps there are."""
 
-    sequence_length: Annotated[int, Field(strict=True, ge=1, le=MAX_SEQUENCE_LENGTH, description="tokens")]
-    global_batch_size: Annotated[int, Field(strict=True, ge=1, le=MAX_GLOBAL_BATCH)] | None = Field(
+    sequence_length: Annotated[int, Whole(most=MAX_SEQUENCE_LENGTH, tokens=True), Field(description="tokens")]
+    global_batch_size: Annotated[int, Whole(most=MAX_GLOBAL_BATCH)] | None = Field(
         default=None, description="sequences in one step"
     )
-    global_batch_tokens: Annotated[int, Field(strict=True, ge=1)] | None = Field(
+    global_batch_tokens: Annotated[int, Whole(most=MAX_BATCH_TOKENS, tokens=True)] | None = Field(
         default=None, description="tokens in one step; a multiple of sequence_length"
     )
     precision: Literal["bf16", "fp16", "fp8", "mxfp8", "nvfp4"] = "bf16"
     optimizer: Literal["adam"] = "adam"
     phase: Phase = Phase.PRETRAINING
-    lora_rank: Annotated[int, Field(strict=True, ge=1, le=65536)] | None = None
+    lora_rank: Annotated[int, Whole(most=65536)] | None = None
     expert_imbalance: Annotated[float, Field(ge=1, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] = Field(
         default=1.0, description="token copies of the busiest expert-parallel rank over the mean; 1 balanced (dropless)"
     )
@@ -49,9 +49,7 @@ class WorkloadSpec(SpecModel):
     expert_capacity_factor: Annotated[float, Field(gt=0, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] | None = Field(
         default=None, description="rows of each expert over the mean where tokens are dropped, 1 unless said"
     )
-    num_training_tokens: Annotated[float, Field(ge=1, le=MAX_TRAINING_TOKENS, allow_inf_nan=False)] | None = Field(
-        default=None, description="of the whole run, such as 15e12"
-    )
+    num_training_tokens: TotalTokens | None = Field(default=None, description="of the whole run, such as 15e12")
 
     @model_validator(mode="after")
     def _consistent(self) -> WorkloadSpec:
@@ -114,10 +112,8 @@ class ConstraintsSpec(SpecModel):
     unvalidated_schedules: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="the search may take pipeline schedules that no measured run has confirmed"
     )
-    max_devices: Annotated[int, Field(strict=True, ge=1)] | None = None
-    min_devices: Annotated[int, Field(strict=True, ge=1)] | None = Field(
-        default=None, description="use at least so many, such as all that are rented"
-    )
+    max_devices: Count | None = None
+    min_devices: Count | None = Field(default=None, description="use at least so many, such as all that are rented")
     max_usd_per_hour: Dollars | None = None
     max_usd_per_run: Dollars | None = None
     max_step_time: Seconds | None = Field(default=None, description="longest optimizer step, such as '30 s'")
@@ -134,7 +130,7 @@ def _pin_type(choice: Choice) -> Any:
         return Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)]
     if choice.kind is bool:
         return Annotated[bool, Field(strict=True)]
-    return Annotated[int, Field(strict=True, ge=choice.least, le=choice.most)]
+    return Annotated[int, Whole(least=choice.least, most=choice.most)]
 
 
 # One optional field for each pinnable choice; a type checker cannot see fields that are made, and reads Any.
@@ -182,7 +178,7 @@ class TrainingSpec(SpecModel):
     objective: TrainingObjective = TrainingObjective.THROUGHPUT
     constraints: ConstraintsSpec = ConstraintsSpec()
     fixed: FixedSpec = FixedSpec()
-    mapping: Literal["best", "identity"] | list[Annotated[int, Field(strict=True, ge=0)]] = Field(
+    mapping: Literal["best", "identity"] | list[Annotated[int, Whole(least=0)]] = Field(
         default="best",
         description="which rank on which node where links differ: the best found, rank order, or the nodes in order",
     )

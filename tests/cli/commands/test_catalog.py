@@ -153,3 +153,9 @@ def test_a_catalog_of_another_version_is_noted_on_stderr(meshplan: Command, monk
     assert done.code == 0
     assert "refresh: meshplan catalog upgrade" in done.err
     assert len(done.json) >= 25
+
+
+def test_a_list_is_searched_by_words_in_any_case(meshplan: Command) -> None:
+    found = meshplan("catalog", "list", "nodes", "--search", "H100 AWS", "--format", "json").json
+    assert {row["slug"] for row in found} == {"aws-p5-48xlarge"}
+    assert meshplan("catalog", "list", "models", "--search", "no such", "--format", "json").json == []

@@ -27,7 +27,7 @@ def spec(tmp_path: Path) -> Path:
 
 
 def test_the_report_fits_a_terminal_and_names_the_slo(meshplan: Command, spec: Path) -> None:
-    outcome = meshplan("plan", spec)
+    outcome = meshplan("plan", spec, "--full")
     assert outcome.code == 0
     assert max(map(len, outcome.out.splitlines())) <= 80
     for word in ("✔", "SLO", "≤ 1.00 s", "What if …?", "KV cache", "rests on", "tok/s/user"):

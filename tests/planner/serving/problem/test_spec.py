@@ -69,7 +69,7 @@ def test_contradictions_are_named(workload: dict[str, Any], said: str) -> None:
     assert said in messages(with_workload(**workload))["workload"]
 
 
-@pytest.mark.parametrize("length", [0, -1, 1.5, "100", None])
+@pytest.mark.parametrize("length", [0, -1, 1.5, "100 GB", "1.0001k", None])
 def test_lengths_are_whole_numbers_from_one(length: Any) -> None:
     assert messages(with_workload(input_length=length, output_length=10))
 

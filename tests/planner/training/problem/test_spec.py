@@ -101,11 +101,11 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("cluster", {**IN_PLACE, "nodes": [{"type": "dgx-h100", "count": 1}]}, "not both"),
         ("cluster", {"devices": IN_PLACE["devices"]}, "needs 'links'"),
         ("cluster.nodes", [], "at least 1"),
-        ("cluster.nodes", [{"type": "dgx-h100", "count": 8.0}], "valid integer"),
-        ("cluster.nodes", [{"type": "dgx-h100", "count": True}], "valid integer"),
-        ("cluster.nodes", [{"type": "dgx-h100", "count": 10**9}], "less than or equal"),
+        ("cluster.nodes", [{"type": "dgx-h100", "count": 8.0}], "whole number"),
+        ("cluster.nodes", [{"type": "dgx-h100", "count": True}], "whole number"),
+        ("cluster.nodes", [{"type": "dgx-h100", "count": 10**9}], "at most 1,000,000"),
         ("cluster.usd_per_hour_per_node", -1, "greater than 0"),
-        ("workload.sequence_length", "4096", "valid integer"),
+        ("workload.sequence_length", "4096 GB", "whole number of tokens"),
         ("workload.global_batch_size", ..., "either global_batch_size"),
         ("workload.global_batch_tokens", 4096, "either global_batch_size"),
         ("workload.num_training_tokens", 0, "greater than or equal to 1"),
@@ -124,8 +124,8 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
         ("constraints.max_usd_per_hour", 1e300, "less than or equal"),
         ("workload.num_training_tokens", 1e300, "less than or equal"),
         ("workload.num_training_tokens", 1e-300, "greater than or equal"),
-        ("fixed.zero_stage", 4, "less than or equal to 3"),
-        ("fixed.tensor_parallel", 10**30, "less than or equal"),
+        ("fixed.zero_stage", 4, "at most 3"),
+        ("fixed.tensor_parallel", 10**30, "at most 1,000,000"),
         ("fixed.sequence_parallel", 1, "valid boolean"),
         ("fixed.activation_recompute", "some", "Input should be"),
         ("fixed.optimizer_offload", 1, "valid boolean"),
@@ -141,6 +141,32 @@ def test_every_problem_is_reported_at_once_with_its_path() -> None:
 def test_one_bad_entry_says_what_is_wrong(path: str, value: Any, words: str) -> None:
     found = problems(changed(path, value))
     assert any(words in message for message in found.values()), found
+
+
+@pytest.mark.parametrize(
+    ("path", "written", "value"),
+    [
+        ("workload.sequence_length", "8k", 8192),
+        ("workload.sequence_length", "128K", 131072),
+        ("workload.sequence_length", "4096", 4096),
+        ("workload.num_training_tokens", "15T", 15e12),
+        ("workload.num_training_tokens", "1e12", 1e12),
+        ("fixed.tensor_parallel", "4", 4),
+        ("constraints.max_step_time", "2 minutes", 120.0),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(path: str, written: str, value: float) -> None:
+    at: Any = read_training_spec(changed(path, written))
+    for part in path.split("."):
+        at = getattr(at, part)
+    assert at == value
+    assert VALIDATOR.is_valid(changed(path, written))
+
+
+def test_a_batch_in_tokens_takes_a_prefix() -> None:
+    document = changed("workload.global_batch_tokens", "4M")
+    del document["workload"]["global_batch_size"]
+    assert read_training_spec(document).workload.num_sequences == 4 * 2**20 // document["workload"]["sequence_length"]
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("GB", 10**9), ("GiB", 2**30), ("TB", 10**12), ("TiB", 2**40)])

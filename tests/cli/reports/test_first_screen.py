@@ -1,0 +1,54 @@
+"""The first screen of an answer: short, complete, and the same numbers as the whole report."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from command_line import Command
+
+ONE_LINE = {
+    "training": ("--model", "llama-3.1-70b", "--gpus", "64xH100", "--batch", "512", "--tokens", "1T"),
+    "small training": ("--model", "llama-3.1-8b", "--gpus", "8xA100", "--sequence-length", "4k"),
+    "experts": ("--model", "Qwen/Qwen3-30B-A3B", "--gpus", "16xH200", "--batch", "256"),
+    "serving": ("--model", "llama-3.1-70b", "--gpus", "8xH100", "--rate", "2", "--slo", "ttft_p99=3s,tpot_p95=50ms"),
+    "serving without a load": ("--model", "qwen3-32b", "--gpus", "2xH100", "--lengths", "1000/200"),
+}
+
+
+@pytest.mark.parametrize("question", ONE_LINE.values(), ids=ONE_LINE)
+def test_an_answer_fits_one_screen_of_80_columns(question: tuple[str, ...], meshplan: Command) -> None:
+    outcome = meshplan("plan", *question)
+    assert outcome.code == 0
+    lines = outcome.out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines)) <= 80
+    assert any(line.startswith("Answer: ") for line in lines)
+    assert any(line.lstrip().startswith("meshplan plans show ") for line in lines)
+
+
+@pytest.mark.parametrize("question", [ONE_LINE["training"], ONE_LINE["serving"]], ids=["training", "serving"])
+def test_the_first_screen_says_what_the_whole_report_says(question: tuple[str, ...], meshplan: Command) -> None:
+    short, full = (" ".join(meshplan("plan", *question, *extra).out.split()) for extra in ((), ("--full",)))
+    assert len(full) > 1.5 * len(short)
+    answer = short[short.index("Answer: ") : short.index("✔")]
+    numbers = re.findall(r"\d[\d,]*\.\d+ (?:s|ms|GiB|d)\b", answer)
+    assert len(numbers) >= 4
+    assert [number for number in numbers if number.split()[0] not in full] == []
+
+
+def test_formats_for_programs_hold_everything(meshplan: Command) -> None:
+    document = meshplan("plan", *ONE_LINE["serving"], "--format", "json").json
+    assert document["answer"]["sensitivity"]
+    assert document["rejected"]
+
+
+@pytest.mark.parametrize("question", [ONE_LINE["small training"], ONE_LINE["serving"]], ids=["training", "serving"])
+def test_markdown_is_a_ticket(question: tuple[str, ...], meshplan: Command) -> None:
+    text = meshplan("plan", *question, "--format", "markdown").out
+    assert text.startswith("### ")
+    assert "\nAnswer: " in text
+    tables = [block for block in text.split("\n\n") if block.startswith("| ")]
+    assert len(tables) == 2
+    for table in tables:
+        assert len({line.count("|") - line.count("\\|") for line in table.splitlines()}) == 1

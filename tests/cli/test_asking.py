@@ -1,0 +1,144 @@
+"""Questions without a spec file: options, overrides, standard input, and the spec that ``init`` writes."""
+
+from __future__ import annotations
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from command_line import SPEC, Command
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import SpecError
+from meshplan.cli.asking import Asked, cluster_of, slo_of, with_settings
+from meshplan.planner.core.spec_reader import plain_numbers
+from meshplan.planner.training.problem.spec import TrainingSpec
+
+
+@pytest.fixture
+def catalog(database: Path) -> Catalog:
+    return Catalog.open(str(database))
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "most"),
+    [
+        ("16xH100", {"dgx-h100": 2}, None),
+        ("4xH100", {"dgx-h100": 1}, 4),
+        ("H100x20", {"dgx-h100": 3}, 20),
+        ("2xdgx-h100", {"dgx-h100": 2}, None),
+        ("8xH100, 8xA100", {"dgx-h100": 1, "dgx-a100-80gb": 1}, None),
+        ("1xaws-p5-48xlarge", {"aws-p5-48xlarge": 1}, None),
+        ("8xMI300X", {"hgx-mi300x": 1}, None),
+        ("3 x L40S", {"l40s-pcie-8": 1}, 3),
+    ],
+)
+def test_gpus_stand_in_nodes_of_their_maker(
+    text: str, nodes: dict[str, int], most: int | None, catalog: Catalog
+) -> None:
+    cluster, devices = cluster_of(text, catalog)
+    assert {node["type"]: node["count"] for node in cluster["nodes"]} == nodes
+    assert devices == most
+
+
+@pytest.mark.parametrize(
+    ("text", "words"), [("16xH1000", "did you mean"), ("H100", "16xH100"), ("0xH100", "at least 1")]
+)
+def test_gpus_that_cannot_be_read_say_why(text: str, words: str, catalog: Catalog) -> None:
+    with pytest.raises(SpecError, match=words):
+        cluster_of(text, catalog)
+
+
+def test_limits_have_units() -> None:
+    assert slo_of("ttft_p99=2s, tpot_p95=50ms,e2e_mean_s=1 min") == {
+        "ttft_p99_s": 2.0,
+        "tpot_p95_s": 0.05,
+        "e2e_mean_s": 60.0,
+    }
+    with pytest.raises(SpecError, match="no unit"):
+        slo_of("ttft_p99=2")
+
+
+def test_a_question_that_says_neither_or_both_gets_two_commands_to_copy() -> None:
+    for asked in (Asked(model="m", gpus="8xH100"), Asked(model="m", gpus="8xH100", rate=1.0, batch="4M")):
+        with pytest.raises(SpecError, match=r"To serve: .* To train: "):
+            asked.kind()
+
+
+def test_an_override_reaches_any_depth_and_leaves_the_spec_alone() -> None:
+    spec: dict[str, Any] = {"cluster": {"nodes": [{"type": "a", "count": 1}]}, "workload": {}}
+    changed = with_settings(
+        spec, ["cluster.nodes[0].count=4", "fixed.tensor_parallel=8", "slo={ttft_p99_s: 2}", "workload.x=8k"]
+    )
+    assert changed["cluster"]["nodes"][0] == {"type": "a", "count": 4}
+    assert changed["fixed"] == {"tensor_parallel": 8}
+    assert changed["slo"] == {"ttft_p99_s": 2}
+    assert changed["workload"] == {"x": "8k"}
+    assert spec == {"cluster": {"nodes": [{"type": "a", "count": 1}]}, "workload": {}}
+
+
+@pytest.mark.parametrize("setting", ["x", "=3", "cluster.nodes.7.count=1", "kind.deeper=1", "a={"])
+def test_an_override_that_cannot_be_applied_says_so(setting: str) -> None:
+    with pytest.raises(SpecError):
+        with_settings({"kind": "training", "cluster": {"nodes": []}}, [setting])
+
+
+def test_one_question_has_one_digest_however_its_numbers_are_written(meshplan: Command, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text(SPEC.replace("4096", "4k").replace("count: 1", 'count: "1"').replace("1e9", "1B"))
+    plain = tmp_path / "plain.yaml"
+    plain.write_text(SPEC)
+    written, usual = (meshplan("plan", path, "--no-store", "--format", "json").json for path in (spec, plain))
+    assert written["plan_id"] == usual["plan_id"]
+
+
+def test_numbers_that_cannot_be_read_stay_for_the_reader() -> None:
+    document = {"workload": {"sequence_length": "long", "global_batch_size": "64"}, "unknown": "8k"}
+    assert plain_numbers(TrainingSpec, document) == {
+        "workload": {"sequence_length": "long", "global_batch_size": 64},
+        "unknown": "8k",
+    }
+
+
+def test_one_line_asks_a_whole_question(meshplan: Command) -> None:
+    outcome = meshplan(
+        "plan", "--model", "meta-llama/Llama-3.1-8B-Instruct", "--gpus", "2xH100", "--slo", "ttft_p99=2s", "--rate", "1"
+    )
+    assert outcome.code == 0
+    assert "assumed: 1024/1024 tokens in and out" in outcome.err
+    assert "is stored; next:" in outcome.out
+
+
+def test_a_spec_comes_from_standard_input(meshplan: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO(SPEC))
+    outcome = meshplan("plan", "-", "--set", "fixed.tensor_parallel=2", "--format", "json")
+    assert outcome.json["config"]["tensor_parallel"] == 2
+
+
+@pytest.mark.parametrize("arguments", [(), ("x.yaml", "--model", "m"), ("--model", "llama-3.1-8b", "--rate", "1")])
+def test_half_a_question_is_refused_in_words(arguments: tuple[str, ...], meshplan: Command) -> None:
+    outcome = meshplan("plan", *arguments)
+    assert outcome.code == 2
+    assert "--gpus" in outcome.err
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--batch", "64", "--sequence-length", "8k"),
+        ("--rate", "2", "--lengths", "1000/100", "--slo", "ttft_p99=2s"),
+        ("--rate", "2", "--target", "sglang"),
+    ],
+)
+def test_init_writes_a_spec_that_can_be_planned(options: tuple[str, ...], meshplan: Command, tmp_path: Path) -> None:
+    spec = tmp_path / "question.yaml"
+    outcome = meshplan("init", "--model", "llama-3.1-8b", "--gpus", "8xH100", *options, spec)
+    assert outcome.code == 0
+    assert f"meshplan plan {spec}" in outcome.out
+    assert yaml.safe_load(spec.read_text())["model"] == "llama-3.1-8b"
+    assert meshplan("plan", spec, "--no-store").code == 0
+    again = meshplan("init", "--model", "llama-3.1-8b", "--gpus", "8xH100", *options, spec)
+    assert (again.code, "--force" in again.err) == (6, True)
