@@ -136,9 +136,16 @@ TARGETS = (
         serves=True,
     ),
     Target(
+        name="llm-d",
+        module="meshplan.planner.emit.orchestrators.llm_d",
+        summary="values of llm-d's chart modelservice around vLLM",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
         name="dynamo",
         module="meshplan.planner.emit.orchestrators.dynamo",
-        summary="DynamoGraphDeployment (v1beta1) around vLLM or SGLang",
+        summary="DynamoGraphDeployment (v1beta1) around an engine",
         wraps=True,
         serves=True,
     ),

@@ -26,7 +26,9 @@ _PORTS = {
     "side_port": "20010",
     "bootstrap_port": "20390",
 }
-PLACE_NOTE = "Which machine and which of its devices a worker gets is the scheduler's choice."
+PLACE_NOTE = (
+    "A pod asks for a number of devices: which machine and which of its devices it gets is the scheduler's choice."
+)
 UNCHECKED = (
     "not machine-checked beyond its pods (types of kubeflow-trainer-api 2.3.0) and the engine's arguments "
     "(its own parser)"
@@ -34,16 +36,26 @@ UNCHECKED = (
 
 
 def refuse_places(job: ServingJob, target: str) -> None:
-    """Stop where the plan names hosts or devices.
+    """Stop where the plan names hosts. Devices need no names: a pod asks for a number of them.
 
     Raises:
         CannotExpressError: it does.
     """
     refuse_named_hosts(job.request.hosts, None, target=target)
-    if job.request.plan.rank_table is not None:
-        raise CannotExpressError(
-            target, "a rank table that names devices", f"target {job.target}, or a plan without one"
-        )
+
+
+def model_uri(job: ServingJob, target: str) -> str:
+    """Where the weights come from, as a URI.
+
+    Raises:
+        CannotExpressError: from a folder.
+    """
+    model = job.request.model
+    if "://" in model:
+        return model
+    if model.startswith((".", "/")):
+        raise CannotExpressError(target, f"the folder {model!r}", "a Hugging Face name, or a URI such as pvc://…")
+    return f"hf://{model}"
 
 
 def object_name(job: ServingJob) -> str:
