@@ -32,7 +32,7 @@ class Target:
         module: where it lives.
         summary: what it writes.
         wraps: it launches a framework's job, and needs ``--framework``.
-        needs_script: the training script is the user's.
+        takes_script: the training script may be the user's.
         serves: it launches serving plans, not training plans.
     """
 
@@ -40,7 +40,7 @@ class Target:
     module: str
     summary: str
     wraps: bool = False
-    needs_script: bool = False
+    takes_script: bool = False
     serves: bool = False
 
 
@@ -54,7 +54,7 @@ TARGETS = (
         name="torchrun",
         module="meshplan.planner.emit.training.own_script",
         summary="torchrun scripts for a training script of your own",
-        needs_script=True,
+        takes_script=True,
     ),
     Target(
         name="torchtitan",
@@ -64,14 +64,14 @@ TARGETS = (
     Target(
         name="deepspeed",
         module="meshplan.planner.emit.training.deepspeed",
-        summary="DeepSpeed JSON and torchrun scripts for a training script of your own",
-        needs_script=True,
+        summary="DeepSpeed JSON and torchrun scripts, for a training script of yours or ours",
+        takes_script=True,
     ),
     Target(
         name="accelerate",
         module="meshplan.planner.emit.training.accelerate",
-        summary="Accelerate FSDP2 YAML and launch scripts for a training script of your own",
-        needs_script=True,
+        summary="Accelerate FSDP2 YAML and launch scripts, for a training script of yours or ours",
+        takes_script=True,
     ),
     Target(
         name="slurm",
@@ -206,9 +206,7 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
     if found.serves:
         raise EmitError(f"target {target} launches serving plans, this one is of the kind {request.plan.kind!r}")
     started = _framework(found, framework)
-    if started.needs_script and not request.script:
-        raise EmitError(f"{started.name} runs a training script of yours: meshplan emit … --script train.py")
-    if request.script and not started.needs_script:
+    if request.script and not started.takes_script:
         raise EmitError(f"{started.name} brings its own training script; leave --script out")
     job = cast("Job", _module(started).job(request))
     if found.wraps:

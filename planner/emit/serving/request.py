@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -10,10 +9,10 @@ from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.emit.text import published_name
 from meshplan.planner.serving.problem.config import Role, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 
-_PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve
 
 
@@ -101,8 +100,7 @@ class ServingRequest:
         Raises:
             EmitError: there is no name, or one that no file or command can hold.
         """
-        published = _PUBLISHED.search(self.shape.source)
-        name = self.model_path or (published.group(1) if published else "")
+        name = self.model_path or published_name(self.shape.source)
         if not name:
             raise EmitError(f"no checkpoint of {self.shape.name} is known; name its folder or Hugging Face name")
         for text in (name, self.draft_model):

@@ -9,6 +9,7 @@ from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.emit.text import published_name
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 DEFAULT_MASTER_PORT = 29500
@@ -37,6 +38,11 @@ class TrainingRequest:
     devices_per_host: int = 0
     image: str = ""
     script: str = ""
+
+    @property
+    def published_model(self) -> str:
+        """Hugging Face name of the model; empty where the catalog knows none."""
+        return published_name(self.shape.source)
 
     @property
     def config(self) -> TrainingConfig:
