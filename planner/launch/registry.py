@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
+from meshplan.catalogs.errors import CannotExpressError, EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified
 from meshplan.planner.emit.serving import readme as serving_readme
 from meshplan.planner.emit.serving import script as serving_script
@@ -15,6 +16,7 @@ from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.request import TrainingRequest
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.hardware import Device
     from meshplan.planner.emit.serving.job import ServingJob
     from meshplan.planner.emit.serving.request import ServingRequest
     from meshplan.planner.emit.training.job import Job
@@ -166,6 +168,10 @@ TARGETS = (
 )
 
 
+_CUDA_OR_ROCM = ("nvidia", "amd")
+_VENDORS = {"trtllm": ("nvidia",)}
+
+
 def target_names() -> tuple[str, ...]:
     """Names that ``emit --target`` accepts."""
     return tuple(target.name for target in TARGETS)
@@ -206,6 +212,7 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
     if found.serves:
         raise EmitError(f"target {target} launches serving plans, this one is of the kind {request.plan.kind!r}")
     started = _framework(found, framework)
+    refuse_devices(started.name, (request.device,))
     if request.script and not started.takes_script:
         raise EmitError(f"{started.name} brings its own training script; leave --script out")
     job = cast("Job", _module(started).job(request))
@@ -242,6 +249,7 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
                 f"the plan is for the engine {engine!r}; engines with an emitter: {', '.join(engine_names())}"
             )
         started = _target(engine)
+    refuse_devices(started.name, [host.device for host in request.host_types.values()])
     job = cast("ServingJob", _module(started).job(request))
     if found.wraps:
         return cast(EmittedPlan, _module(found).wrap(job))
@@ -255,6 +263,22 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
         parser_verified=job.verified,
         notes=job.notes,
     )
+
+
+def refuse_devices(framework: str, devices: Iterable[Device | None]) -> None:
+    """Stop where the files would start nothing: they are written for CUDA, and for ROCm where the framework has it.
+
+    Raises:
+        CannotExpressError: a device is of another vendor.
+    """
+    taken = _VENDORS.get(framework, _CUDA_OR_ROCM)
+    for device in devices:
+        if device is not None and device.vendor not in taken:
+            raise CannotExpressError(
+                framework,
+                f"{device.name}: meshplan has no launcher for devices of the vendor {device.vendor}",
+                f"a plan on GPUs of {' or '.join(taken)}; the plan's choices are in plans show --format json",
+            )
 
 
 def _framework(target: Target, framework: str | None) -> Target:

@@ -113,7 +113,8 @@ def container(
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             *({"name": name, "value": text(argument, values)} for name, argument in program.environment.items()),
         ],
-        "resources": kubernetes.device_limits(device, share),
+        "resources": kubernetes.device_limits(device, share, request.pod_resources),
+        **kubernetes.locked_memory(request.pod_resources),
         "volumeMounts": kubernetes.volume_mounts() if job.files else kubernetes.volume_mounts()[1:],
     }
     if ready:
@@ -205,7 +206,10 @@ def image(job: ServingJob) -> str:
 
 def notes(job: ServingJob) -> tuple[str, ...]:
     """What is left to the user."""
-    return (PLACE_NOTE,) if job.request.image else (PLACE_NOTE, kubernetes.IMAGE_NOTE)
+    # Prefill workers send their KV cache over the same network.
+    pods = max(program.num_nodes for program in job.programs) + job.request.config.is_disaggregated
+    image_note = () if job.request.image else (kubernetes.IMAGE_NOTE,)
+    return (PLACE_NOTE, *image_note, *kubernetes.network_notes(pods, job.request.pod_resources))
 
 
 def emitted(

@@ -60,6 +60,7 @@ class ServingRequest:
         hosts: names or addresses by host number; empty: each launch reads MESHPLAN_HOSTS.
         port: TCP port that clients use.
         image: container image; empty for a name that the user has to replace.
+        pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
     """
 
     plan: Plan
@@ -73,6 +74,7 @@ class ServingRequest:
     hosts: tuple[str, ...] = ()
     port: int = DEFAULT_SERVING_PORT
     image: str = ""
+    pod_resources: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def config(self) -> ServingConfig:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from meshplan.catalogs.errors import EmitError
@@ -28,6 +29,7 @@ class TrainingRequest:
         devices_per_host: devices of every host, used or not; 0 where that is not known.
         image: container image, for launchers that start containers; empty for a name that the user has to replace.
         script: the user's training script, for frameworks that have none of their own; empty for none.
+        pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
     """
 
     plan: Plan
@@ -38,6 +40,7 @@ class TrainingRequest:
     devices_per_host: int = 0
     image: str = ""
     script: str = ""
+    pod_resources: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def published_model(self) -> str:
