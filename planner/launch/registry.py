@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified
+from meshplan.planner.emit.serving import benchmark
 from meshplan.planner.emit.serving import readme as serving_readme
 from meshplan.planner.emit.serving import script as serving_script
 from meshplan.planner.emit.target import Feature
@@ -251,8 +252,13 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
         started = _target(engine)
     refuse_devices(started.name, [host.device for host in request.host_types.values()])
     job = cast("ServingJob", _module(started).job(request))
-    if found.wraps:
-        return cast(EmittedPlan, _module(found).wrap(job))
+    measured = benchmark.benchmark_script(job)
+    made = cast(EmittedPlan, _module(found).wrap(job)) if found.wraps else _serving_scripts(target, job)
+    return made if measured is None else replace(made, artifacts=(*made.artifacts, measured))
+
+
+def _serving_scripts(target: str, job: ServingJob) -> EmittedPlan:
+    """An engine's own files, without an orchestrator."""
     launch = serving_script.launch_of(job)
     return EmittedPlan(
         target=target,

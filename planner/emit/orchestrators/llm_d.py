@@ -98,7 +98,7 @@ def _role(job: ServingJob, program: PoolProgram, *, port: int) -> dict[str, Any]
     first, *arguments = commands[0]
     if nodes > 1:
         first, arguments = "bash", ["-c", _CHOOSE, "bash", str(len(commands[0])), *commands[0], *commands[1]]
-    probe = node.pop("readinessProbe", None)
+    probes = {name: node.pop(name) for name in ("startupProbe", "readinessProbe", "livenessProbe") if name in node}
     container = {
         **node,
         "name": _ENGINE,
@@ -109,8 +109,8 @@ def _role(job: ServingJob, program: PoolProgram, *, port: int) -> dict[str, Any]
         "resources": {**node["resources"], "requests": dict(node["resources"]["limits"])},
         "mountModelVolume": False,
     }
-    if probe is not None:
-        container["extraConfig"] = {"readinessProbe": probe}
+    if probes:
+        container["extraConfig"] = probes
     return {
         "create": True,
         "replicas": program.pool.num_workers,

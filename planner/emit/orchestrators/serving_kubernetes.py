@@ -120,12 +120,11 @@ def container(
     if ready:
         port = int(values["port"])
         made["ports"] = [{"containerPort": port, "protocol": "TCP"}]
-        # Loading may take an hour; until then the pod takes no requests.
-        made["readinessProbe"] = {
-            "httpGet": {"path": HEALTH_PATH, "port": port},
-            "periodSeconds": 10,
-            "failureThreshold": 360,
-        }
+        asked = {"httpGet": {"path": HEALTH_PATH, "port": port}, "periodSeconds": 10}
+        # Loading may take an hour; only then a server that does not answer is taken off, and later restarted.
+        made["startupProbe"] = {**asked, "failureThreshold": 360}
+        made["readinessProbe"] = {**asked, "failureThreshold": 3}
+        made["livenessProbe"] = {**asked, "failureThreshold": 12}
     return made
 
 
