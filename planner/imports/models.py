@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from meshplan.catalogs.errors import closest_names
@@ -10,6 +11,14 @@ from meshplan.planner.emit.terms import Arguments
 from meshplan.planner.emit.training.megatron.model import inexpressible_shape, model_flags
 
 # Sizes that tell one model from another; a model that has one of them only matches where the command gives it too.
+_TUNING = re.compile(
+    r"instruct|chat|it|hf|base|pt|fp8|awq|gptq|int4|int8|w4a16|w8a8|w8a16|nvfp4|fp4|mxfp4|bf16|bnb|4bit|dynamic|"
+    r"quantized|v\d+(?:\.\d+)?|\d{4}|thinking"
+)
+_NAMED_SCHEMES = (
+    *(("awq", "w4a16"), ("gptq", "w4a16"), ("w4a16", "w4a16"), ("int4", "w4a16"), ("bnb", "w4a16")),
+    *(("fp8", "fp8"), ("nvfp4", "nvfp4"), ("fp4", "nvfp4"), ("w8a8", "int8"), ("int8", "int8")),
+)
 SIZES = (
     "--num-layers",
     "--hidden-size",
@@ -30,10 +39,24 @@ def slug_of(written: str, slugs: Iterable[str]) -> tuple[str | None, tuple[str, 
     """(catalog name of a model as written, close names): ``meta-llama/Llama-3.1-8B`` is ``llama-3.1-8b``."""
     known = sorted(slugs)
     name = written.rstrip("/").rsplit("/", 1)[-1].lower()
-    for candidate in (name, name.removesuffix("-instruct"), name.removesuffix("-base"), name.removesuffix("-hf")):
-        if candidate in known:
-            return candidate, ()
-    return None, closest_names(name, known)
+    if name in known:
+        return name, ()
+    by_plain = {_plain_name(slug): slug for slug in reversed(known)}
+    found = by_plain.get(_plain_name(name))
+    return (found, ()) if found is not None else (None, closest_names(name, known))
+
+
+def scheme_of(written: str) -> str | None:
+    """The format of the weights that a checkpoint's name tells; None where it tells none."""
+    name = written.rsplit("/", 1)[-1].lower()
+    return next((scheme for mark, scheme in _NAMED_SCHEMES if re.search(rf"(?:^|[-_.]){mark}(?:$|[-_.])", name)), None)
+
+
+def _plain_name(name: str) -> str:
+    """A name without what tells tuning, format or release: ``llama-3.1-8b`` of ``Meta-Llama-3.1-8B-Instruct-FP8``."""
+    words = re.split(r"[-_]", name.lower().removeprefix("meta-"))
+    kept = [word for word in words if word and not _TUNING.fullmatch(word)]
+    return "-".join(kept)
 
 
 def flags_of(shape: ModelShape) -> Mapping[str, str]:

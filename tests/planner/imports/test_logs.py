@@ -67,8 +67,8 @@ P95 TPOT (ms):                           30.25
 """
 MEGATRON = (
     "".join(
-        f" [2026-01-01 00:00:0{step}] iteration {step:8d}/     100 | consumed samples: {step * 128:12d} | elapsed time per "
-        f"iteration (ms): {milliseconds} | throughput per GPU (TFLOP/s/GPU): 401.2 | learning rate: 1.0E-04 |\n"
+        f" [2026-01-01 00:00:0{step}] iteration {step:8d}/     100 | consumed samples: {step * 128} | elapsed time "
+        f"per iteration (ms): {milliseconds} | throughput per GPU (TFLOP/s/GPU): 401.2 | learning rate: 1.0E-04 |\n"
         for step, milliseconds in enumerate((9000.0, 2000.0, 2100.0, 2050.0), start=1)
     )
     + "[Rank 0] (after 1 iterations) memory (MB) | allocated: 10240.0 | max allocated: 20480.0 | reserved: 30000.0\n"
