@@ -19,8 +19,9 @@ _ROLES = re.compile(rf"-({_ROLE})(?=-|$)")
 # checkpoints are named (Qwen3-32B-FP8, Qwen2.5-7B-Instruct-AWQ, Llama-3.1-70B-Instruct-quantized.w4a16, …-NVFP4).
 _FORMATS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"-(fp8(-dynamic|-kv|-block)?|quantized\.w8a8-fp8)$"), "fp8"),
-    (re.compile(r"-(awq|gptq|gptq-int4|int4|awq-int4|w4a16|quantized\.w4a16)$"), "w4a16"),
+    (re.compile(r"-(awq|gptq|((awq|gptq)-)?int4|bnb-4bit|w4a16|quantized\.w4a16|awq-w4a16)$"), "w4a16"),
     (re.compile(r"-(nvfp4|fp4)$"), "nvfp4"),
+    (re.compile(r"-((gptq-)?int8|w8a8|quantized\.w8a8)$"), "int8"),
 )
 # Publishers' prefixes that the catalog leaves out: meta-llama/Meta-Llama-3-8B.
 _PREFIXES = ("meta-",)
@@ -88,6 +89,11 @@ def model_name(written: str, sources: Mapping[str, str]) -> ModelName | None:
     plain = _TUNED.sub("", bare)
     alike = [slug for slug in sources if _TUNED.sub("", slug) == plain]
     return ModelName(slug=alike[0], scheme=scheme) if len(alike) == 1 else None
+
+
+def scheme_of(written: str) -> str:
+    """The format of the weights that a checkpoint's name tells; empty where it tells none."""
+    return _without_format(written.strip().rstrip("/").lower())[1]
 
 
 def _without_format(name: str) -> tuple[str, str]:

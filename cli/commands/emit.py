@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, Plan
 from meshplan.cli.render import Column, Format
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
+_RESOURCE = re.compile(r"[A-Za-z0-9.-]+/[A-Za-z0-9._-]+")
 _COLUMNS = (Column(key="path", title="File", wrap=False), Column(key="bytes", title="Bytes", right=True))
 
 
@@ -52,6 +54,15 @@ def emit(
             "--model-path", metavar="PATH", help="Checkpoint to serve. Default: as published.", show_default=False
         ),
     ] = "",
+    pod_resource: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pod-resource",
+            metavar="NAME=COUNT",
+            help="What each Kubernetes pod asks for besides devices: rdma/ib=8.",
+            show_default=False,
+        ),
+    ] = None,
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
@@ -68,9 +79,29 @@ def emit(
     wanted = target or plan_target(made)
     if wanted is None:
         raise EmitError(f"plan {made.plan_id} is of the kind {made.kind!r}: its answer is plans show --format json")
-    emitted = emit_plan(made, wanted, catalog, framework=framework, script=script, image=image, model_path=model_path)
+    emitted = emit_plan(
+        made,
+        wanted,
+        catalog,
+        framework=framework,
+        script=script,
+        image=image,
+        model_path=model_path,
+        pod_resources=_pod_resources(pod_resource or []),
+    )
     files = write_artifacts(emitted.artifacts, out, force=force)
     rows = [{"path": str(path), "bytes": path.stat().st_size} for path in files]
     show_rows(rows, _COLUMNS, form, title=f"Plan {made.plan_id} for {emitted.target}")
     if form is Format.TABLE and emitted.notes:
         show_text("\n" + "".join(f"note: {note}\n" for note in emitted.notes))
+
+
+def _pod_resources(pairs: list[str]) -> dict[str, int]:
+    """NAME=COUNT → counts by name; names as Kubernetes writes them: ``rdma/ib``, ``vpc.amazonaws.com/efa``."""
+    found: dict[str, int] = {}
+    for pair in pairs:
+        name, _, count = pair.partition("=")
+        if not _RESOURCE.fullmatch(name) or not (count.isascii() and count.isdigit() and int(count[:6]) > 0):
+            raise typer.BadParameter(f"--pod-resource {pair!r}: write NAME=COUNT, such as rdma/ib=8")
+        found[name] = int(count[:6])
+    return found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -83,21 +83,36 @@ def delete(plan: PlanArgument, db: DatabaseOption = None, form: FormatOption = F
 @app.command()
 def record(
     plan: PlanArgument,
-    measured: Annotated[Path, typer.Argument(metavar="MEASURED", help='{"iteration_s": 61.2}', show_default=False)],
+    measured: Annotated[
+        Path | None, typer.Argument(metavar="[MEASURED]", help='{"iteration_s": 61.2}', show_default=False)
+    ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="LOG",
+            help="Result of vllm bench serve, sglang.bench_serving, genai-perf or aiperf; log of Megatron-LM or "
+            "TorchTitan.",
+            show_default=False,
+        ),
+    ] = None,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
-    """Attach what was measured to a stored plan: a JSON or YAML file of metric and value, in the plan's own metrics."""
+    """Attach what was measured to a stored plan: a JSON or YAML file of metric and value, or a tool's own output."""
     from meshplan.cli.reports.comparison import measured_columns, measured_rows
     from meshplan.cli.stored import load_plan, plan_rows
     from meshplan.planner import store
     from meshplan.planner.core.documents import read_document
+    from meshplan.planner.imports.logs import read_log
 
-    document = read_document(measured)
+    if (measured is None) == (log is None):
+        raise typer.BadParameter("give either a file of metrics or --from LOG", param_hint="MEASURED")
     catalog = open_catalog(db)
-    rows = plan_rows(catalog)
+    rows, made = plan_rows(catalog), load_plan(plan, catalog)
+    document = read_document(measured) if measured is not None else read_log(cast("Path", log), made)
     store.record(plan, document, rows)
-    show_rows(measured_rows(load_plan(plan, catalog), document), measured_columns(), form)
+    show_rows(measured_rows(made, document), measured_columns(), form)
 
 
 def _listed(row: PlanRow) -> Row:

@@ -49,11 +49,13 @@ _ALL_CHOICE_COLUMNS = tuple(
 
 
 class SpecKind(StrEnum):
-    """Kinds of specs that have a JSON Schema."""
+    """Kinds of questions: each has a JSON Schema."""
 
     TRAINING = "training"
     SERVING = "serving"
     ALLOCATION = "gpu-allocation"
+    RANK_MAPPING = "rank-mapping"
+    EXPERT_PLACEMENT = "expert-placement"
 
 
 def schema(
@@ -64,7 +66,9 @@ def schema(
     from meshplan.planner.core.kinds import KINDS
     from meshplan.planner.core.spec_reader import spec_schema
 
-    show_document(spec_schema(KINDS[kind.value].offers("SPEC")), form)
+    asked = KINDS[kind.value]
+    model = asked.offers("SPEC")
+    show_document(asked.offers("SCHEMA") if model is None else spec_schema(model), form)
 
 
 def fields(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -71,12 +71,14 @@ class EmitOptions:
         script: training script, for frameworks that bring none of their own.
         image: container image, for launchers that start containers.
         model_path: checkpoint to serve; empty for where the model is published.
+        pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
     """
 
     framework: str | None = None
     script: str = ""
     image: str = ""
     model_path: str = ""
+    pod_resources: Mapping[str, int] = field(default_factory=dict)
 
 
 def plan_artifact(plan: Plan) -> Artifact:

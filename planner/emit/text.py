@@ -8,7 +8,14 @@ from pathlib import PurePosixPath
 README_FILE = PurePosixPath("README.md")
 
 
+_PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 _NOT_PLAIN = re.compile(r"[^\w .,:()+/-]")
+
+
+def published_name(source: str) -> str:
+    """Hugging Face name of a model out of the address where it was found; empty where there is none."""
+    found = _PUBLISHED.search(source)
+    return found.group(1) if found else ""
 
 
 def plain(text: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,11 +14,13 @@ from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.core.documents import MAX_YAML_BYTES, parse_document
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
+from meshplan.planner.imports.containers import commands_of, is_manifest
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
 from meshplan.planner.imports.shell import Script, Statement, read_script
 from meshplan.planner.imports.spec import Answers, Imported, complete
+from meshplan.planner.imports.wrappers import expanded, located
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 # Where a command names the configuration that it reads.
 _CONFIGURATION_FLAGS = ("--config-file", "--deepspeed-config", "--deepspeed", "--job.config-file")
 _OURS = "plan_digest"
+_DOCUMENTS = re.compile(r"^---\s*$", re.MULTILINE)
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
@@ -55,42 +59,64 @@ def read_inputs(
     inputs: Sequence[str], *, source: str | None = None, variables: Mapping[str, str] | None = None
 ) -> Reading:
     """What one source states, before the catalog is asked."""
-    given, notes, unknown = _given(inputs, source, variables or {})
+    given, notes, unknown, where = _given(inputs, source, variables or {})
     found = source_of(given, source)
     if found is None:
+        missing = _missing_configuration(given)
+        if missing:
+            raise _refused(
+                f"the command reads {missing!r}, which is not here: run this where it is, or give the file too"
+            )
         known = "; ".join(f"{one.name}: {one.summary}" for one in SOURCES)
         raise _refused(f"nothing here is known ({known}); name its kind with --from NAME")
     reading = found.read(given)
     reading.assumed += notes
+    reading.unread = [where(entry) for entry in reading.unread]
     reading.unread += [f"{name} (a variable from outside or a substitution; set it with --env)" for name in unknown]
     return reading
 
 
+def _missing_configuration(given: Given) -> str:
+    """A configuration that the command names and that is not here; empty for none."""
+    named = (given.launch.options.get(name) or _spelled(given.arguments, name) for name in _CONFIGURATION_FLAGS)
+    return next((str(value) for value in named if value and not _is_file(str(value))), "")
+
+
 def _given(
     inputs: Sequence[str], source: str | None, variables: Mapping[str, str]
-) -> tuple[Given, list[Assumption], tuple[str, ...]]:
-    """Documents and command lines of everything that is named."""
+) -> tuple[Given, list[Assumption], tuple[str, ...], Callable[[str], str]]:
+    """Documents and command lines of everything that is named; and how a flag is told with its line."""
     documents: dict[str, Any] = {}
     known: dict[str, Any] = {}
+    deployed: list[Statement] = []
+    text = ""
     script = Script(statements=())
     are_files = bool(inputs) and all(_is_file(word) for word in inputs)
     for path in map(Path, inputs) if are_files else ():
         content = _read(path)
         if isinstance(content, str):
+            text = content
             script = _flag_file(content) or read_script(content, variables)
+        elif is_manifest(content):
+            deployed += [
+                Statement(line=1, words=one.words, num_hosts=one.num_hosts, num_replicas=one.num_replicas)
+                for one in commands_of(content)
+            ]
         elif _OURS in content and isinstance(content.get("config"), dict):
             known |= {name: value for name, value in content["config"].items() if isinstance(value, str | int | bool)}
         else:
             documents |= flattened(content)
     if not are_files:
         script = _command(inputs, variables)
+    script = replace(script, statements=tuple(expanded((*script.statements, *deployed), variables)))
     statement, notes = _statement(script, source, documents)
     notes += [
         Assumption(term=f"${name}", value=value, why="the script's own default; --env sets another")
         for name, value in script.defaults.items()
     ]
     words = statement.words if statement is not None else ()
-    launch = read_launch(words, script.batch_options)
+    hosts = (f"--nodes={statement.num_hosts}",) if statement is not None and statement.num_hosts > 1 else ()
+    launch = read_launch(words, (*script.batch_options, *hosts))
     arguments = launch.program[1:] if launch.program[:1] and not launch.program[0].startswith("-") else launch.program
     flags, loose = split_options(arguments)
     notes += [
@@ -98,11 +124,21 @@ def _given(
         for flag in repeated_flags(arguments)
     ]
     for name in _CONFIGURATION_FLAGS:
-        value = launch.options.get(name) or _spelled(flags, name)
-        if value and not documents:
+        value = str(launch.options.get(name) or _spelled(flags, name))
+        if value and not documents and _is_file(value):
             documents |= _configuration(value)
-    given = Given(arguments=flags, document=documents, launch=launch, known=known, loose=tuple(loose))
-    return given, notes, script.unknown
+    for value in (str(flags.get("--extra_llm_api_options", "")), *launch.program[1:]):
+        if value.endswith((".yml", ".yaml")) and not documents and _is_file(value):
+            documents |= _configuration(value)
+    given = Given(
+        arguments=flags,
+        document=documents,
+        launch=launch,
+        known=known,
+        loose=tuple(loose),
+        num_replicas=1 if statement is None else statement.num_replicas,
+    )
+    return given, notes, script.unknown, located(text, 1 if statement is None else statement.line)
 
 
 def _flag_file(text: str) -> Script | None:
@@ -179,13 +215,16 @@ def _is_file(word: str) -> bool:
 
 
 def _configuration(name: str) -> Arguments:
-    """The file that a command names; left out where it is not here."""
-    if not _is_file(name):
-        raise _refused(f"the command reads {name!r}, which is not here: run this where it is, or give the file too")
+    """The file that a command names."""
     content = _read(Path(name))
     if isinstance(content, str):
         raise _refused(f"{name} is no JSON, YAML or TOML document")
     return flattened(content)
+
+
+def _holds(part: str) -> bool:
+    """Whether a part of a YAML file is more than comments."""
+    return any(line.strip() and not line.lstrip().startswith("#") for line in part.splitlines())
 
 
 def _read(path: Path) -> dict[str, Any] | str:
@@ -199,7 +238,10 @@ def _read(path: Path) -> dict[str, Any] | str:
     if "\0" in text:
         raise _refused(f"{path} is no text")
     if path.suffix in {".json", ".yaml", ".yml"}:
-        return parse_document(text, is_json=path.suffix == ".json", name=str(path))
+        parts = [text] if path.suffix == ".json" else [part for part in _DOCUMENTS.split(text) if _holds(part)]
+        documents = [parse_document(part, is_json=path.suffix == ".json", name=str(path)) for part in parts or [text]]
+        # Several objects in one file are what Kubernetes calls a List.
+        return documents[0] if len(documents) == 1 else {"apiVersion": "v1", "kind": "List", "items": documents}
     if path.suffix == ".toml":
         try:
             return tomllib.loads(text)

@@ -14,6 +14,8 @@ _HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_HOST = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--ntasks-per-node")
 _ALL = ("--num-processes",)
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+# Programs that are started by their name.
+_PROGRAMS = frozenset({"vllm", "sglang", "trtllm-serve", "axolotl", "tune"})
 _SHORT = {"-n": "--ntasks", "-H": "--hostfile"}
 
 
@@ -75,7 +77,9 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
     is_torchrun = any(word.rsplit("/", 1)[-1] in _TORCHRUN for word in head)
     batch_hosts = _number(batch, _HOSTS, problems)
     if hosts is None:
-        hosts = batch_hosts if batch_hosts is not None else 1 if is_torchrun else None
+        # torchrun's default; deepspeed's where no hostfile names others.
+        is_local = is_torchrun or (any(word.rsplit("/", 1)[-1] == "deepspeed" for word in head) and not _hostfile(own))
+        hosts = batch_hosts if batch_hosts is not None else 1 if is_local else None
     elif batch_hosts is not None and hosts != batch_hosts:
         problems.append(Problem(path="cluster", message=f"#SBATCH asks for {batch_hosts} nodes, the launcher {hosts}"))
     if per_host is None:
@@ -100,13 +104,18 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
     )
 
 
+def _hostfile(options: Arguments) -> bool:
+    """Whether deepspeed is told of other hosts."""
+    return any(name in options for name in ("--hostfile", "--include", "-i"))
+
+
 def _program_start(words: Sequence[str]) -> int:
     """Index of the script or module that is started; 0 where no launcher stands before it."""
     for place, word in enumerate(words):
         is_module = word in {"-m", "--module"} and place + 1 < len(words)
         if is_module and not words[place + 1].startswith(_TORCHRUN[1:]):
             return place + 1
-        if word.endswith(".py"):
+        if word.endswith(".py") or word.rsplit("/", 1)[-1] in _PROGRAMS:
             return place
     return 0
 

@@ -56,6 +56,7 @@ class Given:
         launch: see :class:`Launch`.
         known: what meshplan's own ``training_config.json`` states, by term.
         loose: arguments that belong to no flag.
+        num_replicas: how often a manifest starts the command.
     """
 
     arguments: Arguments = field(default_factory=dict)
@@ -63,6 +64,7 @@ class Given:
     launch: Launch = field(default_factory=Launch)
     known: Mapping[str, Any] = field(default_factory=dict)
     loose: tuple[str, ...] = ()
+    num_replicas: int = 1
 
 
 @dataclass(slots=True)

@@ -44,11 +44,15 @@ class Source:
 # A file is asked for before the flags of a script: a Trainer script has flags of every kind.
 SOURCES = (
     Source(name="deepspeed", module="deepspeed", summary="DeepSpeed's JSON, with its launcher's command"),
-    Source(name="accelerate", module="accelerate", summary="Accelerate's YAML, with accelerate launch"),
+    Source(name="axolotl", module="axolotl", summary="an Axolotl YAML"),
+    Source(name="torchtune", module="torchtune", summary="a torchtune recipe's YAML or tune run"),
+    Source(name="accelerate", module="accelerate", summary="Accelerate's YAML or accelerate launch"),
     Source(name="torchtitan", module="torchtitan", summary="a TorchTitan command line, or an older TOML"),
     Source(name="megatron", module="megatron", summary="a Megatron-LM command line or launch script"),
     Source(name="vllm", module="engines", reader="VLLM", summary="a vLLM command line"),
     Source(name="sglang", module="engines", reader="SGLANG", summary="an SGLang command line"),
+    Source(name="trtllm", module="engines", reader="TRTLLM", summary="a trtllm-serve command line"),
+    Source(name="trainer", module="trainer", summary="flags of a script with the Hugging Face Trainer"),
 )
 
 

@@ -39,10 +39,14 @@ class Statement:
     Args:
         line: where it begins, from 1 on.
         words: what the shell would hand to the program.
+        num_hosts: pods that run it together, where a manifest says so.
+        num_replicas: groups of such pods.
     """
 
     line: int
     words: tuple[str, ...]
+    num_hosts: int = 1
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

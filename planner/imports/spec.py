@@ -118,20 +118,10 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
         used = _devices(reading)
         if used < nodes.num_devices * spec["cluster"]["nodes"][0]["count"]:
             constraints["max_devices"] = used
-        if "offload_to" in reading.values:
-            constraints["offload_to"] = reading.values["offload_to"]
         _layers(reading, model, catalog)
-        spec["workload"] = {
-            name: reading.values[name] for name in ("sequence_length", "global_batch_size", "precision")
-        }
-        if "expert_capacity_factor" in reading.values:
-            spec["workload"]["expert_capacity_factor"] = reading.values["expert_capacity_factor"]
-        fixed = {name: reading.values[name] for name in FixedSpec.model_fields if name in reading.values}
-        read_training_spec({**spec, "constraints": constraints, "fixed": fixed})
+        fixed = _training_part(reading, spec, constraints)
     else:
-        spec["workload"] = {name: getattr(answers, name) for name in _SERVING_WORKLOAD}
-        fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
-        read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
+        fixed = _serving_part(reading, answers, spec, constraints)
     return Imported(
         source=reading.source,
         spec={**spec, "constraints": constraints, "fixed": fixed},
@@ -140,6 +130,33 @@ def complete(reading: Reading, answers: Answers, catalog: Catalog) -> Imported:
         left_out=tuple(reading.left_out),
         unread=tuple(dict.fromkeys(reading.unread)),
     )
+
+
+def _training_part(reading: Reading, spec: dict[str, Any], constraints: dict[str, Any]) -> dict[str, Any]:
+    """Workload and constraints of a training spec, in place; returns its pinned choices."""
+    values = reading.values
+    if "offload_to" in values:
+        constraints["offload_to"] = values["offload_to"]
+    spec["workload"] = {name: values[name] for name in ("sequence_length", "global_batch_size", "precision")}
+    optional = ("phase", "lora_rank", "expert_capacity_factor")
+    spec["workload"] |= {name: values[name] for name in optional if name in values}
+    fixed = {name: values[name] for name in FixedSpec.model_fields if name in values}
+    read_training_spec({**spec, "constraints": constraints, "fixed": fixed})
+    return fixed
+
+
+def _serving_part(
+    reading: Reading, answers: Answers, spec: dict[str, Any], constraints: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Workload and formats of a serving spec, in place; returns its pinned choices."""
+    spec["workload"] = {name: getattr(answers, name) for name in _SERVING_WORKLOAD}
+    if "quantization" in reading.values:
+        spec["quantization"] = [reading.values["quantization"]]
+    if "kv_cache" in reading.values:
+        spec["kv_cache"] = reading.values["kv_cache"]
+    fixed = {name: value for name, value in reading.values.items() if name in ServingFixedSpec.model_fields}
+    read_serving_spec({**spec, "constraints": constraints, "fixed": fixed})
+    return fixed
 
 
 def _take_answers(reading: Reading, answers: Answers) -> None:

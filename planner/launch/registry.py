@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
-from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
+from meshplan.catalogs.errors import CannotExpressError, EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified
+from meshplan.planner.emit.serving import benchmark
 from meshplan.planner.emit.serving import readme as serving_readme
 from meshplan.planner.emit.serving import script as serving_script
 from meshplan.planner.emit.target import Feature
@@ -15,6 +17,7 @@ from meshplan.planner.emit.training import readme, torchrun
 from meshplan.planner.emit.training.request import TrainingRequest
 
 if TYPE_CHECKING:
+    from meshplan.catalogs.hardware import Device
     from meshplan.planner.emit.serving.job import ServingJob
     from meshplan.planner.emit.serving.request import ServingRequest
     from meshplan.planner.emit.training.job import Job
@@ -32,7 +35,7 @@ class Target:
         module: where it lives.
         summary: what it writes.
         wraps: it launches a framework's job, and needs ``--framework``.
-        needs_script: the training script is the user's.
+        takes_script: the training script may be the user's.
         serves: it launches serving plans, not training plans.
     """
 
@@ -40,7 +43,7 @@ class Target:
     module: str
     summary: str
     wraps: bool = False
-    needs_script: bool = False
+    takes_script: bool = False
     serves: bool = False
 
 
@@ -54,7 +57,7 @@ TARGETS = (
         name="torchrun",
         module="meshplan.planner.emit.training.own_script",
         summary="torchrun scripts for a training script of your own",
-        needs_script=True,
+        takes_script=True,
     ),
     Target(
         name="torchtitan",
@@ -64,14 +67,14 @@ TARGETS = (
     Target(
         name="deepspeed",
         module="meshplan.planner.emit.training.deepspeed",
-        summary="DeepSpeed JSON and torchrun scripts for a training script of your own",
-        needs_script=True,
+        summary="DeepSpeed JSON and torchrun scripts, for a training script of yours or ours",
+        takes_script=True,
     ),
     Target(
         name="accelerate",
         module="meshplan.planner.emit.training.accelerate",
-        summary="Accelerate FSDP2 YAML and launch scripts for a training script of your own",
-        needs_script=True,
+        summary="Accelerate FSDP2 YAML and launch scripts, for a training script of yours or ours",
+        takes_script=True,
     ),
     Target(
         name="slurm",
@@ -136,9 +139,16 @@ TARGETS = (
         serves=True,
     ),
     Target(
+        name="llm-d",
+        module="meshplan.planner.emit.orchestrators.llm_d",
+        summary="values of llm-d's chart modelservice around vLLM",
+        wraps=True,
+        serves=True,
+    ),
+    Target(
         name="dynamo",
         module="meshplan.planner.emit.orchestrators.dynamo",
-        summary="DynamoGraphDeployment (v1beta1) around vLLM or SGLang",
+        summary="DynamoGraphDeployment (v1beta1) around an engine",
         wraps=True,
         serves=True,
     ),
@@ -157,6 +167,10 @@ TARGETS = (
         serves=True,
     ),
 )
+
+
+_CUDA_OR_ROCM = ("nvidia", "amd")
+_VENDORS = {"trtllm": ("nvidia",)}
 
 
 def target_names() -> tuple[str, ...]:
@@ -199,9 +213,8 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
     if found.serves:
         raise EmitError(f"target {target} launches serving plans, this one is of the kind {request.plan.kind!r}")
     started = _framework(found, framework)
-    if started.needs_script and not request.script:
-        raise EmitError(f"{started.name} runs a training script of yours: meshplan emit … --script train.py")
-    if request.script and not started.needs_script:
+    refuse_devices(started.name, (request.device,))
+    if request.script and not started.takes_script:
         raise EmitError(f"{started.name} brings its own training script; leave --script out")
     job = cast("Job", _module(started).job(request))
     if found.wraps:
@@ -237,9 +250,15 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
                 f"the plan is for the engine {engine!r}; engines with an emitter: {', '.join(engine_names())}"
             )
         started = _target(engine)
+    refuse_devices(started.name, [host.device for host in request.host_types.values()])
     job = cast("ServingJob", _module(started).job(request))
-    if found.wraps:
-        return cast(EmittedPlan, _module(found).wrap(job))
+    measured = benchmark.benchmark_script(job)
+    made = cast(EmittedPlan, _module(found).wrap(job)) if found.wraps else _serving_scripts(target, job)
+    return made if measured is None else replace(made, artifacts=(*made.artifacts, measured))
+
+
+def _serving_scripts(target: str, job: ServingJob) -> EmittedPlan:
+    """An engine's own files, without an orchestrator."""
     launch = serving_script.launch_of(job)
     return EmittedPlan(
         target=target,
@@ -250,6 +269,22 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
         parser_verified=job.verified,
         notes=job.notes,
     )
+
+
+def refuse_devices(framework: str, devices: Iterable[Device | None]) -> None:
+    """Stop where the files would start nothing: they are written for CUDA, and for ROCm where the framework has it.
+
+    Raises:
+        CannotExpressError: a device is of another vendor.
+    """
+    taken = _VENDORS.get(framework, _CUDA_OR_ROCM)
+    for device in devices:
+        if device is not None and device.vendor not in taken:
+            raise CannotExpressError(
+                framework,
+                f"{device.name}: meshplan has no launcher for devices of the vendor {device.vendor}",
+                f"a plan on GPUs of {' or '.join(taken)}; the plan's choices are in plans show --format json",
+            )
 
 
 def _framework(target: Target, framework: str | None) -> Target:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
+from meshplan.planner.emit.serving.load import Load, with_room
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving
 from meshplan.planner.serving.problem.config import Role
@@ -27,7 +28,6 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
     """Launcher files of a serving plan, in memory; see :func:`meshplan.planner.service.emit_plan`."""
     if not plan.config:
         raise EmitError(f"plan {plan.plan_id} found no configuration to launch")
-    length = _longest_request(plan)
     request = ServingRequest(
         plan=plan,
         shape=shape_from_document(plan.provenance["model"]),
@@ -37,7 +37,9 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         },
         model_path=options.model_path,
         draft_model=str((plan.spec.get("speculation") or {}).get("draft_model") or ""),
-        max_sequence_length=length,
+        max_sequence_length=_longest_request(plan),
+        load=_load(plan),
+        prefix_caching=_prefix_caching(plan),
         memory={
             Role(row["role"]): WorkerMemory(
                 weights_bytes=row["weights_bytes"], activations_bytes=row["workspace_bytes"]
@@ -45,6 +47,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
             for row in plan.memory["pools"]
         },
         image=options.image,
+        pod_resources=options.pod_resources,
     )
     return emit_serving(target_name, request)
 
@@ -65,7 +68,36 @@ def host_type(node_type: str, catalog: Catalog, devices: Mapping[str, Any] | Non
 
 
 def _longest_request(plan: Plan) -> int | None:
-    """Prompt and answer together, where the spec gives their lengths."""
+    """Prompt and answer together with room above them, where the spec gives their lengths."""
     workload = plan.spec["workload"]
     lengths = (workload.get("input_length"), workload.get("output_length"))
-    return None if None in lengths else int(sum(lengths))
+    if None in lengths:
+        return None
+    whole = [pool["limits"] for pool in plan.config["pools"] if not pool["limits"]["chunked_prefill"]]
+    budget = min((int(limits["max_batched_tokens"]) for limits in whole), default=None)
+    return with_room(int(sum(lengths)), shape_from_document(plan.provenance["model"]).max_sequence_length, budget)
+
+
+def _prefix_caching(plan: Plan) -> bool | None:
+    """On where the workload does not say whether prompts share prefixes: the plan counts no hit, and hits only help."""
+    workload = plan.spec["workload"]
+    return None if "prefix_hit_rate" in workload else True
+
+
+def _load(plan: Plan) -> Load | None:
+    """What a benchmark sends: the workload, or the load that the plan can take where the spec leaves it open."""
+    workload = plan.spec["workload"]
+    if workload.get("input_length") is None or workload.get("output_length") is None:
+        return None
+    rate, concurrency = workload.get("request_rate_per_s"), workload.get("concurrency")
+    if rate is None and concurrency is None:
+        rate = plan.predicted["requests_per_s"].value
+    return Load(
+        input_length=int(workload["input_length"]),
+        output_length=int(workload["output_length"]),
+        length_ratio=float(workload.get("length_ratio", 1.0)),
+        request_rate_per_s=rate,
+        concurrency=concurrency,
+        prefix_hit_rate=float(workload.get("prefix_hit_rate", 0.0)),
+        num_prefixes=int(workload.get("num_prefixes") or 1),
+    )

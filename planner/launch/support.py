@@ -146,7 +146,7 @@ def _tried(target: Target, shape: ModelShape, probe: Probe) -> tuple[EmittedPlan
         request = TrainingRequest(
             plan=_plan(config, probe),
             shape=shape,
-            script="train.py" if target.needs_script else "",
+            script="train.py" if target.takes_script else "",
             devices_per_host=_DEVICES_PER_HOST,
         )
         try:

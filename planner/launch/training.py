@@ -40,6 +40,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         hosts=tuple((plan.mapping or {}).get("hosts", ())),
         script=options.script,
         image=options.image,
+        pod_resources=options.pod_resources,
     )
     return emit(target_name, request, framework=framework)
 

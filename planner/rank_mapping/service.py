@@ -5,16 +5,35 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshplan.planner.core.instance_schema import AMOUNT, ARRAY, COUNT, TEXT, instance_schema
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.rank_mapping.pictures import MappingView
-from meshplan.planner.rank_mapping.problem import RankMappingProblem
+from meshplan.planner.rank_mapping.problem import KIND, REQUIRED_AMOUNTS, REQUIRED_COUNTS, RankMappingProblem
 from meshplan.planner.rank_mapping.solve import answer, solve
 from meshplan.planner.rank_mapping.view import stand_alone_view
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
+
+
+SCHEMA = instance_schema(
+    KIND,
+    {
+        "name": (TEXT, "of the instance"),
+        "num_nodes": (COUNT, "nodes n, numbered from 0; pipeline_parallel × data_parallel_nodes"),
+        "pipeline_parallel": (COUNT, "stages of each pipeline"),
+        "data_parallel_nodes": (COUNT, "pipelines: nodes in each stage's data-parallel ring"),
+        "devices_per_node": (COUNT, "devices that share a node's cell; reported, not used"),
+        "pipeline_message_bytes": (AMOUNT, "activations of one micro-batch between two stages"),
+        "data_parallel_message_bytes": (AMOUNT, "gradients that one node reduces in one step"),
+        "num_microbatches_exposed": (AMOUNT, "how often the critical path crosses each stage boundary"),
+        "bandwidth_bytes_per_s": (ARRAY, "[n, n], row = sender, directed; the diagonal means nothing"),
+        "latency_s": (ARRAY, "[n, n], row = sender; without it 0"),
+    },
+    required=(*REQUIRED_COUNTS, *REQUIRED_AMOUNTS, "bandwidth_bytes_per_s"),
+)
 
 
 def plan(question: Question) -> Plan:

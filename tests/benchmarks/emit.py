@@ -27,7 +27,7 @@ CONFIGS = {
 def main() -> None:
     for target in (target for target in TARGETS if not target.serves):
         config = CONFIGS.get(target.name, LLAMA_70B_ON_64)
-        request = replace(request_for(LLAMA_70B, config, hosts=()), script="train.py" if target.needs_script else "")
+        request = replace(request_for(LLAMA_70B, config, hosts=()), script="train.py" if target.takes_script else "")
         framework = "megatron" if target.wraps else None
         started = time.process_time()
         for _ in range(REPEATS):

@@ -133,6 +133,28 @@ def test_the_schema_is_what_editors_read(meshplan: Command) -> None:
     assert "description" in memory
 
 
+def test_every_kind_has_a_schema(meshplan: Command) -> None:
+    """Instances that ship with the tests are accepted, unknown keys are not."""
+    import jsonschema
+
+    from meshplan.planner.core.kinds import KINDS
+    from meshplan.planner.expert_placement.problem import reader
+    from meshplan.planner.rank_mapping import problem
+
+    schemas = {kind: json.loads(meshplan("catalog", "schema", "--kind", kind).out) for kind in KINDS}
+    for kind, schema in schemas.items():
+        jsonschema.Draft202012Validator.check_schema(schema)
+        assert schema["properties"]["kind"]["const"] == kind
+    assert set(schemas["rank-mapping"]["properties"]) == set(problem.KNOWN_KEYS)
+    assert set(schemas["expert-placement"]["properties"]) == set(reader.KNOWN_KEYS)
+    judge = jsonschema.Draft202012Validator(schemas["rank-mapping"])
+    folder = Path(__file__).parents[1] / "data" / "rank_mapping"
+    for file in folder.glob("*.json"):
+        instance = json.loads(file.read_text())
+        judge.validate(instance)
+        assert not judge.is_valid({**instance, "nodes": 3})
+
+
 def test_the_support_matrix_names_the_parallel_degrees(meshplan: Command) -> None:
     rows = json.loads(meshplan("catalog", "support", "--format", "json").out)
     features = {row["feature"] for row in rows if row["target"] == "megatron"}

@@ -1,4 +1,4 @@
-"""A serving plan as a DynamoGraphDeployment (nvidia.com/v1beta1), for vLLM and SGLang.
+"""A serving plan as a DynamoGraphDeployment (nvidia.com/v1beta1), for vLLM, SGLang and TensorRT-LLM.
 
 Dynamo's operator joins the hosts of a worker and its frontend is the router: of the engine's arguments only those
 that the plan decides are passed on.
@@ -8,16 +8,31 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.artifact import EmittedPlan
+from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.orchestrators import serving_kubernetes as kube
+from meshplan.planner.emit.serving import trtllm
 from meshplan.planner.emit.serving.job import Argument, PoolProgram, ServingJob
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.serving.problem.config import Role, Router
 
 TARGET = "dynamo"
 FILE = "dynamographdeployment.yaml"
-_MODULES = {"vllm": ("dynamo.vllm", "--model"), "sglang": ("dynamo.sglang", "--model-path")}
+_MODULES = {
+    "vllm": ("dynamo.vllm", "--model"),
+    "sglang": ("dynamo.sglang", "--model-path"),
+    "trtllm": ("dynamo.trtllm", "--model-path"),
+}
+# dynamo.trtllm's spelling of trtllm-serve's flags (ai-dynamo/dynamo, components/src/dynamo/trtllm).
+_TRTLLM_FLAGS = {
+    "--tp_size": "--tensor-parallel-size",
+    "--pp_size": "--pipeline-parallel-size",
+    "--ep_size": "--expert-parallel-size",
+    "--max_batch_size": "--max-batch-size",
+    "--max_num_tokens": "--max-num-tokens",
+    "--max_seq_len": "--max-seq-len",
+    "--kv_cache_free_gpu_memory_fraction": "--free-gpu-memory-fraction",
+}
 _TYPES = {Role.MIXED: "worker", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 _MODES = {Router.ROUND_ROBIN: "round-robin", Router.LEAST_LOADED: "least-loaded", Router.PREFIX_AWARE: "kv"}
 
@@ -26,11 +41,9 @@ def wrap(job: ServingJob) -> EmittedPlan:
     """``dynamographdeployment.yaml``: the frontend and one component a pool.
 
     Raises:
-        CannotExpressError: TensorRT-LLM, whose flags Dynamo has changed, or named hosts or devices.
+        CannotExpressError: named hosts.
     """
     kube.refuse_places(job, TARGET)
-    if job.target not in _MODULES:
-        raise CannotExpressError(TARGET, f"the engine {job.target}", "a plan for vllm or sglang, or target lws")
     mode = _MODES[job.request.config.router]
     command = ["python3", "-m", "dynamo.frontend", "--http-port", str(job.request.port), "--router-mode", mode]
     frontend = {
@@ -48,15 +61,20 @@ def wrap(job: ServingJob) -> EmittedPlan:
             "components": [frontend, *(_component(job, program) for program in job.programs)],
         },
     }
-    return kube.emitted(job, target=TARGET, file=FILE, objects=[graph])
+    return kube.emitted(job, target=TARGET, file=FILE, objects=[*kube.config_maps(job), graph])
 
 
 def _component(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
     module, model = _MODULES[job.target]
     arguments: list[Argument] = ["python3", "-m", module, model, job.request.model]
-    arguments += [part for flag in program.flags for part in flag]
     role = program.pool.role
-    if job.target == "vllm" and role is not Role.MIXED:
+    if job.target == "trtllm":
+        arguments += ["--served-model-name", job.request.model]
+        arguments += [part for flag, *value in program.flags for part in (_TRTLLM_FLAGS[flag], *value)]
+        arguments += ["--extra-engine-args", f"{kubernetes.MOUNT}/{trtllm.options_path(program.pool)}"]
+    else:
+        arguments += [part for flag in program.flags for part in flag]
+    if job.target != "sglang" and role is not Role.MIXED:
         arguments += ["--disaggregation-mode", role.value]
     values = kube.placeholders(head="", node_rank="")
     if job.target == "sglang" and role is Role.PREFILL:
@@ -82,7 +100,7 @@ def features() -> tuple[Feature, ...]:
         Feature(name="router", expressed_by="dynamo.frontend --router-mode", verified_by="golden only"),
         Feature(
             name="configuration",
-            expressed_by="the engine's flags after dynamo.vllm or dynamo.sglang",
+            expressed_by="the engine's flags after dynamo.vllm, dynamo.sglang or dynamo.trtllm",
             verified_by="the flags by the engine's parser; Dynamo's own were not run",
         ),
     )

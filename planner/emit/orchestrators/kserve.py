@@ -33,11 +33,14 @@ def wrap(job: ServingJob) -> EmittedPlan:
     kube.refuse_places(job, TARGET)
     if job.target != _ENGINE:
         raise CannotExpressError(TARGET, f"the engine {job.target}", "a plan for vllm, or target lws")
-    if job.request.config.router is Router.ROUND_ROBIN:
+    if job.router is not None and job.request.config.router is Router.ROUND_ROBIN:
         raise CannotExpressError(TARGET, "a router that takes turns", "router least_loaded or prefix_aware")
     programs = {program.pool.role: program for program in job.programs}
     main = programs.get(Role.MIXED) or programs[Role.DECODE]
-    spec: dict[str, Any] = {"model": {"uri": _uri(job), "name": job.request.model}, **_workload(job, main)}
+    spec: dict[str, Any] = {
+        "model": {"uri": kube.model_uri(job, TARGET), "name": job.request.model},
+        **_workload(job, main),
+    }
     if Role.PREFILL in programs:
         spec["prefill"] = _workload(job, programs[Role.PREFILL])
     spec["router"] = {"gateway": {}, "route": {}, "scheduler": {}}
@@ -48,15 +51,6 @@ def wrap(job: ServingJob) -> EmittedPlan:
         "spec": spec,
     }
     return kube.emitted(job, target=TARGET, file=FILE, objects=[service], more=(ROUTER_NOTE,))
-
-
-def _uri(job: ServingJob) -> str:
-    model = job.request.model
-    if "://" in model:
-        return model
-    if model.startswith((".", "/")):
-        raise CannotExpressError(TARGET, f"the folder {model!r}", "a Hugging Face name, or a URI such as pvc://…")
-    return f"hf://{model}"
 
 
 def _workload(job: ServingJob, program: PoolProgram) -> dict[str, Any]:

@@ -6,7 +6,7 @@ needs nothing but the framework. Values are data of a YAML writer, never pasted 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -34,6 +34,10 @@ _FILES = "files"
 SCHEDULER_NOTE = (
     "Which machine becomes which host is the scheduler's choice. Where the plan depends on it (rail or island order), "
     "name the hosts: the target jobset then pins one pod to each."
+)
+NETWORK_NOTE = (
+    "The pods ask for no RDMA device, so that NCCL would use TCP: emit again with --pod-resource NAME=COUNT, with the "
+    "name that your device plugin gives it (rdma/ib, rdma/hca_shared_devices_a, vpc.amazonaws.com/efa …)."
 )
 IMAGE_NOTE = "The image is a placeholder: emit again with --image, or replace it before you apply the file."
 
@@ -88,7 +92,8 @@ def emitted(
     launch = torchrun.launch_of(job)
     path = PurePosixPath(f"{target}.yaml")
     file = documents(launch, path, [config_map(launch, target), *objects(launch)])
-    notes = (*image_notes(launch), *(() if job.request.hosts else (SCHEDULER_NOTE,)), *more_notes)
+    network = network_notes(len(launch.placements), job.request.pod_resources)
+    notes = (*image_notes(launch), *network, *(() if job.request.hosts else (SCHEDULER_NOTE,)), *more_notes)
     overview = readme.overview(launch, start=f"Start with `kubectl apply -f {path}`.", notes=notes)
     return EmittedPlan(target=target, artifacts=(overview, file), parser_verified=SCHEMA, notes=(*job.notes, *notes))
 
@@ -160,13 +165,24 @@ def devices_per_pod(launch: torchrun.Launch) -> int:
 
 def resources(launch: torchrun.Launch) -> dict[str, Any]:
     """Devices of one pod."""
-    return device_limits(launch.job.request.device, devices_per_pod(launch))
+    request = launch.job.request
+    return device_limits(request.device, devices_per_pod(launch), request.pod_resources)
 
 
-def device_limits(device: Device | None, count: int) -> dict[str, Any]:
-    """``count`` devices of a type; NVIDIA's where the type is unknown."""
+def device_limits(device: Device | None, count: int, more: Mapping[str, int]) -> dict[str, Any]:
+    """``count`` devices of a type (NVIDIA's where the type is unknown) and ``more`` resources, such as RDMA devices."""
     name = _RESOURCES.get(device.vendor if device is not None else "nvidia", "nvidia.com/gpu")
-    return {"limits": {name: str(count)}}
+    return {"limits": {name: str(count), **{other: str(number) for other, number in more.items()}}}
+
+
+def locked_memory(more: Mapping[str, int]) -> dict[str, Any]:
+    """What a container with RDMA devices needs: it registers memory, which must be locked."""
+    return {"securityContext": {"capabilities": {"add": ["IPC_LOCK"]}}} if more else {}
+
+
+def network_notes(num_pods: int, more: Mapping[str, int]) -> tuple[str, ...]:
+    """Pods reach each other by TCP unless they ask for the network's devices."""
+    return (NETWORK_NOTE,) if num_pods > 1 and not more else ()
 
 
 def command(node_rank: str) -> list[str]:
@@ -206,6 +222,7 @@ def job_spec(
         "env": environment(launch, master),
         "ports": [{"containerPort": launch.job.request.master_port, "protocol": "TCP"}],
         "resources": resources(launch),
+        **locked_memory(launch.job.request.pod_resources),
         "volumeMounts": volume_mounts(),
     }
     return {

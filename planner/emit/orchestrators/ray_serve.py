@@ -20,6 +20,13 @@ from meshplan.planner.serving.problem.config import Role, Router
 
 TARGET = "ray"
 FILE = PurePosixPath("serve.yaml")
+# Fields of a deployment (docs.ray.io/en/latest/serve/advanced-guides/prefix-aware-request-router.html).
+_ROUTERS: Mapping[Router, Mapping[str, Any]] = {
+    Router.LEAST_LOADED: {},
+    Router.PREFIX_AWARE: {
+        "request_router_config": {"request_router_class": "ray.serve.llm.request_router:PrefixCacheAffinityRouter"}
+    },
+}
 _UNCHECKED = "Ray Serve's fields are not machine-checked; engine_kwargs are fields of vLLM's EngineArgs"
 
 
@@ -32,11 +39,11 @@ def wrap(job: ServingJob) -> EmittedPlan:
     serving_kubernetes.refuse_places(job, TARGET)
     if job.target != "vllm":
         raise CannotExpressError(TARGET, f"the engine {job.target}", "a plan for vllm")
-    if job.request.config.router is not Router.LEAST_LOADED:
+    if job.router is not None and job.request.config.router not in _ROUTERS:
         raise CannotExpressError(
             TARGET,
-            f"a router that is {job.request.config.router.value}: Ray Serve takes the less loaded of two replicas",
-            "router least_loaded",
+            "a router that takes turns: Ray Serve takes the less loaded of two replicas, or one with the prefix",
+            "router least_loaded or prefix_aware",
         )
     programs = {program.pool.role: program for program in job.programs}
     if Role.MIXED in programs:
@@ -91,6 +98,7 @@ def _config(job: ServingJob, program: PoolProgram) -> Mapping[str, Any]:
         "deployment_config": {
             "num_replicas": program.pool.num_workers,
             "max_ongoing_requests": program.pool.limits.max_num_seqs,
+            **({} if job.router is None else _ROUTERS[job.request.config.router]),
         },
         "engine_kwargs": engine_kwargs(program),
     }

@@ -26,7 +26,9 @@ _PORTS = {
     "side_port": "20010",
     "bootstrap_port": "20390",
 }
-PLACE_NOTE = "Which machine and which of its devices a worker gets is the scheduler's choice."
+PLACE_NOTE = (
+    "A pod asks for a number of devices: which machine and which of its devices it gets is the scheduler's choice."
+)
 UNCHECKED = (
     "not machine-checked beyond its pods (types of kubeflow-trainer-api 2.3.0) and the engine's arguments "
     "(its own parser)"
@@ -34,16 +36,26 @@ UNCHECKED = (
 
 
 def refuse_places(job: ServingJob, target: str) -> None:
-    """Stop where the plan names hosts or devices.
+    """Stop where the plan names hosts. Devices need no names: a pod asks for a number of them.
 
     Raises:
         CannotExpressError: it does.
     """
     refuse_named_hosts(job.request.hosts, None, target=target)
-    if job.request.plan.rank_table is not None:
-        raise CannotExpressError(
-            target, "a rank table that names devices", f"target {job.target}, or a plan without one"
-        )
+
+
+def model_uri(job: ServingJob, target: str) -> str:
+    """Where the weights come from, as a URI.
+
+    Raises:
+        CannotExpressError: from a folder.
+    """
+    model = job.request.model
+    if "://" in model:
+        return model
+    if model.startswith((".", "/")):
+        raise CannotExpressError(target, f"the folder {model!r}", "a Hugging Face name, or a URI such as pvc://…")
+    return f"hf://{model}"
 
 
 def object_name(job: ServingJob) -> str:
@@ -101,18 +113,18 @@ def container(
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             *({"name": name, "value": text(argument, values)} for name, argument in program.environment.items()),
         ],
-        "resources": kubernetes.device_limits(device, share),
+        "resources": kubernetes.device_limits(device, share, request.pod_resources),
+        **kubernetes.locked_memory(request.pod_resources),
         "volumeMounts": kubernetes.volume_mounts() if job.files else kubernetes.volume_mounts()[1:],
     }
     if ready:
         port = int(values["port"])
         made["ports"] = [{"containerPort": port, "protocol": "TCP"}]
-        # Loading may take an hour; until then the pod takes no requests.
-        made["readinessProbe"] = {
-            "httpGet": {"path": HEALTH_PATH, "port": port},
-            "periodSeconds": 10,
-            "failureThreshold": 360,
-        }
+        asked = {"httpGet": {"path": HEALTH_PATH, "port": port}, "periodSeconds": 10}
+        # Loading may take an hour; only then a server that does not answer is taken off, and later restarted.
+        made["startupProbe"] = {**asked, "failureThreshold": 360}
+        made["readinessProbe"] = {**asked, "failureThreshold": 3}
+        made["livenessProbe"] = {**asked, "failureThreshold": 12}
     return made
 
 
@@ -193,7 +205,10 @@ def image(job: ServingJob) -> str:
 
 def notes(job: ServingJob) -> tuple[str, ...]:
     """What is left to the user."""
-    return (PLACE_NOTE,) if job.request.image else (PLACE_NOTE, kubernetes.IMAGE_NOTE)
+    # Prefill workers send their KV cache over the same network.
+    pods = max(program.num_nodes for program in job.programs) + job.request.config.is_disaggregated
+    image_note = () if job.request.image else (kubernetes.IMAGE_NOTE,)
+    return (PLACE_NOTE, *image_note, *kubernetes.network_notes(pods, job.request.pod_resources))
 
 
 def emitted(

@@ -4,14 +4,18 @@ Where each host's ranks are consecutive, srun starts one torchrun on each host. 
 ``--distribution=arbitrary`` puts task r on line r of ``SLURM_HOSTFILE``, and each task reads its devices from a file.
 Host i of the rank table is node i of the allocation, in the order of ``scontrol show hostnames``; named hosts are asked
 for by name (``--nodelist``) and keep their names in the lookup, whatever order Slurm lists them in.
+
+A container image is started by pyxis (github.com/NVIDIA/pyxis, srun ``--container-*``), which takes enroot's names of
+images: ``REGISTRY#IMAGE:TAG``, or the path of a squashfs file.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from pathlib import PurePosixPath
 
-from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import HostPlacement, check_places, host_placements, is_contiguous
@@ -23,10 +27,15 @@ TARGET = "slurm"
 SBATCH_FILE = PurePosixPath("job.sbatch")
 RANK_TASK_FILE = PurePosixPath("rank_task.sh")
 RANKS_FILE = PurePosixPath("ranks.txt")
+_IMAGE = re.compile(r"[\w./@#:+-]+")
 _STAND_IN = "run with stand-ins for srun and scontrol; #SBATCH options from Slurm's manual, no parser"
 _NOTES = (
     "Time limit, partition and account are not decided by the plan: pass them to sbatch. The folder must be on a file "
     "system that every node sees.",
+)
+_CONTAINER_NOTE = (
+    "The image is started by Slurm's plugin pyxis. This folder is mounted in it; name what else it needs (data, a "
+    "checkout) in MESHPLAN_MOUNTS, as HOST_PATH:PATH,HOST_PATH:PATH."
 )
 
 
@@ -43,14 +52,15 @@ def wrap(job: Job) -> EmittedPlan:
         scripts = [artifact for artifact in torchrun.scripts(launch) if not torchrun.is_host_script(artifact)]
     else:
         launch, scripts = _one_task_a_rank(job)
+    notes = (*_NOTES, *([_CONTAINER_NOTE] if job.request.image else []))
     sbatch = Artifact(path=SBATCH_FILE, content=_sbatch(launch), executable=True)
     start = f"Start with `sbatch {SBATCH_FILE}` in this folder; what follows the file is handed to the program."
-    overview = readme.overview(launch, start=start, notes=_NOTES)
+    overview = readme.overview(launch, start=start, notes=notes)
     return EmittedPlan(
         target=TARGET,
         artifacts=(overview, sbatch, *job.files, *scripts),
         parser_verified=job.verified,
-        notes=(*job.notes, *_NOTES),
+        notes=(*job.notes, *notes),
     )
 
 
@@ -111,6 +121,24 @@ def _rank_task(job: Job) -> str:
     )
 
 
+def enroot_image(image: str) -> str:
+    """The name of an image as enroot writes it: a registry ends with ``#``.
+
+    >>> enroot_image("nvcr.io/nvidia/pytorch:25.06-py3")
+    'nvcr.io#nvidia/pytorch:25.06-py3'
+    >>> enroot_image("/images/pytorch.sqsh")
+    '/images/pytorch.sqsh'
+
+    Raises:
+        EmitError: it is no name of an image.
+    """
+    if not _IMAGE.fullmatch(image):
+        raise EmitError(f"--image {image!r} is no name of an image; use letters, digits and ._:/@#+-")
+    registry, slash, rest = image.partition("/")
+    has_registry = bool(slash) and ("." in registry or ":" in registry or registry == "localhost")
+    return f"{registry}#{rest}" if has_registry and "#" not in image and not image.startswith(".") else image
+
+
 def _sbatch(launch: torchrun.Launch) -> str:
     request = launch.job.request
     by_host = sorted(launch.placements, key=lambda placement: placement.host)
@@ -138,6 +166,7 @@ def _sbatch(launch: torchrun.Launch) -> str:
             hosts=" ".join(str(placement.host) for placement in by_host),
             master_host=launch.job.rank_table[0][0],
             master_port=request.master_port,
+            container=_CONTAINER.format(image=shlex.quote(enroot_image(request.image))) if request.image else _NONE,
         )
         + (_ONE_AGENT_A_HOST if contiguous else _ONE_TASK_A_RANK).format(
             node_hosts=" ".join(str(placement.host) for placement in launch.placements),
@@ -171,7 +200,14 @@ export MASTER_PORT=${{MASTER_PORT:-{master_port}}}
 SLURM_HOSTFILE=$(mktemp "$here/.hostfile.XXXXXX")
 export SLURM_HOSTFILE
 trap 'rm -f -- "$SLURM_HOSTFILE"' EXIT
+{container}
 """
+
+_NONE = "container=()"
+_CONTAINER = (
+    "container=(--container-image={image} "
+    '"--container-mounts=$here:$here${{MESHPLAN_MOUNTS:+,$MESHPLAN_MOUNTS}}" "--container-workdir=$here")'
+)
 
 # Both forms list a host for each task, so that the order of the nodes is ours and not that of Slurm.
 _ONE_AGENT_A_HOST = r"""
@@ -180,7 +216,7 @@ for host in {node_hosts}; do
   printf '%s\n' "${{node_of_host[$host]}}"
 done > "$SLURM_HOSTFILE"
 srun --distribution=arbitrary --ntasks="${{#nodes[@]}}" --cpu-bind=none --gpu-bind=none --kill-on-bad-exit=1 \
-  bash -c 'exec "$0/{launch_script}" "$SLURM_PROCID" "$@"' "$here" "$@"
+  ${{container[@]+"${{container[@]}}"}} bash -c 'exec "$0/{launch_script}" "$SLURM_PROCID" "$@"' "$here" "$@"
 """
 
 _ONE_TASK_A_RANK = r"""
@@ -190,7 +226,7 @@ while read -r rank host _; do
   printf '%s\n' "${{node_of_host[$host]}}"
 done < "$here/{ranks_file}" > "$SLURM_HOSTFILE"
 srun --distribution=arbitrary --ntasks={world_size} --cpu-bind=none --gpu-bind=none --kill-on-bad-exit=1 \
-  "$here/{rank_task_file}" "$@"
+  ${{container[@]+"${{container[@]}}"}} "$here/{rank_task_file}" "$@"
 """
 
 _RANK_TASK = r"""# Runs in every task of srun: task r is rank r.

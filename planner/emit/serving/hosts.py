@@ -7,7 +7,7 @@ two; a larger one takes hosts of its own.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
@@ -72,6 +72,8 @@ def place(request: ServingRequest, *, target: str) -> tuple[Worker, ...]:
     """
     table = request.plan.rank_table
     workers = tuple(_packed(request, target) if table is None else _from_table(request, table, target))
+    if not request.hosts:
+        workers = _counted_from_zero(workers)
     for name in request.hosts:
         check_hostname(name)
     used = 1 + max(node.host for worker in workers for node in worker.nodes)
@@ -117,6 +119,15 @@ def _from_table(request: ServingRequest, table: tuple[tuple[int, int], ...], tar
             _check_nodes(index, nodes, target)
             yield Worker(index=index, pool=number, nodes=nodes)
             first, index = first + pool.layout.num_devices, index + 1
+
+
+def _counted_from_zero(workers: tuple[Worker, ...]) -> tuple[Worker, ...]:
+    """The same hosts in the same order without gaps: hosts of the cluster that the plan leaves idle have no number."""
+    number = {host: index for index, host in enumerate(sorted({n.host for worker in workers for n in worker.nodes}))}
+    return tuple(
+        replace(worker, nodes=tuple(replace(node, host=number[node.host]) for node in worker.nodes))
+        for worker in workers
+    )
 
 
 def _check_nodes(index: int, nodes: tuple[WorkerNode, ...], target: str) -> None:

@@ -34,11 +34,22 @@ Checkpoint: `{plain(request.model)}`, {_holds(job)}. Router: {config.router.valu
 
 {pools}
 
-## Notes
+{_how_to_measure(job)}## Notes
 
 {listed_notes}
 """
     return Artifact(path=README_FILE, content=content)
+
+
+def _how_to_measure(job: ServingJob) -> str:
+    """How the plan's figures are measured; empty where the workload is a trace."""
+    if job.request.load is None:
+        return ""
+    tool = "aiperf" if job.target == "trtllm" else "the engine's own load generator"
+    return (
+        f"## Measure\n\n`./benchmark.sh URL` warms the servers up and sends the workload of the plan with {tool}; its "
+        "head says how `meshplan plans record` reads the result and sets it beside the plan's figures.\n\n"
+    )
 
 
 def _holds(job: ServingJob) -> str:

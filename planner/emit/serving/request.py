@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.emit.serving.checkpoints import answering
+from meshplan.planner.emit.serving.load import Load
+from meshplan.planner.emit.text import published_name
 from meshplan.planner.serving.problem.config import Role, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 
-_PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve
 
 
@@ -61,6 +62,9 @@ class ServingRequest:
         hosts: names or addresses by host number; empty: each launch reads MESHPLAN_HOSTS.
         port: TCP port that clients use.
         image: container image; empty for a name that the user has to replace.
+        load: what clients do, for the benchmark; None leaves it out.
+        prefix_caching: of workers that prefill, whatever the plan says; None: as the plan says.
+        pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
     """
 
     plan: Plan
@@ -74,6 +78,9 @@ class ServingRequest:
     hosts: tuple[str, ...] = ()
     port: int = DEFAULT_SERVING_PORT
     image: str = ""
+    load: Load | None = None
+    prefix_caching: bool | None = None
+    pod_resources: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def config(self) -> ServingConfig:
@@ -92,7 +99,16 @@ class ServingRequest:
                 f"plan {self.plan.plan_id} has no configuration to launch (status {status}); "
                 "emit a plan whose status is optimal or feasible"
             )
-        return serving_config_from_document(self.plan.config)
+        config = serving_config_from_document(self.plan.config)
+        if self.prefix_caching is None:
+            return config
+        pools = tuple(
+            pool
+            if pool.role is Role.DECODE
+            else replace(pool, limits=replace(pool.limits, prefix_caching=self.prefix_caching))
+            for pool in config.pools
+        )
+        return replace(config, pools=pools)
 
     @property
     def model(self) -> str:
@@ -101,8 +117,7 @@ class ServingRequest:
         Raises:
             EmitError: there is no name, or one that no file or command can hold.
         """
-        published = _PUBLISHED.search(self.shape.source)
-        name = self.model_path or (published.group(1) if published else "")
+        name = self.model_path or answering(published_name(self.shape.source))
         if not name:
             raise EmitError(f"no checkpoint of {self.shape.name} is known; name its folder or Hugging Face name")
         for text in (name, self.draft_model):

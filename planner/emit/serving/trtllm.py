@@ -217,14 +217,15 @@ def options(request: ServingRequest, pool: Pool) -> dict[str, Any]:
     return {"backend": "pytorch", **nested(keys)}
 
 
-def _options_path(pool: Pool) -> PurePosixPath:
+def options_path(pool: Pool) -> PurePosixPath:
+    """File of the options of a pool's servers."""
     return PurePosixPath(f"{pool.role.value}_options.yaml")
 
 
 def _options_file(request: ServingRequest, pool: Pool) -> tuple[Artifact, ...]:
     head = commented(stamp(request.plan, None))
     body = yaml.safe_dump(options(request, pool), sort_keys=False, width=120)
-    return (Artifact(path=_options_path(pool), content=head + body),)
+    return (Artifact(path=options_path(pool), content=head + body),)
 
 
 def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) -> PoolProgram:
@@ -240,7 +241,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
         num_nodes=num_nodes,
         flags=flags,
         before=before,
-        head=("--extra_llm_api_options", Template(text=f"{{files}}/{_options_path(pool)}"), *SERVE_ON),
+        head=("--extra_llm_api_options", Template(text=f"{{files}}/{options_path(pool)}"), *SERVE_ON),
         environment={},
     )
 

@@ -188,7 +188,7 @@ def job(request: TrainingRequest) -> Job:
         target=TARGET,
         verified=VERIFIED,
         files=(Artifact(path=CONFIG_FILE, content=head + yaml.safe_dump(arguments, sort_keys=False)),),
-        notes=(*_NOTES, *adapter_notes(request.plan)),
+        notes=(*_NOTES, *adapter_notes(request.plan, script=request.script)),
         starter=_STARTER.format(config_file=CONFIG_FILE),
     )
     placements = host_placements(made.rank_table, request.hosts, target=TARGET)

@@ -1,13 +1,14 @@
 """What a launch of LoRA or QLoRA needs in addition to the framework's arguments: the script makes the adapters.
 
-No framework here has arguments for adapters (PEFT is a library of the script), so their choices are handed over in
-``training_config.json`` and the README says what the script must set.
+PEFT is a library of the script, so the choices of adapters are handed over in ``training_config.json``; ``train.py`` of
+this package makes them, and the README says what another script must set. Trainers of every weight refuse such plans.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.training.problem.problem import Phase
 
@@ -33,17 +34,29 @@ def adapters_of(plan: Plan) -> dict[str, Any]:
     return {}
 
 
-def without_adapters(plan: Plan, trainer: str) -> tuple[str, ...]:
-    """The README of a target whose own trainer trains every weight."""
-    if not adapters_of(plan):
-        return ()
-    return (f"The plan trains adapters only; {trainer} trains every weight and will need far more memory and time.",)
+def phase_of(plan: Plan) -> Phase:
+    """What is trained."""
+    return Phase(plan.spec.get("workload", {}).get("phase", Phase.PRETRAINING.value))
 
 
-def adapter_notes(plan: Plan) -> tuple[str, ...]:
-    """What the script must do, for the README."""
+def refuse_adapters(plan: Plan, target: str) -> None:
+    """Stop where the target's own trainer trains every weight, and the plan only adapters.
+
+    Raises:
+        CannotExpressError: it does: the weights' states would need memory that the plan has not counted.
+    """
+    if adapters_of(plan):
+        raise CannotExpressError(
+            target,
+            f"adapters (phase {phase_of(plan).value}): its own trainer trains every weight",
+            "target accelerate or deepspeed, whose train.py makes the adapters with PEFT",
+        )
+
+
+def adapter_notes(plan: Plan, *, script: str) -> tuple[str, ...]:
+    """What the user's script must do, for the README; nothing where there is no script of his."""
     adapters = adapters_of(plan)
-    if not adapters:
+    if not adapters or not script:
         return ()
     rank, modules = adapters["lora_rank"], adapters["target_modules"]
     where = modules if isinstance(modules, str) else ", ".join(modules)

@@ -230,7 +230,7 @@ def job(request: TrainingRequest) -> Job:
         notes=(
             *_NOTES,
             *tensor_note,
-            *adapter_notes(request.plan),
+            *adapter_notes(request.plan, script=request.script),
             *([_OFFLOAD_NOTE] if request.config.optimizer_offload else []),
             *([_NVME_NOTE] if request.config.offload_to == "nvme" else []),
             *([_CHECKPOINTING_NOTE] if request.config.activation_offload else []),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from meshplan.planner.emit.artifact import Artifact, stamp
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.text import README_FILE, plain
-from meshplan.planner.emit.training.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, RANK_TABLE_FILE, Launch
+from meshplan.planner.emit.training.torchrun import HOSTS_FILE, LAUNCH_SCRIPT, RANK_TABLE_FILE, Launch, master_address
 
 
 def overview(launch: Launch, *, start: str = "", notes: Sequence[str] = ()) -> Artifact:
@@ -50,7 +50,8 @@ A plan does not decide these. The defaults train on synthetic data.
 | variable | default | meaning |
 |---|---|---|
 {variables}
-| `MASTER_ADDR`, `MASTER_PORT` | first host, `{request.master_port}` | rendezvous |
+| `MASTER_ADDR` | {_master(launch, start)} | name or address of the first host |
+| `MASTER_PORT` | `{request.master_port}` | rendezvous |
 | `TORCHRUN` | `torchrun` | another torchrun |
 | `MESHPLAN_SKIP_CHECKS` | `0` | 1: start without checking GPUs and the connection to the first host |
 
@@ -59,6 +60,14 @@ A plan does not decide these. The defaults train on synthetic data.
 {listed_notes}
 """
     return Artifact(path=README_FILE, content=content)
+
+
+def _master(launch: Launch, start: str) -> str:
+    """The default that launch.sh has for the first host; orchestrators set the variable themselves."""
+    if start:
+        return "set by the launcher"
+    default = master_address(launch)
+    return f"`{plain(default)}`" if default else "REQUIRED"
 
 
 def _how_to_start(launch: Launch) -> str:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.emit.text import published_name
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 DEFAULT_MASTER_PORT = 29500
@@ -27,6 +29,7 @@ class TrainingRequest:
         devices_per_host: devices of every host, used or not; 0 where that is not known.
         image: container image, for launchers that start containers; empty for a name that the user has to replace.
         script: the user's training script, for frameworks that have none of their own; empty for none.
+        pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
     """
 
     plan: Plan
@@ -37,6 +40,12 @@ class TrainingRequest:
     devices_per_host: int = 0
     image: str = ""
     script: str = ""
+    pod_resources: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def published_model(self) -> str:
+        """Hugging Face name of the model; empty where the catalog knows none."""
+        return published_name(self.shape.source)
 
     @property
     def config(self) -> TrainingConfig:

@@ -23,6 +23,7 @@ HOST_SCRIPT = "launch_host_{}.sh"
 HOSTS_FILE = PurePosixPath("hosts.txt")
 RANK_TABLE_FILE = PurePosixPath("rank_table.json")
 NO_HOSTNAME = "-"
+LOCAL_HOST = "127.0.0.1"
 
 RANK_TABLE = Feature(
     name="rank_table",
@@ -116,8 +117,13 @@ def _host_script(launch: Launch, placement: HostPlacement) -> Artifact:
     )
 
 
+def master_address(launch: Launch) -> str:
+    """Where the first host is unless MASTER_ADDR says so; empty where only the user knows."""
+    return launch.placements[0].hostname or (LOCAL_HOST if len(launch.placements) == 1 else "")
+
+
 def _launch_script(launch: Launch) -> str:
-    master = launch.placements[0].hostname
+    master = master_address(launch)
     address = (
         f"export MASTER_ADDR=${{MASTER_ADDR:-{shlex.quote(master)}}}"
         if master

@@ -15,7 +15,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, count, feature_rows, stated, write_all
-from meshplan.planner.emit.training.adapters import without_adapters
+from meshplan.planner.emit.training.adapters import refuse_adapters
 from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
@@ -313,6 +313,7 @@ def arguments(request: TrainingRequest) -> tuple[tuple[str, ...], ...]:
 
 def job(request: TrainingRequest) -> Job:
     """TorchTitan with its argument file."""
+    refuse_adapters(request.plan, TARGET)
     head = commented((*stamp(request.plan, VERIFIED), "One flag per line, the sub-command last; read by launch.sh."))
     text = head + "".join(" ".join(flag) + "\n" for flag in arguments(request))
     notes = TORCHTITAN.notes[:1] if request.config.activation_recompute == "selective" else ()
@@ -327,7 +328,6 @@ def job(request: TrainingRequest) -> Job:
         settings=SETTINGS,
         notes=(
             *notes,
-            *without_adapters(request.plan, "this configuration of TorchTitan"),
             "The plan assumes compiled kernels and no asynchronous tensor parallelism; the flags set both.",
             "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
         ),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from meshplan.planner.emit.terms import count, read_all
+from meshplan.planner.emit.terms import Arguments, Term, count, read_all
+from meshplan.planner.emit.training import deepspeed
 from meshplan.planner.emit.training.accelerate import TERMS
 from meshplan.planner.imports.reading import Given, Launch, Reading, as_written
 from meshplan.planner.imports.sources import trainer
@@ -13,6 +15,28 @@ SOURCE = "accelerate"
 _KEYS = ("distributed_type", "compute_environment", "num_processes")
 _DEFAULT = "not stated; Accelerate's default"
 _FULLY_SHARDED = 3
+_FLAGS = {"--multi-gpu": "MULTI_GPU", "--use-fsdp": "FSDP", "--use-deepspeed": "DEEPSPEED"}
+_DEEPSPEED = "deepspeed_config."
+_COMMAND_KEYS = {
+    "--mixed-precision": "mixed_precision",
+    "--zero-stage": f"{_DEEPSPEED}zero_stage",
+    "--gradient-accumulation-steps": f"{_DEEPSPEED}gradient_accumulation_steps",
+    "--offload-optimizer-device": f"{_DEEPSPEED}offload_optimizer_device",
+    "--offload-param-device": f"{_DEEPSPEED}offload_param_device",
+    "--deepspeed-config-file": f"{_DEEPSPEED}deepspeed_config_file",
+    "--fsdp-sharding-strategy": "fsdp_config.fsdp_sharding_strategy",
+}
+_DEEPSPEED_TERMS = (
+    trainer.number("num_microbatches", f"{_DEEPSPEED}gradient_accumulation_steps"),
+    Term(
+        name="zero_stage",
+        write=lambda *_: {},
+        read=lambda arguments: _stage(arguments.get(f"{_DEEPSPEED}zero_stage")),
+        keys=(f"{_DEEPSPEED}zero_stage",),
+        expressed_by="",
+        verified_by="",
+    ),
+)
 _FSDP_VERSIONS = ("1", "2")
 # Written in every file, or about the machine: no part of a plan.
 _NO_CHOICES = frozenset(
@@ -23,20 +47,32 @@ _NO_CHOICES = frozenset(
 )
 
 
+def _stage(value: Any) -> dict[str, int]:
+    """``zero_stage`` as a number; nothing where it is not there."""
+    if value is None:
+        return {}
+    if str(value) not in {"0", "1", "2", "3"}:
+        raise ValueError(f"zero_stage is 0, 1, 2 or 3, not {value!r}")
+    return {"zero_stage": int(value)}
+
+
 def recognises(given: Given) -> bool:
     """Whether the document is Accelerate's, or the launcher is."""
-    return sum(key in given.document for key in _KEYS) > 1
+    return sum(key in given.document for key in _KEYS) > 1 or any(flag in given.launch.options for flag in _FLAGS)
 
 
 def read(given: Given) -> Reading:
     """Sizes of the mesh, sharding, precision; FSDP of both versions and plain data parallelism."""
-    document = given.document
+    document = {**given.document, **_stated_by_command(given.launch.options)}
     kind = str(document.get("distributed_type", "NO")).upper()
+    if kind == "DEEPSPEED":
+        return _read_deepspeed(given, document)
     # The rules of the target "accelerate" are those of FSDP; plain replicas are anybody's.
     reading = Reading(source=SOURCE, target=SOURCE if kind == "FSDP" else "any", launch=given.launch)
     if kind not in {"FSDP", "MULTI_GPU", "NO"}:
         reading.report(
-            "distributed_type", f"{kind} has its own configuration: import that file (FSDP and MULTI_GPU are read)"
+            "distributed_type",
+            f"{kind} is not read (FSDP, DEEPSPEED and MULTI_GPU are)",
         )
     version = document.get("fsdp_config.fsdp_version", 1)
     if kind == "FSDP" and str(version) not in _FSDP_VERSIONS:
@@ -61,6 +97,43 @@ def read(given: Given) -> Reading:
     reading.assume("sequence_parallel", False, "Accelerate has no key for it")
     reading.assume("activation_recompute", "none", _DEFAULT)
     reading.assume("precision", "fp32", "mixed_precision is not stated")
+    return reading
+
+
+def _stated_by_command(options: Arguments) -> dict[str, Any]:
+    """Options of ``accelerate launch`` as keys of its YAML."""
+    found: dict[str, Any] = {}
+    for flag, kind in _FLAGS.items():
+        if flag in options:
+            found["distributed_type"] = kind
+    for flag, key in _COMMAND_KEYS.items():
+        if flag in options:
+            found[key] = options[flag]
+    return found
+
+
+def _read_deepspeed(given: Given, document: Mapping[str, Any]) -> Reading:
+    """Accelerate's own section for DeepSpeed, or the file that it names."""
+    reading = Reading(source=SOURCE, target="deepspeed", launch=given.launch)
+    reading.launch = _launch(reading, document, given.launch)
+    reading.take(read_all(deepspeed.TERMS, given.document))
+    reading.take(read_all(_DEEPSPEED_TERMS, document))
+    name = document.get("deepspeed_config.deepspeed_config_file")
+    if name and "zero_stage" not in reading.values:
+        trainer.take_deepspeed(reading, str(name))
+    for section, choice in (("optimizer", "optimizer_offload"), ("param", "parameter_offload")):
+        device = document.get(f"{_DEEPSPEED}offload_{section}_device", "none")
+        if device in {"cpu", "nvme"}:
+            reading.values[choice] = True
+            reading.source_flags[choice] = f"offload_{section}_device {device}"
+            reading.values["offload_to"] = "nvme" if device == "nvme" else "host"
+    precision = document.get("mixed_precision")
+    if precision in {"bf16", "fp16"}:
+        reading.values["precision"], reading.source_flags["precision"] = precision, f"mixed_precision {precision}"
+    trainer.take(reading, given)
+    known = {key for term in (*deepspeed.TERMS, *_DEEPSPEED_TERMS) for key in term.keys} | _NO_CHOICES
+    reading.unread += [as_written(key, value) for key, value in given.document.items() if key not in known]
+    trainer.complete(reading)
     return reading
 
 

@@ -1,51 +1,92 @@
 """Arguments of scripts that use the Hugging Face Trainer, and our own ``training_config.json``: what both hand over.
 
-The names are those of ``transformers.TrainingArguments`` (transformers 5.23, documentation of the Trainer), in both
-spellings. No emitter writes them, so this table is only read.
+The names are those of ``transformers.TrainingArguments`` (transformers 5.23, documentation of the Trainer) and of
+TRL's and LLaMA-Factory's scripts, in both spellings. No emitter writes them, so these tables are only read.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from meshplan.planner.emit.terms import Arguments, ReadBack, Term, count, read_all, stated
 from meshplan.planner.imports.reading import Given, Reading, as_written, with_dashes
 
+SOURCE = "trainer"
 _CONFIGURATIONS = frozenset({"--deepspeed", "--deepspeed-config", "--config-file"})
-_MODEL = ("--model-name-or-path", "--model")
+_MODEL = ("--model-name-or-path", "--model", "--model-id")
+_BATCH = "--per-device-train-batch-size"
+_FSDP = {"full_shard": 3, "shard_grad_op": 2, "hybrid_shard": 3, "no_shard": 0}
+_DEFAULT_BATCH = 8  # of TrainingArguments.per_device_train_batch_size
+_READ_BELOW = frozenset({"--fsdp", "--use-peft", "--load-in-4bit", "--finetuning-type", "--quantization-bit"})
 
 
 def _is_on(arguments: Arguments, key: str) -> bool:
-    return str(arguments.get(key, "false")).lower() in {"", "true", "1"}
-
-
-def _read_precision(arguments: Arguments) -> Mapping[str, Any]:
-    on = [name for name in ("bf16", "fp16") if _is_on(arguments, f"--{name}")]
-    if len(on) > 1:
-        raise ValueError("--bf16 and --fp16 exclude each other")
-    return {"precision": on[0]} if on else {}
+    return str(arguments.get(key, "false")).lower() in {"", "true", "1", "yes", "auto"}
 
 
 def _row(name: str, read: Callable[[Arguments], Mapping[str, Any]], *keys: str) -> Term:
     return Term(name=name, write=lambda *_: {}, read=read, keys=keys, expressed_by=", ".join(keys), verified_by="")
 
 
-def _number(name: str, *keys: str) -> Term:
-    return _row(name, lambda arguments: stated(**{name: count(arguments, *keys)}), *keys)
+def number(name: str, *keys: str) -> Term:
+    """A positive whole number; ``auto`` and nothing state none."""
+
+    def read(arguments: Arguments) -> Mapping[str, Any]:
+        given = {key: arguments[key] for key in keys if arguments.get(key) not in {None, "auto", "", -1, "-1"}}
+        return stated(**{name: count(given, *given)}) if given else {}
+
+    return _row(name, read, *keys)
+
+
+def switch(name: str, value: Any, *keys: str) -> Term:
+    """A choice that is ``value`` where one of the switches is on."""
+    return _row(name, lambda arguments: {name: value} if any(_is_on(arguments, key) for key in keys) else {}, *keys)
+
+
+def precision_row(*keys: str) -> Term:
+    """``bf16`` or ``fp16`` behind switches of those names."""
+
+    def read(arguments: Arguments) -> Mapping[str, Any]:
+        on = [key.strip("-") for key in keys if _is_on(arguments, key)]
+        if len(on) > 1 and "auto" not in {str(arguments.get(key)) for key in keys}:
+            raise ValueError(f"{' and '.join(keys)} exclude each other")
+        return {"precision": on[0]} if on else {}
+
+    return _row("precision", read, *keys)
 
 
 TERMS = (
-    _number("micro_batch_size", "--per-device-train-batch-size"),
-    _number("num_microbatches", "--gradient-accumulation-steps"),
-    _number("sequence_length", "--max-seq-length", "--max-length", "--model-max-length"),
-    _row("precision", _read_precision, "--bf16", "--fp16"),
-    _row(
-        "activation_recompute",
-        lambda arguments: {"activation_recompute": "full"} if _is_on(arguments, "--gradient-checkpointing") else {},
-        "--gradient-checkpointing",
-    ),
+    number("micro_batch_size", _BATCH),
+    number("num_microbatches", "--gradient-accumulation-steps"),
+    number("sequence_length", "--max-seq-length", "--max-length", "--model-max-length", "--cutoff-len", "--block-size"),
+    number("lora_rank", "--lora-r", "--lora-rank"),
+    precision_row("--bf16", "--fp16"),
+    switch("activation_recompute", "full", "--gradient-checkpointing"),
 )
+
+
+def recognises(given: Given) -> bool:
+    """Whether the flags are those of a script with the Trainer."""
+    arguments = with_dashes(given.arguments)
+    return _BATCH in arguments or {"--model-name-or-path", "--output-dir"} <= arguments.keys()
+
+
+def read(given: Given) -> Reading:
+    """A script without a configuration of its own: plain replicas, ``--fsdp``, or a DeepSpeed file that is not here."""
+    reading = Reading(source=SOURCE, target="any", launch=given.launch)
+    arguments = with_dashes(given.arguments)
+    take(reading, given)
+    fsdp = str(arguments.get("--fsdp", "")).split()
+    for name in fsdp[:1]:
+        reading.target = "accelerate"
+        reading.assume("zero_stage", _FSDP.get(name, 3), f"--fsdp {name}")
+    if arguments.get("--deepspeed"):
+        take_deepspeed(reading, str(arguments["--deepspeed"]))
+    reading.assume("micro_batch_size", _DEFAULT_BATCH, "not stated; the Trainer's default")
+    complete(reading)
+    return reading
 
 
 def take(reading: Reading, given: Given) -> None:
@@ -55,5 +96,39 @@ def take(reading: Reading, given: Given) -> None:
     stated_values = {term: value for term, value in given.known.items() if value is not None}
     reading.take(ReadBack(values=stated_values, source_flags=dict.fromkeys(stated_values, "training_config.json")))
     reading.model = reading.model or next((str(arguments[key]) for key in _MODEL if arguments.get(key)), "")
-    known = {key for term in TERMS for key in term.keys} | _CONFIGURATIONS | set(_MODEL)
+    adapter = str(arguments.get("--finetuning-type", "lora" if _is_on(arguments, "--use-peft") else ""))
+    narrow = _is_on(arguments, "--load-in-4bit") or str(arguments.get("--quantization-bit")) == "4"
+    take_adapter(reading, adapter if adapter == "lora" else None, is_narrow=narrow)
+    known = {key for term in TERMS for key in term.keys} | _CONFIGURATIONS | set(_MODEL) | _READ_BELOW
     reading.unread += [as_written(flag, value) for flag, value in arguments.items() if flag not in known]
+
+
+def take_adapter(reading: Reading, adapter: object, *, is_narrow: bool) -> None:
+    """LoRA or QLoRA; a rank without either is no choice of the plan."""
+    if adapter not in {"lora", "qlora"}:
+        reading.values.pop("lora_rank", None)
+        return
+    reading.values["phase"] = "qlora" if is_narrow or adapter == "qlora" else "lora"
+    reading.assume("lora_rank", 16, "adapters without a rank")
+
+
+def take_deepspeed(reading: Reading, name: str) -> None:
+    """The stage of a DeepSpeed file that is not here, by its name (``zero3.json``, ``ds_z2_config.json``)."""
+    reading.target = "deepspeed"
+    stage = re.search(r"(?:zero|z|stage)[_-]?([0-3])", name.rsplit("/", 1)[-1].lower())
+    if stage is None:
+        reading.report("fixed.zero_stage", f"{name!r} is not here and its name tells no stage: give the file too")
+        return
+    reading.assume("zero_stage", int(stage.group(1)), f"by the name of {name}, which is not here; give the file too")
+    if "offload" in name.lower():
+        reading.assume("optimizer_offload", True, f"by the name of {name}")
+
+
+def complete(reading: Reading) -> None:
+    """What the Trainer does where nothing says otherwise."""
+    for term in ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel"):
+        reading.assume(term, 1, "the Trainer has data parallelism only")
+    reading.assume("sequence_parallel", False, "the Trainer keeps whole sequences")
+    reading.assume("zero_stage", 0, "no configuration shards states")
+    reading.assume("activation_recompute", "none", "not stated; the Trainer's default")
+    reading.assume("precision", "fp32", "neither bf16 nor fp16 is set")

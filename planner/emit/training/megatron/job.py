@@ -20,7 +20,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import feature_rows, write_all
-from meshplan.planner.emit.training.adapters import without_adapters
+from meshplan.planner.emit.training.adapters import phase_of, refuse_adapters
 from meshplan.planner.emit.training.job import Job
 from meshplan.planner.emit.training.megatron import script as megatron_script
 from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_shape, model_flags, model_notes
@@ -28,7 +28,7 @@ from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GR
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
 from meshplan.planner.training.problem.megatron import MEGATRON
-from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.problem import Phase, TrainingConfig
 
 TARGET = "megatron"
 ARGUMENTS_FILE = PurePosixPath("megatron_args.txt")
@@ -142,6 +142,8 @@ def environment(request: TrainingRequest) -> dict[str, str | None]:
 
 def job(request: TrainingRequest) -> Job:
     """Megatron-LM with its argument file."""
+    refuse_adapters(request.plan, TARGET)
+    is_fine_tuned = phase_of(request.plan) is Phase.FINE_TUNING
     flags = arguments(request)
     argument_file = Artifact(path=ARGUMENTS_FILE, content=_argument_text(request, flags))
     return Job(
@@ -150,13 +152,12 @@ def job(request: TrainingRequest) -> Job:
         verified=VERIFIED,
         rank_order=MEGATRON.rank_orders[0],
         environment=environment(request),
-        program=megatron_script.program(ARGUMENTS_FILE, request.shape.vocab_size),
+        program=megatron_script.program(ARGUMENTS_FILE, request.shape.vocab_size, is_fine_tuned=is_fine_tuned),
         files=(argument_file,),
-        settings=megatron_script.SETTINGS,
+        settings=megatron_script.settings(is_fine_tuned=is_fine_tuned),
         notes=(
             *model_notes(request.shape),
             *_config_notes(request.config),
-            *without_adapters(request.plan, "pretrain_gpt.py"),
         ),
     )
 

@@ -36,8 +36,9 @@ SETTINGS = (
     Setting(name="TOKENIZER_MODEL", default="", meaning="its model; needed with any other TOKENIZER_TYPE"),
     Setting(name="SAVE_DIR", default="", meaning="where to save checkpoints; unset: nowhere"),
     Setting(name="SAVE_INTERVAL", default="1000", meaning="steps between checkpoints; only with SAVE_DIR"),
-    Setting(name="LOAD_DIR", default="", meaning="checkpoint to start from; unset: random weights"),
 )
+_LOAD = Setting(name="LOAD_DIR", default="", meaning="checkpoint to start from; unset: random weights")
+_LOAD_ALWAYS = Setting(name="LOAD_DIR", default="", meaning="REQUIRED: checkpoint that is fine-tuned", required=True)
 
 _PROGRAM = r"""
 # --- Megatron-LM --------------------------------------------------------------------------------------------------
@@ -69,22 +70,36 @@ fi
 if [[ -n ${{SAVE_DIR:-}} ]]; then
   program+=(--save "$SAVE_DIR" --save-interval "${{SAVE_INTERVAL:-1000}}")
 fi
-if [[ -n ${{LOAD_DIR:-}} ]]; then
-  program+=(--load "$LOAD_DIR")
-fi
+{load}
 """
+_START_FROM = """\
+if [[ -n ${LOAD_DIR:-} ]]; then
+  program+=(--load "$LOAD_DIR")
+fi"""
+# --finetune: the weights of the checkpoint, neither its optimizer states nor its step.
+_FINE_TUNE = 'program+=(--load "${LOAD_DIR:?set LOAD_DIR to the checkpoint that is fine-tuned}" --finetune)'
 
 
-def program(arguments_file: PurePosixPath, vocab_size: int) -> str:
+def settings(*, is_fine_tuned: bool) -> tuple[Setting, ...]:
+    """Variables of the script; fine-tuning needs a checkpoint."""
+    return (*SETTINGS, _LOAD_ALWAYS if is_fine_tuned else _LOAD)
+
+
+def program(arguments_file: PurePosixPath, vocab_size: int, *, is_fine_tuned: bool = False) -> str:
     """Bash that fills the array ``program``: the script and its arguments, one element each.
 
     Args:
         arguments_file: the flags that the plan decides, beside the script.
         vocab_size: tokens of the model, for the tokenizer that makes no text.
+        is_fine_tuned: training starts from a checkpoint.
     """
-    settings = "\n".join(
+    lines = "\n".join(
         f'  {setting.flag} "${{{setting.name}:-{setting.default}}}"' for setting in SETTINGS if setting.flag
     )
     return _PROGRAM.format(
-        version=MEGATRON.version, arguments_file=arguments_file, settings=settings, vocab_size=vocab_size
+        version=MEGATRON.version,
+        arguments_file=arguments_file,
+        settings=lines,
+        vocab_size=vocab_size,
+        load=_FINE_TUNE if is_fine_tuned else _START_FROM,
     )

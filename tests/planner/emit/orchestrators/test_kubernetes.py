@@ -244,3 +244,16 @@ def test_skypilot(golden, tmp_path: Path) -> None:
     assert (task["num_nodes"], task["resources"]["accelerators"]) == (8, {"H100": 8})
     with pytest.raises(CannotExpressError, match="an unknown device"):
         emit("skypilot", replace(REQUEST, device=None), framework="megatron")
+
+
+@pytest.mark.parametrize("target", ["jobset", "job", "trainjob"])
+def test_pods_ask_for_the_network(target: str) -> None:
+    """Without RDMA devices NCCL would use TCP: pods ask for those of the cluster's plugin, or the README says so."""
+    plain = emit(target, request_for(LLAMA_70B, LLAMA_70B_ON_64, hosts=()), framework="megatron")
+    assert any("--pod-resource" in note for note in plain.notes)
+    request = replace(request_for(LLAMA_70B, LLAMA_70B_ON_64, hosts=()), pod_resources={"rdma/ib": 8})
+    made = emit(target, request, framework="megatron")
+    assert not any("--pod-resource" in note for note in made.notes)
+    text = next(file.content for file in made.artifacts if file.path.suffix == ".yaml")
+    assert "rdma/ib: '8'" in text
+    assert ("IPC_LOCK" in text) is (target != "trainjob")

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
 from golden_variants import difference
+from llm_d_schema import LLM_D_VALUES
 from lws_schema import LEADER_WORKER_SET
 from serving_cases import aggregated, disaggregated, layout, pool, random_config, serving_plan, serving_request
 
@@ -25,7 +26,7 @@ from meshplan.planner.serving.problem.engines import ENGINES
 from meshplan.planner.serving.problem.quantization import Quantization
 
 FP8 = Quantization.uniform("fp8_block")
-KUBERNETES = ("lws", "kserve", "dynamo")
+KUBERNETES = ("lws", "kserve", "dynamo", "llm-d")
 IMAGE = "registry.example/engine:1"
 
 
@@ -43,7 +44,11 @@ def documents(target: str, request: ServingRequest) -> list[dict[str, Any]]:
 def pods(document: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
     """(how many, spec) of every pod that asks for devices or routes."""
     spec = document.get("spec", {})
-    if document["kind"] == "LeaderWorkerSet":
+    if "modelArtifacts" in document:
+        for part in (document["prefill"], document["decode"]):
+            if part["create"]:
+                yield part["replicas"] * part["parallelism"]["workers"], part
+    elif document["kind"] == "LeaderWorkerSet":
         group = spec["leaderWorkerTemplate"]
         yield spec["replicas"], group["leaderTemplate"]["spec"]
         yield spec["replicas"] * (group["size"] - 1), group["workerTemplate"]["spec"]
@@ -74,7 +79,8 @@ def num_devices(found: list[dict[str, Any]]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("target", "other_engines"), [("lws", ("sglang",)), ("kserve", ()), ("dynamo", ("sglang",)), ("skypilot-serve", ())]
+    ("target", "other_engines"),
+    [("lws", ("sglang",)), ("kserve", ()), ("dynamo", ("sglang", "trtllm")), ("skypilot-serve", ()), ("llm-d", ())],
 )
 def test_golden(target: str, other_engines: tuple[str, ...], golden) -> None:
     def own(engine: str) -> dict[str, str]:
@@ -99,16 +105,18 @@ def test_pods_are_pods(target: str) -> None:
     """The types drop unknown fields, so a pod counts as accepted only when it comes back unchanged."""
     from kubeflow_trainer_api import models
 
+    if target == "llm-d":
+        pytest.skip("its values hold parts of pods; the chart makes the pods")
     for document in documents(target, pair("vllm")):
         for _, pod in pods(document):
             assert models.IoK8sApiCoreV1PodSpec.from_dict(pod).to_dict() == pod
-        if document["kind"] in {"Service", "ConfigMap"}:
+        if document.get("kind") in {"Service", "ConfigMap"}:
             kind = getattr(models, f"IoK8sApiCoreV1{document['kind']}", None)
             if kind is not None:
                 assert kind.from_dict(document).to_dict() == document
 
 
-@pytest.mark.parametrize(("target", "num_plans"), [("lws", 500), ("kserve", 60), ("dynamo", 60)])
+@pytest.mark.parametrize(("target", "num_plans"), [("lws", 500), ("kserve", 60), ("dynamo", 60), ("llm-d", 60)])
 def test_random_plans_ask_for_their_devices(target: str, num_plans: int) -> None:
     """LeaderWorkerSets are held against the API's own fields as well, their pods against the pod types."""
     from kubeflow_trainer_api import models
@@ -117,7 +125,7 @@ def test_random_plans_ask_for_their_devices(target: str, num_plans: int) -> None
     draw = random.Random(21)
     emitted = 0
     while emitted < num_plans:
-        engine = draw.choice({"kserve": ("vllm",), "dynamo": ("vllm", "sglang")}.get(target, tuple(ENGINES)))
+        engine = draw.choice({"kserve": ("vllm",), "llm-d": ("vllm",)}.get(target, tuple(ENGINES)))
         shape = draw.choice((LLAMA_70B, MIXTRAL, DEEPSEEK_V3))
         config = random_config(draw, ENGINES[engine], shape)
         try:
@@ -126,7 +134,7 @@ def test_random_plans_ask_for_their_devices(target: str, num_plans: int) -> None
             continue
         emitted += 1
         assert num_devices(found) == config.num_devices
-        for document in (one for one in found if one["kind"] == "LeaderWorkerSet"):
+        for document in (one for one in found if one.get("kind") == "LeaderWorkerSet"):
             sets.validate(document)
             for _, pod in pods(document):
                 assert models.IoK8sApiCoreV1PodSpec.from_dict(pod).to_dict() == pod
@@ -144,7 +152,7 @@ def test_random_plans_ask_for_their_devices(target: str, num_plans: int) -> None
     ],
 )
 def test_a_wrong_field_of_a_set_is_refused(path: tuple[str, ...], value: object) -> None:
-    document = next(one for one in documents("lws", pair("vllm")) if one["kind"] == "LeaderWorkerSet")
+    document = next(one for one in documents("lws", pair("vllm")) if one.get("kind") == "LeaderWorkerSet")
     *folders, name = path
     place = document
     for folder in folders:
@@ -171,7 +179,7 @@ def test_hostile_names_stay_one_value() -> None:
     request = replace(pair("vllm"), model_path=evil)
     for target in KUBERNETES:
         commands = [
-            container["command"]
+            [*container["command"], *container.get("args", ())]
             for document in documents(target, request)
             for _, pod in pods(document)
             for container in pod["containers"]
@@ -204,7 +212,8 @@ def test_engine_kwargs_of_ray() -> None:
     ("target", "request_", "match"),
     [
         ("kserve", pair("sglang"), "the engine sglang"),
-        ("dynamo", pair("trtllm"), "the engine trtllm"),
+        ("llm-d", pair("sglang"), "the engine sglang"),
+        ("llm-d", replace(pair("vllm"), model_path="org/{{ .Values }}"), "for a template"),
         ("lws", pair("trtllm"), "reaches the others by MPI"),
         ("ray", pair("vllm"), "data-parallel attention"),
         ("lws", replace(pair("vllm"), hosts=("a", "b", "c", "d")), "named hosts"),
@@ -222,9 +231,54 @@ def test_what_cannot_be_expressed_is_refused(target: str, request_: ServingReque
         emit_serving(target, request_)
 
 
-def test_rank_tables_are_refused() -> None:
-    config = aggregated("vllm", layout(2))
-    plan = serving_plan(LLAMA_70B, config, rank_table=((0, 1), (0, 0)))
+def test_a_pod_needs_no_names_of_devices() -> None:
+    """Every plan that the search makes has a rank table; a pod asks for a number of devices."""
+    config = aggregated("vllm", layout(2), num_workers=3)
+    places = tuple((0, device) for device in (1, 0, 2, 3, 4, 5))
+    plan = serving_plan(LLAMA_70B, config, rank_table=places)
+    for target in KUBERNETES:
+        assert num_devices(documents(target, serving_request(LLAMA_70B, config, plan=plan))) == config.num_devices
+    (ray,) = documents("ray", serving_request(LLAMA_70B, config, plan=plan))
+    (pool_,) = ray["applications"][0]["args"]["llm_configs"]
+    kwargs = pool_["engine_kwargs"]
+    ranks = kwargs["tensor_parallel_size"] * kwargs["pipeline_parallel_size"]
+    assert pool_["deployment_config"]["num_replicas"] * ranks == config.num_devices
+
+
+def test_skypilot_runs_the_plans_devices_on_hosts_counted_from_zero() -> None:
+    """A plan may use the later hosts of a cluster: only those that it uses are asked for."""
+    config = aggregated("vllm", layout(4), num_workers=2)
+    places = tuple((3, device) for device in range(4)) + tuple((7, device) for device in range(4))
+    plan = serving_plan(LLAMA_70B, config, rank_table=places)
+    emitted = emit_serving("skypilot-serve", serving_request(LLAMA_70B, config, plan=plan))
+    files = {str(file.path): file.content for file in emitted.artifacts}
+    assert yaml.safe_load(files["task.yaml"])["num_nodes"] == 2
+    rows = [line.split() for line in files["workers.txt"].splitlines() if not line.startswith("#")]
+    assert [(row[2], row[-1]) for row in rows] == [("0", "0,1,2,3"), ("1", "0,1,2,3")]
+
+
+@pytest.mark.parametrize("router", list(Router))
+def test_one_worker_needs_no_router(router: Router) -> None:
+    """What leads workers is refused only where there are several."""
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8), router=router))
     for target in (*KUBERNETES, "ray", "skypilot-serve"):
-        with pytest.raises(CannotExpressError, match="a rank table that names devices"):
-            emit_serving(target, serving_request(LLAMA_70B, config, plan=plan))
+        assert documents(target, request)
+
+
+def test_ray_routes_by_prefix() -> None:
+    config = aggregated("vllm", layout(8), num_workers=2, router=Router.PREFIX_AWARE)
+    (ray,) = documents("ray", serving_request(LLAMA_70B, config))
+    (pool_,) = ray["applications"][0]["args"]["llm_configs"]
+    routes = pool_["deployment_config"]["request_router_config"]
+    assert routes == {"request_router_class": "ray.serve.llm.request_router:PrefixCacheAffinityRouter"}
+
+
+def test_values_of_llm_d_are_those_of_its_chart() -> None:
+    for request in (pair("vllm"), serving_request(LLAMA_70B, aggregated("vllm", layout(4, 4), num_workers=2))):
+        (values,) = documents("llm-d", request)
+        jsonschema.Draft202012Validator(LLM_D_VALUES).validate(values)
+        assert values["multinode"] is any(program.num_nodes > 1 for program in vllm.job(request).programs)
+        assert values["prefill"]["create"] is request.config.is_disaggregated
+        jsonschema.Draft202012Validator(LLM_D_VALUES).validate(values)
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.Draft202012Validator(LLM_D_VALUES).validate({**values, "decoder": {}})

@@ -160,3 +160,16 @@ def test_frameworks_are_asked_for() -> None:
         emit("slurm", request, framework="megatorn")
     with pytest.raises(EmitError, match="launches itself"):
         emit("megatron", request, framework="slurm")
+
+
+@pytest.mark.parametrize("table", [((0, 0), (1, 0)), ((0, 0), (1, 0), (0, 1), (1, 1))])
+def test_an_image_is_started_by_pyxis(tmp_path: Path, table: tuple[tuple[int, int], ...]) -> None:
+    """Every task runs in the container, with the folder of the files mounted where it lies."""
+    request = replace(on_table(table), image="nvcr.io/nvidia/pytorch:25.06-py3")
+    script = {str(file.path): file.content for file in emit("slurm", request, framework="megatron").artifacts}
+    assert "--container-image='nvcr.io#nvidia/pytorch:25.06-py3'" in script["job.sbatch"]
+    assert "--container-mounts=$here:$here" in script["job.sbatch"]
+    assert "MESHPLAN_MOUNTS" in script["README.md"]
+    assert len(submit(tmp_path, request, nodes="a b")) == len(table)
+    with pytest.raises(EmitError, match="no name of an image"):
+        emit("slurm", replace(request, image="x; touch pwned"), framework="megatron")

@@ -1,0 +1,122 @@
+"""Commands inside containers: ``docker run``, docker compose files and Kubernetes manifests, as plain command lines.
+
+Nothing is run or fetched: of an image only its name is looked at, for the entry point that its publisher states.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+MAX_DEPTH = 24  # of a manifest; pods lie about six levels deep
+# Entry points (docs.vllm.ai "Using Docker"); other images run what follows their name.
+_ENTRY_POINTS = {"vllm-openai": ("vllm", "serve"), "vllm-openai-rocm": ("vllm", "serve")}
+_RUNTIMES = ("docker", "podman", "nerdctl")
+# Options of "docker run" without a value (docs.docker.com, docker container run).
+_SWITCHES = frozenset(
+    {"--detach", "--init", "--interactive", "--privileged", "--publish-all", "--quiet", "--read-only", "--rm"}
+    | {"--tty", "--no-healthcheck", "--oom-kill-disable"}
+)
+_SHORT_SWITCHES = frozenset("ditPq")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """What one container runs.
+
+    Args:
+        words: the command line.
+        num_hosts: pods of a group that run it together.
+        num_replicas: groups.
+    """
+
+    words: tuple[str, ...]
+    num_hosts: int = 1
+    num_replicas: int = 1
+
+
+def inside_docker(words: Sequence[str]) -> tuple[str, ...] | None:
+    """The command of ``docker run``; None where ``words`` are something else.
+
+    >>> inside_docker("docker run --gpus all -p 8000:8000 vllm/vllm-openai:latest --model a/b".split())
+    ('vllm', 'serve', '--model', 'a/b')
+    """
+    places = [place for place, word in enumerate(words) if word.rsplit("/", 1)[-1] in _RUNTIMES]
+    if not places or "run" not in words[places[0] + 1 : places[0] + 3]:
+        return None
+    place = words.index("run", places[0]) + 1
+    entry = ""
+    while place < len(words) and words[place].startswith("-"):
+        word = words[place]
+        is_switch = word in _SWITCHES or (not word.startswith("--") and set(word[1:]) <= _SHORT_SWITCHES)
+        if word.startswith("--entrypoint"):
+            entry = word.partition("=")[2] or "".join(words[place + 1 : place + 2])
+        place += 1 if is_switch or ("=" in word and word.startswith("--")) else 2
+    if place >= len(words):
+        return None
+    return _command(words[place], [entry] if entry else [], words[place + 1 :])
+
+
+def _command(image: str, entry: Sequence[str], arguments: Sequence[str]) -> tuple[str, ...]:
+    name = image.rsplit("/", 1)[-1].partition(":")[0].partition("@")[0]
+    return (*(entry or _ENTRY_POINTS.get(name, ())), *arguments)
+
+
+def is_manifest(document: Mapping[str, Any]) -> bool:
+    """Whether a document is a compose file or a Kubernetes object."""
+    return isinstance(document.get("services"), Mapping) or {"apiVersion", "kind"} <= document.keys()
+
+
+def commands_of(document: Mapping[str, Any]) -> tuple[Command, ...]:
+    """What the containers of a compose file or of a Kubernetes object run."""
+    if isinstance(document.get("services"), Mapping):
+        return tuple(_composed(document["services"]))
+    return tuple(_deployed(document, 0, 1, 1))
+
+
+def _composed(services: Mapping[str, Any]) -> Iterator[Command]:
+    for service in services.values():
+        if isinstance(service, Mapping) and isinstance(service.get("image", ""), str):
+            entry, arguments = (_words(service.get(name)) for name in ("entrypoint", "command"))
+            yield Command(words=_command(service.get("image", ""), entry, arguments))
+
+
+def _deployed(node: Any, depth: int, hosts: int, replicas: int) -> Iterator[Command]:
+    """Containers of a pod's template, however deep it lies."""
+    if depth > MAX_DEPTH:
+        return
+    if isinstance(node, list):
+        for item in node:
+            yield from _deployed(item, depth + 1, hosts, replicas)
+    if not isinstance(node, Mapping):
+        return
+    hosts, replicas = _count(node.get("size"), hosts), _count(node.get("replicas"), replicas)
+    if isinstance(node.get("leaderWorkerTemplate"), Mapping):
+        hosts = _count(node["leaderWorkerTemplate"].get("size"), hosts)
+    for container in node.get("containers", ()) if isinstance(node.get("containers"), list) else ():
+        if isinstance(container, Mapping):
+            entry, arguments = _words(container.get("command")), _words(container.get("args"))
+            words = _command(str(container.get("image", "")), entry, arguments)
+            if words:
+                yield Command(words=words, num_hosts=hosts, num_replicas=replicas)
+    for key, value in node.items():
+        if key != "containers":
+            yield from _deployed(value, depth + 1, hosts, replicas)
+
+
+def _count(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else default
+
+
+def _words(value: object) -> list[str]:
+    """A command as a list, or as a line that a shell would split."""
+    if isinstance(value, list):
+        return [str(part) for part in value]
+    if not isinstance(value, str):
+        return []
+    try:
+        return shlex.split(value)
+    except ValueError:
+        return value.split()

@@ -1,0 +1,70 @@
+"""What a torchtune recipe states: its YAML, ``tune run`` and ``key=value`` words after it (torchtune 0.6, docs)."""
+
+from __future__ import annotations
+
+import re
+
+from meshplan.planner.emit.terms import read_all
+from meshplan.planner.imports.launchers import read_launch
+from meshplan.planner.imports.reading import Given, Reading, as_written
+from meshplan.planner.imports.sources import trainer
+
+SOURCE = "torchtune"
+_COMPONENT = "model._component_"
+_TERMS = (
+    trainer.number("micro_batch_size", "batch_size"),
+    trainer.number("num_microbatches", "gradient_accumulation_steps"),
+    trainer.number("sequence_length", "tokenizer.max_seq_len"),
+    trainer.number("lora_rank", "model.lora_rank"),
+    trainer.number("tensor_parallel", "tensor_parallel_dim"),
+    trainer.number("data_parallel_shard", "data_parallel_shard_dim"),
+    trainer.number("num_shard_groups", "data_parallel_replicate_dim"),
+    trainer.switch("activation_recompute", "full", "enable_activation_checkpointing"),
+)
+_READ_BELOW = (_COMPONENT, "dtype")
+_MODEL = re.compile(r"torchtune\.models\.\w+\.(?:(q?lora)_)?([a-z0-9_]+)")
+
+
+def recognises(given: Given) -> bool:
+    """Whether this is a recipe of torchtune."""
+    program = "".join(given.launch.program[:1]).rsplit("/", 1)[-1]
+    return program == "tune" or "torchtune" in str(given.document.get(_COMPONENT, ""))
+
+
+def read(given: Given) -> Reading:
+    """Batch, length, adapters; distributed recipes shard parameters (FSDP2)."""
+    words = [word.partition("=") for word in (*given.launch.program, *given.loose)]
+    stated = {key: value for key, sign, value in words if sign and not key.startswith("-")}
+    document = {**given.document, **stated}
+    reading = Reading(source=SOURCE, target="any", launch=given.launch)
+    reading.take(read_all(_TERMS, document))
+    if reading.values.get("data_parallel_shard") == 1 or "-1" in str(document.get("data_parallel_shard_dim", "")):
+        reading.values.pop("data_parallel_shard", None)
+    recipe = " ".join(given.launch.program)
+    if given.launch.program[1:2] == ("run",):
+        # "tune run" takes torchrun's options before the recipe.
+        reading.launch = read_launch(("torchrun", *recipe.partition(" --config")[0].split()[2:], "recipe.py"))
+    found = _MODEL.search(str(document.get(_COMPONENT, "")))
+    config = re.search(r"--config[ =](\S+)", recipe)
+    named = re.search(r"q?lora", recipe)
+    adapter = (found.group(1) if found else None) or (named.group() if named else None)
+    trainer.take_adapter(reading, adapter, is_narrow=False)
+    if found:
+        reading.model = _name(found.group(2))
+    elif config:  # a recipe that comes with torchtune: llama3_1/8B_lora
+        family, _, size = config.group(1).partition("/")
+        reading.model = "-".join(filter(None, (_name(family), size.partition("_")[0].lower())))
+    reading.values["precision"] = {"bf16": "bf16", "fp16": "fp16"}.get(str(document.get("dtype", "bf16")), "fp32")
+    reading.source_flags["precision"] = "dtype"
+    known = {key for term in _TERMS for key in term.keys} | set(_READ_BELOW)
+    reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
+    if "distributed" in recipe or (reading.launch.num_devices or 1) > 1:
+        reading.assume("zero_stage", 3, "a distributed recipe shards parameters (FSDP2)")
+    trainer.complete(reading)
+    return reading
+
+
+def _name(component: str) -> str:
+    """``llama3_1_8b`` → ``llama-3.1-8b``."""
+    name = re.sub(r"^(llama|qwen|gemma|mistral|phi)(\d)", r"\1-\2", component)
+    return re.sub(r"-(\d)_(\d)(?=_|$)", r"-\1.\2", name).replace("_", "-")

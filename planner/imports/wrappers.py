@@ -1,0 +1,80 @@
+"""What stands around a command: ``bash -c``, ``docker run``, ``uv run``; and on which line of a file a flag stands."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.imports.containers import inside_docker
+from meshplan.planner.imports.shell import Statement, read_script
+
+MAX_NESTING = 4  # srun docker run … bash -c "…"
+_SHELLS = ("bash", "sh", "zsh", "dash")
+_SHELL_COMMAND = re.compile(r"-[a-z]*c")
+# Programs that start another one: their own words until it begins.
+_RUNNER_SWITCHES = frozenset({"--no-sync", "--no-capture-output", "--live-stream"})
+_RUNNERS = {"uv": "run", "poetry": "run", "pipenv": "run", "conda": "run", "pixi": "run"}
+
+
+def expanded(statements: Iterable[Statement], variables: Mapping[str, str], depth: int = 0) -> Iterator[Statement]:
+    """Statements with shells, containers and runners taken away; a launcher before them (srun) stays in front."""
+    for statement in statements:
+        inner = None if depth >= MAX_NESTING else _inside(statement, variables)
+        if inner is None:
+            yield statement
+        else:
+            yield from expanded(inner, variables, depth + 1)
+
+
+def _inside(statement: Statement, variables: Mapping[str, str]) -> list[Statement] | None:
+    """The commands inside one; None where nothing stands around it."""
+    words = statement.words
+    for place, word in enumerate(words):
+        name = word.rsplit("/", 1)[-1]
+        options = [
+            index for index in (place + 1, place + 2) if _SHELL_COMMAND.fullmatch("".join(words[index : index + 1]))
+        ]
+        if name in _SHELLS and options:
+            try:
+                script = read_script("".join(words[options[0] + 1 : options[0] + 2]), variables)
+            except SpecError:
+                return None
+            return [replace(statement, words=(*words[:place], *one.words)) for one in script.statements]
+        if name in {"docker", "podman", "nerdctl"}:
+            found = inside_docker(words[place:])
+            return None if found is None else [replace(statement, words=(*_launcher(words[:place]), *found))]
+        if name in _RUNNERS and words[place + 1 : place + 2] == (_RUNNERS[name],):
+            return [replace(statement, words=(*words[:place], *_after_runner(words[place + 2 :])))]
+    return None
+
+
+def _launcher(words: tuple[str, ...]) -> tuple[str, ...]:
+    """What stands before a container, where it starts processes."""
+    return words if words and words[0].rsplit("/", 1)[-1] in {"srun", "mpirun"} else ()
+
+
+def _after_runner(words: tuple[str, ...]) -> tuple[str, ...]:
+    """``-n NAME`` and the like belong to the runner."""
+    place = 0
+    while place < len(words) and words[place].startswith("-"):
+        place += (
+            1 if "=" in words[place] or words[place] in {"--no-sync", "--no-capture-output", "--live-stream"} else 2
+        )
+    return words[place:]
+
+
+def located(text: str, first_line: int) -> Callable[[str], str]:
+    """A flag, as it is listed → the same with the line of the file where it stands, from a statement's line on."""
+    lines = text.splitlines()
+
+    def where(entry: str) -> str:
+        flag = entry.split(maxsplit=1)[0] if entry.startswith("--") else ""
+        name = re.escape(flag).replace("\\-", "[-_]")
+        for number, line in enumerate(lines, start=1):
+            if flag and number >= first_line and re.search(rf"(?<![\w-]){name}(?![\w-])", line):
+                return f"line {number}: {entry}"
+        return entry
+
+    return where

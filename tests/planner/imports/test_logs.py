@@ -1,0 +1,138 @@
+"""Measured figures out of the tools' own outputs; the samples have the form of each tool's writer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from emit_cases import LLAMA_70B, config_for, plan_for
+from serving_cases import aggregated, layout, serving_plan
+
+from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.plan import Interval
+from meshplan.planner.imports.logs import read_log
+
+ONE = Interval(value=1.0, low=0.9, high=1.1)
+SERVING = serving_plan(
+    LLAMA_70B,
+    aggregated("vllm", layout(8)),
+    predicted=dict.fromkeys(
+        ("ttft_mean_s", "ttft_p99_s", "tpot_p95_s", "tpot_mean_s", "e2e_mean_s", "requests_per_s"), ONE
+    ),
+)
+CONFIG = config_for(LLAMA_70B, data_parallel=8, num_microbatches=16, micro_batch_size=1)
+TRAINING = plan_for(
+    LLAMA_70B,
+    CONFIG,
+    predicted=dict.fromkeys(("iteration_s", "peak_memory_bytes", "tokens_per_s_per_device"), ONE),
+)
+VLLM = {
+    "backend": "openai",
+    "completed": 600,
+    "request_throughput": 1.98,
+    "output_throughput": 1980.5,
+    "mean_ttft_ms": 410.25,
+    "p99_ttft_ms": 1830.0,
+    "mean_tpot_ms": 21.5,
+    "p95_tpot_ms": 30.25,
+    "mean_e2el_ms": 21900.0,
+}
+SGLANG = {
+    "backend": "sglang-oai",
+    "request_throughput": 2.01,
+    "mean_ttft_ms": 300.0,
+    "p99_ttft_ms": 900.0,
+    "mean_e2e_latency_ms": 20000.0,
+}
+AIPERF = {
+    "time_to_first_token": {"unit": "ms", "avg": 250.0, "p99": 800.0},
+    "inter_token_latency": {"unit": "ms", "avg": 20.0, "p95": 25.0},
+    "request_latency": {"unit": "ms", "avg": 19000.0},
+    "request_throughput": {"unit": "requests/sec", "avg": 1.9},
+}
+TERMINAL = """
+============ Serving Benchmark Result ============
+Successful requests:                     600
+Request throughput (req/s):              1.98
+Output token throughput (tok/s):         1,980.52
+---------------Time to First Token----------------
+Mean TTFT (ms):                          410.25
+Median TTFT (ms):                        380.00
+P99 TTFT (ms):                           1830.00
+-----Time per Output Token (excl. 1st token)------
+Mean TPOT (ms):                          21.50
+P95 TPOT (ms):                           30.25
+==================================================
+"""
+MEGATRON = (
+    "".join(
+        f" [2026-01-01 00:00:0{step}] iteration {step:8d}/     100 | consumed samples: {step * 128} | elapsed time "
+        f"per iteration (ms): {milliseconds} | throughput per GPU (TFLOP/s/GPU): 401.2 | learning rate: 1.0E-04 |\n"
+        for step, milliseconds in enumerate((9000.0, 2000.0, 2100.0, 2050.0), start=1)
+    )
+    + "[Rank 0] (after 1 iterations) memory (MB) | allocated: 10240.0 | max allocated: 20480.0 | reserved: 30000.0\n"
+)
+TITAN = "".join(
+    f"[rank0]:[titan] - root - INFO - \x1b[31mstep: {step:2d}  \x1b[32mloss:  8.1  \x1b[38;2;180;60;0mgrad_norm: 1.0  "
+    f"\x1b[36mmemory: 20.00GiB(25.3%)  \x1b[34mtps: {rate}  \x1b[36mtflops: 300.1  \x1b[35mmfu: 30.34%\x1b[39m\n"
+    for step, rate in ((1, "1,024"), (10, "32,768"), (20, "32,768"))
+)
+OURS = "".join(
+    f'  1%|  | {step}/3 meshplan {{"step": {step}, "step_time_s": {seconds}}}\n'
+    for step, seconds in ((1, 9.0), (2, 2.0), (3, 2.2))
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (json.dumps(VLLM), {"ttft_mean_s": 0.41025, "ttft_p99_s": 1.83, "tpot_p95_s": 0.03025, "requests_per_s": 1.98}),
+        (json.dumps(VLLM, indent=2), {"e2e_mean_s": 21.9, "tpot_mean_s": 0.0215}),
+        (
+            f"{json.dumps({**SGLANG, 'mean_ttft_ms': 1.0})}\n{json.dumps(SGLANG)}\n",
+            {"ttft_mean_s": 0.3, "e2e_mean_s": 20.0},
+        ),
+        (
+            json.dumps(AIPERF, indent=2),
+            {"ttft_p99_s": 0.8, "tpot_p95_s": 0.025, "e2e_mean_s": 19.0, "requests_per_s": 1.9},
+        ),
+        (TERMINAL, {"ttft_mean_s": 0.41025, "ttft_p99_s": 1.83, "tpot_p95_s": 0.03025, "requests_per_s": 1.98}),
+    ],
+)
+def test_serving(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
+    (tmp_path / "log").write_text(text)
+    found = read_log(tmp_path / "log", SERVING)
+    assert found.keys() <= SERVING.predicted.keys()
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        (MEGATRON, {"iteration_s": 2.05, "peak_memory_bytes": 20480 * 2**20}),
+        # 128 sequences of 4096 tokens on 8 devices: 65,536 tokens a device and step.
+        (TITAN, {"iteration_s": 2.0, "peak_memory_bytes": 20 * 2**30, "tokens_per_s_per_device": 32768.0}),
+        (OURS, {"iteration_s": 2.1}),
+    ],
+)
+def test_training(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
+    """The median of the steps, without the first, which compiles."""
+    (tmp_path / "log").write_text(text)
+    found = read_log(tmp_path / "log", TRAINING)
+    assert {name: found[name] for name in wanted} == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("text", ["", "hello", "{", '{"a": 1}', "iteration 1/ 2 |", "\x00\xff", "[1]" * 1000])
+def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / "log").write_text(text)
+    with pytest.raises(SpecError):
+        read_log(tmp_path / "log", SERVING)
+
+
+def test_a_log_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(MEGATRON)
+    with pytest.raises(SpecError, match="this plan predicts e2e_mean_s"):
+        read_log(tmp_path / "log", SERVING)
+    with pytest.raises(SpecError, match="cannot read"):
+        read_log(tmp_path / "none", SERVING)
