@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import io
+import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -19,7 +20,16 @@ from meshplan.catalogs.untrusted.limits import MAX_ARRAYS_BYTES, MAX_ROWS, MAX_T
 _CHUNK_BYTES = 2**18
 _GZIP_MAGIC = b"\x1f\x8b"
 # What a damaged or hostile archive makes NumPy and zlib raise.
-_DAMAGED = (ValueError, EOFError, KeyError, SyntaxError, NotImplementedError, zipfile.BadZipFile, zlib.error)
+_DAMAGED = (
+    ValueError,
+    EOFError,
+    KeyError,
+    SyntaxError,
+    tokenize.TokenError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 Array = np.ndarray[Any, Any]
 

@@ -164,7 +164,7 @@ def _variables(pairs: list[str]) -> dict[str, str]:
 
 def spec_text(found: Imported) -> str:
     """The spec as YAML, with what a reader has to know as comments."""
-    import yaml
+    from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: as the others of this module
 
     is_pinned = "fixed" in found.spec
     held = "'fixed' pins its choices: meshplan estimate prices them" if is_pinned else "its choices are left free"
@@ -176,7 +176,7 @@ def spec_text(found: Imported) -> str:
         notes += ["Understood, but not expressible in a spec:", *(f"  {text}" for text in found.left_out)]
     if found.unread:
         notes += ["Not understood, so not in the estimate:", *(f"  {text}" for text in found.unread)]
-    return "".join(_comment(note) for note in notes) + yaml.safe_dump(_plain(found.spec), sort_keys=False)
+    return "".join(_comment(note) for note in notes) + yaml_text(_plain(found.spec))
 
 
 def _comment(text: str) -> str:

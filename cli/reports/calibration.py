@@ -87,17 +87,17 @@ class FittedSets:
         Raises:
             EmitError: the file cannot be written.
         """
-        import yaml
-
         from meshplan.catalogs.errors import EmitError
 
         path = path.with_name(f"serving_{path.name}") if self.kind == "serving" else path
         common = ("source", "date")
         rows = [{key: value for key, value in item.items() if key not in common} for item in self.documents]
         content = {"source": self.source, "date": self.documents[0]["date"], "calibrations": rows}
+        from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: only --out writes YAML
+
         header = HEADER.format(title=self.title.capitalize(), kind=self.kind)
         try:
-            path.write_text(header + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
+            path.write_text(header + yaml_text(content, width=110), encoding="utf-8")
         except OSError as error:
             raise EmitError(f"cannot write {path}: {error}") from error
 

@@ -8,10 +8,10 @@ for by name (``--nodelist``) and keep their names in the lookup, whatever order 
 
 from __future__ import annotations
 
-import shlex
 from pathlib import PurePosixPath
 
 from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import HostPlacement, check_places, host_placements, is_contiguous
@@ -125,7 +125,7 @@ def _sbatch(launch: torchrun.Launch) -> str:
     if request.hosts:
         options.append("--nodelist=" + ",".join(placement.hostname for placement in by_host))
     contiguous = is_contiguous(launch.job.rank_table)
-    names = " ".join(shlex.quote(placement.hostname) for placement in by_host) if request.hosts else ""
+    names = " ".join(shell_word(placement.hostname) for placement in by_host) if request.hosts else ""
     return (
         "#!/usr/bin/env bash\n"
         + commented(options, sign="#SBATCH")

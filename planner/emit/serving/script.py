@@ -7,11 +7,11 @@ user never become shell text: they are read from files line by line, or quoted.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
@@ -167,7 +167,7 @@ def _shell(argument: Argument, values: Mapping[str, str]) -> str:
     """An argument as shell text: quoted, or with the variables that fill its placeholders."""
     if isinstance(argument, Template):
         return f'"{argument.filled(values)}"'
-    return argument if _PLAIN.fullmatch(argument) else shlex.quote(argument)
+    return argument if _PLAIN.fullmatch(argument) else shell_word(argument)
 
 
 def _router_values(launch: ServingLaunch) -> dict[str, str]:
@@ -180,7 +180,7 @@ def _addresses_text(launch: ServingLaunch) -> str:
     """Bash that fills the array ``addresses``."""
     request = launch.job.request
     if request.hosts:
-        return f"addresses=({' '.join(map(shlex.quote, request.hosts))})"
+        return f"addresses=({' '.join(map(shell_word, request.hosts))})"
     if launch.num_hosts == 1:
         return 'read -r -a addresses <<< "${MESHPLAN_HOSTS:-127.0.0.1}"'
     return (

@@ -7,11 +7,11 @@ word, and a planned placement would be lost. Every host looks up its devices in 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS, HostPlacement, host_placements
@@ -119,7 +119,7 @@ def _host_script(launch: Launch, placement: HostPlacement) -> Artifact:
 def _launch_script(launch: Launch) -> str:
     master = launch.placements[0].hostname
     address = (
-        f"export MASTER_ADDR=${{MASTER_ADDR:-{shlex.quote(master)}}}"
+        f"export MASTER_ADDR=${{MASTER_ADDR:-{shell_word(master)}}}"
         if master
         else ': "${MASTER_ADDR:?set MASTER_ADDR to the name of the first host}"\nexport MASTER_ADDR'
     )
@@ -145,7 +145,7 @@ def _launch_script(launch: Launch) -> str:
 def environment_text(environment: Mapping[str, str | None]) -> str:
     """Bash that sets and unsets the variables of every rank."""
     lines = [
-        f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+        f"unset {name}" if value is None else f"export {name}={shell_word(value)}"
         for name, value in environment.items()
     ]
     return "\n".join(lines) if lines else "# no variable needs a value"

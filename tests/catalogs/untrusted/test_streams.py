@@ -35,7 +35,7 @@ def test_arrays_come_back(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shape", ["(10**12,)", "(1000000000000,)", "(4, 4)", "(-1, -8)", "(2.5,)", "'x'", "(1,"])
 def test_a_header_is_not_believed(shape: str, tmp_path: Path) -> None:
-    with pytest.raises(DocumentError, match="is not an .npz of plain numbers"):
+    with pytest.raises(DocumentError, match=r"is not an \.npz of plain numbers"):
         read_arrays(archive(tmp_path / "a.npz", load=npy(shape, b"12345678")))
 
 
