@@ -13,7 +13,7 @@ from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
 from meshplan.cli.commands.reference import choices, schema, support
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 from meshplan.planner.core.text import counted
 
@@ -79,11 +79,13 @@ def show(
 def export_entries(
     name: Annotated[str | None, typer.Argument(help="One entry; everything when left out.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write instead of stdout.")] = None,
+    force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.JSON,
 ) -> None:
     """Write the catalog, or one entry, as one JSON or YAML document that 'catalog import' reads."""
     from meshplan.catalogs.database.transfer import export_document
+    from meshplan.catalogs.writing import write_file
     from meshplan.cli.render import rendered_document
 
     if form not in (Format.JSON, Format.YAML):
@@ -92,10 +94,7 @@ def export_entries(
     if out is None:
         show_document(document, form)
         return
-    try:
-        out.write_text(rendered_document(document, form), encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write {out}: {error.strerror}", param_hint="--out") from error
+    write_file(out, rendered_document(document, form), force=force)
 
 
 @app.command("import")

@@ -212,12 +212,9 @@ def _next_commands(found: Imported, out: Path) -> str:
 
 
 def _write(text: str, out: Path, *, force: bool) -> None:
-    from pathlib import PurePosixPath
+    from meshplan.catalogs.writing import write_file
 
-    from meshplan.planner.emit.artifact import Artifact
-    from meshplan.planner.emit.writer import write_artifacts
-
-    write_artifacts([Artifact(path=PurePosixPath(out.name), content=text)], out.parent, force=force)
+    write_file(out, text, force=force)
 
 
 def _compare(found: Imported, catalog: Catalog, form: Format) -> None:

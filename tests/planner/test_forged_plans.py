@@ -102,7 +102,7 @@ def read(document: dict[str, Any]) -> Plan | None:
 
 
 def test_every_field_of_a_plan_may_be_hostile(document: dict[str, Any], catalog: Catalog, tmp_path: Path) -> None:
-    """Each text and number of the plan, with one hostile text after the other; then the files of one target after the other."""
+    """Each text and number of the plan with a hostile text; then the files of one target after the other."""
     targets = [target.name for target in TARGETS]
     accepted = 0
     for number, path in enumerate(leaves(document)):

@@ -18,6 +18,7 @@ from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.serving.hosts import Worker, place
 from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.text import MANIFEST_CHECK
 from meshplan.planner.serving.problem.config import Role
 
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
@@ -194,7 +195,12 @@ def _launch_text(launch: ServingLaunch) -> str:
     return (
         "#!/usr/bin/env bash\n"
         + commented(stamp(launch.job.request.plan, launch.job.verified))
-        + _PROLOGUE.format(workers_file=WORKERS_FILE, addresses=_addresses_text(launch), num_hosts=launch.num_hosts)
+        + _PROLOGUE.format(
+            workers_file=WORKERS_FILE,
+            manifest_check=MANIFEST_CHECK,
+            addresses=_addresses_text(launch),
+            num_hosts=launch.num_hosts,
+        )
         + functions
         + _CHECKS.format(gpu_checks=_gpu_checks(launch.job.request), program=_first_program(launch))
         + _START.format(health_path=HEALTH_PATH)
@@ -264,6 +270,7 @@ fail() {{
   exit 1
 }}
 
+{manifest_check}
 [[ ${{1:-}} =~ ^[0-9]+$ ]] || fail "usage: launch.sh HOST [more flags]; host numbers are in {workers_file}"
 host=$1
 shift

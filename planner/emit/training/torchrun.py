@@ -16,6 +16,7 @@ from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fie
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS, HostPlacement, host_placements
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.text import MANIFEST_CHECK
 from meshplan.planner.emit.training.job import Job
 
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
@@ -128,6 +129,7 @@ def _launch_script(launch: Launch) -> str:
         + commented(stamp(launch.job.request.plan, launch.job.verified))
         + _PROLOGUE.format(
             hosts_file=HOSTS_FILE,
+            manifest_check=MANIFEST_CHECK,
             master_address=address,
             master_port=launch.job.request.master_port,
             environment=environment_text(launch.job.environment),
@@ -159,6 +161,7 @@ fail() {{
   exit 1
 }}
 
+{manifest_check}
 [[ ${{1:-}} =~ ^[0-9]+$ ]] || fail "usage: launch.sh NODE_RANK [more flags]; node ranks are in {hosts_file}"
 node_rank=$1
 shift
