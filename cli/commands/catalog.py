@@ -53,7 +53,7 @@ def list_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
-    rows, columns = _listing(open_catalog(db), section)
+    rows, columns = _listing(open_catalog(db, or_shipped=True), section)
     show_rows(rows, columns, form)
 
 
@@ -64,7 +64,7 @@ def show(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     entry = _described(catalog, name)
     if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
         show_document(entry, form)

@@ -63,7 +63,7 @@ def explain(
     """
     from meshplan.cli.stored import load_plan
 
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     made = load_plan(plan, catalog)
     choices = read_choices([*(instead or []), *(more or [])], _known_choices(made))
     if timeline is not None:

@@ -124,7 +124,7 @@ def import_(
     from meshplan.planner.imports.command import import_command
     from meshplan.planner.imports.spec import Answers
 
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     found = import_command(
         what,
         catalog,

@@ -373,10 +373,12 @@ def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
 
 
 def test_a_changed_file_stops_the_launch(tmp_path: Path) -> None:
-    write_artifacts(emit_serving("vllm", AGGREGATED).artifacts, tmp_path / "out")
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))
+    write_artifacts(emit_serving("vllm", request).artifacts, tmp_path / "out")
     workers = tmp_path / "out" / "workers.txt"
     workers.write_text(workers.read_text() + "# more\n")
-    ran = subprocess.run(["bash", str(tmp_path / "out" / "launch.sh"), "0"], capture_output=True, text=True, check=False)
+    command = ["bash", str(tmp_path / "out" / "launch.sh"), "0"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 1
     assert "workers.txt: FAILED" in ran.stderr
     assert "MESHPLAN_SKIP_CHECKS=1" in ran.stderr
