@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from html import escape
+
+from meshplan.catalogs.untrusted.quoting import html_text as escape
 
 # Categorical colours that differ for most readers: blue, orange, red, cyan, green, pink, purple, light blue, brown,
 # gray. Observable Plot's scheme observable10, https://observablehq.com/plot/features/scales.

@@ -8,7 +8,8 @@
     ├── CatalogError              4          the catalog cannot answer
     │   ├── UnknownEntryError     4          no such device, node type, link or model (closest names are offered)
     │   ├── ModelConfigError      4          a config.json that does not describe a transformer
-    │   └── CatalogVersionError   4          the database was written by another revision of meshplan
+    │   └── CatalogUnavailableError 4        it cannot be used now: locked, read-only, no home directory
+    │       └── CatalogVersionError 4        the database was written by another revision of meshplan
     ├── ProfileError              4          a probe cannot measure (what was measured before is kept)
     ├── StoreError                4          no such stored plan, or an ambiguous name
     ├── SolverError               5          a solver failed (not: found that nothing fits)
@@ -94,7 +95,11 @@ class ModelConfigError(CatalogError):
     """A model configuration lacks what a transformer needs."""
 
 
-class CatalogVersionError(CatalogError):
+class CatalogUnavailableError(CatalogError):
+    """There is a catalog, or a place for one, that cannot be used now: locked, no right to write, no home."""
+
+
+class CatalogVersionError(CatalogUnavailableError):
     """The database has another schema revision; upgrading happens on request only."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,9 +206,7 @@ class Asked:
         return {"workload": workload}
 
 
-def question(
-    spec: Path | None, asked: Asked, settings: Sequence[str], open_catalog: Callable[[], Catalog]
-) -> tuple[dict[str, Any], Path]:
+def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: Catalog) -> tuple[dict[str, Any], Path]:
     """The spec from a file, from standard input (``-``) or from options, with ``--set`` applied; and its folder.
 
     Raises:
@@ -221,7 +219,7 @@ def question(
         raise _problem("", what)
     base = Path()
     if spec is None:
-        document = asked.document(open_catalog())
+        document = asked.document(catalog)
         for assumption in asked.assumed:
             sys.stderr.write(f"assumed: {assumption}\n")
     elif str(spec) == "-":

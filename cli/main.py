@@ -9,7 +9,10 @@ Exit codes: 0 done, 1 a bug of meshplan, 2 usage or spec, 3 no feasible plan, 4 
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +21,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from meshplan.catalogs.errors import EXIT_BUG, EXIT_OK, MeshplanError
+from meshplan.catalogs.errors import EXIT_BUG, EXIT_EMIT, EXIT_OK, EXIT_SOLVER, MeshplanError
+from meshplan.catalogs.untrusted.text import shown
 
 DEBUG_OPTION = "--debug"
 EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -143,11 +147,22 @@ def run(arguments: Sequence[str] | None = None) -> None:
         arguments: without the program's name; those of the process where None.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    _open_streams()
     try:
         typer.main.get_command(app)(args=given, prog_name="meshplan")
     except MeshplanError as error:
         _complain(f"error: {error}")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if DEBUG_OPTION in given:
+            raise
+        _leave_stdout()
+        where = f" {error.filename}" if error.filename else ""
+        _complain(f"error: the system refuses{where}: {error.strerror or error}")
+        sys.exit(EXIT_EMIT)
+    except MemoryError:
+        _complain("error: there is not enough memory for this; ask a smaller question, or give --time-limit")
+        sys.exit(EXIT_SOLVER)
     except Exception as error:  # the outermost frame: a bug is reported as one, without a traceback
         if DEBUG_OPTION in given:
             raise
@@ -156,8 +171,25 @@ def run(arguments: Sequence[str] | None = None) -> None:
         sys.exit(EXIT_BUG)
 
 
+def _open_streams() -> None:
+    """Streams that take any text: none may be closed, and what an encoding lacks is written out."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # the caller closed it
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _leave_stdout() -> None:
+    """Python would try to write what is left in the buffer again while it shuts down."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _complain(message: str) -> None:
-    sys.stderr.write(f"{message}\n")
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{shown(message)}\n")
 
 
 if __name__ == "__main__":

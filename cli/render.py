@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal
 
+from meshplan.catalogs.untrusted.text import shown
+
 Row = Mapping[str, Any]
 TABLE_WIDTH = 80  # of a table that does not go to a terminal
 ABSENT = "–"
@@ -126,26 +128,29 @@ def _json(content: Any) -> str:
 
 
 def _yaml(content: Any) -> str:
-    import yaml
+    from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: only this form needs a writer of YAML
 
-    text: str = yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=1000)
-    return text
+    return yaml_text(content, allow_unicode=True, width=1000)
 
 
 def _csv(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    from meshplan.catalogs.untrusted.quoting import csv_cell  # start-up: as above
+
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     keys = list(dict.fromkeys(key for row in rows for key in row)) or [column.key for column in columns]
-    writer.writerow(keys)
-    writer.writerows([_machine(row.get(key)) for key in keys] for row in rows)
+    writer.writerow([csv_cell(key) for key in keys])
+    writer.writerows([csv_cell(_machine(row.get(key))) for key in keys] for row in rows)
     return text.getvalue()
 
 
 def _markdown(rows: Sequence[Row], columns: Sequence[Column]) -> str:
+    from meshplan.catalogs.untrusted.quoting import markdown_text  # start-up: as above
+
     lines = [
         [column.title for column in columns],
         ["---:" if column.right else "---" for column in columns],
-        *([column.cell(row).replace("|", "\\|").replace("\n", " ") for column in columns] for row in rows),
+        *([markdown_text(column.cell(row)) for column in columns] for row in rows),
     ]
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
@@ -238,7 +243,7 @@ def _terminal_width() -> int | None:
 
 def _write(text: str) -> None:
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(shown(text))
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader (head, less) has seen enough. Python would complain again while it shuts down.

@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, StoreError, closest_names, did_you_mean
+from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.planner.core.documents import read_document
+from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import CLOCK_FIELDS, PLAN_ID_LENGTH, Plan, digest
+from meshplan.planner.core.plan_document import PlanDocument, document_problems
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun
+
+_LISTED_PROBLEMS = 8
 
 
 def save(plan: Plan, rows: PlanRows, *, name: str = "", tag: str | None = None) -> bool:
@@ -52,25 +57,32 @@ def is_file_handle(handle: str) -> bool:
 
 
 def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
-    """Read a plan's JSON and hold it against its own digest.
+    """Read a plan's JSON, hold it against the model of its kind and against its own digest.
 
     Raises:
         StoreError: it is no plan, or its content is not what its id was made of.
     """
+    kind = KINDS.get(str(document.get("kind")))
     try:
-        plan = Plan.from_document(document)
-        actual = _content_id(document)
-    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-        what = f"{type(error).__name__} {error}"
+        problems = document_problems(kind.plan_model() if kind else PlanDocument, document)
+    except DocumentError as error:
+        raise StoreError(f"{name} is refused: {error}") from error
+    if kind is None and not problems:
+        problems = [f"kind: must be one of {', '.join(KINDS)}, not {document['kind']!r}"]
+    if problems:
+        more = len(problems) - _LISTED_PROBLEMS
+        listed = "\n".join(f"  - {problem}" for problem in problems[:_LISTED_PROBLEMS])
         raise StoreError(
-            f"{name} is not the JSON of a plan ({what}); 'meshplan plan --format json' writes one"
-        ) from error
-    if document.get("plan_id") != actual:
+            f"{name} is not the JSON of a plan; 'meshplan plan --format json' writes one:\n{listed}"
+            + (f"\n  and {more} more" if more > 0 else "")
+        )
+    actual = _content_id(document)
+    if document["plan_id"] != actual:
         raise StoreError(
-            f"{name} says it is plan {document.get('plan_id')!r}, its content is that of {actual!r}: it was edited; "
+            f"{name} says it is plan {document['plan_id']!r}, its content is that of {actual!r}: it was edited; "
             "plan again"
         )
-    return plan
+    return Plan.from_document(document)
 
 
 def _content_id(document: Mapping[str, Any]) -> str:

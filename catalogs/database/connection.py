@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterator
+import urllib.parse
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from meshplan.catalogs.errors import CatalogError
+from meshplan.catalogs.errors import CatalogError, CatalogUnavailableError
 
 ENVIRONMENT_VARIABLE = "MESHPLAN_DB"
 DEFAULT_FILE_NAME = "catalog.sqlite"
@@ -35,6 +36,10 @@ def default_url() -> str:
     if configured:
         return configured
     folder = Path(platformdirs.user_data_dir("meshplan", appauthor=False))
+    if not folder.is_absolute():
+        raise CatalogUnavailableError(
+            f"there is no home directory to keep the catalog in; name a file with --db or {ENVIRONMENT_VARIABLE}"
+        )
     return str(folder / DEFAULT_FILE_NAME)
 
 
@@ -62,8 +67,11 @@ def connect(url: URL) -> Engine:
         _require_folder(url)
     # An SQLite file is opened in microseconds; keeping it open would only leave handles behind in forked workers.
     in_file = url.get_backend_name() == "sqlite" and url.database not in (None, "", ":memory:")
+    options: dict[str, Any] = {"poolclass": NullPool} if in_file else {}
+    if in_file and _is_read_only(Path(str(url.database))):
+        options["creator"] = _read_only_connection(Path(str(url.database)))
     try:
-        engine = sa.create_engine(url, poolclass=NullPool) if in_file else sa.create_engine(url)
+        engine = sa.create_engine(url, **options)
     except NoSuchModuleError as error:
         raise CatalogError(f"no SQLAlchemy dialect for {url.drivername!r}; use sqlite or postgresql") from error
     except ModuleNotFoundError as error:
@@ -123,7 +131,9 @@ def translated_errors(url: URL) -> Iterator[None]:
     try:
         yield
     except DBAPIError as error:
-        raise CatalogError(f"{shown(url)}: {_explained(str(error.orig))}") from error
+        message = str(error.orig)
+        kind = CatalogUnavailableError if any(sign in message for sign in _PASSING) else CatalogError
+        raise kind(f"{shown(url)}: {_explained(message)}") from error
     except SQLAlchemyError as error:
         raise CatalogError(f"{shown(url)}: {error}") from error
 
@@ -133,15 +143,31 @@ def _require_folder(url: URL) -> None:
     if not url.database or url.database == ":memory:" or url.query.get("uri"):
         return
     folder = Path(url.database).parent
+    if folder.is_dir():
+        return
     if folder == Path(default_url()).parent and not os.environ.get(ENVIRONMENT_VARIABLE):
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CatalogError(
+            raise CatalogUnavailableError(
                 f"cannot create {folder} ({error.strerror}); give a writable file with --db or {ENVIRONMENT_VARIABLE}"
             ) from error
-    elif not folder.is_dir():
+    else:
         raise CatalogError(f"the folder {folder} does not exist; create it first: mkdir -p {folder}")
+
+
+def _is_read_only(file: Path) -> bool:
+    """Whether the file is there, and it or its folder cannot be written: a container image, a shared mount."""
+    return file.is_file() and not (os.access(file, os.W_OK) and os.access(file.parent, os.W_OK))
+
+
+def _read_only_connection(file: Path) -> Callable[[], sqlite3.Connection]:
+    """Opens a file without the files beside it that WAL needs; what only these hold is read where they are there."""
+    log = file.with_name(f"{file.name}-wal")
+    has_log = log.is_file() and log.stat().st_size > 0
+    options = "mode=ro" if has_log else "mode=ro&immutable=1"
+    address = f"file:{urllib.parse.quote(str(file.resolve()))}?{options}"
+    return lambda: sqlite3.connect(address, uri=True, check_same_thread=False)
 
 
 def _configure_sqlite(connection: Any, _record: object) -> None:
@@ -163,6 +189,8 @@ def _begin_sqlite(connection: Connection) -> None:
     connection.exec_driver_sql(statement)
 
 
+# What passes, or depends on rights: the catalog itself may be sound.
+_PASSING = ("is locked", "readonly database", "unable to open", "disk is full", "disk I/O error", "connection failed")
 _EXPLANATIONS = (
     ("readonly database", "the file or its folder is read-only; make it writable (chmod u+w) or copy it elsewhere"),
     ("unable to open", "cannot be opened; check that the folder exists and that you may read and write there"),

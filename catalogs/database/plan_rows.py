@@ -6,6 +6,7 @@ plan never changes: storing the same id again changes nothing, and measured figu
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -22,6 +23,10 @@ LATEST = "latest"
 # Fewer characters of an id would match by accident.
 MIN_PREFIX_LENGTH = 4
 _MAX_LISTED = 5
+# The document as text: one that is damaged must not keep the others from being read.
+_COLUMNS = tuple(
+    sa.cast(column, sa.Text).label(column.name) if column.name == "document" else column for column in plans.c
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +115,7 @@ class PlanRows:
 
     def list(self, *, kind: str | None = None) -> tuple[PlanRow, ...]:
         """Every stored plan, newest first."""
-        query = sa.select(plans).order_by(plans.c.sequence.desc())
+        query = sa.select(*_COLUMNS).order_by(plans.c.sequence.desc())
         if kind is not None:
             query = query.where(plans.c.kind == kind)
         with reading(self.engine) as connection:
@@ -170,15 +175,15 @@ class PlanRows:
 
 def _find(connection: Connection, handle: str) -> PlanRow:
     if handle == LATEST:
-        row = connection.execute(sa.select(plans).order_by(plans.c.sequence.desc()).limit(1)).mappings().first()
+        row = connection.execute(sa.select(*_COLUMNS).order_by(plans.c.sequence.desc()).limit(1)).mappings().first()
         if row is None:
             raise StoreError("no plan is stored yet; make one: meshplan plan SPEC")
         return _plan_row(row)
-    exact = sa.select(plans).where(sa.or_(plans.c.tag == handle, plans.c.plan_id == handle))
+    exact = sa.select(*_COLUMNS).where(sa.or_(plans.c.tag == handle, plans.c.plan_id == handle))
     # A tag that equals another plan's id wins: the user chose it.
     rows = connection.execute(exact.order_by(sa.case((plans.c.tag == handle, 0), else_=1)).limit(1)).mappings().all()
     if not rows and len(handle) >= MIN_PREFIX_LENGTH:
-        prefix = sa.select(plans).where(plans.c.plan_id.startswith(handle, autoescape=True))
+        prefix = sa.select(*_COLUMNS).where(plans.c.plan_id.startswith(handle, autoescape=True))
         rows = connection.execute(prefix.order_by(plans.c.plan_id)).mappings().all()
     if len(rows) == 1:
         return _plan_row(rows[0])
@@ -198,4 +203,10 @@ def _move_tag(connection: Connection, plan_id: str, tag: str | None) -> None:
 
 
 def _plan_row(row: Mapping[Any, Any]) -> PlanRow:
-    return PlanRow(**{column.name: row[column.name] for column in fields(PlanRow)})
+    """A row whose document is damaged has an empty one: it can still be listed and deleted."""
+    values = {column.name: row[column.name] for column in fields(PlanRow)}
+    try:
+        document = json.loads(values["document"])
+    except (TypeError, ValueError, RecursionError):
+        document = {}
+    return PlanRow(**{**values, "document": document if isinstance(document, dict) else {}})

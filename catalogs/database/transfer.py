@@ -6,7 +6,6 @@ the caller's one transaction.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from meshplan.catalogs.database.connection import reading, writing
 from meshplan.catalogs.database.document import FORMAT, SECTIONS, Section, problems_of
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
 from meshplan.catalogs.units import now
+from meshplan.catalogs.untrusted.limits import MAX_CATALOG_YAML_BYTES, MAX_JSON_BYTES
 
 SEED = "seed"
 USER = "user"
@@ -61,21 +61,14 @@ def read_document(path: Path) -> Any:
     Raises:
         CatalogError: unreadable, or not JSON/YAML.
     """
-    # start-up: only imports read files
-    import yaml
+    from meshplan.catalogs.untrusted.documents import parse, read_text  # start-up: only imports read files
 
-    from meshplan.catalogs.yaml_reader import load_yaml  # start-up: as above
-
+    is_json = path.suffix == ".json"
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, MAX_JSON_BYTES if is_json else MAX_CATALOG_YAML_BYTES)
+        return parse(text, is_json=is_json, name=str(path))
+    except (OSError, ValueError) as error:
         raise CatalogError(f"cannot read {path}: {error}") from error
-    try:
-        if path.suffix == ".json":
-            return json.loads(text)
-        return load_yaml(text)
-    except (json.JSONDecodeError, yaml.YAMLError) as error:
-        raise CatalogError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'YAML'}: {error}") from error
 
 
 def import_document(engine: Engine, document: Any, *, name: str = "the document") -> Changes:

@@ -7,16 +7,15 @@ first problems of each kind and their line numbers, and never half imported.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.errors import CatalogError, Problem, closest_names, did_you_mean
+from meshplan.catalogs.untrusted.documents import DocumentError
+from meshplan.catalogs.untrusted.streams import csv_rows
 
 # More say nothing new, and a shifted column breaks every row.
 MAX_PROBLEMS = 10
@@ -76,9 +75,8 @@ def read_table(path: Path, columns: Sequence[CsvColumn], *, check: Check | None 
         CatalogError: unreadable, or malformed in any row; lists the problems.
     """
     try:
-        with _opened(path) as file:
-            return _rows(path, csv.reader(file), columns, check)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        return _rows(path, csv_rows(path), columns, check)
+    except (OSError, DocumentError) as error:
         raise CatalogError(f"cannot read the table {path}: {error}") from error
 
 
@@ -133,12 +131,6 @@ def _rows(path: Path, reader: Any, columns: Sequence[CsvColumn], check: Check | 
     if problems:
         raise refusal(path, problems)
     return rows
-
-
-def _opened(path: Path) -> TextIOWrapper:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
 
 
 def is_number(text: str) -> bool:

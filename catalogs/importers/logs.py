@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +11,8 @@ from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.importers.mpigraph import cluster_of, is_mpigraph, read_mpigraph
 from meshplan.catalogs.importers.nccl_tests import is_nccl_tests, read_nccl_tests
 from meshplan.catalogs.measurements.exchange import import_cluster
+from meshplan.catalogs.untrusted.documents import DocumentError, parse, read_text
+from meshplan.catalogs.untrusted.limits import MAX_TEXT_BYTES
 
 if TYPE_CHECKING:
     from meshplan.catalogs.measurements.rows import Measurements
@@ -31,15 +32,16 @@ def import_file(store: Measurements, path: Path, *, cluster: str | None, device:
         CatalogError: unreadable, malformed, or in no known format.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_text(path, MAX_TEXT_BYTES)
+    except (OSError, DocumentError) as error:
         raise CatalogError(f"cannot read {path}: {error}") from error
     day = datetime.fromtimestamp(path.stat().st_mtime, UTC).isoformat(timespec="seconds")
     if text.lstrip().startswith("{"):
         try:
-            return import_cluster(store, json.loads(text), name=cluster)
-        except json.JSONDecodeError as error:
-            raise CatalogError(f"{path} is not valid JSON: {error}") from error
+            document = parse(text, is_json=True, name=str(path))
+        except DocumentError as error:
+            raise CatalogError(str(error)) from error
+        return import_cluster(store, document, name=cluster)
     if is_mpigraph(text):
         rows = read_mpigraph(text, name=path.name, measured_at=day)
         return _stored(store, rows, tool="mpiGraph", cluster=cluster or path.stem)

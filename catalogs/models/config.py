@@ -8,7 +8,6 @@ keys are ignored, an unknown ``model_type`` is read by Llama's rules, and every 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from meshplan.catalogs.models.fields import FIELDS, ConfigFields, shorten
 from meshplan.catalogs.models.layers import moe_layers, sliding_windows
 from meshplan.catalogs.models.scope import language_section, scope_problems
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
+from meshplan.catalogs.untrusted.documents import parse
 
 CONFIG_FILE = "config.json"
 MAX_CONFIG_BYTES = 8 * 2**20  # published configurations stay below 1 MiB, those with quantisation tables included
@@ -61,8 +61,8 @@ def _read_bounded(path: Path) -> tuple[Path, bytes]:
 def _parse(file: Path, content: bytes) -> Mapping[str, object]:
     """The JSON object in ``content``."""
     try:
-        config = json.loads(content)
-    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not Unicode, or an endless number
+        config = parse(content.decode("utf-8-sig"), is_json=True, name=str(file), reads_infinity=True)
+    except ValueError as error:
         raise ModelConfigError(f"{file} is not JSON: {error}") from error
     if not isinstance(config, dict):
         raise ModelConfigError(f"{file} must hold a JSON object, holds {shorten(config)}")

@@ -11,7 +11,7 @@ import typer
 
 from meshplan.cli.database import open_catalog
 from meshplan.cli.observed import log
-from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -83,10 +84,10 @@ def calibrate(
     served = serving_runs(rows, catalog, traces)
     if served.runs:
         fitted = _serving(served, catalog, None if from_scratch else hold_out.value, _serving_constants(free))
-        _finish(fitted, catalog, form, dry_run=dry_run, export=export)
+        _finish(fitted, catalog, form, dry_run=dry_run, export=export, force=force)
     if not served.runs or any(row.get("task") != "serving" for row in rows):
         fitted = _training(training_runs(rows, catalog), catalog, from_scratch=from_scratch)
-        _finish(fitted, catalog, form, dry_run=dry_run, export=export)
+        _finish(fitted, catalog, form, dry_run=dry_run, export=export, force=force)
 
 
 def _serving_constants(text: str | None) -> Sequence[str]:
@@ -145,10 +146,12 @@ def _training(trained: Observed[ObservedRun], catalog: Catalog, *, from_scratch:
     return training_sets(result, trained.source)
 
 
-def _finish(fitted: FittedSets, catalog: Catalog, form: Format, *, dry_run: bool, export: Path | None) -> None:
+def _finish(
+    fitted: FittedSets, catalog: Catalog, form: Format, *, dry_run: bool, export: Path | None, force: bool
+) -> None:
     """Export, store and show the constants."""
     if export is not None:
-        fitted.export(export)
+        fitted.export(export, force=force)
     if not dry_run:
         for name, document in zip(fitted.names, fitted.documents, strict=True):
             architecture, source, date = (document[key] for key in ("architecture", "source", "date"))

@@ -13,7 +13,7 @@ from meshplan.catalogs.errors import UnknownEntryError
 from meshplan.catalogs.units import format_bandwidth, format_bytes, format_duration, format_flops, format_usd
 from meshplan.cli.commands.reference import choices, fields, schema, support
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 from meshplan.planner.core.text import counted
 
@@ -55,7 +55,7 @@ def list_entries(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """List devices, links, nodes, models or prices; of several facts for one number the one in effect is shown."""
-    rows, columns = _listing(open_catalog(db), section)
+    rows, columns = _listing(open_catalog(db, or_shipped=True), section)
     words = search.lower().split()
     found = [row for row in rows if all(word in " ".join(map(str, row.values())).lower() for word in words)]
     show_rows(found, columns, form)
@@ -68,7 +68,7 @@ def show(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Show one entry: every number with value, evidence level, source, date, number of samples and spread."""
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     entry = _described(catalog, name)
     if form in (Format.JSON, Format.YAML) or entry["kind"] == "model":
         show_document(entry, form)
@@ -83,11 +83,13 @@ def show(
 def export_entries(
     name: Annotated[str | None, typer.Argument(help="One entry; everything when left out.")] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write instead of stdout.")] = None,
+    force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.JSON,
 ) -> None:
     """Write the catalog, or one entry, as one JSON or YAML document that 'catalog import' reads."""
     from meshplan.catalogs.database.transfer import export_document
+    from meshplan.catalogs.writing import write_file
     from meshplan.cli.render import rendered_document
 
     if form not in (Format.JSON, Format.YAML):
@@ -96,10 +98,7 @@ def export_entries(
     if out is None:
         show_document(document, form)
         return
-    try:
-        out.write_text(rendered_document(document, form), encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write {out}: {error.strerror}", param_hint="--out") from error
+    write_file(out, rendered_document(document, form), force=force)
 
 
 @app.command("import")

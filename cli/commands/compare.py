@@ -39,7 +39,7 @@ def compare(
     from meshplan.cli.stored import load_plan
     from meshplan.planner.compare import compare_plans
 
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     loaded = [load_plan(handle, catalog) for handle in plans]
     recorded = {plan.plan_id: _recorded(plan, catalog) for plan in loaded}
     if len(loaded) == 1 and not recorded[loaded[0].plan_id]:

@@ -74,7 +74,7 @@ def emit(
     from meshplan.planner.emit.writer import write_artifacts
     from meshplan.planner.service import emit_plan, plan_target
 
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     made = load_plan(plan, catalog)
     wanted = target or plan_target(made)
     if wanted is None:

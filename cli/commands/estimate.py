@@ -23,7 +23,7 @@ def estimate(spec: SpecArgument, db: DatabaseOption = None, form: FormatOption =
     from meshplan.planner.core.documents import read_document
     from meshplan.planner.service import estimate_plan
 
-    made = estimate_plan(read_document(spec), open_catalog(db), base=spec.parent)
+    made = estimate_plan(read_document(spec), open_catalog(db, or_shipped=True), base=spec.parent)
     show_plan(made, form)
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)

@@ -127,6 +127,7 @@ def experts(
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Place the experts by recorded routing: which, in how many copies, on which device; with bound and advice."""
+    from meshplan.catalogs.writing import write_file
     from meshplan.cli.reports.expert_placement import show_placement
     from meshplan.planner.emit.expert_maps import map_artifact, picture_artifact
     from meshplan.planner.emit.writer import write_artifacts
@@ -153,7 +154,8 @@ def experts(
     if emit is not None and out is not None:
         written += write_artifacts([map_artifact(placed, emit.value)], out, force=force)
     if picture is not None:
-        written += write_artifacts([picture_artifact(placed, picture.name)], picture.parent, force=force)
+        write_file(picture, picture_artifact(placed, picture.name).content, force=force)
+        written.append(picture)
     show_placement(placed, form, files=written)
 
 

@@ -9,7 +9,7 @@ import typer
 
 from meshplan.catalogs.errors import EXIT_INFEASIBLE
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, FormatOption, PlanArgument
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument
 from meshplan.cli.render import Format, show_document, show_text, terminal_width
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ def explain(
             show_default=False,
         ),
     ] = None,
+    force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -62,15 +63,16 @@ def explain(
     """
     from meshplan.cli.stored import load_plan
 
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     made = load_plan(plan, catalog)
     choices = read_choices([*(instead or []), *(more or [])], _known_choices(made))
     if timeline is not None:
-        _draw(made, catalog, timeline, form)
+        _draw(made, catalog, timeline, form, force=force)
     elif pareto is not None:
-        _draw_pareto(made, pareto)
+        _draw_pareto(made, pareto, force=force)
     elif picture is not None:
-        _draw_mapping(made, catalog, picture, form, base=Path(plan).parent if plan.endswith(".json") else Path())
+        base = Path(plan).parent if plan.endswith(".json") else Path()
+        _draw_mapping(made, catalog, picture, form, base=base, force=force)
     elif choices:
         _explain_instead(made, choices, catalog, form)
     else:
@@ -124,17 +126,14 @@ def _value(text: str) -> int | str | bool:
         return text
 
 
-def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
+def _draw(made: Plan, catalog: Catalog, path: Path, form: Format, *, force: bool) -> None:
     """Write the schedule's picture, and show it in the terminal."""
-    from meshplan.catalogs.errors import EmitError
+    from meshplan.catalogs.writing import write_file
     from meshplan.planner.core.kinds import offered
     from meshplan.planner.training.timeline import timeline_svg, timeline_text
 
     run, title = offered(made, "timeline", "pipeline to draw")(made, catalog)
-    try:
-        path.write_text(timeline_svg(run, title=title), encoding="utf-8")
-    except OSError as error:
-        raise EmitError(f"cannot write the timeline to {path}: {error}") from error
+    write_file(path, timeline_svg(run, title=title), force=force)
     if form is Format.TABLE:
         show_text(f"{title}\n{timeline_text(run, width=terminal_width())}\nwritten to {path}\n")
     else:
@@ -146,30 +145,24 @@ def _draw(made: Plan, catalog: Catalog, path: Path, form: Format) -> None:
         show_document({**document, "stages": stages}, form)
 
 
-def _draw_pareto(made: Plan, path: Path) -> None:
+def _draw_pareto(made: Plan, path: Path, *, force: bool) -> None:
     """Write the page with a serving plan's Pareto front."""
-    from meshplan.catalogs.errors import EmitError
+    from meshplan.catalogs.writing import write_file
     from meshplan.planner.core.kinds import offered
 
     page = offered(made, "pareto_page", "Pareto front")(made)
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise EmitError(f"cannot write the page to {path}: {error}") from error
+    write_file(path, page, force=force)
     show_text(f"written to {path}\n")
 
 
-def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, base: Path) -> None:
+def _draw_mapping(made: Plan, catalog: Catalog, path: Path, form: Format, *, base: Path, force: bool) -> None:
     """Write the mapping's picture, and show it in the terminal."""
-    from meshplan.catalogs.errors import EmitError
+    from meshplan.catalogs.writing import write_file
     from meshplan.planner.core.kinds import offered
     from meshplan.planner.rank_mapping.pictures import mapping_page, mapping_text
 
     view = offered(made, "mapping_view", "mapping to draw")(made, catalog, base)
-    try:
-        path.write_text(mapping_page(view), encoding="utf-8")
-    except OSError as error:
-        raise EmitError(f"cannot write the picture to {path}: {error}") from error
+    write_file(path, mapping_page(view), force=force)
     if form is Format.TABLE:
         show_text(f"{mapping_text(view, width=terminal_width())}written to {path}\n")
     else:

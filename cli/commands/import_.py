@@ -124,7 +124,7 @@ def import_(
     from meshplan.planner.imports.command import import_command
     from meshplan.planner.imports.spec import Answers
 
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
     found = import_command(
         what,
         catalog,
@@ -164,7 +164,7 @@ def _variables(pairs: list[str]) -> dict[str, str]:
 
 def spec_text(found: Imported) -> str:
     """The spec as YAML, with what a reader has to know as comments."""
-    import yaml
+    from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: as the others of this module
 
     is_pinned = "fixed" in found.spec
     held = "'fixed' pins its choices: meshplan estimate prices them" if is_pinned else "its choices are left free"
@@ -176,7 +176,7 @@ def spec_text(found: Imported) -> str:
         notes += ["Understood, but not expressible in a spec:", *(f"  {text}" for text in found.left_out)]
     if found.unread:
         notes += ["Not understood, so not in the estimate:", *(f"  {text}" for text in found.unread)]
-    return "".join(_comment(note) for note in notes) + yaml.safe_dump(_plain(found.spec), sort_keys=False)
+    return "".join(_comment(note) for note in notes) + yaml_text(_plain(found.spec))
 
 
 def _comment(text: str) -> str:
@@ -212,12 +212,9 @@ def _next_commands(found: Imported, out: Path) -> str:
 
 
 def _write(text: str, out: Path, *, force: bool) -> None:
-    from pathlib import PurePosixPath
+    from meshplan.catalogs.writing import write_file
 
-    from meshplan.planner.emit.artifact import Artifact
-    from meshplan.planner.emit.writer import write_artifacts
-
-    write_artifacts([Artifact(path=PurePosixPath(out.name), content=text)], out.parent, force=force)
+    write_file(out, text, force=force)
 
 
 def _compare(found: Imported, catalog: Catalog, form: Format) -> None:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from meshplan.catalogs.errors import EmitError
 from meshplan.cli.asking import (
     ASSUMED_BATCH,
     ASSUMED_LENGTHS,
@@ -87,12 +86,9 @@ def init(
     if out is None:
         sys.stdout.write(text)
         return
-    if out.exists() and not force:
-        raise EmitError(f"{out} exists; give another name, or --force to replace it")
-    try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise EmitError(f"cannot write {out}: {error.strerror}") from error
+    from meshplan.catalogs.writing import write_file  # start-up: only a file needs it
+
+    write_file(out, text, force=force)
     sys.stdout.write(f"wrote {out}; next:\n  meshplan plan {out}\n")
 
 
@@ -119,7 +115,7 @@ def _prompt(text: str, default: str | None = None) -> str:
 
 def spec_text(document: Mapping[str, Any]) -> str:
     """A spec as YAML with comments, sections apart; ``objective`` and ``constraints.target`` are always written out."""
-    import yaml  # start-up: --help needs no YAML
+    from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: --help needs no YAML
 
     kind = str(document["kind"])
     whole = {
@@ -133,7 +129,7 @@ def spec_text(document: Mapping[str, Any]) -> str:
         if key == "objective" and not value:
             lines.append(f"\nobjective: {_OBJECTIVES[kind]}")
             continue
-        section = yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True, width=1000).rstrip().splitlines()
+        section = yaml_text({key: value}, allow_unicode=True, width=1000).rstrip().splitlines()
         if isinstance(value, dict) or key == "objective":
             lines.append("")
         lines += [_commented(line) for line in section]

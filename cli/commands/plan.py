@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, CatalogError
 from meshplan.cli.asking import (
     Asked,
     BatchOption,
@@ -89,6 +89,7 @@ def plan(
     Exit code 3 when no plan exists; the answer then names the binding constraint and the least change.
     """
     from meshplan.cli.progress import progress_line
+    from meshplan.cli.render import show_text
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
     from meshplan.planner.service import make_plan
 
@@ -105,8 +106,8 @@ def plan(
         objective=objective,
         target=target,
     )
-    document, base = question(spec, asked, settings or (), lambda: open_catalog(db))
-    catalog = open_catalog(db)
+    catalog = open_catalog(db, or_shipped=True)
+    document, base = question(spec, asked, settings or (), catalog)
     with progress_line() as on_progress:
         made = make_plan(
             document,
@@ -117,25 +118,37 @@ def plan(
             time_limit_s=time_limit,
             on_progress=on_progress,
         )
-    stored = store and not is_infeasible(made)
-    if stored:
-        _save(made, catalog, name, tag)
+    # A plan may have taken long to find: it is shown before anything that can fail.
     files: Sequence[Path] = ()
+    stored = False
     try:
-        if out is not None and not is_infeasible(made):
-            files = _write(made, catalog, out, force=force)
+        show_plan(made, form, full=full)
     finally:
-        # A plan may have taken long to find: it is shown even where its files could not be written.
-        show_plan(made, form, full=full, footer=stored_text(made, stored=stored, db=db, files=files, out=out))
+        try:
+            stored = store and not is_infeasible(made) and _save(made, catalog, name, tag)
+            if out is not None and not is_infeasible(made):
+                files = _write(made, catalog, out, force=force)
+        finally:
+            if form is Format.TABLE:
+                show_text(f"\n{stored_text(made, stored=stored, db=db, files=files, out=out)}")
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)
 
 
-def _save(made: Plan, catalog: Catalog, name: str, tag: str | None) -> None:
+def _save(made: Plan, catalog: Catalog, name: str, tag: str | None) -> bool:
+    """Whether the plan could be stored; where not, a warning says why."""
     from meshplan.catalogs.database.plan_rows import PlanRows
+    from meshplan.cli.database import warn
     from meshplan.planner import store
 
-    store.save(made, PlanRows(catalog.engine), name=name, tag=tag)
+    if catalog.engine.url.database is None:
+        return False  # of the shipped numbers only; that has been said
+    try:
+        store.save(made, PlanRows(catalog.engine), name=name, tag=tag)
+    except CatalogError as error:
+        warn(f"the plan is not stored: {error}; keep it as a file with --out DIR, or --format json > plan.json")
+        return False
+    return True
 
 
 def _write(made: Plan, catalog: Catalog, out: Path, *, force: bool) -> tuple[Path, ...]:

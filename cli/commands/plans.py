@@ -120,11 +120,15 @@ def _listed(row: PlanRow) -> Row:
     from meshplan.cli.reports.plan import report_of
 
     document: Any = row.document
+    try:
+        question, status = report_of(row.kind).describe(document["spec"]), str(document["solution"]["status"])
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+        question, status = "", "damaged: meshplan plans delete"
     return {
         "plan_id": row.plan_id,
         "kind": row.kind,
-        "question": report_of(row.kind).describe(document["spec"]),
-        "status": document["solution"]["status"],
+        "question": question,
+        "status": status,
         "tag": row.tag,
         "name": row.name,
         "created_at": row.created_at,

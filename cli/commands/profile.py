@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from meshplan.catalogs.units import format_bandwidth, format_duration, format_flops
-from meshplan.cli.options import DatabaseOption, FormatOption
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption
 from meshplan.cli.render import Column, Format, Row, show_document, show_rows
 from meshplan.planner.core.text import counted
 
@@ -170,6 +170,7 @@ def show(
 def picture(
     name: Annotated[str, typer.Argument(help="Cluster, or run of a device.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="HTML file to write.")],
+    force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -183,7 +184,7 @@ def picture(
         page = cluster_page(store.cluster(name))
     else:
         page = device_page(store.run(name), store.of_run(name))
-    _write(out, page)
+    _write(out, page, force=force)
     show_document({"written": str(out)}, form)
 
 
@@ -191,6 +192,7 @@ def picture(
 def export_profile(
     name: Annotated[str, typer.Argument(help="Cluster.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="JSON file to write.")],
+    force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -200,7 +202,7 @@ def export_profile(
     from meshplan.catalogs.measurements.exchange import export_cluster
 
     document = export_cluster(_store(db), name)
-    _write(out, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    _write(out, json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n", force=force)
     show_document({"written": str(out), "measurements": len(document["measurements"])}, form)
 
 
@@ -394,11 +396,10 @@ _COLUMNS = (
 )
 
 
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise typer.BadParameter(f"cannot write {path}: {error.strerror}", param_hint="--out") from error
+def _write(path: Path, text: str, *, force: bool) -> None:
+    from meshplan.catalogs.writing import write_file
+
+    write_file(path, text, force=force)
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, FormatOption, SeedOption
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, SeedOption
 from meshplan.cli.render import Format
 from meshplan.cli.reports.validation import show_validation
 
@@ -54,6 +54,7 @@ def validate(
         ),
     ] = None,
     seed: SeedOption = 0,
+    force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -74,12 +75,13 @@ def validate(
         return
     result = validate_rows(rows, catalog, traces=traces)
     if plot is not None:
-        _plot(result, plot)
+        _plot(result, plot, force=force)
     show_validation(result, form, worst)
 
 
-def _plot(result: Validation, path: Path) -> None:
+def _plot(result: Validation, path: Path, *, force: bool) -> None:
     from meshplan.catalogs.errors import EmitError
+    from meshplan.catalogs.writing import write_file
     from meshplan.planner.validation.scatter import Point, scatter_svg
 
     points = [
@@ -94,7 +96,4 @@ def _plot(result: Validation, path: Path) -> None:
     ]
     if not points:
         raise EmitError("nothing to plot: no observation states a step time")
-    try:
-        path.write_text(scatter_svg(points, title="Step time", unit="s"), encoding="utf-8")
-    except OSError as error:
-        raise EmitError(f"cannot write the plot to {path}: {error}") from error
+    write_file(path, scatter_svg(points, title="Step time", unit="s"), force=force)

@@ -81,25 +81,21 @@ class FittedSets:
             if table.rows or number == 0:
                 show_rows(table.rows, table.columns, form, title=table.title)
 
-    def export(self, path: Path) -> None:
+    def export(self, path: Path, *, force: bool) -> None:
         """Write the constants as a seed file of the catalog, those of serving to serving_FILE.
 
         Raises:
             EmitError: the file cannot be written.
         """
-        import yaml
-
-        from meshplan.catalogs.errors import EmitError
-
         path = path.with_name(f"serving_{path.name}") if self.kind == "serving" else path
         common = ("source", "date")
         rows = [{key: value for key, value in item.items() if key not in common} for item in self.documents]
         content = {"source": self.source, "date": self.documents[0]["date"], "calibrations": rows}
+        from meshplan.catalogs.untrusted.quoting import yaml_text  # start-up: only --export writes YAML
+        from meshplan.catalogs.writing import write_file  # start-up: as above
+
         header = HEADER.format(title=self.title.capitalize(), kind=self.kind)
-        try:
-            path.write_text(header + yaml.safe_dump(content, sort_keys=False, width=110), encoding="utf-8")
-        except OSError as error:
-            raise EmitError(f"cannot write {path}: {error}") from error
+        write_file(path, header + yaml_text(content, width=110), force=force)
 
 
 def training_sets(result: Calibrated[Any], source: str) -> FittedSets:

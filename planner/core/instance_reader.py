@@ -7,8 +7,6 @@ An array is a nested list, or ``{"file": "NAME.npz", "key": "NAME"}``. Such a fi
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from meshplan.catalogs.errors import closest_names, did_you_mean
+from meshplan.catalogs.untrusted.documents import DocumentError
+from meshplan.catalogs.untrusted.streams import array_names, read_arrays
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.problems import Problems
 
@@ -142,15 +142,13 @@ class InstanceReader(Problems):
             if not file.is_file():
                 self.say(f"{path}.file", f"there is no {name!r} beside the instance")
                 return None
-            if not zipfile.is_zipfile(file):
-                self.say(f"{path}.file", f"{name!r} is not an .npz of plain numbers; save it with numpy.savez")
-                return None
-            with np.load(file, allow_pickle=False) as archive:
-                if entry in archive.files:
-                    return np.asarray(archive[entry])
-                hint = did_you_mean(closest_names(entry, archive.files))
-                self.say(f"{path}.key", f"{name!r} has no array {entry!r}{hint}")
-        except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            names = array_names(file)
+            if entry in names:
+                return read_arrays(file, {entry})[entry]
+            self.say(f"{path}.key", f"{name!r} has no array {entry!r}{did_you_mean(closest_names(entry, names))}")
+        except DocumentError as error:
+            self.say(f"{path}.file", f"{name!r} {error}")
+        except (OSError, ValueError) as error:  # ValueError: a path with a null byte
             self.say(f"{path}.file", f"{name!r} is not an .npz of plain numbers: {error}")
         return None
 

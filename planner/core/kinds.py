@@ -69,17 +69,23 @@ class Kind:
         name: as in ``kind:`` of a spec.
         service: module that answers it, see the table above.
         launch: module that makes launcher files of its plans; empty where nothing can be launched.
+        document: module with ``PLAN``, the model of its plans as they may come from anybody.
         report: module of the command line that shows its plans.
     """
 
     name: str
     service: str
     launch: str = ""
+    document: str = "meshplan.planner.core.plan_document"
     report: str = "meshplan.cli.reports.stand_alone"
 
     def offers(self, name: str) -> Any:
         """The service's function or class of that name; None where the kind has none."""
         return getattr(importlib.import_module(self.service), name, None)
+
+    def plan_model(self) -> Any:
+        """The pydantic model that a plan of this kind is held against when it is read."""
+        return importlib.import_module(self.document).PLAN
 
     def launcher(self) -> Any:
         """The launch module; None where nothing can be launched."""
@@ -93,12 +99,14 @@ _KINDS = (
         name="training",
         service=f"{_PLANNER}.training.service",
         launch=f"{_PLANNER}.launch.training",
+        document=f"{_PLANNER}.training.plan_document",
         report=f"{_REPORTS}.training",
     ),
     Kind(
         name="serving",
         service=f"{_PLANNER}.serving.service",
         launch=f"{_PLANNER}.launch.serving",
+        document=f"{_PLANNER}.serving.plan_document",
         report=f"{_REPORTS}.serving",
     ),
     Kind(name="rank-mapping", service=f"{_PLANNER}.rank_mapping.service"),
@@ -107,6 +115,7 @@ _KINDS = (
         name="gpu-allocation",
         service=f"{_PLANNER}.gpu_allocation.service",
         launch=f"{_PLANNER}.launch.gpu_allocation",
+        document=f"{_PLANNER}.gpu_allocation.plan_document",
         report=f"{_REPORTS}.gpu_allocation",
     ),
 )

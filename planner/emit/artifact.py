@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
+from meshplan.catalogs.untrusted.quoting import comment_lines
 from meshplan.planner.core.plan import PLAN_ID_LENGTH, Plan
 
 
@@ -96,7 +97,7 @@ def stamp(plan: Plan, verified: ParserVerified | None) -> tuple[str, ...]:
 
 def commented(lines: Sequence[str], sign: str = "#") -> str:
     """``lines`` as comments."""
-    return "".join(f"{sign} {line}\n" for line in lines)
+    return comment_lines(lines, sign)
 
 
 def stamp_fields(plan: Plan, verified: ParserVerified | None) -> Mapping[str, Any]:

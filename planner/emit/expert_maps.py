@@ -22,9 +22,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
-import yaml
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.catalogs.untrusted.quoting import yaml_text
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.emit.artifact import Artifact
 from meshplan.planner.expert_placement.pictures import svg_picture
@@ -68,7 +68,7 @@ def _trtllm(placement: IntArray, _experts: int, _devices: int, layers: list[int]
         "initial_global_assignments": dict(zip(layers, placement.tolist(), strict=True)),
         "layer_updates_per_iter": 0,
     }
-    return yaml.safe_dump(document, default_flow_style=None, sort_keys=False, width=10**6)
+    return yaml_text(document, default_flow_style=None, width=10**6)
 
 
 def _vllm(placement: IntArray, experts: int, _devices: int, _layers: list[int]) -> str:

@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from meshplan.catalogs.drawing import PALETTE, Axis, Drawing, Plot
+from meshplan.catalogs.untrusted.quoting import markdown_text, yaml_text
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
 
@@ -74,7 +73,7 @@ def node_pools(plan: Plan) -> Artifact | None:
     objects = [_node_pool(plan, unit) for unit in _aws_nodes(plan)]
     if not objects:
         return None
-    body = yaml.safe_dump_all(objects, sort_keys=False, width=120, explicit_start=True)
+    body = yaml_text(objects, all_documents=True, width=120, explicit_start=True)
     return Artifact(path=NODE_POOLS_FILE, content=commented(stamp(plan, None)) + body)
 
 
@@ -137,7 +136,7 @@ def skypilot_resources(plan: Plan) -> tuple[Artifact, ...]:
                 "use_spot": unit["terms"] == _SPOT,
             },
         }
-        text = commented(stamp(plan, None)) + yaml.safe_dump(task, sort_keys=False)
+        text = commented(stamp(plan, None)) + yaml_text(task)
         found.append(Artifact(path=PurePosixPath("skypilot") / f"{object_name(unit['offer'])}.yaml", content=text))
     return tuple(found)
 
@@ -156,18 +155,20 @@ def overview(plan: Plan, folders: Mapping[str, str], notes: Sequence[str]) -> Ar
     lines += [f"# Fleet at {fleet['usd_per_hour']:,.2f} USD/h", ""]
     lines += ["| rent | units | devices each | terms | USD/h |", "|---|---:|---:|---|---:|"]
     lines += [
-        f"| {unit['offer']} | {unit['count']} | {unit['num_devices']} | {unit['terms']} | {unit['usd_per_hour']:,.2f} |"
+        f"| {markdown_text(unit['offer'])} | {unit['count']} | {unit['num_devices']} | "
+        f"{markdown_text(unit['terms'])} | {unit['usd_per_hour']:,.2f} |"
         for unit in fleet["units"]
     ]
     lines += ["", "| pool | replicas | of these spare | launcher files |", "|---|---:|---:|---|"]
     lines += [
-        f"| {row['kind']} | {row['count']} | {row['spare']} | {folders.get(row['kind'], '')} |"
+        f"| {markdown_text(row['kind'])} | {row['count']} | {row['spare']} | {folders.get(row['kind'], '')} |"
         for row in fleet["replicas"]
     ]
     lines += ["", f"- `{ROUTER_FILE}`: where each size of request goes.", f"- `{PICTURE_FILE}`: cost against SLOs."]
     if _aws_nodes(plan):
         lines += [f"- `{NODE_POOLS_FILE}`: Karpenter NodePools.", "- `skypilot/`: the same nodes as SkyPilot tasks."]
-    lines += [f"- {note}" for note in (*answer["notes"], *notes)]
+    lines += [f"- {markdown_text(note)}" for note in answer["notes"]]
+    lines += [f"- {note}" for note in notes]
     return Artifact(path=OVERVIEW_FILE, content="\n".join(lines) + "\n")
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-
 from meshplan.catalogs.hardware import Device
+from meshplan.catalogs.untrusted.quoting import shell_word
 
 # Drivers report a little less than the catalog's usable memory when another version keeps more for itself.
 _MEMORY_TOLERANCE = 0.97
@@ -19,7 +18,7 @@ def gpu_checks(device: Device | None) -> str:
         return "  # The plan names no NVIDIA device: nothing to compare."
     model = device.slug.split("-", maxsplit=1)[0].upper()
     least_mib = int(device.usable_memory_bytes * _MEMORY_TOLERANCE / _MIB)
-    return _NVIDIA_CHECKS.format(model=shlex.quote(model), least_mib=least_mib)
+    return _NVIDIA_CHECKS.format(model=shell_word(model), least_mib=least_mib)
 
 
 _NVIDIA_CHECKS = r"""  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"

@@ -6,6 +6,14 @@ import re
 from pathlib import PurePosixPath
 
 README_FILE = PurePosixPath("README.md")
+# Digest of every emitted file, in the format of sha256sum.
+MANIFEST = PurePosixPath("SHA256SUMS")
+# Bash that stops where a file of the folder $here differs from the manifest; it may use ``fail``.
+MANIFEST_CHECK = rf"""if [[ -f $here/{MANIFEST} && ${{MESHPLAN_SKIP_CHECKS:-0}} != 1 ]]; then
+  changed=$(cd -- "$here" && sha256sum --check --quiet {MANIFEST} 2>&1) || fail \
+    "files differ from what meshplan wrote: $changed; emit them again, or set MESHPLAN_SKIP_CHECKS=1"
+fi
+"""
 
 
 _PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")

@@ -1,56 +1,70 @@
 """Puts emitted files on disk: all of them or none, inside the output folder, never over files that were not offered.
 
-Each file is written to a temporary name in its own folder and renamed, so that a reader never sees half a file. When
-any step fails, what was created is removed and what was replaced is put back.
+A folder that is new, empty or holds nothing but an earlier plan's files is exchanged as a whole. Beside other files
+each one is written under another name and renamed, and put back when a step fails; its manifest is written last. The
+manifest (:data:`MANIFEST`, in the format of ``sha256sum``) has the digest of every file: ``launch.sh`` looks at it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 
 from meshplan.catalogs.errors import EmitError
+from meshplan.catalogs.writing import FILE_MODE, SCRIPT_MODE, explained, write_file, write_folder
 from meshplan.planner.emit.artifact import Artifact
+from meshplan.planner.emit.text import MANIFEST
 
-_FILE_MODE = 0o644
-_SCRIPT_MODE = 0o755
 _LISTED_FILES = 3
+_MAX_MANIFEST_BYTES = 2**22
 
 
 def write_artifacts(artifacts: Sequence[Artifact], out: Path, *, force: bool = False) -> tuple[Path, ...]:
-    """Write ``artifacts`` below ``out`` and return their paths.
+    """Write ``artifacts`` and their manifest below ``out`` and return their paths.
 
     Args:
         artifacts: what to write; their paths are relative.
         out: output folder, created when missing.
-        force: replace files that exist.
+        force: replace files that exist; a folder that holds nothing else is replaced as a whole.
 
     Raises:
         EmitError: a path leaves ``out`` (also through a symbolic link), a file exists and ``force`` is false, two
             artifacts share a path, or the disk refuses. Nothing has changed then.
     """
-    with _explained(out):
-        _check(artifacts, out, force=force)
-    undo = contextlib.ExitStack()
-    written = []
-    with _explained(out), undo:
-        _make_folder(out, undo)
-        for artifact in artifacts:
-            written.append(_write(artifact, out, undo))
-        undo.pop_all()
-    return tuple(written)
+    files = [*artifacts, _manifest(artifacts)]
+    with explained(out):
+        _check(files, out, force=force)
+        if _is_ours(out):
+            content = {str(one.path): (one.content, SCRIPT_MODE if one.executable else FILE_MODE) for one in files}
+            write_folder(out, content)
+        else:
+            _write_beside(files, out)
+    return tuple(out / artifact.path for artifact in artifacts)
 
 
-@contextlib.contextmanager
-def _explained(out: Path) -> Iterator[None]:
+def _manifest(artifacts: Sequence[Artifact]) -> Artifact:
+    lines = (f"{hashlib.sha256(one.content.encode()).hexdigest()}  {one.path}\n" for one in artifacts)
+    return Artifact(path=MANIFEST, content="".join(lines))
+
+
+def _is_ours(out: Path) -> bool:
+    """Whether everything in the folder was written by us and may go: it is absent, empty, or as its manifest lists."""
+    if not out.exists():
+        return True
+    if out.is_symlink() or out.resolve() == Path.cwd():  # neither can be renamed away
+        return False
+    there = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir() or path.is_symlink()}
+    return there <= _listed(out / MANIFEST) | {MANIFEST.name}
+
+
+def _listed(manifest: Path) -> set[str]:
     try:
-        yield
-    except OSError as error:
-        where = error.filename or out
-        raise EmitError(f"cannot write {where}: {error.strerror}; choose another --out or mend its rights") from error
+        with manifest.open(encoding="utf-8") as stream:
+            return {line.rstrip("\n").partition("  ")[2] for line in stream.read(_MAX_MANIFEST_BYTES).splitlines()}
+    except (OSError, ValueError):
+        return set()
 
 
 def _check(artifacts: Sequence[Artifact], out: Path, *, force: bool) -> None:
@@ -80,6 +94,26 @@ def _check(artifacts: Sequence[Artifact], out: Path, *, force: bool) -> None:
         raise EmitError(f"{out} already holds {listed}; use --force to replace them, or another --out")
 
 
+def _write_beside(files: Sequence[Artifact], out: Path) -> None:
+    """Write into a folder that holds other files too; the manifest, which comes last, is away meanwhile."""
+    with contextlib.ExitStack() as undo:
+        _remove(out / MANIFEST, undo)
+        for artifact in files:
+            target = out / artifact.path
+            _make_folder(target.parent, undo)
+            before = _content(target)
+            undo.callback(_restore, target, before)
+            mode = SCRIPT_MODE if artifact.executable else FILE_MODE
+            write_file(target, artifact.content, force=True, mode=mode)
+        undo.pop_all()
+
+
+def _remove(path: Path, undo: contextlib.ExitStack) -> None:
+    before = _content(path)
+    path.unlink(missing_ok=True)
+    undo.callback(_restore, path, before)
+
+
 def _make_folder(folder: Path, undo: contextlib.ExitStack) -> None:
     missing = []
     while not folder.exists():
@@ -90,30 +124,15 @@ def _make_folder(folder: Path, undo: contextlib.ExitStack) -> None:
         undo.callback(_remove_folder, path)
 
 
-def _write(artifact: Artifact, out: Path, undo: contextlib.ExitStack) -> Path:
-    target = out / artifact.path
-    _make_folder(target.parent, undo)
-    before = _content(target)
-    descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    temporary = Path(name)
-    undo.callback(temporary.unlink, missing_ok=True)
-    with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as stream:
-        stream.write(artifact.content)
-    temporary.chmod(_SCRIPT_MODE if artifact.executable else _FILE_MODE)
-    temporary.replace(target)
-    undo.callback(_restore, target, before)
-    return target
+def _content(path: Path) -> tuple[str, int] | None:
+    return (path.read_text(encoding="utf-8", errors="surrogateescape"), path.stat().st_mode) if path.exists() else None
 
 
-def _content(path: Path) -> tuple[bytes, int] | None:
-    return (path.read_bytes(), path.stat().st_mode) if path.exists() else None
-
-
-def _restore(path: Path, before: tuple[bytes, int] | None) -> None:
+def _restore(path: Path, before: tuple[str, int] | None) -> None:
     if before is None:
         path.unlink(missing_ok=True)
     else:
-        path.write_bytes(before[0])
+        path.write_text(before[0], encoding="utf-8", errors="surrogateescape")
         path.chmod(before[1])
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.core.documents import MAX_YAML_BYTES, parse_document
+from meshplan.catalogs.untrusted.documents import read_text, require_plain
+from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
+from meshplan.planner.core.documents import parse_document
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.containers import commands_of, is_manifest
@@ -230,9 +232,7 @@ def _holds(part: str) -> bool:
 def _read(path: Path) -> dict[str, Any] | str:
     """A document by its suffix, else text."""
     try:
-        if path.stat().st_size > MAX_YAML_BYTES:
-            raise _refused(f"{path} has {path.stat().st_size} bytes; at most {MAX_YAML_BYTES} are read")
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, MAX_YAML_BYTES)
     except (OSError, ValueError) as error:
         raise _refused(f"cannot read {path}: {error}") from error
     if "\0" in text:
@@ -244,9 +244,11 @@ def _read(path: Path) -> dict[str, Any] | str:
         return documents[0] if len(documents) == 1 else {"apiVersion": "v1", "kind": "List", "items": documents}
     if path.suffix == ".toml":
         try:
-            return tomllib.loads(text)
-        except tomllib.TOMLDecodeError as error:
-            raise _refused(f"{path} is no TOML: {error}") from error
+            document = tomllib.loads(text)
+            require_plain(document, str(path))
+        except (ValueError, RecursionError) as error:
+            raise _refused(f"{path} is no TOML that meshplan reads: {error}") from error
+        return document
     return text
 
 

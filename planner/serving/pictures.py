@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from html import escape
 from typing import Any
 
 from meshplan.catalogs.drawing import MUTED, PALETTE, Axis, Drawing, Plot, html_page
+from meshplan.catalogs.untrusted.quoting import html_text as escape
 from meshplan.planner.core.plan import Plan
 
 WIDTH, HEIGHT, MARGIN = 720, 420, 64
@@ -37,7 +37,7 @@ def pareto_page(plan: Plan) -> str:
     rows = "".join(
         f"<tr><td>{'yes' if point['keeps_promises'] else 'no'}</td>"
         f"<td class=n>{point['tokens_per_s_per_user']:.1f}</td><td class=n>{point['tokens_per_s_per_device']:,.0f}</td>"
-        f"<td class=n>{point['num_running']}</td><td>{escape(point['label'])}</td>"
+        f"<td class=n>{escape(point['num_running'])}</td><td>{escape(point['label'])}</td>"
         f"<td>{escape(point['quantization'])}</td><td>{escape(point['node_type'])}</td></tr>\n"
         for point in points
     )

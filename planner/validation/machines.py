@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.hardware import NodeType
+from meshplan.catalogs.untrusted.documents import DocumentError, parse
+from meshplan.catalogs.untrusted.streams import long_lines
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.validation.fields import Section, UnsupportedError
 
@@ -23,20 +24,17 @@ def read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
     Raises:
         SpecError: unreadable, or a line that is not a JSON object.
     """
+    number = 0
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError([Problem(path=str(path), message=f"cannot be read: {error}")]) from error
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise SpecError([Problem(path=f"{path}:{number}", message=f"not JSON: {error}")]) from error
-        if not isinstance(row, dict):
-            raise SpecError([Problem(path=f"{path}:{number}", message="not a JSON object")])
-        yield row
+        for number, line in enumerate(long_lines(path), start=1):
+            if not line.strip():
+                continue
+            row = parse(line, is_json=True, name="the line")
+            if not isinstance(row, dict):
+                raise SpecError([Problem(path=f"{path}:{number}", message="not a JSON object")])
+            yield row
+    except (OSError, DocumentError) as error:
+        raise SpecError([Problem(path=f"{path}:{number}", message=f"cannot be read: {error}")]) from error
 
 
 class MachineReader:

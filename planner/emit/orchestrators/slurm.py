@@ -12,10 +12,10 @@ images: ``REGISTRY#IMAGE:TAG``, or the path of a squashfs file.
 from __future__ import annotations
 
 import re
-import shlex
 from pathlib import PurePosixPath
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError
+from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, EmittedPlan, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import HostPlacement, check_places, host_placements, is_contiguous
@@ -153,7 +153,7 @@ def _sbatch(launch: torchrun.Launch) -> str:
     if request.hosts:
         options.append("--nodelist=" + ",".join(placement.hostname for placement in by_host))
     contiguous = is_contiguous(launch.job.rank_table)
-    names = " ".join(shlex.quote(placement.hostname) for placement in by_host) if request.hosts else ""
+    names = " ".join(shell_word(placement.hostname) for placement in by_host) if request.hosts else ""
     return (
         "#!/usr/bin/env bash\n"
         + commented(options, sign="#SBATCH")
@@ -166,7 +166,7 @@ def _sbatch(launch: torchrun.Launch) -> str:
             hosts=" ".join(str(placement.host) for placement in by_host),
             master_host=launch.job.rank_table[0][0],
             master_port=request.master_port,
-            container=_CONTAINER.format(image=shlex.quote(enroot_image(request.image))) if request.image else _NONE,
+            container=_CONTAINER.format(image=shell_word(enroot_image(request.image))) if request.image else _NONE,
         )
         + (_ONE_AGENT_A_HOST if contiguous else _ONE_TASK_A_RANK).format(
             node_hosts=" ".join(str(placement.host) for placement in launch.placements),

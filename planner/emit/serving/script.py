@@ -7,17 +7,18 @@ user never become shell text: they are read from files line by line, or quoted.
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS
 from meshplan.planner.emit.serving.hosts import Worker, place
 from meshplan.planner.emit.serving.job import HEALTH_PATH, Argument, PoolProgram, RouterProgram, ServingJob, Template
 from meshplan.planner.emit.serving.request import ServingRequest
+from meshplan.planner.emit.text import MANIFEST_CHECK
 from meshplan.planner.serving.problem.config import Role
 
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
@@ -167,7 +168,7 @@ def _shell(argument: Argument, values: Mapping[str, str]) -> str:
     """An argument as shell text: quoted, or with the variables that fill its placeholders."""
     if isinstance(argument, Template):
         return f'"{argument.filled(values)}"'
-    return argument if _PLAIN.fullmatch(argument) else shlex.quote(argument)
+    return argument if _PLAIN.fullmatch(argument) else shell_word(argument)
 
 
 def _router_values(launch: ServingLaunch) -> dict[str, str]:
@@ -180,7 +181,7 @@ def _addresses_text(launch: ServingLaunch) -> str:
     """Bash that fills the array ``addresses``."""
     request = launch.job.request
     if request.hosts:
-        return f"addresses=({' '.join(map(shlex.quote, request.hosts))})"
+        return f"addresses=({' '.join(map(shell_word, request.hosts))})"
     if launch.num_hosts == 1:
         return 'read -r -a addresses <<< "${MESHPLAN_HOSTS:-127.0.0.1}"'
     return (
@@ -194,7 +195,12 @@ def _launch_text(launch: ServingLaunch) -> str:
     return (
         "#!/usr/bin/env bash\n"
         + commented(stamp(launch.job.request.plan, launch.job.verified))
-        + _PROLOGUE.format(workers_file=WORKERS_FILE, addresses=_addresses_text(launch), num_hosts=launch.num_hosts)
+        + _PROLOGUE.format(
+            workers_file=WORKERS_FILE,
+            manifest_check=MANIFEST_CHECK,
+            addresses=_addresses_text(launch),
+            num_hosts=launch.num_hosts,
+        )
         + functions
         + _CHECKS.format(gpu_checks=_gpu_checks(launch.job.request), program=_first_program(launch))
         + _START.format(health_path=HEALTH_PATH)
@@ -264,6 +270,7 @@ fail() {{
   exit 1
 }}
 
+{manifest_check}
 [[ ${{1:-}} =~ ^[0-9]+$ ]] || fail "usage: launch.sh HOST [more flags]; host numbers are in {workers_file}"
 host=$1
 shift

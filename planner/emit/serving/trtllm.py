@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.untrusted.quoting import yaml_text
 from meshplan.planner.emit.artifact import Artifact, commented, stamp
 from meshplan.planner.emit.serving import terms
 from meshplan.planner.emit.serving.engine import SERVE_ON, Engine
@@ -224,7 +223,7 @@ def options_path(pool: Pool) -> PurePosixPath:
 
 def _options_file(request: ServingRequest, pool: Pool) -> tuple[Artifact, ...]:
     head = commented(stamp(request.plan, None))
-    body = yaml.safe_dump(options(request, pool), sort_keys=False, width=120)
+    body = yaml_text(options(request, pool), width=120)
     return (Artifact(path=options_path(pool), content=head + body),)
 
 
@@ -259,7 +258,7 @@ def _leader(request: ServingRequest) -> RouterOf:
     def router(addresses: Mapping[Role, Sequence[Argument]]) -> RouterProgram:
         lines = [f"hostname: {EVERY_INTERFACE}\nport: {request.port}\nbackend: pytorch\n"]
         for role, section in _ROLES.items():
-            block = yaml.safe_dump({"router": dict(rule)}, default_flow_style=None, sort_keys=False, width=120)
+            block = yaml_text({"router": dict(rule)}, default_flow_style=None, width=120)
             urls = "".join(f'    - "{_text(address)}"\n' for address in addresses[role])
             escaped = "".join(f"  {line}\n" for line in block.replace("{", "{{").replace("}", "}}").splitlines())
             lines.append(f"{section}:\n  num_instances: {len(addresses[role])}\n{escaped}  urls:\n{urls}")

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
-import yaml
-
 from meshplan.catalogs.errors import CannotExpressError
+from meshplan.catalogs.untrusted.quoting import yaml_text
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
 from meshplan.planner.emit.hosts import host_placements
 from meshplan.planner.emit.target import Feature
@@ -187,7 +186,7 @@ def job(request: TrainingRequest) -> Job:
         rules=ACCELERATE,
         target=TARGET,
         verified=VERIFIED,
-        files=(Artifact(path=CONFIG_FILE, content=head + yaml.safe_dump(arguments, sort_keys=False)),),
+        files=(Artifact(path=CONFIG_FILE, content=head + yaml_text(arguments)),),
         notes=(*_NOTES, *adapter_notes(request.plan, script=request.script)),
         starter=_STARTER.format(config_file=CONFIG_FILE),
     )

@@ -9,13 +9,13 @@ script, and comes with the files of DeepSpeed and Accelerate.
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Sequence
 from dataclasses import fields
 from importlib import resources
 from pathlib import PurePosixPath
 
 from meshplan.catalogs.errors import EmitError
+from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, stamp_fields
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.adapters import adapter_notes, adapters_of, phase_of
@@ -167,7 +167,7 @@ def script_setting(script: str) -> Setting:
 def script_check(script: str) -> str:
     """Bash that sets ``$script`` and stops where it is no file."""
     return (
-        f"script={shlex.quote(_one_line(script))}\n"
+        f"script={shell_word(_one_line(script))}\n"
         "script=${SCRIPT:-$script}\n"
         '[[ -f $script ]] || fail "no training script $script (in $PWD); set SCRIPT to its path"\n'
         "# A path that begins with a dash would be taken for a flag.\n"

@@ -7,15 +7,16 @@ word, and a planned placement would be lost. Every host looks up its devices in 
 from __future__ import annotations
 
 import json
-import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
+from meshplan.catalogs.untrusted.quoting import shell_word
 from meshplan.planner.emit.artifact import Artifact, commented, stamp, stamp_fields
 from meshplan.planner.emit.gpu_checks import gpu_checks
 from meshplan.planner.emit.hosts import MAX_HOST_SCRIPTS, HostPlacement, host_placements
 from meshplan.planner.emit.target import Feature
+from meshplan.planner.emit.text import MANIFEST_CHECK
 from meshplan.planner.emit.training.job import Job
 
 LAUNCH_SCRIPT = PurePosixPath("launch.sh")
@@ -125,7 +126,7 @@ def master_address(launch: Launch) -> str:
 def _launch_script(launch: Launch) -> str:
     master = master_address(launch)
     address = (
-        f"export MASTER_ADDR=${{MASTER_ADDR:-{shlex.quote(master)}}}"
+        f"export MASTER_ADDR=${{MASTER_ADDR:-{shell_word(master)}}}"
         if master
         else ': "${MASTER_ADDR:?set MASTER_ADDR to the name of the first host}"\nexport MASTER_ADDR'
     )
@@ -134,6 +135,7 @@ def _launch_script(launch: Launch) -> str:
         + commented(stamp(launch.job.request.plan, launch.job.verified))
         + _PROLOGUE.format(
             hosts_file=HOSTS_FILE,
+            manifest_check=MANIFEST_CHECK,
             master_address=address,
             master_port=launch.job.request.master_port,
             environment=environment_text(launch.job.environment),
@@ -151,7 +153,7 @@ def _launch_script(launch: Launch) -> str:
 def environment_text(environment: Mapping[str, str | None]) -> str:
     """Bash that sets and unsets the variables of every rank."""
     lines = [
-        f"unset {name}" if value is None else f"export {name}={shlex.quote(value)}"
+        f"unset {name}" if value is None else f"export {name}={shell_word(value)}"
         for name, value in environment.items()
     ]
     return "\n".join(lines) if lines else "# no variable needs a value"
@@ -165,6 +167,7 @@ fail() {{
   exit 1
 }}
 
+{manifest_check}
 [[ ${{1:-}} =~ ^[0-9]+$ ]] || fail "usage: launch.sh NODE_RANK [more flags]; node ranks are in {hosts_file}"
 node_rank=$1
 shift

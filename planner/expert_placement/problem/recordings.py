@@ -18,9 +18,7 @@ Sources: vLLM ``eplb_load_stats`` as in its static-mapping tool (vllm-project/vl
 
 from __future__ import annotations
 
-import csv
 import json
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +28,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.catalogs.untrusted.documents import DocumentError, parse, read_text
+from meshplan.catalogs.untrusted.limits import MAX_ARRAYS_BYTES, MAX_JSON_BYTES
+from meshplan.catalogs.untrusted.streams import csv_rows, long_lines, read_arrays
 from meshplan.planner.core.arrays import FloatArray, IntArray
 
 LARGEST_SAFETENSORS_HEADER_BYTES = 100_000_000  # the limit of the format's own reader
 SAFETENSORS_TYPES = {"I64": "<i8", "I32": "<i4", "I16": "<i2", "U8": "u1", "F32": "<f4", "F64": "<f8"}
+MOST_EXPERTS = 100_000  # of a layer; the largest published model has thousands
+BYTES_PER_COUNT = 8
 TOKEN_AXES = 2  # raw records are [tokens, top_k], counts are [experts]
 WINDOWED_AXES = 3  # [windows, layers, experts]
 
@@ -103,6 +106,12 @@ def _error(where: str, message: str) -> SpecError:
     return SpecError([Problem(path=where, message=message)])
 
 
+def _require_small(where: str, num_counts: int) -> None:
+    """Refuse tables that a short file would blow up to gigabytes."""
+    if num_counts * BYTES_PER_COUNT > MAX_ARRAYS_BYTES:
+        raise _error(where, f"makes a table of {num_counts} counts; at most {MAX_ARRAYS_BYTES // BYTES_PER_COUNT}")
+
+
 def _counts(where: str, value: Any) -> FloatArray:
     """[N, L, E] counts from [L][E] or [N][L][E]."""
     try:
@@ -132,18 +141,29 @@ def _ids(where: str, value: Any, num_experts: int) -> IntArray:
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """(place, record) of each line that is not empty."""
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, start=1):
+    where = path.name
+    try:
+        for number, line in enumerate(long_lines(path), start=1):
             if not line.strip():
                 continue
             where = f"{path.name}:{number}"
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise _error(where, f"is not JSON: {error}") from error
+            record = parse(line, is_json=True, name="the line")
             if not isinstance(record, dict):
                 raise _error(where, "is not a JSON object")
             yield where, record
+    except (OSError, DocumentError) as error:
+        raise _error(where, str(error)) from error
+
+
+def _json_file(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file."""
+    try:
+        document = parse(read_text(path, MAX_JSON_BYTES), is_json=True, name="it")
+    except (OSError, DocumentError) as error:
+        raise _error(path.name, str(error)) from error
+    if not isinstance(document, dict):
+        raise _error(path.name, "is not a JSON object")
+    return document
 
 
 def _field(where: str, record: Mapping[str, Any], key: str) -> Any:
@@ -159,12 +179,7 @@ def _read_sglang(path: Path, _: int | None) -> ExpertRecording:
             "is not JSON. A .pt dump is a pickle, which could run code when opened; convert it where it was written: "
             "json.dump({'logical_count': torch.load(FILE)['logical_count'].tolist()}, …)",
         )
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise _error(path.name, f"is not JSON: {error}") from error
-    if not isinstance(document, dict):
-        raise _error(path.name, "is not a JSON object")
+    document = _json_file(path)
     load = _counts(f"{path.name}: logical_count", _field(path.name, document, "logical_count"))
     return ExpertRecording(load=load, layer_ids=tuple(range(load.shape[1])))
 
@@ -180,6 +195,7 @@ def _read_vllm(path: Path, _: int | None) -> ExpertRecording:
         if raw_map.shape != slots.shape:
             raise _error(where, f"p2l_map has shape {list(raw_map.shape)}, expert_load {list(slots.shape)}")
         current = _ids(f"{where}: p2l_map", raw_map, slots.shape[1])
+        _require_small(where, slots.shape[0] * (int(current.max()) + 1))
         load = np.zeros((slots.shape[0], int(current.max()) + 1))
         np.add.at(load, (np.arange(slots.shape[0])[:, None], current), slots)
         if windows and windows[0].shape != load.shape:
@@ -194,10 +210,9 @@ def _read_trtllm(path: Path, _: int | None) -> ExpertRecording:
     meta_path = path / "meta_info.json"
     if not meta_path.is_file():
         raise _error(str(path), "has no meta_info.json; give the folder named by EXPERT_STATISTIC_PATH")
-    try:
-        num_experts = int(_field(meta_path.name, json.loads(meta_path.read_text(encoding="utf-8")), "num_experts"))
-    except (TypeError, ValueError) as error:
-        raise _error(meta_path.name, f"is malformed: {error}") from error
+    num_experts = _field(meta_path.name, _json_file(meta_path), "num_experts")
+    if not isinstance(num_experts, int) or not 1 <= num_experts <= MOST_EXPERTS:
+        raise _error(meta_path.name, f"num_experts is {num_experts!r}, not a whole number within 1 and {MOST_EXPERTS}")
     total: dict[int, FloatArray] = {}
     files = sorted(path.glob("rank*.safetensors"))
     # A newer recorder writes the same routing twice: as counts (rank0) and token by token (rank0_raw).
@@ -221,7 +236,13 @@ def _read_trtllm(path: Path, _: int | None) -> ExpertRecording:
 
 def _safetensors(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
     """(name, array) of each tensor: 8 bytes of length, a JSON header, then the data."""
-    data = path.read_bytes()
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_ARRAYS_BYTES + 1)
+    except OSError as error:
+        raise _error(path.name, f"cannot be read: {error.strerror}") from error
+    if len(data) > MAX_ARRAYS_BYTES:
+        raise _error(path.name, f"has more than {MAX_ARRAYS_BYTES} bytes; at most that are read")
     size = int.from_bytes(data[:8], "little")
     if len(data) < 8 + size or size > LARGEST_SAFETENSORS_HEADER_BYTES:
         raise _error(path.name, "is not a safetensors file, or is cut short")
@@ -233,9 +254,11 @@ def _safetensors(path: Path) -> Iterator[tuple[str, NDArray[Any]]]:
             if entry["dtype"] not in SAFETENSORS_TYPES:
                 raise _error(f"{path.name}: {name}", f"has dtype {entry['dtype']}; counts are integers or floats")
             begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end <= len(data):
+                raise _error(f"{path.name}: {name}", f"lies at {begin} to {end} of {len(data)} bytes")
             flat = np.frombuffer(data[8 + size + begin : 8 + size + end], dtype=SAFETENSORS_TYPES[entry["dtype"]])
             yield name, flat.reshape(entry["shape"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise _error(path.name, f"is not a safetensors file: {error}") from error
 
 
@@ -264,6 +287,10 @@ def _from_token_records(steps: list[dict[int, IntArray]], num_experts: int | Non
     """Loads, transitions and traces from {layer: [tokens, top_k]} of each step and rank."""
     layers = sorted({layer for step in steps for layer in step})
     experts = num_experts or 1 + max(int(ids.max(initial=0)) for step in steps for ids in step.values())
+    if experts > MOST_EXPERTS:
+        raise _error("top_indices", f"holds the expert {experts - 1}; at most {MOST_EXPERTS} experts are read")
+    widest = sum(max(ids.shape[0] * ids.shape[1] for ids in step.values()) for step in steps)
+    _require_small("the records", len(layers) * (experts * experts + widest))
     load = np.zeros((len(layers), experts))
     transitions = np.zeros((len(layers) - 1, experts, experts))
     traces = []
@@ -292,13 +319,10 @@ def _from_token_records(steps: list[dict[int, IntArray]], num_experts: int | Non
 
 
 def _read_npz(path: Path, _: int | None) -> ExpertRecording:
-    if not zipfile.is_zipfile(path):
-        raise _error(path.name, "is not an .npz file; save it with numpy.savez")
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise _error(path.name, f"is not an .npz of plain numbers: {error}") from error
+        arrays = read_arrays(path)
+    except (OSError, DocumentError) as error:
+        raise _error(path.name, str(error)) from error
     load = _counts(f"{path.name}: load", _field(path.name, arrays, "load"))
     _, layers, experts = load.shape
     transitions = current = None
@@ -314,26 +338,34 @@ def _read_npz(path: Path, _: int | None) -> ExpertRecording:
 
 def _read_csv(path: Path, num_experts: int | None) -> ExpertRecording:
     cells: dict[tuple[int, int, int], float] = {}
-    with path.open(newline="", encoding="utf-8") as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
+    try:
+        rows = csv_rows(path)
+        header = next(rows, [])
+        for number, values in enumerate(rows, start=2):
             where = f"{path.name}:{number}"
+            row = dict(zip(header, values, strict=False))
             try:
                 layer, expert = int(_field(where, row, "layer")), int(_field(where, row, "expert"))
                 window, count = int(row.get("window") or 0), float(_field(where, row, "count"))
             except (TypeError, ValueError) as error:
                 raise _error(where, f"is malformed: {error}") from error
-            if min(window, layer, expert) < 0 or (num_experts is not None and expert >= num_experts):
+            if min(window, layer, expert) < 0 or expert >= (num_experts or MOST_EXPERTS):
                 raise _error(where, f"window {window}, layer {layer} or expert {expert} is out of range")
             if (window, layer, expert) in cells:
                 raise _error(where, f"repeats window {window}, layer {layer}, expert {expert}")
             cells[window, layer, expert] = count
+    except (OSError, DocumentError) as error:
+        raise _error(path.name, str(error)) from error
     if not cells:
         raise _error(path.name, "holds no rows; expected columns layer, expert, count")
     windows, layers = sorted({cell[0] for cell in cells}), sorted({cell[1] for cell in cells})
     experts = num_experts or 1 + max(cell[2] for cell in cells)
+    _require_small(path.name, len(windows) * len(layers) * experts)
     load = np.zeros((len(windows), len(layers), experts))
+    window_at = {window: place for place, window in enumerate(windows)}
+    layer_at = {layer: place for place, layer in enumerate(layers)}
     for (window, layer, expert), count in cells.items():
-        load[windows.index(window), layers.index(layer), expert] = count
+        load[window_at[window], layer_at[layer], expert] = count
     return ExpertRecording(load=_counts(path.name, load), layer_ids=tuple(layers))
 
 

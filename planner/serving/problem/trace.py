@@ -7,16 +7,15 @@ The first line names the columns, in any order: ``arrival_s`` (seconds, non-decr
 
 from __future__ import annotations
 
-import csv
-import gzip
 import math
-import zlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.catalogs.untrusted.documents import DocumentError
+from meshplan.catalogs.untrusted.streams import csv_rows
 from meshplan.planner.serving.problem.requests import Requests
 
 ARRIVAL = "arrival_s"
@@ -34,7 +33,6 @@ LEAST = {
 }
 # Whole numbers below this are exact as a float and as a NumPy integer.
 MOST = 2.0**53
-GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_trace(path: Path) -> Requests:
@@ -45,16 +43,14 @@ def read_trace(path: Path) -> Requests:
     """
     where = f"the trace {path}"
     try:
-        content = path.read_bytes()
-        text = (gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content).decode("utf-8-sig")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        reader = csv_rows(path)
+        header = [name.strip() for name in next(reader, [])]
+        problems = _header_problems(header)
+        if problems:
+            raise SpecError(problems, of=where)
+        rows, problems = _rows(header, reader)
+    except (OSError, DocumentError) as error:
         raise SpecError([Problem(path="", message=f"cannot be read: {error}")], of=where) from error
-    reader = csv.reader(text.splitlines())
-    header = [name.strip() for name in next(reader, [])]
-    problems = _header_problems(header)
-    if problems:
-        raise SpecError(problems, of=where)
-    rows, problems = _rows(header, reader)
     if not rows and not problems:
         problems = [Problem(path="", message="there are no requests; give at least one line below the header")]
     if problems:

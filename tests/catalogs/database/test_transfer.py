@@ -255,9 +255,9 @@ def test_anything_but_a_mapping_is_refused(catalog: Catalog, document: object) -
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("bad.json", "{", "is not valid JSON"),
-        ("bad.yaml", "a: [", "is not valid YAML"),
-        ("bad.yaml", "!!python/object/apply:os.system ['true']", "is not valid YAML"),
+        ("bad.json", "{", "is not JSON"),
+        ("bad.yaml", "a: [", "is not YAML"),
+        ("bad.yaml", "!!python/object/apply:os.system ['true']", "is not YAML"),
         ("bad.json", b"\xff\xfe", "cannot read"),
         ("missing.json", None, "cannot read"),
     ],

@@ -223,20 +223,17 @@ run(sys.argv[3:])
 """
 
 
-@pytest.mark.parametrize(("function", "call"), [("write_artifacts", 1), ("_write", 3)])
+@pytest.mark.parametrize("function", ["write_artifacts", "write_folder"])
 def test_a_killed_process_leaves_nothing_half_written(
-    function: str, call: int, meshplan: Command, spec: Path, database: Path, tmp_path: Path
+    function: str, spec: Path, database: Path, tmp_path: Path
 ) -> None:
-    out, whole = tmp_path / "out", tmp_path / "whole"
-    arguments = [function, str(call), "plan", str(spec), "--out", str(out)]
+    out = tmp_path / "out"
+    arguments = [function, "1", "plan", str(spec), "--out", str(out)]
     done = subprocess.run([sys.executable, "-c", KILLED, *arguments], env=os.environ, capture_output=True, check=False)
     assert done.returncode == -9
-    (plan_id,) = stored(database)
-    assert meshplan("emit", plan_id, "--out", whole).code == 0
-    complete = contents(whole)
-    left = contents(out) if out.exists() else {}
-    assert len(left) == call - 1
-    assert all(complete[name] == text for name, text in left.items())
+    assert stored(database)
+    assert "✔" in done.stdout.decode()
+    assert not out.exists()
 
 
 # --- long work -----------------------------------------------------------------------------------------------------

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.core.documents import MAX_ALIASES, MAX_DEPTH, MAX_YAML_BYTES, parse_document, read_document
+from meshplan.catalogs.untrusted.limits import MAX_ALIASES, MAX_DEPTH, MAX_YAML_BYTES
+from meshplan.planner.core.documents import parse_document, read_document
 from meshplan.planner.core.plan import digest
 
+TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]) | st.sampled_from("\n\t"))
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    st.none() | st.booleans() | st.integers(-(2**62), 2**62) | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
     max_leaves=12,
 )
 
@@ -43,7 +45,7 @@ def test_scalars_are_read_as_in_yaml_1_2(text: str, value: object) -> None:
     assert type(read) is type(value)
 
 
-@given(st.dictionaries(st.text(), JSON_VALUES, max_size=4))
+@given(st.dictionaries(TEXTS, JSON_VALUES, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_json_comes_back_as_it_was(document: dict[str, object]) -> None:
     assert parse_document(json.dumps(document), is_json=True) == document
@@ -63,7 +65,7 @@ def test_yaml_and_json_of_one_question_have_one_digest() -> None:
         ("a: .nan", "JSON cannot express"),
         ("a: .inf", "JSON cannot express"),
         ("a: 1e999", "JSON cannot express"),
-        ('a: "\\ud800"', "JSON cannot express"),
+        ('a: "\\ud800"', "JSON cannot express|invalid Unicode"),
         ("a: &x [*x]", "JSON cannot express"),
         ("a: {1: 2}", "not text"),
         ("1: 2", "not text"),
@@ -107,11 +109,32 @@ def test_hostile_json_is_refused_with_its_reason(text: str, words: str) -> None:
 
 
 def test_a_million_aliases_are_refused_before_they_expand() -> None:
-    levels = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 20))
-    with pytest.raises(SpecError, match=f"more than {MAX_ALIASES} aliases"):
+    levels = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 2)}]\n" for n in range(1, 60))
+    with pytest.raises(SpecError, match=f"aliases add|more than {MAX_ALIASES} aliases"):
         parse_document(f"l0: &l0 [x]\n{levels}")
     with pytest.raises(SpecError, match="aliases"):
         parse_document("a: &a 1\nb: [" + "*a, " * 150_000 + "]")
+
+
+def test_a_kilobyte_of_allowed_aliases_does_not_grow_to_gigabytes() -> None:
+    levels = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 11))
+    with pytest.raises(SpecError, match="its aliases add"):
+        parse_document(f"l0: &l0 {'x' * 50}\n{levels}")
+
+
+@pytest.mark.parametrize("sign", ["\x1b[2J", "\x07", "\x9b31m", "\u202e", "\u2028", "\x7f"])
+def test_control_characters_are_refused_with_their_place(sign: str) -> None:
+    for document in ({"a": [{"b": f"x{sign}"}]}, {"a": {f"b{sign}": 1}}):
+        with pytest.raises(SpecError, match=r"a.*b.*control character \\u") as caught:
+            parse_document(json.dumps(document), is_json=True)
+        assert sign[0] not in str(caught.value)
+    assert parse_document(json.dumps({"a": "back\\u001bslash\n\t"}), is_json=True)
+
+
+def test_windows_line_ends_are_line_ends(tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_bytes(b"\xef\xbb\xbfkind: training\r\ntext: |\r\n  two\r\n  lines\r\n")
+    assert read_document(path) == {"kind": "training", "text": "two\nlines\n"}
 
 
 def test_few_aliases_and_merges_are_fine() -> None:

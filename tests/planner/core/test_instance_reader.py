@@ -138,7 +138,7 @@ def test_arrays_are_read_from_the_instances_folder(folder: Path) -> None:
         ({"file": "broken.npz", "key": "load"}, "load.file", "not an .npz of plain numbers"),
         ({"file": "a\0b.npz", "key": "load"}, "load.file", "not an .npz of plain numbers"),
         ({"file": "x" * 5000, "key": "load"}, "load.file", "not an .npz of plain numbers"),
-        ({"file": "bytes.npz", "key": "load"}, "load", "not a number"),
+        ({"file": "bytes.npz", "key": "load"}, "load.file", "not an .npz of plain numbers"),
         ({"file": "data.npz", "key": "words"}, "load", "not a number"),
         ({"file": "data.npz", "key": "laod"}, "load.key", "has no array 'laod'; did you mean 'load'?"),
         ({"file": "data.npz"}, "load", 'an array in a file is written {"file": "NAME.npz", "key": "NAME"}'),

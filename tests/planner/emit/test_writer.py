@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 
 import pytest
@@ -25,7 +27,7 @@ def test_writes_every_file_and_nothing_else(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     paths = write_artifacts(FILES, out)
     assert [path.read_text() for path in paths] == ["one\n", "#!/bin/sh\n"]
-    assert names(out) == {"a.txt", "sub", "sub/run.sh"}
+    assert names(out) == {"a.txt", "sub", "sub/run.sh", "SHA256SUMS"}
     assert os.access(out / "sub/run.sh", os.X_OK)
     assert not os.access(out / "a.txt", os.X_OK)
 
@@ -115,3 +117,67 @@ def test_failure_in_a_new_folder_removes_it(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(EmitError, match="Permission denied"):
         write_artifacts(FILES, tmp_path / "out")
     assert names(tmp_path) == set()
+
+
+def digests(folder: Path) -> dict[str, str]:
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_manifest_is_what_sha256sum_checks(tmp_path: Path) -> None:
+    write_artifacts(FILES, tmp_path / "out")
+    check = ["sha256sum", "--check", "--quiet", "SHA256SUMS"]
+    assert subprocess.run(check, cwd=tmp_path / "out", check=False).returncode == 0
+    (tmp_path / "out" / "a.txt").write_text("changed")
+    assert subprocess.run(check, cwd=tmp_path / "out", capture_output=True, check=False).returncode != 0
+
+
+def test_force_replaces_a_folder_of_ours_as_a_whole(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_artifacts(FILES, out)
+    write_artifacts(FILES[:1], out, force=True)
+    assert names(out) == {"a.txt", "SHA256SUMS"}
+    assert names(tmp_path) == {"out", "out/a.txt", "out/SHA256SUMS"}
+
+
+def test_force_keeps_the_files_of_others(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    write_artifacts(FILES, out)
+    (out / "logs").mkdir()
+    (out / "logs" / "mine.log").write_text("mine")
+    write_artifacts(FILES, out, force=True)
+    assert (out / "logs" / "mine.log").read_text() == "mine"
+
+
+KILLED = """
+import os, signal, sys, threading
+from pathlib import Path, PurePosixPath
+from meshplan.planner.emit.artifact import Artifact
+from meshplan.planner.emit.writer import write_artifacts
+mark = sys.argv[2]
+files = [Artifact(path=PurePosixPath(f"d{n % 3}/f{n}"), content=mark * 1000) for n in range(40)]
+count = int(sys.argv[3])
+def tracer(frame, event, argument):
+    global count
+    count -= 1
+    if count == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return tracer
+sys.settrace(tracer)
+write_artifacts(files, Path(sys.argv[1]), force=True)
+"""
+
+
+def test_a_killed_process_leaves_the_old_folder_or_the_new_one(tmp_path: Path) -> None:
+    """Killed at lines spread over the whole write; tests/benchmarks/kills.py does it a thousand times."""
+    out = tmp_path / "out"
+    seen = set()
+    for number, line in enumerate((40, 400, 900, 2000, 4000, 9000, 10**9)):
+        before = digests(out) if out.exists() else {}
+        mark = "abcdefg"[number]
+        subprocess.run([sys.executable, "-c", KILLED, str(out), mark, str(line)], check=False)
+        after = digests(out) if out.exists() else {}
+        complete = len(after) == 41 and all(text == mark * 1000 for name, text in after.items() if name[0] == "d")
+        assert after == before or complete
+        seen.add(complete)
+    assert seen == {True, False}
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -370,3 +370,15 @@ def test_a_tier_that_an_engine_has_no_flag_for_is_refused() -> None:
     ):
         tried = pool(layout(4), **{"limits": limits, "kv_tier": TIER, **wrong})
         assert any(reason in text for text in ENGINES["vllm"].broken_pool(LLAMA_70B, tried))
+
+
+def test_a_changed_file_stops_the_launch(tmp_path: Path) -> None:
+    request = serving_request(LLAMA_70B, aggregated("vllm", layout(8)))
+    write_artifacts(emit_serving("vllm", request).artifacts, tmp_path / "out")
+    workers = tmp_path / "out" / "workers.txt"
+    workers.write_text(workers.read_text() + "# more\n")
+    command = ["bash", str(tmp_path / "out" / "launch.sh"), "0"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ran.returncode == 1
+    assert "workers.txt: FAILED" in ran.stderr
+    assert "MESHPLAN_SKIP_CHECKS=1" in ran.stderr

@@ -1,0 +1,1 @@
+"""The one door for what comes from outside: files, archives and texts, with their limits, before they are believed."""

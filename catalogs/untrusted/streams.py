@@ -1,0 +1,142 @@
+"""Compressed files, opened without believing what they say about their own size."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from meshplan.catalogs.untrusted.documents import DocumentError
+from meshplan.catalogs.untrusted.limits import MAX_ARRAYS_BYTES, MAX_ROWS, MAX_TEXT_BYTES
+
+_CHUNK_BYTES = 2**18
+_GZIP_MAGIC = b"\x1f\x8b"
+# What a damaged or hostile archive makes NumPy and zlib raise.
+_DAMAGED = (
+    ValueError,
+    EOFError,
+    KeyError,
+    SyntaxError,
+    tokenize.TokenError,
+    NotImplementedError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
+Array = np.ndarray[Any, Any]
+
+
+class _Capped(io.RawIOBase):
+    """A stream that refuses to give more than its limit, however much is behind it."""
+
+    def __init__(self, stream: Any, most_bytes: int, path: Path) -> None:
+        super().__init__()
+        self._stream, self._left, self._most, self._path = stream, most_bytes, most_bytes, path
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            content = self._stream.read(len(buffer))
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise DocumentError(f"{self._path} is no gzip file, or is cut short: {error}") from error
+        self._left -= len(content)
+        if self._left < 0:
+            raise DocumentError(f"{self._path} holds more than {self._most} bytes of text; at most that are read")
+        buffer[: len(content)] = content
+        return len(content)
+
+
+def long_lines(path: Path, most_bytes: int = MAX_TEXT_BYTES) -> Iterator[str]:
+    """The lines of a file, plain or compressed with gzip, their ends included; a byte-order mark is left out.
+
+    Raises:
+        DocumentError: larger than ``most_bytes`` (after decompression), more than :data:`MAX_ROWS` lines, damaged, or
+            no UTF-8.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as raw:
+        is_compressed = raw.peek(len(_GZIP_MAGIC)).startswith(_GZIP_MAGIC)
+        stream: Any = gzip.GzipFile(fileobj=raw) if is_compressed else raw
+        capped = io.BufferedReader(_Capped(stream, most_bytes, path), _CHUNK_BYTES)
+        try:
+            for number, line in enumerate(io.TextIOWrapper(capped, encoding="utf-8-sig", newline="")):
+                if number > MAX_ROWS:
+                    raise DocumentError(f"{path} has more than {MAX_ROWS} lines; at most that are read")
+                yield line
+        except UnicodeDecodeError as error:
+            raise DocumentError(f"{path} is no text in UTF-8: {error}") from error
+
+
+def csv_rows(path: Path) -> Iterator[list[str]]:
+    """The rows of a CSV, plain or compressed with gzip; see :func:`long_lines`."""
+    try:
+        yield from csv.reader(long_lines(path))
+    except csv.Error as error:
+        raise DocumentError(f"{path} is no CSV: {error}") from error
+
+
+def read_arrays(path: Path, names: set[str] | None = None) -> Mapping[str, Array]:
+    """The arrays of an ``.npz``; nothing is unpickled, and no header is believed before its data are there.
+
+    Args:
+        path: of the archive.
+        names: which ones; None for all.
+
+    Raises:
+        DocumentError: no such archive, other than plain numbers, or beyond the limit.
+        OSError: it cannot be read.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            left = MAX_ARRAYS_BYTES
+            found: dict[str, Array] = {}
+            for member in archive.namelist():
+                name = member.removesuffix(".npy")
+                if names is not None and name not in names:
+                    continue
+                with archive.open(member) as stream:
+                    content = stream.read(left + 1)
+                left -= len(content)
+                if left < 0:
+                    raise DocumentError(f"its arrays have more than {MAX_ARRAYS_BYTES} bytes; at most that are read")
+                found[name] = _array(content)
+            return found
+    except _DAMAGED as error:
+        raise DocumentError(f"is not an .npz of plain numbers; save it with numpy.savez ({error})") from error
+
+
+def array_names(path: Path) -> tuple[str, ...]:
+    """Names of the arrays of an ``.npz``; see :func:`read_arrays`."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return tuple(member.removesuffix(".npy") for member in archive.namelist())
+    except _DAMAGED as error:
+        raise DocumentError(f"is not an .npz of plain numbers; save it with numpy.savez ({error})") from error
+
+
+def _array(content: bytes) -> Array:
+    """One ``.npy``; its header may claim no more data than there are."""
+    stream = io.BytesIO(content)
+    version = np.lib.format.read_magic(stream)
+    read_header = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read_header(stream)
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    if dtype.hasobject:
+        raise DocumentError("an array holds Python objects; save plain numbers")
+    if size > len(content) - stream.tell():
+        raise DocumentError(f"an array claims {size} bytes and has {len(content) - stream.tell()}")
+    stream.seek(0)
+    array: Array = np.load(stream, allow_pickle=False)
+    return array

@@ -1,0 +1,298 @@
+"""A serving plan's JSON as it may come from anybody; see :mod:`meshplan.planner.core.plan_document`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from meshplan.planner.core.plan_document import (
+    Closed,
+    Count,
+    Model,
+    Name,
+    Nothing,
+    Number,
+    PartDocument,
+    PlanDocument,
+    Positive,
+    Section,
+    Share,
+    SolutionDocument,
+    Text,
+    as_json,
+)
+from meshplan.planner.core.spec_fields import MAX_DEVICES
+from meshplan.planner.serving.problem.config import (
+    EngineLimits,
+    KvTier,
+    Layout,
+    Role,
+    Router,
+    Speculation,
+    serving_config_from_document,
+)
+from meshplan.planner.serving.problem.engines import ENGINES
+from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES, Quantization
+from meshplan.planner.serving.problem.spec import ServingSpec
+
+_Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
+_MAX_BATCH = 10**9  # tokens or requests of one iteration
+
+
+def _sound_layout(layout: Layout) -> Layout:
+    sizes = {name: getattr(layout, name) for name in Layout.__dataclass_fields__}
+    wrong = [f"{name} is {size}" for name, size in sizes.items() if not 1 <= size <= MAX_DEVICES]
+    if wrong:
+        raise ValueError(f"{', '.join(wrong)}: not within 1 and {MAX_DEVICES}")
+    return layout
+
+
+def _sound_limits(limits: EngineLimits) -> EngineLimits:
+    if not (1 <= limits.max_num_seqs <= _MAX_BATCH and 1 <= limits.max_batched_tokens <= _MAX_BATCH):
+        raise ValueError(f"max_num_seqs and max_batched_tokens must be within 1 and {_MAX_BATCH}")
+    if not 0.0 < limits.memory_fraction <= 1.0:
+        raise ValueError(f"memory_fraction is {limits.memory_fraction}, not above 0 and at most 1")
+    return limits
+
+
+def _sound_formats(formats: Quantization) -> Quantization:
+    unknown = {formats.attention, formats.mlp, formats.experts} - set(SCHEMES)
+    if unknown or formats.kv_cache not in KV_CACHE_BYTES:
+        raise ValueError(f"unknown format {', '.join(sorted(unknown)) or formats.kv_cache}")
+    return formats
+
+
+class _Pool(Closed):
+    role: Role
+    layout: Annotated[Layout, AfterValidator(_sound_layout)]
+    num_workers: _Devices
+    num_devices: _Devices
+    limits: Annotated[EngineLimits, AfterValidator(_sound_limits)]
+    quantization: Annotated[Quantization, AfterValidator(_sound_formats)]
+    node_type: Name
+    kv_tier: KvTier | None = None
+    kind: Text = ""  # of an allocation's pools
+    offer: Text = ""
+
+
+def _known_engine(name: str) -> str:
+    if name not in ENGINES:
+        raise ValueError(f"must be one of {', '.join(ENGINES)}")
+    return name
+
+
+class ServingChoices(Closed):
+    """The choices of one deployment."""
+
+    engine: Annotated[str, AfterValidator(_known_engine)]
+    num_devices: _Devices
+    pools: Annotated[list[_Pool], Field(min_length=1)]
+    router: Router
+    speculation: Speculation | None
+    name: Text = ""  # of an allocation's services
+    model: Text = ""
+
+
+def _is_config(document: dict[str, Any]) -> dict[str, Any]:
+    """The choices of a deployment whose pools are one of role mixed, or one prefill and one decode."""
+    if not document:
+        return document
+    as_json(ServingChoices, document)
+    roles = sorted(pool["role"] for pool in document["pools"])
+    if roles not in (["mixed"], ["decode", "prefill"]):
+        raise ValueError(f"pools have the roles {', '.join(roles)}; one mixed, or one prefill and one decode")
+    config = serving_config_from_document(document)
+    for pool, stated in zip(config.pools, document["pools"], strict=True):
+        if pool.num_devices != stated["num_devices"]:
+            raise ValueError(f"a pool says {stated['num_devices']} devices, its workers make {pool.num_devices}")
+    return document
+
+
+ServingConfigDocument = Annotated[dict[str, Any], AfterValidator(_is_config)]
+
+
+class _MemoryPool(Section):
+    role: Annotated[str, Field(pattern="^(mixed|prefill|decode)$")]
+    device: Text
+    device_memory_bytes: Share
+    budget_bytes: Share
+    weights_bytes: Share
+    workspace_bytes: Share
+    kv_cache_bytes: Share
+    kv_bytes_per_token: Share
+    kv_capacity_tokens: Count
+
+
+class _Memory(Section):
+    pools: list[_MemoryPool]
+
+
+class _Part(PartDocument):
+    pool: Text
+
+
+class _Calibration(Section):
+    engine: Text
+    architecture: Text
+    num_runs: Count
+    error_p90: dict[Text, Annotated[float, Field(ge=0.0, le=10.0)]]
+
+
+class _Provenance(Section):
+    model: Model
+    calibration: dict[Text, _Calibration] = Field(default_factory=dict)
+    sources: dict[Text, Text] = Field(default_factory=dict)
+
+
+class _Ranked(Section):
+    name: Text
+    chosen: bool
+    config: ServingConfigDocument
+    label: Text
+    num_devices: Count
+    ttft_p99_s: Number | None
+    tpot_mean_s: Number | None
+    requests_per_s: Number
+    output_tokens_per_s_per_device: Number
+    usd_per_hour: Number | None
+    reason: Text
+
+
+class _Rejected(Section):
+    reason: Text
+    count: Count
+    example: Text | None = None
+
+
+class _Miss(Section):
+    limit: Text
+    excess_text: Text
+    label: Text
+
+
+class _Change(Section):
+    change: Text
+    label: Text
+
+
+class _Solution(SolutionDocument):
+    kept: bool | None = None
+    nearest_miss: _Miss | None = None
+    least_change: tuple[_Change, ...] = ()
+
+
+class _Point(Section):
+    label: Text
+    node_type: Text
+    quantization: Text
+    num_running: Count
+    tokens_per_s_per_user: Positive
+    tokens_per_s_per_device: Positive
+    keeps_promises: bool
+
+
+class _Sensitivity(Section):
+    change: Text
+    ttft_p99_s: Number | None
+    tpot_mean_s: Number | None
+    broken: list[Text]
+
+
+class _Ends(Section):
+    low: Number
+    high: Number
+
+
+class _Sampling(Section):
+    num_requests: Count
+    intervals: dict[Text, _Ends]
+    attainment: Number = 0.0
+    attainment_at_least: Number = 0.0
+
+
+class _Series(Closed):
+    end_s: list[Number]
+    decoding: list[Number]
+    prefilling: list[Number]
+    queued: list[Number]
+    kv_use: list[Number]
+
+    @model_validator(mode="after")
+    def _are_as_long(self) -> Self:
+        lengths = {len(getattr(self, name)) for name in type(self).model_fields}
+        if len(lengths) > 1 or 0 in lengths:
+            raise ValueError("the lists of the series have different lengths, or are empty")
+        return self
+
+
+class _WhatIf(Section):
+    name: Text
+    label: Text
+    num_running: Count
+    tpot_s: Number
+    tokens_per_s_per_device: Number
+
+
+class _Shape(Section):
+    name: Text
+    label: Text
+    by_engine: bool
+    ttft_mean_s: Number | None
+    ttft_p99_s: Number | None
+    tpot_mean_s: Number | None
+    num_rejected: Count
+
+
+class _Answer(Section):
+    pareto: tuple[_Point, ...] = ()
+    num_running: Number = 0.0
+    sensitivity: tuple[_Sensitivity, ...] = ()
+    sampling: _Sampling | None = None
+    series: _Series | Nothing = Nothing()
+    what_if: tuple[_WhatIf, ...] = ()
+    what_if_simulated: tuple[_Shape, ...] = ()
+    num_idle_devices: Count = 0
+    idle_because: Text | None = None
+    useful_batch: Count | None = None
+    max_request_rate_per_s: Number | None = None
+
+    @model_validator(mode="after")
+    def _idle_has_a_reason(self) -> Self:
+        if self.num_idle_devices and self.idle_because is None:
+            raise ValueError("idle_because is missing")
+        return self
+
+
+class ServingPlanDocument(PlanDocument):
+    """A plan of the kind ``serving``."""
+
+    spec: ServingSpec  # type: ignore[assignment]
+    config: ServingConfigDocument
+    memory: _Memory | Nothing  # type: ignore[assignment]
+    breakdown: list[_Part]  # type: ignore[assignment]
+    provenance: _Provenance  # type: ignore[assignment]
+    solution: _Solution
+    alternatives: list[_Ranked]  # type: ignore[assignment]
+    rejected: list[_Rejected]  # type: ignore[assignment]
+    answer: _Answer | None = None  # type: ignore[assignment]
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        if not self.config:
+            if self.solution.status != "infeasible":
+                raise ValueError(f"config is empty, and the status {self.solution.status}")
+            return self
+        if isinstance(self.memory, Nothing):
+            raise ValueError("memory is empty")
+        if {pool.role for pool in self.memory.pools} != {pool["role"] for pool in self.config["pools"]}:
+            raise ValueError("memory.pools are not the pools of the config")
+        rate = self.predicted.get("output_tokens_per_s_per_device")
+        if rate is None or "requests_per_s" not in self.predicted:
+            raise ValueError("predicted lacks output_tokens_per_s_per_device or requests_per_s")
+        if self.rank_table is not None and len(self.rank_table) != self.config["num_devices"]:
+            raise ValueError(f"rank_table has {len(self.rank_table)} ranks for {self.config['num_devices']} devices")
+        return self
+
+
+PLAN = ServingPlanDocument

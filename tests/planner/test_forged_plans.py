@@ -1,0 +1,151 @@
+"""Plan files that somebody forged: refused, or harmless in every file and page that is made of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hostile import CANARY, HOSTILE_TEXTS, forged, leaves, random_forgery, signed
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.catalogs.errors import MeshplanError
+from meshplan.cli.reports.plan import report_of
+from meshplan.planner.core.kinds import KINDS
+from meshplan.planner.core.plan import Plan
+from meshplan.planner.launch.registry import TARGETS
+from meshplan.planner.service import emit_plan, make_plan
+from meshplan.planner.store import plan_from_document
+
+TRAINING = {
+    "kind": "training",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"sequence_length": 4096, "global_batch_size": 64},
+}
+SERVING = {
+    "kind": "serving",
+    "model": "llama-3.1-8b",
+    "cluster": {"nodes": [{"type": "dgx-h100", "count": 1}]},
+    "workload": {"input_length": 512, "output_length": 64, "request_rate_per_s": 2},
+    "slo": {"ttft_p99_s": 2.0, "tpot_p95_s": 0.05},
+}
+QUESTIONS = {"training": TRAINING, "serving": SERVING}
+SAMPLE = 60  # forged plans of each kind in the suite; tests/benchmarks/fuzz.py makes thousands
+
+
+@pytest.fixture(scope="module", params=list(QUESTIONS))
+def document(request: pytest.FixtureRequest, catalog: Catalog) -> dict[str, Any]:
+    made = make_plan(QUESTIONS[request.param], catalog)
+    found: dict[str, Any] = json.loads(json.dumps(made.to_document(clocks=False)))
+    return found
+
+
+class Scripts(HTMLParser):
+    """Elements of a page that a browser would run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in {"script", "img", "iframe"} or any(name.startswith("on") for name, _ in attrs):
+            self.found.append(tag)
+
+
+def pages(plan: Plan) -> list[str]:
+    """The report, and the page where the kind has one."""
+    made = [report_of(plan.kind).report(plan, width=80)]
+    page = KINDS[plan.kind].offers("pareto_page")
+    return [*made, page(plan)] if page is not None and plan.answer else made
+
+
+def launcher_files(plan: Plan, catalog: Catalog, target: str) -> Mapping[str, str]:
+    options = {"image": "registry/image:1", "script": "train.py"}
+    for given in (options, {"script": "train.py"}, {"image": "registry/image:1"}, {}):
+        try:
+            return {str(file.path): file.content for file in emit_plan(plan, target, catalog, **given).artifacts}
+        except MeshplanError:
+            continue
+    return {}
+
+
+def check_files(files: Mapping[str, str], folder: Path) -> None:
+    """Shell is read by a shell, YAML by a YAML reader, a page by an HTML reader; nothing is run, nothing is left."""
+    for number, (name, content) in enumerate(files.items()):
+        if name.endswith((".sh", ".sbatch")):
+            subprocess.run(["bash", "-n"], input=content, text=True, check=True, cwd=folder)
+        elif name.endswith((".yaml", ".yml")):
+            list(yaml.safe_load_all(content))
+        elif name.endswith(".json"):
+            json.loads(content)
+        if name.endswith("launch.sh"):
+            # Without a host number each script stops after its first lines; all that stands above has been run.
+            path = folder / f"{number}.sh"
+            path.write_text(content)
+            subprocess.run(["bash", str(path)], cwd=folder, capture_output=True, check=False, timeout=20)
+    assert not (folder / CANARY).exists()
+
+
+def read(document: dict[str, Any]) -> Plan | None:
+    """The plan as the store reads it; None where it is refused."""
+    try:
+        return plan_from_document(document, name="a file")
+    except MeshplanError:
+        return None
+
+
+def test_every_field_of_a_plan_may_be_hostile(document: dict[str, Any], catalog: Catalog, tmp_path: Path) -> None:
+    """Each text and number of the plan with a hostile text; then the files of one target after the other."""
+    targets = [target.name for target in TARGETS]
+    accepted = 0
+    for number, path in enumerate(leaves(document)):
+        if path == ("plan_id",):
+            continue
+        plan = read(forged(document, path, HOSTILE_TEXTS[(number + 7) % 18]))
+        if plan is None:
+            continue
+        accepted += 1
+        for page in pages(plan)[1:]:
+            parser = Scripts()
+            parser.feed(page)
+            assert parser.found == [], path
+        check_files(launcher_files(plan, catalog, targets[accepted % len(targets)]), tmp_path)
+    assert accepted > 10
+
+
+def test_no_forged_plan_is_a_bug_of_meshplan(document: dict[str, Any], catalog: Catalog) -> None:
+    random_ = random.Random(8)
+    for _ in range(SAMPLE):
+        plan = read(random_forgery(document, random_))
+        if plan is None:
+            continue
+        pages(plan)
+        for target in ("torchrun", "vllm", "kubernetes"):
+            launcher_files(plan, catalog, target)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "words"),
+    [
+        (("provenance", "model", "vocab_size"), "1 $(touch x)", "provenance.model"),
+        (("rank_table", 0), ["0\ntouch x", 0], "rank_table"),
+        (("rank_table", 0), [0, "0; touch x"], r"rank_table\[0\]\[1\]: Input should be a valid integer"),
+        (("solution", "status"), "best", "solution.status"),
+        (("kind",), "other", "kind"),
+        (("predicted", "x\x1b"), {"value": 1, "low": 1, "high": 1}, "control character"),
+    ],
+)
+def test_a_refusal_names_the_field(path: tuple[Any, ...], value: Any, words: str, document: dict[str, Any]) -> None:
+    with pytest.raises(MeshplanError, match=words):
+        plan_from_document(forged(document, path, value), name="a file")
+
+
+def test_the_plan_itself_is_accepted(document: dict[str, Any]) -> None:
+    assert plan_from_document(signed(document), name="a file").plan_id == document["plan_id"]
