@@ -174,7 +174,7 @@ class _Search:
             self.sets_s[:num_sets],
             least_ring_s=low_s,
             target_s=self.best_s,
-            work=min(self.work_left, RANGE_WORK // WORK_PER_MATCHING),
+            work=int(min(self.work_left, RANGE_WORK) // WORK_PER_MATCHING),
         )
         return self._keep(found, WORK_PER_MATCHING * found.work)
 

@@ -154,7 +154,7 @@ def test_a_search_cut_short_claims_no_more_than_its_bound_proves() -> None:
 
 def test_a_back_end_that_breaks_a_row_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     wrong = Solved(values=(1.0, 1.0), objective=-3.0, bound=-3.0)
-    monkeypatch.setitem(BACKENDS, "cbc", BACKENDS["cbc"]._replace(solve=lambda program, max_nodes: wrong))
+    monkeypatch.setitem(BACKENDS, "cbc", BACKENDS["cbc"]._replace(solve=lambda program, max_nodes, parameters: wrong))
     with pytest.raises(SolverError, match="CBC calls a solution optimal that breaks 'room'"):
         solve_program(knapsack([1, 2], [3, 3], 4), "cbc")
     program = knapsack([1, 2], [3, 3], 4)
