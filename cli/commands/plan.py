@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE, CatalogError
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, EXIT_SOLVER, CatalogError
 from meshplan.cli.asking import (
     Asked,
     BatchOption,
@@ -71,6 +71,9 @@ def plan(
         ),
     ] = None,
     seed: SeedOption = 0,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Check the answer again by a second, independent way.")
+    ] = False,
     out: OutOption = None,
     force: ForceOption = False,
     store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the plan in the database.")] = True,
@@ -86,11 +89,13 @@ def plan(
 
     Without SPEC, --model and --gpus with a load (--rate, --slo …) or a batch (--batch …) ask the question.
 
-    Exit code 3 when no plan exists; the answer then names the binding constraint and the least change.
+    Exit code 3 when no plan exists; the answer then names the binding constraint and the least change. Exit code 5
+    when --certify finds that the second way disagrees.
     """
     from meshplan.cli.progress import progress_line
     from meshplan.cli.render import show_text
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
+    from meshplan.planner.core.certificate import disagrees
     from meshplan.planner.service import make_plan
 
     asked = Asked(
@@ -117,6 +122,7 @@ def plan(
             top=top,
             time_limit_s=time_limit,
             on_progress=on_progress,
+            certify=certify,
         )
     # A plan may have taken long to find: it is shown before anything that can fail.
     files: Sequence[Path] = ()
@@ -131,6 +137,8 @@ def plan(
         finally:
             if form is Format.TABLE:
                 show_text(f"\n{stored_text(made, stored=stored, db=db, files=files, out=out)}")
+    if disagrees(made.certificate):
+        raise typer.Exit(EXIT_SOLVER)
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document, show_rows, show_text, terminal_width
 from meshplan.cli.reports.first_screen import first_screen, ticket
-from meshplan.cli.reports.parts import paragraph
+from meshplan.cli.reports.parts import certificate_text, paragraph
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
@@ -57,6 +57,7 @@ def show_plan(plan: Plan, form: Format, *, footer: str = "", full: bool = True) 
     elif form is Format.TABLE:
         width = terminal_width()
         text = (None if full else first_screen(plan, width=width)) or view.report(plan, width=width)
+        text += certificate_text(plan, width)
         show_text(f"{text}\n{footer}" if footer else text)
     elif form is Format.MARKDOWN and (text := ticket(plan)):
         show_text(text)

@@ -36,6 +36,8 @@ _MET = 1e-6
 # What a solution may break a row by before it is not believed.
 _TRUSTED = 1e-5
 DEFAULT_BACKEND = "scip"
+# A few dozen columns under hundreds of dense rows: cutting planes take SCIP longer than its tree.
+LEAN = "separating/maxrounds = 0\nseparating/maxroundsroot = 0\n"
 
 
 @dataclass(slots=True)
@@ -128,7 +130,9 @@ class Solved:
 NO_SOLUTION = Solved(values=(), objective=math.inf, bound=math.inf)
 
 
-def solve_program(program: Program, backend: str = DEFAULT_BACKEND, *, max_nodes: int | None = None) -> Solved:
+def solve_program(
+    program: Program, backend: str = DEFAULT_BACKEND, *, max_nodes: int | None = None, parameters: str = ""
+) -> Solved:
     """Solve a program to proven optimality, or until ``max_nodes`` nodes of the tree are searched.
 
     Args:
@@ -136,13 +140,14 @@ def solve_program(program: Program, backend: str = DEFAULT_BACKEND, *, max_nodes
         backend: one of :data:`BACKENDS`.
         max_nodes: limit on the nodes of SCIP's tree, a count so that every run stops at the same place; None for no
             limit. The other back ends go on to the end.
+        parameters: SCIP's own, a line each, such as :data:`LEAN`; the other back ends have none.
 
     Raises:
         SolverError: unknown backend, or the solver stopped without a proof and without the limit reached.
     """
     if backend not in BACKENDS:
         raise SolverError(f"unknown backend {backend!r}; there are {', '.join(BACKENDS)}")
-    solved = BACKENDS[backend].solve(program, max_nodes)
+    solved = BACKENDS[backend].solve(program, max_nodes, parameters)
     if backend != DEFAULT_BACKEND and solved.values:  # the others are there to check: what they say is checked, too
         broken = program.broken(solved.values, tolerance=_TRUSTED)
         if broken is not None:
@@ -202,15 +207,15 @@ def _loaded(program: Program, name: str, *, relaxed: bool) -> tuple[Any, list[An
     return solver, columns, rows
 
 
-def _with_scip(program: Program, max_nodes: int | None) -> Solved:
+def _with_scip(program: Program, max_nodes: int | None, parameters: str) -> Solved:
     from ortools.linear_solver import pywraplp  # start-up: see new_solver
 
     solver, columns, _ = _loaded(program, "SCIP", relaxed=False)
-    if max_nodes is not None:
-        solver.SetSolverSpecificParametersAsString(f"limits/nodes = {max_nodes}\n")
-    parameters = pywraplp.MPSolverParameters()
-    parameters.SetDoubleParam(parameters.RELATIVE_MIP_GAP, 0.0)
-    status = solver.Solve(parameters)
+    limit = "" if max_nodes is None else f"limits/nodes = {max_nodes}\n"
+    solver.SetSolverSpecificParametersAsString(limit + parameters)
+    gaps = pywraplp.MPSolverParameters()
+    gaps.SetDoubleParam(gaps.RELATIVE_MIP_GAP, 0.0)
+    status = solver.Solve(gaps)
     if status == solver.INFEASIBLE:
         return NO_SOLUTION
     if status not in (solver.OPTIMAL, solver.FEASIBLE):
@@ -229,10 +234,10 @@ def _with_scip(program: Program, max_nodes: int | None) -> Solved:
     )
 
 
-def _with_highs(program: Program, max_nodes: int | None) -> Solved:
+def _with_highs(program: Program, max_nodes: int | None, parameters: str) -> Solved:
     from ortools.math_opt.python import mathopt  # start-up: see new_solver
 
-    del max_nodes
+    del max_nodes, parameters
     model = mathopt.Model()
     columns = [
         model.add_variable(lb=low, ub=high, is_integer=whole)
@@ -259,8 +264,8 @@ def _with_highs(program: Program, max_nodes: int | None) -> Solved:
     )
 
 
-def _with_cbc(program: Program, max_nodes: int | None) -> Solved:
-    del max_nodes
+def _with_cbc(program: Program, max_nodes: int | None, parameters: str) -> Solved:
+    del max_nodes, parameters
     pulp = _pulp()
     model = pulp.LpProblem("program", pulp.LpMinimize)
     variable = getattr(model, "add_variable", pulp.LpVariable)  # the latter is deprecated from PuLP 3.3 on
@@ -318,10 +323,10 @@ def _met(objective: float, bound: float) -> float:
 
 
 class Backend(NamedTuple):
-    """A solver: its name as people write it, and (program, most nodes) → what it found."""
+    """A solver: its name as people write it, and (program, most nodes, parameters) → what it found."""
 
     label: str
-    solve: Callable[[Program, int | None], Solved]
+    solve: Callable[[Program, int | None, str], Solved]
 
 
 BACKENDS = {

@@ -95,6 +95,24 @@ class PartDocument(Section):
     evidence: Text
 
 
+class CheckDocument(Closed):
+    """One statement of a plan beside the value of the second way."""
+
+    what: Text
+    stated: Number | Text | None
+    found: Number | Text | None
+    agrees: bool
+
+
+class CertificateDocument(Closed):
+    """A second opinion (:class:`meshplan.planner.core.certificate.Certificate`)."""
+
+    outcome: Literal["agrees", "disagrees", "unfinished"]
+    method: Text
+    covers: Text
+    checks: list[CheckDocument]
+
+
 class PlanDocument(Section):
     """The fields that every plan has; see :class:`meshplan.planner.core.plan.Plan`."""
 
@@ -114,6 +132,7 @@ class PlanDocument(Section):
     rank_table: list[tuple[Index, Index]] | None = None
     mapping: dict[str, Any] | None = None
     answer: dict[str, Any] | None = None
+    certificate: CertificateDocument | None = None
 
 
 PLAN = PlanDocument

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, UnknownEntryError
+from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plain, plan_identity
 from meshplan.planner.core.solution import solution_document
@@ -16,6 +17,7 @@ from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.gpu_allocation.answer import answer_document, config_document
 from meshplan.planner.gpu_allocation.infeasible import explain_allocation
 from meshplan.planner.gpu_allocation.question import AllocationQuestion
+from meshplan.planner.gpu_allocation.replicas.certify import certify_allocation
 from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
 from meshplan.planner.gpu_allocation.replicas.solve import answer, solve
 from meshplan.planner.gpu_allocation.resolve import resolve_allocation
@@ -38,6 +40,14 @@ def plan(question: Question) -> Plan:
         return _plan_market(question)
     problem = GpuAllocationProblem.from_document(question.document, question.base)
     return answer_plan(question, problem, solve, answer)
+
+
+def certify(question: Question, made: Plan) -> Certificate:
+    """A second opinion on an allocation; see :func:`meshplan.planner.service.make_plan`."""
+    if is_market_question(question.document):
+        covers = "fleets rented by the node, whose capacities are estimated, have no second way"
+        return Certificate(method="none", covers=covers, checks=())
+    return certify_allocation(GpuAllocationProblem.from_document(question.document, question.base), made)
 
 
 def _plan_market(question: Question) -> Plan:

@@ -12,7 +12,7 @@ import numpy as np
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.rank_mapping.problem import RankMappingProblem
 
-# Largest ring whose best order is found by the subset recursion, which takes 2^d · d² steps per stage.
+# Largest ring whose best order is found by the subset recursion for many mappings: 2^d · d² steps per stage.
 MAX_EXACT_RING_NODES = 8
 
 NUM_NODES_WITH_ONE_RING = 2  # one or two nodes can stand in one order only
@@ -82,24 +82,22 @@ def best_ring(ring_s: FloatArray, nodes: IntArray) -> IntArray:
     if size <= NUM_NODES_WITH_ONE_RING:
         return nodes
     cost = ring_s[np.ix_(nodes, nodes)]
+    subsets = np.arange(1, 1 << size, 2)  # all with the first node
+    counts = (subsets[:, None] >> np.arange(size) & 1).sum(axis=1)
     reach = np.full((1 << size, size), np.inf)
-    before = np.zeros((1 << size, size), dtype=np.int64)
     reach[1, 0] = 0.0
-    for subset in range(1, 1 << size, 2):
-        through = np.maximum(reach[subset][:, None], cost)
+    for layer in range(1, size):
+        members = subsets[counts == layer]
         for node in range(1, size):
-            if not subset >> node & 1:
-                last = int(through[:, node].argmin())
-                grown = subset | 1 << node
-                if through[last, node] < reach[grown, node]:
-                    reach[grown, node] = through[last, node]
-                    before[grown, node] = last
+            grown = members[members >> node & 1 == 0]
+            reach[grown | 1 << node, node] = np.maximum(reach[grown], cost[:, node]).min(axis=1)
     subset = (1 << size) - 1
     last = 1 + int(np.maximum(reach[subset, 1:], cost[1:, 0]).argmin())
     order = []
-    while subset > 1:
+    while last:
         order.append(last)
-        subset, last = subset & ~(1 << last), int(before[subset, last])
+        subset &= ~(1 << last)
+        last = int(np.maximum(reach[subset], cost[:, last]).argmin())
     return np.asarray(nodes[[0, *reversed(order)]])
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.instance_schema import AMOUNT, ARRAY, COUNT, TEXT, instance_schema
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.stand_alone import answer_plan
+from meshplan.planner.rank_mapping.certify import certify_mapping
 from meshplan.planner.rank_mapping.pictures import MappingView
 from meshplan.planner.rank_mapping.problem import KIND, REQUIRED_AMOUNTS, REQUIRED_COUNTS, RankMappingProblem
 from meshplan.planner.rank_mapping.solve import answer, solve
@@ -40,6 +42,11 @@ def plan(question: Question) -> Plan:
     """Map ranks to nodes; see :func:`meshplan.planner.service.make_plan`."""
     problem = RankMappingProblem.from_document(question.document, question.base)
     return answer_plan(question, problem, solve, answer)
+
+
+def certify(question: Question, made: Plan) -> Certificate:
+    """A second opinion on a mapping; see :func:`meshplan.planner.service.make_plan`."""
+    return certify_mapping(RankMappingProblem.from_document(question.document, question.base), made)
 
 
 def mapping_view(made: Plan, _catalog: Catalog, base: Path) -> MappingView:

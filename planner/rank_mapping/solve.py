@@ -13,8 +13,8 @@ Constraints
 
 Method
     annealing on whole neighbourhoods (:mod:`.search`), exact best rings for d ≤ 8, a lower bound from the connectivity
-    of the links (:mod:`.bound`), and for n ≤ 16 an exhaustive search over partial mappings that finds a better mapping
-    or raises the bound (:mod:`.exact`). The search stops after a fixed amount of work; the time limit is a safeguard.
+    of the links (:mod:`.bound`), and for n ≤ 16 an exhaustive search that finds a better mapping or proves that none is
+    (:mod:`.exact`). The search stops after a fixed amount of work; the time limit is a safeguard.
 
 Source: the problem is Pipette's worker mapping (Yim et al., arXiv:2405.18093), with every stage's ring counted.
 """
@@ -31,8 +31,9 @@ import numpy as np
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.rank_mapping.bound import LowerBound, lower_bound
-from meshplan.planner.rank_mapping.exact import MAX_EXACT_NODES, improve_exactly
-from meshplan.planner.rank_mapping.objective import LinkCosts, best_rings
+from meshplan.planner.rank_mapping.exact.search import improve_exactly
+from meshplan.planner.rank_mapping.exact.tables import MAX_EXACT_NODES
+from meshplan.planner.rank_mapping.objective import LinkCosts, best_ring, best_rings
 from meshplan.planner.rank_mapping.problem import RankMappingProblem
 from meshplan.planner.rank_mapping.search import (
     NUM_RANDOM_MAPPINGS,
@@ -108,7 +109,8 @@ def solve(
         exact = improve_exactly(costs, bound_s=bound_s, pipeline_bound_s=bound.pipeline_s, incumbent_s=objective)
         bound_s, solver = exact.bound_s, SOLVER_EXACT
         if exact.lines is not None:
-            lines, rings = exact.lines, best_rings(costs.ring_s, exact.lines)
+            lines = exact.lines
+            rings = np.stack([best_ring(costs.ring_s, np.sort(stage)) for stage in lines])
             objective = costs.objective_s(lines, rings)
     # The two are sums of the same numbers in different orders: rounding may put the bound one ulp above.
     bound_s = min(bound_s, objective)

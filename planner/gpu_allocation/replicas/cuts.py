@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.core.milp import Program, solve_program
+from meshplan.planner.core.milp import LEAN, Program, solve_program
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
 from meshplan.planner.gpu_allocation.replicas.instance import Instance
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, balance
 
 # Estimated seconds of one integer program: of reading it, and of an iteration of its simplex method.
-_PROGRAM_S, _ITERATION_S = 0.1, 4.5e-4
+_PROGRAM_S, _ITERATION_S = 0.1, 1e-4
 # Boxes after which SCIP's bound is taken as it is.
-_MAX_NODES = 300
+_MAX_NODES = 500
 # Most replicas added to a fleet that does not carry the load.
 _MOST_ADDED = 3
 # Relative distance at which bound and fleet count as met: SCIP's tolerance.
@@ -78,6 +78,9 @@ def sharpen(
             break
         found, worked = _repaired(instance, candidate, cost, cuts)
         spent += worked
+        if found is None:  # what is as cheap next to it fails too, each with its own cut, or is the next fleet
+            found, worked = improve(instance, candidate, cost_of(instance, candidate), cost * (1.0 - _MET), cuts)
+            spent += worked
         if found is None:
             continue
         usable, cost = found, cost_of(instance, found)
@@ -119,7 +122,7 @@ def cut_program(instance: Instance, cuts: FloatArray) -> Program:
 
 def _cheapest(instance: Instance, cuts: FloatArray) -> tuple[tuple[FloatArray, float] | None, int]:
     """The cheapest whole fleet within the cuts and the bound on it, and the iterations that it took."""
-    solved = solve_program(cut_program(instance, cuts), max_nodes=_MAX_NODES)
+    solved = solve_program(cut_program(instance, cuts), max_nodes=_MAX_NODES, parameters=LEAN)
     if not solved.values:
         return None, solved.num_iterations
     fleet = np.round(np.array(solved.values[: len(instance.price)]))

@@ -46,7 +46,7 @@ __all__ = ["answer", "solve"]
 SOLVER = "branch and bound over fleets, column generation over loads (GLOP)"
 # Estimated work after which an answer with a gap beats a later proof; a count, so that every run stops at the same box.
 # Narrow problems (few entries of the load matrix) are nearly always proven long before.
-DEFAULT_WORK_NARROW_S, DEFAULT_WORK_WIDE_S = 5.0, 1.0
+DEFAULT_WORK_NARROW_S, DEFAULT_WORK_WIDE_S = 5.0, 1.3
 # Relative distance of the final routing from the lowest peak; the fleet is settled by then.
 _ROUTING_TOLERANCE = 1e-4
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from meshplan.planner.core.solution import Progress, Solution, Status
 from meshplan.planner.rank_mapping.bound import lower_bound
-from meshplan.planner.rank_mapping.exact import improve_exactly
+from meshplan.planner.rank_mapping.exact import search as exact_search
+from meshplan.planner.rank_mapping.exact.search import improve_exactly
 from meshplan.planner.rank_mapping.objective import LinkCosts, best_ring
 from meshplan.planner.rank_mapping.problem import RankMappingProblem
 from meshplan.planner.rank_mapping.solve import RankMapping, answer, solve
@@ -142,6 +143,62 @@ def test_exact_search_finds_what_a_bad_incumbent_hides() -> None:
     assert found.bound_s <= best_time(problem) * (1 + 1e-12)
     rings = np.stack([best_ring(costs.ring_s, stage) for stage in found.lines])
     assert costs.objective_s(found.lines, rings) == pytest.approx(best_time(problem), rel=1e-12)
+
+
+def best_time_on_nine(problem: RankMappingProblem) -> float:
+    """All 9! orders of three pipelines of three stages at once; a ring of three nodes has two orders."""
+    nodes = np.array(list(itertools.permutations(range(9))))
+    nodes = nodes[(nodes[:, 0] < nodes[:, 3]) & (nodes[:, 3] < nodes[:, 6])].reshape(-1, 3, 3)
+    one_way = problem.latency_s + problem.pipeline_message_bytes / problem.bandwidth_bytes_per_s
+    hop = problem.num_microbatches_exposed * (one_way + one_way.T)
+    pipelines = (hop[nodes[:, :, 0], nodes[:, :, 1]] + hop[nodes[:, :, 1], nodes[:, :, 2]]).max(axis=1)
+    link = 4 / 3 * problem.data_parallel_message_bytes / problem.bandwidth_bytes_per_s
+    a, b, c = nodes[:, 0], nodes[:, 1], nodes[:, 2]
+    one = np.maximum(np.maximum(link[a, b], link[b, c]), link[c, a])
+    other = np.maximum(np.maximum(link[a, c], link[c, b]), link[b, a])
+    return float((pipelines + np.minimum(one, other).max(axis=1)).min())
+
+
+@pytest.mark.parametrize("range_work", [0, exact_search.RANGE_WORK])
+@pytest.mark.parametrize("matching_price", [1e-9, 7, 1e12])
+def test_every_way_of_the_exact_search_finds_the_optimum_of_nine_nodes(
+    range_work: int, matching_price: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges whole or taken apart, by stages or by pipelines, from a good incumbent and from a bad one."""
+    monkeypatch.setattr(exact_search, "RANGE_WORK", range_work)
+    monkeypatch.setattr(exact_search, "WORK_PER_MATCHING", matching_price)
+    for seed in range(3):
+        problem = random_problem(np.random.default_rng([seed, 9]), 3, 3)
+        costs, best = LinkCosts.of(problem), best_time_on_nine(problem)
+        for incumbent in (best * 1.05, best * 3.0):
+            found = improve_exactly(costs, bound_s=0.0, pipeline_bound_s=0.0, incumbent_s=incumbent)
+            assert found.bound_s == pytest.approx(best, rel=1e-12)
+            assert found.lines is not None
+            rings = np.stack([best_ring(costs.ring_s, stage) for stage in found.lines])
+            assert costs.objective_s(found.lines, rings) == pytest.approx(best, rel=1e-12)
+        assert improve_exactly(costs, bound_s=0.0, pipeline_bound_s=0.0, incumbent_s=best).lines is None
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 8), (8, 2), (16, 1), (1, 16), (5, 3)])
+def test_up_to_sixteen_nodes_the_optimum_is_proven(shape: tuple[int, int]) -> None:
+    """Independent noise on every link: nothing in the structure of the links helps."""
+    rng = np.random.default_rng([*shape, 16])
+    size = shape[0] * shape[1]
+    noisy = 25e9 * rng.uniform(0.6, 1.4, (size, size))
+    problem = random_problem(rng, *shape, bandwidth_bytes_per_s=noisy, latency_s=np.zeros((size, size)))
+    solution = solve(problem)
+    check_solution(problem, solution)
+    assert solution.status is Status.OPTIMAL
+
+
+def test_work_that_runs_out_leaves_a_bound_that_holds() -> None:
+    problem = random_problem(np.random.default_rng([1, 9]), 3, 3)
+    best = best_time_on_nine(problem)
+    for work in (0, 100, 1000, 10_000):
+        found = improve_exactly(
+            LinkCosts.of(problem), bound_s=0.0, pipeline_bound_s=0.0, incumbent_s=best * 1.5, work=work
+        )
+        assert found.bound_s <= best * (1 + 1e-12)
 
 
 @settings(max_examples=25, deadline=None)
