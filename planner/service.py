@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
-from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget
+from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget, Spent, spent
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.documents import read_spec_file
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Question, certifier, kind_of, offered
@@ -52,6 +52,7 @@ def make_plan(
     memory_limit_bytes: float | None = DEFAULT_MEMORY_BYTES,
     on_progress: OnProgress | None = None,
     certify: bool = False,
+    since_start: bool = False,
 ) -> Plan:
     """Answer one question.
 
@@ -66,6 +67,7 @@ def make_plan(
         on_progress: called with incumbent and bound now and then.
         certify: answer the question again by a second, independent way, and put what it says into the plan's
             ``certificate``. Ctrl-C during this keeps the plan.
+        since_start: limits and clocks count from the start of the process, whose only work this is, and not from now.
 
     Returns:
         The plan. Where none exists its solution has the status ``infeasible`` and names the
@@ -74,6 +76,7 @@ def make_plan(
     Raises:
         SpecError: the spec is malformed; every problem at once. Or its kind has no second way.
     """
+    spent_before = Spent() if since_start else spent()
     document, folder = read_spec_file(spec, base)
     question = Question(
         document=document,
@@ -81,14 +84,17 @@ def make_plan(
         base=folder,
         seed=seed,
         top=top,
-        budget=Budget(time_limit_s, memory_limit_bytes),
+        budget=Budget(time_limit_s, memory_limit_bytes, elapsed_s=spent().wall_s - spent_before.wall_s),
         on_progress=on_progress,
     )
     kind = kind_of(document)
     second_way = certifier(kind) if certify else None
     with question.budget.listening():
         made = cast("Plan", kind.offers("plan")(question))
-        return made if second_way is None else _certified(made, question, second_way)
+        made = made if second_way is None else _certified(made, question, second_way)
+    after = spent()
+    clocks = {"wall_s": after.wall_s - spent_before.wall_s, "cpu_s": after.cpu_s - spent_before.cpu_s}
+    return replace(made, solution={**made.solution, **clocks})
 
 
 def _certified(made: Plan, question: Question, second_way: Callable[[Question, Plan], Certificate]) -> Plan:

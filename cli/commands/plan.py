@@ -99,6 +99,7 @@ def plan(
             memory_limit_bytes=parse_quantity(memory_limit, Dimension.BYTES),
             on_progress=on_progress,
             certify=certify,
+            since_start=True,
         )
     stored = store and not is_infeasible(made)
     if stored:

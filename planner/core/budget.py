@@ -8,6 +8,7 @@ between pieces of work that take a fraction of a second; whoever holds an incumb
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import sys
@@ -15,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,11 +28,39 @@ INTERRUPTED = "Ctrl-C"
 # Seconds between Ctrl-C and the end of work that does not look at its budget.
 PATIENCE_S = 1.5
 _STATM = Path("/proc/self/statm")
+_STAT = Path("/proc/self/stat")
+_START_FIELD = 19  # starttime, counted after the command's name (proc_pid_stat(5), field 22)
 _KIB = 1024
+_LOADED = time.monotonic()
 
 
 class OutOfBudgetError(Exception):
     """Raised by :meth:`Budget.check`, caught by :meth:`Budget.keeping`; leaves the planner nowhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What this process has spent since it began.
+
+    Args:
+        wall_s: elapsed seconds.
+        cpu_s: processor seconds, those of ended child processes included.
+    """
+
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+
+def spent() -> Spent:
+    """What this process has spent so far; elapsed since this module was loaded where the system does not say."""
+    times = os.times()
+    cpu_s = times.user + times.system + times.children_user + times.children_system
+    try:
+        ticks = int(_STAT.read_text().rpartition(")")[2].split()[_START_FIELD])
+        wall_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError, AttributeError):
+        wall_s = time.monotonic() - _LOADED
+    return Spent(wall_s=wall_s, cpu_s=cpu_s)
 
 
 def resident_bytes() -> int:
@@ -49,6 +79,7 @@ class Budget:
     Args:
         time_limit_s: elapsed seconds from now on; None for as long as it takes.
         memory_limit_bytes: memory of the process; None for no limit.
+        elapsed_s: seconds of the time limit that are over already.
         clock: seconds that only grow.
         resident: memory of the process now, bytes.
     """
@@ -58,12 +89,13 @@ class Budget:
         time_limit_s: float | None = None,
         memory_limit_bytes: float | None = DEFAULT_MEMORY_BYTES,
         *,
+        elapsed_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         resident: Callable[[], int] = resident_bytes,
     ) -> None:
         self.time_limit_s, self.memory_limit_bytes = time_limit_s, memory_limit_bytes
         self._clock, self._resident = clock, resident
-        self._started = clock()
+        self._started = clock() - elapsed_s
         self._stopped = ""
 
     @property

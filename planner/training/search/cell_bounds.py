@@ -68,13 +68,21 @@ class CellBounds:
         other._tables = {mode: table[:, rows] for mode, table in self._tables.items()}
         return other
 
-    def least_s(self, split: PipelineSplit, rows: slice | IntArray, mode: Recompute = Recompute.NONE) -> FloatArray:
+    def least_s(
+        self,
+        split: PipelineSplit,
+        rows: slice | IntArray,
+        mode: Recompute = Recompute.NONE,
+        *,
+        messages: bool = True,
+    ) -> FloatArray:
         """Lower bound of the step of every candidate of some templates, s [n].
 
         Args:
             split: the pipeline split.
             rows: the templates.
             mode: ``NONE``: of all candidates; ``FULL``: of those that recompute every layer.
+            messages: with the messages between stages, which take as long to price as all the rest.
         """
         table = self._table(mode)[:, rows]
         layers, embedding, head = table[:-2], table[-2], table[-1]
@@ -90,7 +98,8 @@ class CellBounds:
         )
         busy = np.maximum(m * slowest, (m + bubble * (p - 1)) * total / p)
         overhead = float(np.min(self.problem.calibration.time.step_overhead_s))
-        return np.asarray((busy + overhead + self._messages_s(split, rows)) * (1.0 - ROUNDING))
+        between = self._messages_s(split, rows) if messages else 0.0
+        return np.asarray((busy + overhead + between) * (1.0 - ROUNDING))
 
     def _messages_s(self, split: PipelineSplit, rows: slice | IntArray) -> FloatArray | float:
         """Exposed messages between stages: the estimator's, which depend on no other choice, s [n]."""

@@ -221,7 +221,7 @@ class DegreeSearch:
             rows = np.arange(window.start, max(window.stop, window.start))
             self._rule_out(self._count(np.arange(fits.start, fits.stop)) - self._count(rows))
             if len(rows):
-                bound = float(np.min(self._bounds(split, window)))
+                bound = float(np.min(self._bounds(split, window, messages=False)))
                 heapq.heappush(queue, _Portion(least=bound, index=index, rows=rows))
 
     def _progress(self, queue: list[_Portion]) -> Progress:
@@ -232,10 +232,17 @@ class DegreeSearch:
             incumbent=incumbent, bound=bound if math.isfinite(bound) else None, note=note, unit=self.objective.unit
         )
 
-    def _bounds(self, split: PipelineSplit, rows: slice | IntArray, mode: Recompute = Recompute.NONE) -> FloatArray:
+    def _bounds(
+        self,
+        split: PipelineSplit,
+        rows: slice | IntArray,
+        mode: Recompute = Recompute.NONE,
+        *,
+        messages: bool = True,
+    ) -> FloatArray:
         """The least objective of the templates ``rows`` under a split, [n]."""
         devices = self.space.templates.stage_devices[rows] * split.pipeline_parallel
-        return self.objective.of(self.space.bounds.least_s(split, rows, mode), devices)
+        return self.objective.of(self.space.bounds.least_s(split, rows, mode, messages=messages), devices)
 
     def _visit(self, queue: list[_Portion]) -> None:
         """Price the most promising templates of the most promising split."""
@@ -244,6 +251,9 @@ class DegreeSearch:
         bounds, rows = portion.bounds, portion.rows
         if bounds is None:
             bounds = self._bounds(split, rows)
+            hopeful = bounds <= self._limit
+            self._rule_out(self._count(rows[~hopeful]))
+            bounds, rows = bounds[hopeful], rows[hopeful]
             order = np.argsort(bounds, kind="stable")
             bounds, rows = bounds[order], rows[order]
         kept = int(np.searchsorted(bounds, self._limit, side="right"))
