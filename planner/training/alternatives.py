@@ -15,9 +15,10 @@ from meshplan.catalogs.units import format_bytes, format_duration
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.degrees import Space, search_degrees
+from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.joint import placed_problem, search_plans
 from meshplan.planner.training.search.report import LIMITS, SearchReport
+from meshplan.planner.training.search.space import Space
 
 Choices = Mapping[str, int | str | bool]
 # Parts of the step below this share of the chosen step are not worth naming as a reason.

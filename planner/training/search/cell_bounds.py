@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -129,9 +130,10 @@ class CellBounds:
         batch = _one_stage(problem, {name: column[rows] for name, column in self._columns.items()}, mode)
         machine = problem.machine
         if machine.network_model is not None:
-            free = {"scale_out_bytes_per_s": np.inf, "scale_out_latency_s": 0.0}
-            machine = replace(machine, network=None, network_model=None, **free)
-        common = {"shape": problem.shape, "workload": problem.workload, "candidates": batch}
+            machine = replace(
+                machine, network=None, network_model=None, scale_out_bytes_per_s=np.inf, scale_out_latency_s=0.0
+            )
+        common: dict[str, Any] = {"shape": problem.shape, "workload": problem.workload, "candidates": batch}
         compute = ComputeModel(**common, device=machine.device, calibration=problem.calibration)
         links = CommunicationModel(machine=machine, calibration=problem.calibration, world_size=batch.world_size)
         model = LayerModel(**common, calibration=problem.calibration, compute=compute, links=links)

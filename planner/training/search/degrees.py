@@ -27,8 +27,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -43,10 +42,8 @@ from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
-from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search import layer_mix
-from meshplan.planner.training.search.cell_bounds import CellBounds
 from meshplan.planner.training.search.memory_savers import (
     leaders,
     offloaded,
@@ -56,13 +53,8 @@ from meshplan.planner.training.search.memory_savers import (
 )
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
-from meshplan.planner.training.search.templates import (
-    Templates,
-    legal_candidates,
-    make_templates,
-    pipeline_splits,
-    template_candidates,
-)
+from meshplan.planner.training.search.space import Portion, Space
+from meshplan.planner.training.search.templates import legal_candidates, template_candidates
 from meshplan.planner.training.search.variants import variants
 
 # Candidates kept besides the best: what the table of alternatives is made of.
@@ -76,59 +68,6 @@ LOOK_AHEAD = 0.01
 # Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
 TIE_RELATIVE = 1e-9
 SOLVER_NAME = "enumeration with bounds"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Space:
-    """What there is to search: templates, splits of the layers, and bounds of the ones under the others.
-
-    Args:
-        templates: all choices but the pipeline split.
-        splits: every pipeline split.
-        bounds: of the templates.
-    """
-
-    templates: Templates
-    splits: tuple[PipelineSplit, ...]
-    bounds: CellBounds
-
-    @classmethod
-    def of(cls, problem: TrainingProblem) -> Space:
-        """The space of a question."""
-        templates = make_templates(problem)
-        return cls(templates=templates, splits=tuple(pipeline_splits(problem)), bounds=CellBounds(problem, templates))
-
-    def pinned(self, problem: TrainingProblem, choices: Mapping[str, Any]) -> Space:
-        """The part of the space that has some choices.
-
-        Args:
-            problem: the question with these choices pinned.
-            choices: choice → value.
-        """
-        templates, rows = self.templates.pinned(problem, choices)
-        splits = tuple(
-            split
-            for split in self.splits
-            if all(getattr(split, one.split) == choices[one.name] for one in SPLIT if one.name in choices)
-        )
-        return Space(templates=templates, splits=splits, bounds=self.bounds.pinned(rows))
-
-
-@dataclass(order=True, kw_only=True)
-class _Portion:
-    """Templates of one split that are still to be visited.
-
-    Args:
-        least: no candidate among them has a better objective.
-        index: of the split.
-        rows: the templates.
-        bounds: the least objective of each, ascending; None where they were not ordered yet.
-    """
-
-    least: float
-    index: int
-    rows: IntArray = field(compare=False)
-    bounds: FloatArray | None = field(compare=False, default=None)
 
 
 class DegreeSearch:
@@ -181,7 +120,7 @@ class DegreeSearch:
         """
         budget = budget or Budget()
         wall, cpu = time.perf_counter(), time.process_time()
-        queue: list[_Portion] = []
+        queue: list[Portion] = []
         is_done = False
         with budget.keeping():
             self._queue_splits(queue)
@@ -211,7 +150,7 @@ class DegreeSearch:
         """A bound before any split was looked at."""
         return float(self.objective.bound(np.asarray(float(self.problem.limits.max_devices))))
 
-    def _queue_splits(self, queue: list[_Portion]) -> None:
+    def _queue_splits(self, queue: list[Portion]) -> None:
         """Every split with the templates that fit its share of the devices, by their least bound."""
         least, most = self._device_range()
         for index, split in enumerate(self.space.splits):
@@ -222,9 +161,9 @@ class DegreeSearch:
             self._rule_out(self._count(np.arange(fits.start, fits.stop)) - self._count(rows))
             if len(rows):
                 bound = float(np.min(self._bounds(split, window, messages=False)))
-                heapq.heappush(queue, _Portion(least=bound, index=index, rows=rows))
+                heapq.heappush(queue, Portion(least=bound, index=index, rows=rows))
 
-    def _progress(self, queue: list[_Portion]) -> Progress:
+    def _progress(self, queue: list[Portion]) -> Progress:
         incumbent = self.best[0].objective if self.best else None
         bound = min([portion.least for portion in queue[:1]] + [incumbent or math.inf])
         note = f"degrees: {self.report.considered:,} candidates, {len(queue)} of {len(self.space.splits)} splits open"
@@ -244,7 +183,7 @@ class DegreeSearch:
         devices = self.space.templates.stage_devices[rows] * split.pipeline_parallel
         return self.objective.of(self.space.bounds.least_s(split, rows, mode, messages=messages), devices)
 
-    def _visit(self, queue: list[_Portion]) -> None:
+    def _visit(self, queue: list[Portion]) -> None:
         """Price the most promising templates of the most promising split."""
         portion = heapq.heappop(queue)
         split = self.space.splits[portion.index]
@@ -270,7 +209,7 @@ class DegreeSearch:
         self._price(split, rows[:count])
         if count < kept:
             left = float(bounds[count])
-            heapq.heappush(queue, _Portion(least=left, index=portion.index, rows=rows[count:], bounds=bounds[count:]))
+            heapq.heappush(queue, Portion(least=left, index=portion.index, rows=rows[count:], bounds=bounds[count:]))
 
     def _count(self, rows: IntArray) -> int:
         """Candidates of some templates."""
