@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
+from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget, Spent, spent
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.documents import read_spec_file
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Kind, Question, certifier, kind_of, offered
@@ -49,8 +50,10 @@ def make_plan(
     seed: int = 0,
     top: int = DEFAULT_TOP,
     time_limit_s: float | None = None,
+    memory_limit_bytes: float | None = DEFAULT_MEMORY_BYTES,
     on_progress: OnProgress | None = None,
     certify: bool = False,
+    since_start: bool = False,
 ) -> Plan:
     """Answer one question.
 
@@ -61,9 +64,11 @@ def make_plan(
         seed: where pseudo-random choices start from.
         top: candidates to keep in the plan's table.
         time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
+        memory_limit_bytes: memory of the process from which on the same happens; None for no limit.
         on_progress: called with incumbent and bound now and then.
         certify: answer the question again by a second, independent way, and put what it says into the plan's
             ``certificate``. Ctrl-C during this keeps the plan.
+        since_start: limits and clocks count from the start of the process, whose only work this is, and not from now.
 
     Returns:
         The plan. Where none exists its solution has the status ``infeasible`` and names the
@@ -72,6 +77,7 @@ def make_plan(
     Raises:
         SpecError: the spec is malformed; every problem at once. Or its kind has no second way.
     """
+    spent_before = Spent() if since_start else spent()
     document, folder = read_spec_file(spec, base)
     kind = kind_of(document)
     question = Question(
@@ -80,12 +86,16 @@ def make_plan(
         base=folder,
         seed=seed,
         top=top,
-        time_limit_s=time_limit_s,
+        budget=Budget(time_limit_s, memory_limit_bytes, elapsed_s=spent().wall_s - spent_before.wall_s),
         on_progress=on_progress,
     )
     second_way = certifier(kind) if certify else None
-    made = cast("Plan", kind.offers("plan")(question))
-    return made if second_way is None else _certified(made, question, second_way)
+    with question.budget.listening():
+        made = cast("Plan", kind.offers("plan")(question))
+        made = made if second_way is None else _certified(made, question, second_way)
+    after = spent()
+    clocks = {"wall_s": after.wall_s - spent_before.wall_s, "cpu_s": after.cpu_s - spent_before.cpu_s}
+    return replace(made, solution={**made.solution, **clocks})
 
 
 def _plain(kind: Kind, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -95,10 +105,9 @@ def _plain(kind: Kind, document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _certified(made: Plan, question: Question, second_way: Callable[[Question, Plan], Certificate]) -> Plan:
-    try:
+    certificate = Certificate(method="none", covers="interrupted", checks=())
+    with question.budget.keeping():
         certificate = second_way(question, made)
-    except KeyboardInterrupt:
-        certificate = Certificate(method="none", covers="interrupted", checks=())
     return replace(made, certificate=certificate.to_document())
 
 

@@ -33,7 +33,7 @@ def model_on_cluster(spec: Mapping[str, Any]) -> str:
 def effort_text(solution: Mapping[str, Any]) -> str:
     """Solver and processor time; a plan file has no clock times."""
     spent = solution.get("cpu_s")
-    return str(solution["solver"]) if spent is None else f"{solution['solver']}, {spent:.2f} s of one core"
+    return str(solution["solver"]) if spent is None else f"{solution['solver']}, {spent:.2f} s of CPU"
 
 
 def paragraph(text: str, width: int, indent: str = "") -> str:

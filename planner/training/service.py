@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.cluster.lookup import unknown_names
+from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
 from meshplan.planner.core.solution import solution_document
@@ -17,6 +18,7 @@ from meshplan.planner.rank_mapping.pictures import MappingView
 from meshplan.planner.rank_mapping.view import training_view
 from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
+from meshplan.planner.training.certify import certify_plan
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "SPEC",
+    "certify",
     "estimate",
     "explain",
     "instead",
@@ -91,7 +94,7 @@ def plan(question: Question) -> Plan:
         seed=question.seed,
         keep=max(KEEP, 2 * question.top),  # equals that differ in a label only are shown once
         order=requested_order(problem, resolved.mapping),
-        time_limit_s=question.time_limit_s,
+        budget=question.budget,
         on_progress=question.on_progress,
     )
     solution, search = found.solution, found.search.report
@@ -103,8 +106,8 @@ def plan(question: Question) -> Plan:
     problem = placed(problem, found.placement)
     chosen = price(problem, solution.assignment.config)
     rows = runner_up_rows(found.best, top=question.top)
-    left_s = None if question.time_limit_s is None else question.time_limit_s - solution.wall_s
-    rows += alternative_rows(chosen, alternatives(problem, chosen, time_limit_s=left_s))
+    space = found.search.space if problem.machine.network_model is None else None
+    rows += alternative_rows(chosen, alternatives(problem, chosen, space=space, budget=question.budget))
     resolved = replace(resolved, problem=problem)
     return make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
 
@@ -142,6 +145,17 @@ def instead(made: Plan, choices: Mapping[str, int | str | bool], catalog: Catalo
         make_training_plan(resolved, other.priced, solution=report, alternatives=(), rejected=(), **common),
         other.reason,
     )
+
+
+def certify(question: Question, made: Plan) -> Certificate:
+    """Hold a plan against configurations that were put together and priced apart from the search."""
+    resolved = resolve(question.document, question.catalog, question.base)
+    config = config_from_document(made.config) if made.config else None
+    if config is not None:
+        resolved, _ = _placed_config(resolved, config)
+    step = made.predicted.get("iteration_s")
+    stated = {"iteration_s": None if step is None else step.value, "bound": made.solution.get("bound")}
+    return certify_plan(resolved.problem, config, stated, seed=question.seed, budget=question.budget)
 
 
 def written_out(spec: Mapping[str, Any]) -> dict[str, Any]:

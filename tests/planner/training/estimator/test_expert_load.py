@@ -22,7 +22,7 @@ from meshplan.planner.training.explanation import assumptions
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
-from meshplan.planner.training.search.work_bound import work_device_s
+from meshplan.planner.training.search.objective import work_device_s
 from meshplan.planner.training.unvalidated import unconfirmed
 
 FEW = settings(max_examples=40, deadline=None)

@@ -20,7 +20,7 @@ from meshplan.planner.training.estimator.priced import candidates_of, price
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.switches import Launches, TrainingPractice
-from meshplan.planner.training.search.work_bound import work_device_s
+from meshplan.planner.training.search.objective import work_device_s
 from meshplan.planner.training.simulated import simulated_step_s
 
 Question = tuple[TrainingProblem, TrainingConfig]

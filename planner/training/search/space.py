@@ -1,0 +1,67 @@
+"""What a degree search looks through: templates, splits of the layers, and which of them are still to be visited."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import PipelineSplit
+from meshplan.planner.training.problem.choices import SPLIT
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.cell_bounds import CellBounds
+from meshplan.planner.training.search.templates import Templates, make_templates, pipeline_splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """What there is to search: templates, splits of the layers, and bounds of the ones under the others.
+
+    Args:
+        templates: all choices but the pipeline split.
+        splits: every pipeline split.
+        bounds: of the templates.
+    """
+
+    templates: Templates
+    splits: tuple[PipelineSplit, ...]
+    bounds: CellBounds
+
+    @classmethod
+    def of(cls, problem: TrainingProblem) -> Space:
+        """The space of a question."""
+        templates = make_templates(problem)
+        return cls(templates=templates, splits=tuple(pipeline_splits(problem)), bounds=CellBounds(problem, templates))
+
+    def pinned(self, problem: TrainingProblem, choices: Mapping[str, Any]) -> Space:
+        """The part of the space that has some choices.
+
+        Args:
+            problem: the question with these choices pinned.
+            choices: choice → value.
+        """
+        templates, rows = self.templates.pinned(problem, choices)
+        splits = tuple(
+            split
+            for split in self.splits
+            if all(getattr(split, one.split) == choices[one.name] for one in SPLIT if one.name in choices)
+        )
+        return Space(templates=templates, splits=splits, bounds=self.bounds.pinned(rows))
+
+
+@dataclass(order=True, kw_only=True)
+class Portion:
+    """Templates of one split that are still to be visited.
+
+    Args:
+        least: no candidate among them has a better objective.
+        index: of the split.
+        rows: the templates.
+        bounds: the least objective of each, ascending; None where they were not ordered yet.
+    """
+
+    least: float
+    index: int
+    rows: IntArray = field(compare=False)
+    bounds: FloatArray | None = field(compare=False, default=None)

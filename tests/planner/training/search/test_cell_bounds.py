@@ -1,0 +1,94 @@
+"""Bounds of templates and leaders of memory, against the price of every candidate that they speak for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from core_cases import DENSE, LATENT, MOE, machine_with, problem_of
+
+from meshplan.planner.training.estimator.memory import MemoryModel
+from meshplan.planner.training.estimator.step import estimate_training
+from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.memory_savers import leaders
+from meshplan.planner.training.search.space import Space
+from meshplan.planner.training.search.templates import template_candidates
+from meshplan.planner.training.search.variants import variants
+
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "dense": {"shape": DENSE, "num_devices": 16, "global_batch_size": 16},
+    "experts": {"shape": MOE, "num_devices": 16, "global_batch_size": 8},
+    "latent": {"shape": LATENT, "num_devices": 8, "global_batch_size": 12},
+    "over nodes of two": {
+        "shape": MOE,
+        "num_devices": 8,
+        "global_batch_size": 8,
+        "machine": machine_with(8, domain_size=2),
+    },
+    "several ways to split sequences": {
+        "shape": DENSE,
+        "num_devices": 8,
+        "global_batch_size": 4,
+        "search_over": frozenset({"context_parallel_style"}),
+    },
+}
+
+
+def everything(name: str) -> tuple[TrainingProblem, Space]:
+    problem = problem_of(**QUESTIONS[name])
+    return problem, Space.of(problem)
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_no_candidate_beats_the_bound_of_its_template(name: str) -> None:
+    problem, space = everything(name)
+    tightest = np.inf
+    for split in space.splits:
+        window = space.templates.between(1, problem.limits.max_devices / split.pipeline_parallel)
+        rows = np.arange(window.start, window.stop)
+        cells = np.repeat(rows, space.templates.num_variants[rows])
+        batch = template_candidates(problem, space.templates, rows, split)
+        assert len(batch) == len(cells)
+        for variant in variants(problem, batch):
+            steps = estimate_training(problem.shape, problem.machine, problem.workload, variant, problem.calibration)
+            if len(variant) != len(batch):
+                continue
+            least = space.bounds.least_s(split, cells)
+            assert (least <= steps.step_s).all()
+            whole = variant.recompute == Recompute.FULL
+            assert (space.bounds.least_s(split, cells, Recompute.FULL)[whole] <= steps.step_s[whole]).all()
+            tightest = min(tightest, float(np.min(steps.step_s / least)))
+    assert tightest < 1.5, "the bound is far from every candidate"
+
+
+@pytest.mark.parametrize("name", ["dense", "experts", "latent", "over nodes of two"])
+def test_no_candidate_needs_less_memory_than_its_leader(name: str) -> None:
+    problem, space = everything(name)
+    led = 0
+    for split in space.splits:
+        window = space.templates.between(1, problem.limits.max_devices / split.pipeline_parallel)
+        batch = template_candidates(problem, space.templates, window, split)
+        found = leaders(problem, batch)
+        assert found is not None
+        rows, group = found
+        memory = MemoryModel(
+            shape=problem.shape, workload=problem.workload, candidates=batch, calibration=problem.calibration
+        )
+        safe = np.maximum.reduce([stage.safe_bytes for stage in memory.stages()])
+        least = np.append(safe[rows], 0.0)[group]
+        assert (least <= safe * (1.0 + 1e-12)).all()
+        led += int(np.count_nonzero(group < len(rows)))
+    assert led > 0
+
+
+def test_the_pinned_part_of_a_space_is_the_space_of_the_pinned_question() -> None:
+    problem, space = everything("experts")
+    for pins in ({"tensor_parallel": 2}, {"expert_parallel": 1}, {"pipeline_parallel": 2}, {"zero_stage": 1}):
+        pinned = problem.with_fixed(pins)
+        part, alone = space.pinned(pinned, pins), Space.of(pinned)
+        assert part.splits == alone.splits
+        assert part.templates.num_variants.tolist() == alone.templates.num_variants.tolist()
+        for name, column in alone.templates.columns.items():
+            assert part.templates.columns[name].tolist() == column.tolist()
