@@ -60,6 +60,7 @@ BytesPerS = Annotated[
 Latency = Annotated[float, _quantity(Dimension.S), AfterValidator(_latency), _quantity_schema(Dimension.S)]
 Seconds = Annotated[float, _quantity(Dimension.S), AfterValidator(_positive), _quantity_schema(Dimension.S)]
 Count = Annotated[int, Field(strict=True, ge=1, le=MAX_DEVICES)]
+CountOrNone = Annotated[int, Field(strict=True, ge=0, le=MAX_DEVICES)]
 Dollars = Annotated[float, Field(gt=0, le=MAX_USD, allow_inf_nan=False)]
 
 

@@ -35,14 +35,15 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
-from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
-from meshplan.planner.training.search import layer_mix
+from meshplan.planner.training.search.layers import mix
+from meshplan.planner.training.search.layers.open_splits import OpenSplits
 from meshplan.planner.training.search.memory_savers import offloaded, takes_blocks, takes_blocks_only, with_blocks
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
@@ -52,8 +53,9 @@ from meshplan.planner.training.search.templates import (
     make_templates,
     pipeline_splits,
     template_candidates,
+    tries_smaller_groups,
 )
-from meshplan.planner.training.search.variants import variants
+from meshplan.planner.training.search.variants import COMMUNICATION, smaller_groups, variants, without_communication_s
 
 # Candidates kept besides the best: what the table of alternatives is made of.
 KEEP = 24
@@ -78,6 +80,8 @@ class DegreeSearch:
         self.report = SearchReport()
         self.best: list[ScoredConfig] = []
         self.objective = Objective(problem)
+        self.open_splits = OpenSplits(problem, self.objective)
+        self._is_closing = False
 
     @property
     def threshold(self) -> float:
@@ -127,6 +131,7 @@ class DegreeSearch:
         except KeyboardInterrupt:
             if not self.best:
                 raise
+        self._close_splits()
         if open_splits and not self.best:
             raise SolverError(
                 f"no plan found within the time limit of {time_limit_s} s, after {len(splits) - len(open_splits)} of "
@@ -178,9 +183,9 @@ class DegreeSearch:
         if not len(batch):
             return
         stages = self._memory(batch).stages()
-        if not layer_mix.is_pinned(self.problem):
+        if not mix.is_pinned(self.problem):
             self._price_with_blocks(batch, stages)
-        for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
+        for mixed in mix.gathered_mixes(self.problem, batch, self._may_replace):
             self._price_more(mixed)
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
@@ -194,6 +199,8 @@ class DegreeSearch:
 
     def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
         """Price a batch, and its candidates that a block of recomputed layers brings within memory."""
+        if not self._is_closing:
+            self.open_splits.note(batch, self.best[0].objective if self.best else math.inf)
         if takes_blocks(self.problem):
             blocks = with_blocks(self.problem, self._memory(batch), stages)
             self._price_within(blocks, self._memory(blocks).stages())
@@ -225,7 +232,8 @@ class DegreeSearch:
         batch, safe = batch.take(keep), safe[keep]
         if not len(batch):
             return
-        step_s = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration).step_s
+        estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
+        step_s = estimate.step_s
         keep = np.ones(len(batch), dtype=bool)
         if problem.limits.max_step_s is not None:
             keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)
@@ -235,6 +243,32 @@ class DegreeSearch:
                 "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
             )
         self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
+
+    def _price_smaller_groups(self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray) -> None:
+        """Price candidates with smaller sharding groups, where these may win."""
+        if self._is_closing or not tries_smaller_groups(self.problem):
+            return
+        least_s = without_communication_s(batch, step_s, exposed_s)
+        hopeful = np.isfinite(least_s) & self._may_replace(batch, least_s)
+        if hopeful.any():
+            self._price_more(smaller_groups(batch.take(hopeful)))
+
+    def _every_group(self, batch: Candidates) -> Candidates:
+        """Legal candidates with every size of sharding group."""
+        if not tries_smaller_groups(self.problem):
+            return batch
+        whole = batch.take(batch.data_parallel_shard == batch.data_parallel)
+        return joined([batch, legal_candidates(self.problem, smaller_groups(whole), self.report.refused)])
+
+    def _close_splits(self) -> None:
+        """Price other splits of the layers where they may win."""
+        self._is_closing = True
+        self.open_splits.close(
+            lambda: self.best[0].objective if self.best else math.inf,
+            self._every_group,
+            lambda batch: self._price_with_blocks(batch, self._memory(batch).stages()),
+        )
 
     def _host_limit(self, batch: Candidates) -> float | None:
         """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
@@ -304,7 +338,7 @@ class DegreeSearch:
                 solver=SOLVER_NAME,
             )
         best = self.best[0]
-        bound = min([best.objective, *(self._best_bound(split, templates) for split in left)])
+        bound = min([best.objective, self.open_splits.bound, *(self._best_bound(split, templates) for split in left)])
         return Solution(
             status=status_of(best.objective, bound),
             assignment=best,
