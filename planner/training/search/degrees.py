@@ -46,7 +46,7 @@ from meshplan.planner.training.search.layers import mix
 from meshplan.planner.training.search.layers.open_splits import OpenSplits
 from meshplan.planner.training.search.memory_savers import offloaded, takes_blocks, takes_blocks_only, with_blocks
 from meshplan.planner.training.search.objective import Objective
-from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.training.search.templates import (
     Templates,
     legal_candidates,
@@ -340,7 +340,7 @@ class DegreeSearch:
         best = self.best[0]
         bound = min([best.objective, self.open_splits.bound, *(self._best_bound(split, templates) for split in left)])
         return Solution(
-            status=status_of(best.objective, bound),
+            status=status_of(best.objective, bound, tolerance=TIE_WIDTH),
             assignment=best,
             objective=best.objective,
             bound=bound,

@@ -21,7 +21,7 @@ from meshplan.planner.training.search.layers.uneven import UnevenSplits, may_be_
 from meshplan.planner.training.search.objective import Objective
 
 # Gain below which no other split is looked for, part of the best objective: a third of what the estimator can tell
-# apart (:data:`meshplan.planner.training.search.ties.WIDTH`). The bound of what is left open says so.
+# apart (:data:`meshplan.planner.training.search.report.TIE_WIDTH`). The bound of what is left open says so.
 WORTHWHILE = 0.01
 # Splits priced after the usual ones, at most, and candidates of one pipeline that are looked at together.
 MOST_PRICED, ROWS_AT_ONCE = 400, 256

@@ -13,7 +13,7 @@ from meshplan.planner.core.solution import Status
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective
 from meshplan.planner.training.search.degrees import search_degrees
-from meshplan.planner.training.search.ties import WIDTH
+from meshplan.planner.training.search.report import TIE_WIDTH
 
 QUESTIONS: dict[str, dict[str, Any]] = {
     "dense": {"shape": DENSE, "num_devices": 4, "global_batch_size": 4},
@@ -54,7 +54,7 @@ def test_nothing_beats_the_bound(name: str, limits: dict[str, float]) -> None:
         assert solution.status is Status.OPTIMAL
         assert solution.objective >= best[0] * (1.0 - 1e-9), "the search found what brute force does not know"
         assert solution.bound <= best[0] * (1.0 + 1e-9), (objective, best)
-        assert solution.gap <= WIDTH
+        assert solution.gap <= TIE_WIDTH
 
 
 @pytest.mark.parametrize(("name", "limits"), [case for case in ALL if case.values[1]])
