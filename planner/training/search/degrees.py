@@ -43,7 +43,7 @@ from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.layers import mix
-from meshplan.planner.training.search.layers.open_splits import OpenSplits
+from meshplan.planner.training.search.layers.open_splits import MOST_PRICED, OpenSplits
 from meshplan.planner.training.search.memory_savers import offloaded, takes_blocks, takes_blocks_only, with_blocks
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport, config_of, order_of
@@ -131,7 +131,7 @@ class DegreeSearch:
         except KeyboardInterrupt:
             if not self.best:
                 raise
-        self._close_splits()
+        self._close_splits(is_whole=not open_splits)
         if open_splits and not self.best:
             raise SolverError(
                 f"no plan found within the time limit of {time_limit_s} s, after {len(splits) - len(open_splits)} of "
@@ -261,13 +261,14 @@ class DegreeSearch:
         whole = batch.take(batch.data_parallel_shard == batch.data_parallel)
         return joined([batch, legal_candidates(self.problem, smaller_groups(whole), self.report.refused)])
 
-    def _close_splits(self) -> None:
-        """Price other splits of the layers where they may win."""
+    def _close_splits(self, *, is_whole: bool) -> None:
+        """Price other splits of the layers where they may win; of a search that was cut short take the bound alone."""
         self._is_closing = True
         self.open_splits.close(
             lambda: self.best[0].objective if self.best else math.inf,
             self._every_group,
             lambda batch: self._price_with_blocks(batch, self._memory(batch).stages()),
+            budget=MOST_PRICED if is_whole else 0,
         )
 
     def _host_limit(self, batch: Candidates) -> float | None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined, split_layers
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.layers.uneven import UnevenSplits, may_be_uneven
@@ -24,7 +24,7 @@ from meshplan.planner.training.search.objective import Objective
 # apart (:data:`meshplan.planner.training.search.report.TIE_WIDTH`). The bound of what is left open says so.
 WORTHWHILE = 0.01
 # Splits priced after the usual ones, at most, and candidates of one pipeline that are looked at together.
-MOST_PRICED, ROWS_AT_ONCE = 400, 256
+MOST_PRICED, ROWS_AT_ONCE = 400, 512
 
 # (candidates) → the legal ones among them and their smaller sharding groups; (candidates) → None, prices them.
 Expand = Callable[[Candidates], Candidates]
@@ -42,7 +42,7 @@ class OpenSplits:
     def __init__(self, problem: TrainingProblem, objective: Objective) -> None:
         self.problem, self.objective = problem, objective
         self.applies = may_be_uneven(problem)
-        self._open: list[tuple[float, FloatArray, Candidates]] = []
+        self._open: list[tuple[FloatArray, Candidates]] = []
         self.bound = math.inf
 
     def note(self, batch: Candidates, best: float) -> None:
@@ -55,31 +55,38 @@ class OpenSplits:
         least = self.objective.of(UnevenSplits(self.problem, batch).quick_bound_s(), batch.world_size)
         rows = least < best
         if rows.any():
-            self._open.append((float(least[rows].min()), least[rows], batch.take(rows)))
+            self._open.append((least[rows], batch.take(rows)))
 
-    def close(self, best: Callable[[], float], expand: Expand, price: Price) -> None:
+    def close(self, best: Callable[[], float], expand: Expand, price: Price, *, budget: int = MOST_PRICED) -> None:
         """Price the splits that may win; afterwards ``bound`` is the least that any split can reach.
 
         Args:
             best: objective of the incumbent, as it is at the time.
             expand: legal candidates with every size of sharding group.
             price: prices candidates and keeps the best.
+            budget: splits to price at most; with 0 the bound alone is taken.
         """
-        budget = MOST_PRICED
-        for first, least, batch in sorted(self._open, key=lambda item: item[0]):
+        for least, batch in self._pipelines(best()):
             worthwhile = best() * (1.0 - WORTHWHILE)
             rows = np.flatnonzero(least < worthwhile)
-            left = least[least >= worthwhile]
+            rows = rows[np.argsort(least[rows], kind="stable")][: ROWS_AT_ONCE if budget > 0 else 0]
+            left = np.delete(least, rows)
             self.bound = min(self.bound, float(left.min(initial=math.inf)))
-            if not len(rows):
-                continue
-            if budget <= 0:
-                self.bound = min(self.bound, first)
-                continue
-            rows = rows[np.argsort(least[rows], kind="stable")]
-            self.bound = min(self.bound, float(least[rows[ROWS_AT_ONCE:]].min(initial=math.inf)))
-            budget -= self._close(expand(batch.take(rows[:ROWS_AT_ONCE])), worthwhile, price, budget)
+            if len(rows):
+                budget -= self._close(expand(batch.take(rows)), worthwhile, price, budget)
         self._open = []
+
+    def _pipelines(self, best: float) -> list[tuple[FloatArray, Candidates]]:
+        """The noted candidates that may still beat ``best``, one batch for each pipeline, the least bound first."""
+        batches: dict[PipelineSplit, list[Candidates]] = {}
+        bounds: dict[PipelineSplit, list[FloatArray]] = {}
+        for least, batch in self._open:
+            rows = least < best
+            if rows.any():
+                bounds.setdefault(batch.split, []).append(least[rows])
+                batches.setdefault(batch.split, []).append(batch.take(rows))
+        found = [(np.concatenate(bounds[split]), joined(own)) for split, own in batches.items()]
+        return sorted(found, key=lambda item: float(item[0].min()))
 
     def _close(self, batch: Candidates, worthwhile: float, price: Price, budget: int) -> int:
         """Sharpen the bound of some candidates and price their best splits; how many were priced."""
