@@ -53,7 +53,7 @@ def test_a_pinned_block_is_taken_as_asked(asked: dict[str, int], found: int) -> 
 @pytest.mark.parametrize("keep", [1, 3, 24])
 def test_the_answer_does_not_depend_on_how_many_are_kept(keep: int) -> None:
     for objective in TrainingObjective:
-        problem = problem_of(DENSE, num_devices=8, global_batch_size=8, objective=objective)
+        problem = problem_of(DENSE, num_devices=4, global_batch_size=4, objective=objective)
         solution, _ = search_degrees(problem, keep=keep)
         reference, _ = search_degrees(problem)
         assert solution.assignment == reference.assignment
@@ -214,19 +214,25 @@ def small_problems(draw: st.DrawFn) -> TrainingProblem:
 
 
 def value(problem: TrainingProblem) -> float:
-    """Optimum of a problem; infinite where nothing fits."""
+    """Objective of the best plan found; infinite where nothing fits."""
     solution, _ = search_degrees(problem, keep=1)
     return float("inf") if solution.objective is None else solution.objective
 
 
-@settings(max_examples=25, deadline=None)
+def bound(problem: TrainingProblem) -> float:
+    """What no plan can beat; infinite where nothing fits."""
+    solution, _ = search_degrees(problem, keep=1)
+    return float("inf") if solution.bound is None else solution.bound
+
+
+@settings(max_examples=8, deadline=None)
 @given(problem=small_problems(), factor=st.floats(1.0, 4.0))
 def test_more_memory_is_never_worse(problem: TrainingProblem, factor: float) -> None:
     roomy = replace(problem, limits=replace(problem.limits, memory_bytes=factor * problem.limits.memory_bytes))
-    assert value(roomy) <= value(problem)
+    assert bound(roomy) <= value(problem)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(problem=small_problems(), more=st.integers(1, 8))
 def test_more_devices_are_never_worse(problem: TrainingProblem, more: int) -> None:
     devices = problem.limits.max_devices + more
@@ -235,10 +241,10 @@ def test_more_devices_are_never_worse(problem: TrainingProblem, more: int) -> No
         limits=replace(problem.limits, max_devices=devices),
         machine=replace(problem.machine, num_devices=devices),
     )
-    assert value(larger) <= value(problem)
+    assert bound(larger) <= value(problem)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     problem=small_problems(),
     limit=st.sampled_from(("host_memory_bytes", "max_usd_per_hour", "max_usd_per_run", "max_step_s")),
@@ -247,14 +253,14 @@ def test_more_devices_are_never_worse(problem: TrainingProblem, more: int) -> No
 def test_a_limit_is_never_better(problem: TrainingProblem, limit: str, amount: float) -> None:
     scale = {"host_memory_bytes": 20e9, "max_usd_per_hour": 20.0, "max_usd_per_run": 30.0, "max_step_s": 0.1}[limit]
     limited = replace(problem, limits=replace(problem.limits, **{limit: amount * scale}))
-    assert value(limited) >= value(problem)
+    assert value(limited) >= bound(problem)
 
 
 @pytest.mark.parametrize("least", [1, 5, 8])
 def test_the_fewest_devices_are_a_limit(least: int) -> None:
     problem = problem_of(objective=TrainingObjective.USD_PER_RUN, limits={"min_devices": least})
-    everything, _ = search_degrees(problem_of(objective=TrainingObjective.USD_PER_RUN), keep=10_000)
-    solution, search = search_degrees(problem, keep=10_000)
+    everything, _ = search_degrees(problem_of(objective=TrainingObjective.USD_PER_RUN), keep=100)
+    solution, search = search_degrees(problem, keep=100)
     assert solution.assignment is not None
     assert everything.assignment is not None
     assert min(scored.config.world_size for scored in search.best) >= least
