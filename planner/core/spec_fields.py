@@ -140,6 +140,7 @@ def _total_tokens(value: object) -> float:
 
 
 Count = Annotated[int, Whole()]
+CountOrNone = Annotated[int, Whole(least=0)]
 TOTAL_TOKENS = BeforeValidator(_total_tokens)
 TotalTokens = Annotated[
     float,

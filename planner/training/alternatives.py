@@ -114,7 +114,8 @@ def instead(
     pinned = problem.with_fixed({**problem.fixed, **choices})
     if problem.machine.network_model is None:
         part = None if space is None else space.pinned(pinned, choices)
-        solution, search = search_degrees(pinned, keep=1, space=part, budget=budget)
+        # The table of well-known choices compares usual splits of the layers; a question of its own looks at all.
+        solution, search = search_degrees(pinned, keep=1, space=part, usual_splits=part is not None, budget=budget)
         report, config = search.report, None if solution.assignment is None else solution.assignment.config
     else:
         found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, budget=budget)

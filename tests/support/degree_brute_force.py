@@ -1,71 +1,98 @@
-"""The degree search written again as plain loops: every choice, every rule asked of one configuration at a time."""
+"""Every legal training plan of a small question, written as plain loops that share nothing with the search.
+
+Only the definitions are taken from the code under test: the rules say what is legal, the estimator what it costs. Every
+degree, every size of sharding group, every split of the layers into chunks and every number of recomputed layers is
+tried.
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
-from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.pipeline.layers import split_layers_evenly
+import numpy as np
+
+from meshplan.planner.training.estimator.candidates import Candidates, split_layers
+from meshplan.planner.training.estimator.step import estimate_training
+from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
-from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
-Pricing = Callable[[TrainingProblem, TrainingConfig], Priced]
-
+# What each number of chunks may run under, without schedules that are pinned or asked for.
+SCHEDULES = {1: ("1f1b", "zb-1p", "zb-2p"), 2: ("interleaved", "zb-v")}
 MODES = ("none", "selective", "full")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costed:
+    """A legal plan and what the estimator says of it.
+
+    Args:
+        config: its choices.
+        step_s: step time.
+        safe_bytes: safe memory of its worst rank.
+        host_bytes: weights, optimizer states and offloaded states of its worst rank.
+    """
+
+    config: TrainingConfig
+    step_s: float
+    safe_bytes: float
+    host_bytes: float
 
 
 def _dividing(number: int) -> list[int]:
     return [d for d in range(1, number + 1) if number % d == 0]
 
 
-def every_legal_config(problem: TrainingProblem) -> Iterator[TrainingConfig]:
-    """All configurations that the rules allow within ``max_devices``, pins respected."""
-    shape, most = problem.shape, problem.limits.max_devices
-    degrees = range(1, most + 1)
-    for t, p, c, d in itertools.product(degrees, degrees, degrees, degrees):
-        if t * p * c * d > most or p > shape.num_hidden_layers:
-            continue
-        if problem.workload.global_batch_size % d or problem.workload.sequence_length % (2 * c if c > 1 else 1):
-            continue
-        for config in itertools.chain.from_iterable(
-            with_styles(problem, plain) for plain in _of_degrees(problem, t, p, c, d)
-        ):
-            pinned = all(
-                getattr(config, name) == value
-                for name, value in problem.fixed.items()
-                if not (name == "sequence_parallel" and t == 1)
-            )
-            if pinned and not problem.rules.broken(shape, config):
-                yield config
+def layer_splits(layers: int, chunks: int) -> Iterator[tuple[int, ...]]:
+    """All splits into chunks of a layer or more; the first and the last may have none.
 
-
-def with_styles(problem: TrainingProblem, config: TrainingConfig) -> Iterator[TrainingConfig]:
-    """A configuration with every way to split its sequences that the question asks for."""
-    yield config
-    if "context_parallel_style" not in problem.search_over or config.context_parallel == 1:
+    >>> list(layer_splits(2, 3))
+    [(0, 1, 1), (0, 2, 0), (1, 1, 0)]
+    """
+    if chunks == 1:
+        yield (layers,)
         return
-    for style in ("all-gather", "all-to-all"):
-        yield replace(config, context_parallel_style=style)
-    for heads in _dividing(config.context_parallel)[1:-1]:
-        if heads * config.tensor_parallel <= problem.machine.domain_size:
-            yield replace(config, context_parallel_style="all-to-all+ring", context_parallel_heads=heads)
+    for cuts in itertools.combinations_with_replacement(range(layers + 1), chunks - 1):
+        sizes = tuple(b - a for a, b in itertools.pairwise((0, *cuts, layers)))
+        if all(sizes[1:-1]):
+            yield sizes
 
 
-def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Iterator[TrainingConfig]:
-    shape, batch = problem.shape, problem.workload.global_batch_size
+def pipelines(problem: TrainingProblem) -> Iterator[tuple[int, int, str, tuple[int, ...]]]:
+    """Stages, chunks of a stage, schedule, layers of each chunk."""
+    layers, rules = problem.shape.num_hidden_layers, problem.rules
+    for p in range(1, min(layers, problem.limits.max_devices) + 1):
+        for v in range(1, layers // p + 1 if p > 1 else 2):
+            names = ("none",) if p == 1 else SCHEDULES.get(v, ("interleaved",))
+            if problem.limits.unvalidated_schedules and p > 1 and v == 2:
+                names = (*names, "v-half", "v-min", "dualpipe-v")
+            for split in layer_splits(layers, p * v):
+                if not rules.uneven_layers and len(set(split)) > 1:
+                    continue
+                for schedule in names:
+                    if schedule in rules.pipeline_schedules:
+                        yield p, v, schedule, split
+
+
+def _degrees(
+    problem: TrainingProblem, p: int, v: int, schedule: str, split: tuple[int, ...]
+) -> Iterator[TrainingConfig]:
+    """Legal or not: every plan without recompute of blocks on one pipeline."""
+    shape, workload, most = problem.shape, problem.workload, problem.limits.max_devices
+    batch, sequence = workload.global_batch_size, workload.sequence_length
     experts = [1] if shape.moe is None else _dividing(shape.moe.num_experts)
     widths = [1] if shape.moe is None else _dividing(shape.moe.expert_intermediate_size)
-    widths = [w for w in widths if w <= problem.machine.domain_size]
-    for e, w, (v, schedule, deal), m, mode in itertools.product(
-        experts, widths, _splits(problem, p), _dividing(batch // d), MODES
-    ):
-        if (t * c * d) % (e * w):
+    degrees = range(1, most // p + 1)
+    for t, c, d in itertools.product(degrees, degrees, degrees):
+        if p * t * c * d > most or batch % d or sequence % c or shape.num_attention_heads % t:
             continue
-        if mode == "selective" and "activation_recompute" not in problem.fixed and _keeps_no_scores(problem):
-            continue  # the same as none
-        for zero, shard in _states(d, d if "data_parallel_shard" in problem.fixed else problem.machine.domain_size):
+        for e, w, m, mode, (zero, shard), together in itertools.product(
+            experts, widths, _dividing(batch // d), MODES, _states(d), {False, t > 1}
+        ):
+            if (t * c * d) % (e * w):
+                continue
             yield TrainingConfig(
                 tensor_parallel=t,
                 pipeline_parallel=p,
@@ -75,124 +102,109 @@ def _of_degrees(problem: TrainingProblem, t: int, p: int, c: int, d: int) -> Ite
                 data_parallel_shard=shard,
                 expert_parallel=e,
                 expert_tensor_parallel=w,
-                sequence_parallel=t > 1
-                and bool(problem.fixed.get("sequence_parallel", problem.rules.sequence_parallel)),
+                sequence_parallel=together,
                 zero_stage=zero,
                 activation_recompute=mode,
                 pipeline_schedule=schedule,
-                layers_per_chunk=deal,
+                layers_per_chunk=split,
                 micro_batch_size=m,
                 num_microbatches=batch // d // m,
                 global_batch_size=batch,
-                sequence_length=problem.workload.sequence_length,
-                precision=problem.workload.precision,
+                sequence_length=sequence,
+                precision=workload.precision,
             )
 
 
-def _splits(problem: TrainingProblem, p: int) -> Iterator[tuple[int, str, tuple[int, ...]]]:
-    """Chunks a stage, schedule, layers of each chunk."""
-    shape = problem.shape
-    for v in _chunks(shape.num_hidden_layers, p):
-        deals = [split_layers_evenly(shape.num_hidden_layers, p * v)]
-        if v == 1 and p > 1:
-            balanced = balance_arithmetic(shape, problem.workload.sequence_length, deals[0])
-            deals += [] if balanced is None else [balanced]
-        names = ["none"] if p == 1 else ["1f1b", "zb-1p", "zb-2p"] if v == 1 else ["interleaved"]
-        names += ["zb-v"] if p > 1 and v == 2 else []
-        if problem.limits.unvalidated_schedules and p > 1 and v == 2:
-            names += ["v-half", "v-min", "dualpipe-v"]
-        for schedule, deal in itertools.product(names, deals):
-            if schedule in problem.rules.pipeline_schedules:
-                yield v, schedule, deal
+def _states(d: int) -> list[tuple[int, int]]:
+    """ZeRO stage and replicas that share one copy."""
+    return [(0, 1), *((zero, shard) for zero in (1, 2, 3) for shard in _dividing(d))]
 
 
-def _chunks(layers: int, p: int) -> list[int]:
-    """Chunks a stage: one, or as many as deal all layers evenly (the two ends counted as layers if need be)."""
-    if p == 1:
-        return [1]
-    even = [
-        v for v in range(2, layers + 1) if p * v <= layers and (layers % (p * v) == 0 or (layers + 2) % (p * v) == 0)
-    ]
-    return [1, *even]
+def _is_pinned(problem: TrainingProblem, config: TrainingConfig) -> bool:
+    return all(getattr(config, name) == value for name, value in problem.fixed.items())
 
 
-def _keeps_no_scores(problem: TrainingProblem) -> bool:
-    recipe = problem.calibration.recipe
-    return recipe.flash_attention and recipe.selective_kept_share == 1.0
+def every_legal_config(problem: TrainingProblem) -> Iterator[TrainingConfig]:
+    """All configurations that the rules allow within ``max_devices``, pins respected, recompute of blocks included."""
+    legal: dict[tuple[int, int, str], list[TrainingConfig]] = {}
+    modes = problem.rules.recompute_modes
+    for p, v, schedule, split in pipelines(problem):
+        if (p, v, schedule) not in legal:  # no rule asks for the layers of a full chunk
+            full = (1,) * (p * v)
+            plain = _degrees(problem, p, v, schedule, full)
+            allowed = (config for config in plain if config.activation_recompute in modes)
+            legal[p, v, schedule] = [one for one in allowed if not problem.rules.broken(problem.shape, one)]
+        for one in legal[p, v, schedule]:
+            config = replace(one, layers_per_chunk=split)
+            blocks = max(split) if config.activation_recompute == "none" and "block" in modes else 1
+            for count in range(blocks):
+                block = {"activation_recompute": "block", "recompute_num_layers": count} if count else {}
+                mixed = replace(config, **block)
+                if _is_pinned(problem, mixed):
+                    yield mixed
 
 
-def _states(d: int, most: int) -> list[tuple[int, int]]:
-    """ZeRO stage and replicas that share one copy; a shard of one among several replicas is ZeRO 0."""
-    shards = [s for s in _dividing(d) if (s > 1 or d == 1) and (s <= most or s == d)]
-    return [(0, 1), *((zero, s) for zero in (1, 2, 3) for s in shards)]
+def price_all(problem: TrainingProblem) -> list[Costed]:
+    """Every legal configuration with what it costs; limits but ``max_devices`` do not matter."""
+    groups: dict[tuple[int, int, str, tuple[int, ...]], list[TrainingConfig]] = defaultdict(list)
+    for config in every_legal_config(problem):
+        key = (config.pipeline_parallel, config.virtual_pipeline_stages, config.pipeline_schedule)
+        groups[*key, config.layers_per_chunk].append(config)
+    found = []
+    for (p, v, schedule, layers_per_chunk), configs in groups.items():
+        split = split_layers(
+            problem.shape,
+            pipeline_parallel=p,
+            virtual_pipeline_stages=v,
+            layers_per_chunk=layers_per_chunk,
+            schedule=schedule,
+        )
+        columns = {
+            one.column: np.array([one.encode(getattr(config, one.name)) for config in configs], dtype=one.dtype)
+            for one in COLUMNS
+        }
+        batch = Candidates(split=split, **columns)
+        estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
+        on_host = np.maximum.reduce(
+            [stage.components["weights"] + stage.components["optimizer"] for stage in estimate.stages]
+        )
+        values = zip(configs, estimate.step_s.tolist(), estimate.safe_bytes.tolist(), on_host.tolist(), strict=True)
+        found += [Costed(config=one, step_s=step, safe_bytes=safe, host_bytes=host) for one, step, safe, host in values]
+    return found
 
 
-def objective_of(problem: TrainingProblem, config: TrainingConfig, step_s: float) -> tuple[float, float]:
-    """What is minimised, as a pair in lexicographic order."""
+def objective_of(problem: TrainingProblem, config: TrainingConfig, step_s: float) -> float:
+    """What is minimised, as one number."""
     n, machine = config.world_size, problem.machine
     if problem.objective is TrainingObjective.THROUGHPUT:
-        return (step_s, 0.0)
+        return step_s
     if problem.objective is TrainingObjective.NUM_DEVICES:
-        return (float(n), step_s)
+        return n + step_s / (1.0 + step_s)
     if problem.objective is TrainingObjective.ENERGY:
-        return (step_s * n * (machine.device.tdp_w or 1.0), 0.0)
-    return (step_s * n * (machine.usd_per_hour_per_device or 1.0) / 3600.0 * (problem.num_steps or 1.0), 0.0)
+        return step_s * n * (machine.device.tdp_w or 1.0)
+    return step_s * n * (machine.usd_per_hour_per_device or 1.0) / 3600.0 * (problem.num_steps or 1.0)
 
 
-def price_all(problem: TrainingProblem) -> list[tuple[TrainingConfig, Priced]]:
-    """Every legal configuration without recompute of a block, priced.
-
-    Neither objective nor limits (but ``max_devices``) matter here.
-    """
-    return [(config, price(problem, config)) for config in every_legal_config(problem)]
-
-
-def brute_force(
-    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]], pricing: Pricing = price
-) -> list[tuple[tuple[float, float], TrainingConfig]]:
-    """Every feasible configuration with its objective, best first."""
-    found = [
-        (objective_of(problem, config, priced.step_s), config)
-        for config, priced in [*everything, *_least_blocks(problem, everything, pricing)]
-        if _within(problem, config, priced)
-    ]
-    return sorted(found, key=lambda item: item[0])
-
-
-def blocks_of(
-    problem: TrainingProblem, config: TrainingConfig, pricing: Pricing = price
-) -> Iterator[tuple[TrainingConfig, Priced]]:
-    """A configuration without recompute, with the first 1, 2, … layers of each chunk recomputed, but not all."""
-    for layers in range(1, max(config.layers_per_chunk)):
-        block = replace(config, activation_recompute="block", recompute_num_layers=layers)
-        yield block, pricing(problem, block)
-
-
-def _least_blocks(
-    problem: TrainingProblem, everything: Sequence[tuple[TrainingConfig, Priced]], pricing: Pricing
-) -> Iterator[tuple[TrainingConfig, Priced]]:
-    """The smallest block that fits, of every configuration that does not fit without recompute."""
-    memory = problem.limits.memory_bytes
-    if "block" not in problem.rules.recompute_modes or "activation_recompute" in problem.fixed:
-        return
-    for config, priced in everything:
-        if config.activation_recompute == "none" and priced.safe_bytes > memory:
-            yield from itertools.islice(
-                (pair for pair in blocks_of(problem, config, pricing) if pair[1].safe_bytes <= memory), 1
-            )
-
-
-def _within(problem: TrainingProblem, config: TrainingConfig, priced: Priced) -> bool:
-    limits, n = problem.limits, config.world_size
+def is_within(problem: TrainingProblem, costed: Costed) -> bool:
+    """Whether a plan keeps every limit."""
+    limits, n = problem.limits, costed.config.world_size
     usd_per_hour = (problem.machine.usd_per_hour_per_device or 0.0) * n
-    usd_per_run = usd_per_hour / 3600.0 * priced.step_s * (problem.num_steps or 0.0)
-    states = max(stage.components["weights"] + stage.components["optimizer"] for stage in priced.stages)
-    on_host = states * min(problem.machine.devices_per_host, n)
+    usd_per_run = usd_per_hour / 3600.0 * costed.step_s * (problem.num_steps or 0.0)
     pairs = (
-        (priced.safe_bytes, limits.memory_bytes),
-        (priced.step_s, limits.max_step_s),
+        (costed.safe_bytes, limits.memory_bytes),
+        (costed.step_s, limits.max_step_s),
         (usd_per_hour, limits.max_usd_per_hour),
         (usd_per_run, limits.max_usd_per_run),
-        (on_host, limits.host_memory_bytes),
+        (costed.host_bytes * min(problem.machine.devices_per_host, n), limits.host_memory_bytes),
     )
-    return all(limit is None or value <= limit for value, limit in pairs)
+    return n >= limits.min_devices and all(limit is None or value <= limit for value, limit in pairs)
+
+
+def brute_force(problem: TrainingProblem, everything: list[Costed]) -> list[tuple[float, TrainingConfig]]:
+    """Every feasible configuration with its objective, best first."""
+    found = [
+        (objective_of(problem, costed.config, costed.step_s), costed.config)
+        for costed in everything
+        if is_within(problem, costed)
+    ]
+    return sorted(found, key=lambda item: item[0])

@@ -265,3 +265,9 @@ class Candidates:
         """Choice → value of one candidate, without those that the question settles."""
         alone = self.take(slice(row, row + 1))
         return {**self.shared(), **{one.name: one.decode(alone.codes(one)[0]) for one in COLUMNS}}
+
+
+def joined(batches: Sequence[Candidates]) -> Candidates:
+    """The candidates of several batches with one split."""
+    columns = {one.column: np.concatenate([getattr(batch, one.column) for batch in batches]) for one in COLUMNS}
+    return Candidates(split=batches[0].split, **columns)

@@ -187,7 +187,7 @@ class MemoryModel:
     def _activations(self, stage: StageClass) -> FloatArray:
         batch, shape = self.candidates, self.shape
         kinds = self.candidates.split.kinds
-        inputs = self._layer_input_bytes()
+        inputs = self.layer_input_bytes()
         held: FloatArray = np.zeros(len(batch))
         largest = held
         in_block = stage.recomputed(batch.recompute_num_layers)
@@ -247,7 +247,7 @@ class MemoryModel:
         """
         batch, constants = self.candidates, self.calibration.memory
         per_byte = np.asarray(constants.activation_factor) * constants.safe_factor
-        inputs = self._layer_input_bytes()
+        inputs = self.layer_input_bytes()
         dropped = np.stack([self.layer_bytes(kind) - inputs for kind in batch.split.kinds])
         least = np.zeros(len(batch), dtype=np.int64)
         for stage, safe in zip(batch.split.classes, safe_bytes, strict=True):
@@ -265,7 +265,7 @@ class MemoryModel:
             least = np.maximum(least, found)
         return least
 
-    def _layer_input_bytes(self) -> FloatArray:
+    def layer_input_bytes(self) -> FloatArray:
         """Bytes that a recomputed layer keeps of one micro-batch, its input, [n]."""
         wide = activation_bytes(self.workload) * self.shape.hidden_size
         return wide * self._tokens / self._kept_input_shards()
@@ -287,4 +287,4 @@ class MemoryModel:
     def offloaded_input_bytes(self, stage: StageClass) -> FloatArray:
         """Layer inputs that one micro-batch keeps on a stage under full recompute, [n]."""
         layers = sum(stage.layers) + nextn_layers(self.shape, stage)
-        return layers * self._layer_input_bytes()
+        return layers * self.layer_input_bytes()

@@ -13,7 +13,7 @@ reduction up to the share ``data_parallel_window``; the slowest stage sets the s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -240,6 +240,21 @@ class TrainingModel:
         layers, in_block = self._layers()
         seconds = sum(self._stage(chunk, layers, in_block).values(), np.zeros_like(layers[0].total_s))
         return seconds, self._forward_shares(seconds, self._block_s(chunk, layers, in_block))
+
+    def stages_s(self, stages: Sequence[StageClass]) -> list[FloatArray]:
+        """Time of one micro-batch, forward + backward, on each of some stages, [n] each."""
+        layers, in_block = self._layers()
+        zero = np.zeros_like(layers[0].total_s)
+        return [sum(self._stage(stage, layers, in_block).values(), zero) for stage in stages]
+
+    def around_s(self) -> FloatArray:
+        """Messages between stages and fixed overhead of a step: the same whatever layers a stage holds, [n]."""
+        return self.neighbour_messages_s() + np.asarray(self.calibration.time.step_overhead_s)
+
+    def ending_s(self, stage: StageClass, stage_s: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Exposed gradient reduction, and optimizer, of a stage that takes ``stage_s`` for a micro-batch, [n] each."""
+        states = self._data_parallel
+        return states.exposed_s(stage, stage_s)[0], states.optimizer_s(stage)
 
     def estimate(self) -> TrainingEstimate:
         """Price the batch."""

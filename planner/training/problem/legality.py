@@ -175,6 +175,12 @@ def plain_sharding_rule(framework: str, name: str, usual: int, reason: str, sour
     )
 
 
+def full_chunks(_: ModelShape, config: Any) -> Any:
+    """Every chunk has a layer; the first one may have the embedding alone, the last one the LM head."""
+    layers = config.layers_per_chunk
+    return all(layers if config.vocabulary_parallel else layers[1:-1])
+
+
 def offload_rule(framework: str, zero_stages: Sequence[int], source: str) -> LegalityRule:
     """Optimizer states off the device need one of ``zero_stages``."""
     return LegalityRule(

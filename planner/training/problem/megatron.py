@@ -198,6 +198,13 @@ _MEGATRON_RULES = (
         source=f"{_CORE}: core/pipeline_parallel/schedules.py, forward_backward_pipelining_with_interleaving",
     ),
     LegalityRule(
+        name="chunks_between_the_ends_have_layers",
+        holds=legality.full_chunks,
+        message="a chunk without layers must be the first one, with the embedding, or the last one, with the LM head",
+        stage="run time",
+        source="the planner's own: megatron-core 0.19.2 takes empty chunks anywhere in a layout, where they do nothing",
+    ),
+    LegalityRule(
         name="dualpipe_v_fills_the_v",
         holds=lambda _, config: (
             (config.num_microbatches >= 2 * config.pipeline_parallel) | (config.pipeline_schedule != "dualpipe-v")
@@ -352,8 +359,8 @@ MEGATRON = FrameworkRules(
     notes=(
         "zero_stage 2 in 0.19.2 allocates all gradients of the model in one bucket, so its peak is not below that of "
         "zero_stage 1 (NVIDIA/Megatron-LM issue 6314; fsdp_unit_modules is empty unless optim_grads_params).",
-        "Chunks without layers are accepted by the parser and by the layer count: at least one layer per chunk "
-        "is the planner's own rule.",
+        "Chunks without layers are accepted by the parser and by the layer count: that only the first and the last "
+        "chunk may be without is the planner's own rule.",
         "The second rank order with several stages needs expert_parallel × expert_tensor_parallel = tensor_parallel × "
         "context_parallel; in a dense model that is context_parallel = 1.",
     ),
@@ -362,7 +369,9 @@ MEGATRON = FrameworkRules(
 # Arithmetic of parallelism and of the model alone: what any framework would have to refuse.
 _ARITHMETIC = frozenset(
     {
+        "chunks_between_the_ends_have_layers",
         "dualpipe_v_fills_the_v",
+        "sequence_divisible_by_twice_context_parallel",
         "vocabulary_parallel_has_an_order",
         "heads_divisible_by_tensor_parallel",
         "kv_heads_and_tensor_parallel_divide",

@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, create_model, model_validator
 
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
-from meshplan.planner.core.spec_fields import Bytes, BytesPerS, Count, Dollars, Seconds, SpecModel, TotalTokens, Whole
+from meshplan.planner.core.spec_fields import (
+    Bytes,
+    BytesPerS,
+    Count,
+    CountOrNone,
+    Dollars,
+    Seconds,
+    SpecModel,
+    TotalTokens,
+    Whole,
+)
 from meshplan.planner.core.spec_reader import read_spec
 from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.choices import PINNABLE
@@ -127,7 +137,7 @@ def _pin_type(choice: Choice) -> Any:
     if choice.values:
         return Literal[choice.values]
     if choice.kind is tuple:
-        return Annotated[list[Count], Field(min_length=1, max_length=MAX_CHUNKS)]
+        return Annotated[list[CountOrNone], Field(min_length=1, max_length=MAX_CHUNKS)]
     if choice.kind is bool:
         return Annotated[bool, Field(strict=True)]
     return Annotated[int, Whole(least=choice.least, most=choice.most)]

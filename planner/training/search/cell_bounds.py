@@ -10,8 +10,9 @@ offload only add to it. The slowest stage is busy for m of them, and β' as in
 
     T ≥ max(m·max_i t_i, (m + β'·(p − 1))·mean_i t_i) + fixed overhead
 
-to which stage-to-stage messages are added. Gradient reduction and the optimizer are left out. Candidates that recompute
-every layer have the same bound with the τ_k of full recompute.
+to which stage-to-stage messages are added. Where stages may hold other numbers of layers the first term is left out:
+the sum of all stages is the same under every split of the layers, its slowest stage is not. Gradient reduction and the
+optimizer are left out. Candidates that recompute every layer have the same bound with the τ_k of full recompute.
 
 Assumes: on uneven links, whose rates depend on the whole layout, collectives across nodes and messages cost nothing
 here; where the way to split sequences is searched for or pinned, its exchange costs nothing.
@@ -35,6 +36,7 @@ from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
+from meshplan.planner.training.search.layers.uneven import may_be_uneven
 from meshplan.planner.training.search.templates import Templates, candidates_with
 
 # Keeps the bound below the estimate, whose sums run in another order.
@@ -97,7 +99,10 @@ class CellBounds:
         bubble = least_bubble(
             split.schedule, pipeline_parallel=p, virtual_pipeline_stages=split.virtual_pipeline_stages
         )
-        busy = np.maximum(m * slowest, (m + bubble * (p - 1)) * total / p)
+        busy = (m + bubble * (p - 1)) * total / p
+        if not may_be_uneven(self.problem):
+            # The slowest stage of this split; another split of the layers may have a faster one.
+            busy = np.maximum(m * slowest, busy)
         overhead = float(np.min(self.problem.calibration.time.step_overhead_s))
         between = self._messages_s(split, rows) if messages else 0.0
         return np.asarray((busy + overhead + between) * (1.0 - ROUNDING))

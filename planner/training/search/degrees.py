@@ -37,14 +37,15 @@ from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
-from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
 from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
-from meshplan.planner.training.search import layer_mix
+from meshplan.planner.training.search.layers import mix
+from meshplan.planner.training.search.layers.open_splits import MOST_PRICED, OpenSplits
 from meshplan.planner.training.search.memory_savers import (
     leaders,
     offloaded,
@@ -53,10 +54,10 @@ from meshplan.planner.training.search.memory_savers import (
     with_blocks,
 )
 from meshplan.planner.training.search.objective import Objective
-from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.training.search.space import Portion, Space
-from meshplan.planner.training.search.templates import legal_candidates, template_candidates
-from meshplan.planner.training.search.variants import variants
+from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
+from meshplan.planner.training.search.variants import COMMUNICATION, smaller_groups, variants, without_communication_s
 
 # Candidates kept besides the best: what the table of alternatives is made of.
 KEEP = 24
@@ -78,15 +79,20 @@ class DegreeSearch:
         problem: the question.
         keep: incumbents to keep.
         space: what there is to search; None to make it.
+        usual_splits: layers are split as evenly as possible only, for a comparison that needs no proof.
     """
 
-    def __init__(self, problem: TrainingProblem, *, keep: int = KEEP, space: Space | None = None) -> None:
+    def __init__(
+        self, problem: TrainingProblem, *, keep: int = KEEP, space: Space | None = None, usual_splits: bool = False
+    ) -> None:
         self.problem = replace(problem, limits=replace(problem.limits, max_devices=problem.most_devices))
         self.keep = keep
         self.space = Space.of(self.problem) if space is None else space
         self.report = SearchReport(illegal=self._illegal())
         self.best: list[ScoredConfig] = []
         self.objective = Objective(problem)
+        self.open_splits = OpenSplits(problem, self.objective, applies=not usual_splits)
+        self._is_closing = False
 
     def _illegal(self) -> Mapping[str, tuple[str, ...]]:
         """Degrees that no rule allows, and more devices than a network joins."""
@@ -138,6 +144,8 @@ class DegreeSearch:
                     on_progress(self._progress(queue))
                 budget.check()
             is_done = True
+        with budget.keeping():
+            self._close_splits(is_whole=is_done)
         if is_done:
             for portion in queue:
                 self._rule_out(self._count(portion.rows))
@@ -247,13 +255,14 @@ class DegreeSearch:
     def _price_legal(self, asked: Candidates) -> None:
         """Price the candidates that the rules allow, and what more they allow of those beyond the memory."""
         batch = legal_candidates(self.problem, asked, self.report.refused)
+        self._note_splits(batch)
         batch = self._that_may_fit(batch)
         if not len(batch):
             return
         stages = self._memory(batch).stages()
-        if not layer_mix.is_pinned(self.problem):
+        if not mix.is_pinned(self.problem):
             self._price_with_blocks(batch, stages)
-        for mixed in layer_mix.gathered_mixes(self.problem, batch, self._may_replace):
+        for mixed in mix.gathered_mixes(self.problem, batch, self._may_replace):
             self._price_more(mixed)
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
@@ -280,7 +289,13 @@ class DegreeSearch:
         """Price variants of legal candidates, of which the rules may refuse some."""
         batch = legal_candidates(self.problem, asked, self.report.refused)
         if len(batch):
+            self._note_splits(batch)
             self._price_with_blocks(batch, self._memory(batch).stages())
+
+    def _note_splits(self, batch: Candidates) -> None:
+        """Remember the candidates of which another split of the layers may win, or stay within memory."""
+        if not self._is_closing and len(batch):
+            self.open_splits.note(batch, self.best[0].objective if self.best else math.inf)
 
     def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
         """Price a batch, and its candidates that a block of recomputed layers brings within memory."""
@@ -315,7 +330,8 @@ class DegreeSearch:
         batch, safe = batch.take(keep), safe[keep]
         if not len(batch):
             return
-        step_s = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration).step_s
+        estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
+        step_s = estimate.step_s
         keep = np.ones(len(batch), dtype=bool)
         if problem.limits.max_step_s is not None:
             keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)
@@ -325,6 +341,33 @@ class DegreeSearch:
                 "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
             )
         self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+        self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
+
+    def _price_smaller_groups(self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray) -> None:
+        """Price candidates with smaller sharding groups, where these may win."""
+        if self._is_closing or not tries_smaller_groups(self.problem):
+            return
+        least_s = without_communication_s(batch, step_s, exposed_s)
+        hopeful = np.isfinite(least_s) & self._may_replace(batch, least_s)
+        if hopeful.any():
+            self._price_more(smaller_groups(batch.take(hopeful)))
+
+    def _every_group(self, batch: Candidates) -> Candidates:
+        """Legal candidates with every size of sharding group."""
+        if not tries_smaller_groups(self.problem):
+            return batch
+        whole = batch.take(batch.data_parallel_shard == batch.data_parallel)
+        return joined([batch, legal_candidates(self.problem, smaller_groups(whole), self.report.refused)])
+
+    def _close_splits(self, *, is_whole: bool) -> None:
+        """Price other splits of the layers where they may win; of a search that was cut short take the bound alone."""
+        self._is_closing = True
+        self.open_splits.close(
+            lambda: self.best[0].objective if self.best else math.inf,
+            self._every_group,
+            lambda batch: self._price_with_blocks(batch, self._memory(batch).stages()),
+            budget=MOST_PRICED if is_whole else 0,
+        )
 
     def _host_limit(self, batch: Candidates) -> float | None:
         """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
@@ -397,9 +440,9 @@ class DegreeSearch:
         }
         if best is None:
             return Solution(status=Status.INFEASIBLE, objective=None, bound=None, gap=None, **common)
-        bound = min(best.objective, left)
+        bound = min(best.objective, left, self.open_splits.bound)
         return Solution(
-            status=status_of(best.objective, bound),
+            status=status_of(best.objective, bound, tolerance=TIE_WIDTH),
             objective=best.objective,
             bound=bound,
             gap=relative_gap(best.objective, bound),
@@ -412,6 +455,7 @@ def search_degrees(
     *,
     keep: int = KEEP,
     space: Space | None = None,
+    usual_splits: bool = False,
     budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Solution[ScoredConfig], DegreeSearch]:
@@ -421,11 +465,12 @@ def search_degrees(
         problem: the question.
         keep: incumbents to keep.
         space: what there is to search; None to make it.
+        usual_splits: see :class:`DegreeSearch`.
         budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
 
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
-    search = DegreeSearch(problem, keep=keep, space=space)
+    search = DegreeSearch(problem, keep=keep, space=space, usual_splits=usual_splits)
     return search.run(budget, on_progress), search

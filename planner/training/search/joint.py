@@ -41,7 +41,8 @@ from meshplan.planner.training.search.rank_placement import (
     place,
     usable_order,
 )
-from meshplan.planner.training.search.report import ScoredConfig, order_of
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, order_of
+from meshplan.planner.training.search.ties import settle_ties
 
 SOLVER_NAME = "enumeration with bounds + rank mapping"
 # Candidates kept by the search under L; the worst of them bounds all others.
@@ -111,11 +112,13 @@ def search_plans(
     network = problem.machine.network
     if network is None or (network.is_uniform and order is None):
         solution, search = search_degrees(problem, keep=keep, budget=budget, on_progress=on_progress)
+        solution = settle_ties(search, solution)
         placement = None if solution.assignment is None else place_config(problem, solution.assignment.config)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
     if order is not None:
         fixed = placed_problem(problem, order)
         solution, search = search_degrees(fixed, keep=keep, budget=budget, on_progress=on_progress)
+        solution = settle_ties(search, solution)
         placement = None if solution.assignment is None else given(problem, solution.assignment.config, order)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
     return _Joint(problem, network, seed=seed, keep=keep, mapped=mapped, budget=budget or Budget()).run(on_progress)
@@ -224,7 +227,7 @@ class _Joint:
         bound = min(best.scored.objective, *bounds)
         self.search.best = [item.scored for item in ranked[: self.keep]]
         solution = Solution(
-            status=status_of(best.scored.objective, bound),
+            status=status_of(best.scored.objective, bound, tolerance=TIE_WIDTH),
             assignment=best.scored,
             objective=best.scored.objective,
             bound=bound,

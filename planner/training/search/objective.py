@@ -35,8 +35,18 @@ class Objective:
             return step_s
         if kind is TrainingObjective.NUM_DEVICES:
             # Devices are whole: a fraction below one orders equals by time, T/(1 + T).
-            return devices + step_s / (1.0 + step_s)
+            return devices + 1.0 - 1.0 / (1.0 + step_s)
         return step_s * devices * self._per_device_s
+
+    def step_s(self, objective: float, devices: FloatArray) -> FloatArray:
+        """The step with that objective, [n], the inverse of :meth:`of`; 0 where there are too many devices for it."""
+        kind = self.problem.objective
+        if kind is TrainingObjective.THROUGHPUT:
+            return np.full(len(devices), objective)
+        if kind is TrainingObjective.NUM_DEVICES:
+            share = np.clip(objective - devices, 0.0, 1.0)
+            return np.where(share < 1.0, share / np.maximum(1.0 - share, 1e-300), np.inf)
+        return objective / (devices * self._per_device_s)
 
     def bound(self, devices: FloatArray) -> FloatArray:
         """The least f with that many devices, [n]: the least work W over all of them at their full rate."""

@@ -26,7 +26,6 @@ from meshplan.planner.training.problem.choice import Choice, Recompute
 from meshplan.planner.training.problem.choices import COLUMNS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
-from meshplan.planner.training.search.layer_partition import balance_arithmetic
 
 ZERO_STAGES = (0, 1, 2, 3)
 
@@ -124,10 +123,7 @@ def make_templates(problem: TrainingProblem) -> Templates:
     shape, workload, most = problem.shape, problem.workload, problem.limits.max_devices
     tensor_all = [t for t in range(1, most + 1) if shape.num_attention_heads % t == 0]
     tensor = _choices(problem, "tensor_parallel", [t for t in tensor_all if _kv_fits(shape, t)])
-    context_all = [c for c in divisors(workload.sequence_length) if c <= most]
-    context = _choices(
-        problem, "context_parallel", [c for c in context_all if c == 1 or workload.sequence_length % (2 * c) == 0]
-    )
+    context = _choices(problem, "context_parallel", [c for c in divisors(workload.sequence_length) if c <= most])
     data = _choices(problem, "data_parallel", [d for d in divisors(workload.global_batch_size) if d <= most])
     grid = np.array(np.meshgrid(tensor, context, data, indexing="ij"), dtype=np.int64).reshape(3, -1)
     grid = grid[:, grid.prod(axis=0) <= most]
@@ -185,7 +181,7 @@ def _with_experts(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[s
     moe = problem.shape.moe
     experts = _choices(problem, "expert_parallel", divisors(moe.num_experts) if moe else [1])
     widths = divisors(moe.expert_intermediate_size) if moe else [1]
-    tensor = _choices(problem, "expert_tensor_parallel", [w for w in widths if w <= problem.machine.domain_size])
+    tensor = _choices(problem, "expert_tensor_parallel", widths)
     devices = rows["tensor_parallel"] * rows["context_parallel"] * rows["data_parallel"]
     fitting = {
         int(count): [
@@ -200,23 +196,27 @@ def _with_experts(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[s
     return rows
 
 
-def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:
-    """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states.
+def tries_smaller_groups(problem: TrainingProblem) -> bool:
+    """Whether templates shard over all of data parallelism, and smaller groups are tried after pricing.
 
-    Groups are as large as data parallelism, or fit in a scale-up domain: a size in between uses the same links as the
-    whole and keeps more memory. Where links differ, it may use better ones.
+    Not where the size is pinned, nor where groups are sharded once more (``outer_zero_stage``): then templates have
+    every size.
     """
+    outer = "outer_zero_stage"
+    return (
+        "data_parallel_shard" not in problem.fixed and outer not in problem.search_over and outer not in problem.fixed
+    )
+
+
+def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[str, IntArray]:
+    """ZeRO stage and, from stage 1 on, the ranks that share one copy of the sharded states."""
     stages = _choices(problem, "zero_stage", ZERO_STAGES)
     shards = {}
-    uneven = problem.machine.network_model is not None
-    pinned = "data_parallel_shard" in problem.fixed
-    for d in np.unique(rows["data_parallel"]):
-        sizes = [size for size in divisors(int(d)) if uneven or size <= problem.machine.domain_size or size == d]
-        groups = _choices(problem, "data_parallel_shard", divisors(int(d)) if pinned else sizes)
+    for d in np.unique(rows["data_parallel"]).tolist():
+        groups = [d] if tries_smaller_groups(problem) else _choices(problem, "data_parallel_shard", divisors(d))
         pairs = [(0, 1)] if 0 in stages and problem.fixed.get("data_parallel_shard", 1) == 1 else []
-        sharded = [s for s in groups if s > 1 or int(d) == 1]
-        pairs += [(stage, shard) for stage in stages if stage >= 1 for shard in sharded]
-        shards[int(d)] = [stage + len(ZERO_STAGES) * shard for stage, shard in pairs]
+        pairs += [(stage, shard) for stage in stages if stage >= 1 for shard in groups]
+        shards[d] = [stage + len(ZERO_STAGES) * shard for stage, shard in pairs]
     rows = _cross(rows, "_state", shards, rows["data_parallel"])
     state = rows.pop("_state")
     rows["zero_stage"] = state % len(ZERO_STAGES)
@@ -225,13 +225,13 @@ def _with_states(problem: TrainingProblem, rows: dict[str, IntArray]) -> dict[st
 
 
 def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
-    """Every split of the layers into stages and chunks, fewest stages first, then fewest chunks."""
+    """Every number of stages and chunks with the usual split of the layers, fewest stages first, then chunks."""
     shape, layers = problem.shape, problem.shape.num_hidden_layers
     most = min(layers, problem.limits.max_devices)
     given = problem.fixed.get("layers_per_chunk")
     splits = []
     for p in _choices(problem, "pipeline_parallel", range(1, most + 1)):
-        chunks = [v for v in range(1, layers // p + 1) if v == 1 or (p > 1 and _splits_evenly(layers, p * v))]
+        chunks = list(range(1, layers // p + 1 if p > 1 else 2))
         if given is not None:
             chunks = [len(given) // p] if len(given) % p == 0 and (p > 1 or len(given) == 1) else []
         for v in _choices(problem, "virtual_pipeline_stages", chunks):
@@ -242,12 +242,11 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
                     shape,
                     pipeline_parallel=p,
                     virtual_pipeline_stages=v,
-                    layers_per_chunk=layers_per_chunk,
+                    layers_per_chunk=_usual_layers(problem, p, v),
                     schedule=schedule,
                     vocabulary_parallel=bool(problem.fixed.get("vocabulary_parallel", False)),
                 )
                 for schedule in _schedules(problem, p, v)
-                for layers_per_chunk in _layer_splits(problem, p, v)
             ]
     return splits
 
@@ -264,26 +263,16 @@ def _schedules(problem: TrainingProblem, p: int, v: int) -> tuple[str, ...]:
     )
 
 
-def _layer_splits(problem: TrainingProblem, p: int, v: int) -> list[tuple[int, ...]]:
-    """Layer splits to try: the even split and, if different, the one that balances FLOPs per stage.
+def _usual_layers(problem: TrainingProblem, p: int, v: int) -> tuple[int, ...]:
+    """Layers of each chunk: as given by the user, else as even as possible.
 
-    A split given by the user replaces both.
+    Others are found where they may win (:mod:`~meshplan.planner.training.search.layers.uneven`).
     """
     given = problem.fixed.get("layers_per_chunk")
     if given is not None:
-        return [given] if len(given) == p * v else []
-    usual = split_layers_evenly(problem.shape.num_hidden_layers, p * v)
-    if problem.fixed.get("vocabulary_parallel", False):
-        return [split_layers_ignoring_ends(problem.shape.num_hidden_layers, p * v)]
-    if v > 1 or p == 1 or not problem.rules.uneven_layers:
-        return [usual]
-    balanced = balance_arithmetic(problem.shape, problem.workload.sequence_length, usual)
-    return [usual] if balanced is None else [usual, balanced]
-
-
-def _splits_evenly(layers: int, chunks: int) -> bool:
-    """Whether chunks are alike, the embedding and the LM head counted as layers if need be."""
-    return layers % chunks == 0 or (layers + 2) % chunks == 0
+        return tuple(given)
+    split = split_layers_ignoring_ends if problem.fixed.get("vocabulary_parallel", False) else split_layers_evenly
+    return split(problem.shape.num_hidden_layers, p * v)
 
 
 def template_candidates(

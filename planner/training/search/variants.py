@@ -2,10 +2,6 @@
 
 Such a choice stays at its default unless it is pinned or listed in ``search_over``. Each applicable candidate is then
 duplicated once per value. A pinned context-parallel style applies only to candidates with context_parallel > 1.
-
-All-to-alls inside a ring run among neighbours that share a scale-up domain, unless their number is pinned: across the
-network the ring hides its exchange and the all-to-all does not. A second copy of the parameters (hpZ) is also kept
-within a scale-up domain: spread wider, it saves nothing over the first copy.
 """
 
 from __future__ import annotations
@@ -15,12 +11,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.estimator.candidates import Candidates
-from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
-from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, ContextStyle
+from meshplan.planner.training.estimator.states import ZERO_OPTIMIZER, ZERO_PARAMETERS
+from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, ContextStyle, Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.templates import divisors
 
+# The part of a step that sharding over fewer ranks can save, as the estimator names it.
+COMMUNICATION = "data-parallel communication"
 _RING = CONTEXT_PARALLEL_STYLES[ContextStyle.RING]
 # A plain ring takes no less time than a balanced one, so that it is never searched for.
 _SEARCHED_STYLES = (
@@ -36,6 +35,35 @@ def variants(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates
     for styled in _by_style(problem, batch):
         for copied in _by_second_copy(problem, styled):
             yield from _by_outer_sharding(problem, copied)
+
+
+def without_communication_s(batch: Candidates, step_s: FloatArray, exposed_s: FloatArray) -> FloatArray:
+    """T(d) − X(d) of the module docstring, [n]: infinite where there are no smaller groups.
+
+    Args:
+        batch: candidates.
+        step_s: their steps.
+        exposed_s: part of these in :data:`COMMUNICATION`.
+    """
+    left = step_s - exposed_s
+    if batch.split.pipeline_parallel > 1:
+        left = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, left)
+    is_whole = (batch.zero_stage >= ZERO_OPTIMIZER) & (batch.data_parallel_shard == batch.data_parallel)
+    return np.where(is_whole & (batch.data_parallel > 1), left, np.inf)
+
+
+def smaller_groups(batch: Candidates) -> Candidates:
+    """Every candidate with every sharding group smaller than its own; recompute of blocks is left open again."""
+    sizes = {group: divisors(group)[:-1] for group in np.unique(batch.data_parallel).tolist()}
+    own = [sizes[group] for group in batch.data_parallel.tolist()]
+    copies = batch.take(np.repeat(np.arange(len(batch)), [len(smaller) for smaller in own]))
+    in_blocks = copies.recompute == Recompute.BLOCK
+    return replace(
+        copies,
+        data_parallel_shard=np.array([size for smaller in own for size in smaller], dtype=np.int64),
+        recompute=np.where(in_blocks, int(Recompute.NONE), copies.recompute),
+        recompute_num_layers=np.where(in_blocks, 0, copies.recompute_num_layers),
+    )
 
 
 def _by_style(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
@@ -70,8 +98,6 @@ def _by_second_copy(problem: TrainingProblem, batch: Candidates) -> Iterator[Can
     possible = sorted({size for number in np.unique(ranks) for size in divisors(int(number)) if 1 < size < number})
     for size in possible if pinned == 1 else [pinned]:
         rows = (ranks % size == 0) & (size < ranks)
-        if pinned == 1:
-            rows &= size * full.tensor_parallel <= problem.machine.domain_size
         if rows.any():
             inside = full.take(rows)
             yield replace(inside, zero_hpz_partition_size=np.full(len(inside), size))
@@ -99,13 +125,11 @@ def _styles(problem: TrainingProblem) -> tuple[str, ...]:
 
 def _two_dimensional(problem: TrainingProblem, batch: Candidates) -> Iterator[Candidates]:
     """The batch with every number of ranks that exchange heads inside the ring."""
-    c, t = batch.context_parallel, batch.tensor_parallel
+    c = batch.context_parallel
     pinned = problem.fixed.get("context_parallel_heads")
     possible = sorted({u for group in np.unique(c) for u in divisors(int(group)) if 1 < u < group})
     for heads in possible if pinned is None else [int(pinned)]:
         rows = (c % heads == 0) & (heads < c)
-        if pinned is None:
-            rows &= heads * t <= problem.machine.domain_size
         if rows.any():
             inside = batch.take(rows)
             yield replace(inside, context_parallel_heads=np.full(len(inside), heads))

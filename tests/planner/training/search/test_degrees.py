@@ -3,113 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
-import numpy as np
 import pytest
 from core_cases import DENSE, LATENT, MOE, machine_with, problem_of
-from degree_brute_force import blocks_of, brute_force, objective_of, price_all
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress, Status
-from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.megatron import MEGATRON
-from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
+from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search import degrees as degree_search
 from meshplan.planner.training.search.degrees import search_degrees
-
-QUESTIONS: dict[str, dict[str, Any]] = {
-    "dense": {"shape": DENSE, "num_devices": 8, "global_batch_size": 4},
-    "Megatron": {"shape": DENSE, "num_devices": 12, "global_batch_size": 6, "rules": MEGATRON},
-    "experts": {"shape": MOE, "num_devices": 4, "global_batch_size": 4, "rules": MEGATRON},
-    "latent": {"shape": LATENT, "num_devices": 4, "global_batch_size": 2, "precision": "fp8"},
-    "pinned": {"shape": DENSE, "num_devices": 8, "global_batch_size": 8, "fixed": {"pipeline_parallel": 2}},
-}
-# question → limits that rule out its fastest plan
-LIMITS: list[tuple[str, dict[str, float]]] = [
-    *((name, {}) for name in QUESTIONS),
-    ("dense", {"memory_bytes": 6.5e9}),
-    ("experts", {"memory_bytes": 8e9}),
-    ("dense", {"max_usd_per_hour": 12.5}),
-    ("dense", {"max_usd_per_run": 12.0}),
-    ("dense", {"host_memory_bytes": 6.0e9}),
-    ("dense", {"max_usd_per_hour": 17.5, "max_step_s": 0.0215}),
-    ("pinned", {"memory_bytes": 7.3e9}),
-]
-# Prices depend on the question alone: they are taken once for all limits and objectives, by one worker of the suite.
-ALL = [
-    pytest.param(name, limits, objective, marks=pytest.mark.xdist_group(f"degrees {name}"))
-    for name, limits in LIMITS
-    for objective in TrainingObjective
-]
-
-
-@cache
-def everything(name: str) -> list[tuple[TrainingConfig, Priced]]:
-    return price_all(problem_of(**QUESTIONS[name]))
-
-
-@cache
-def priced_once(name: str, config: TrainingConfig) -> Priced:
-    return price(problem_of(**QUESTIONS[name]), config)
-
-
-def best_first(name: str, problem: TrainingProblem) -> list[tuple[tuple[float, float], TrainingConfig]]:
-    return brute_force(problem, everything(name), lambda _, config: priced_once(name, config))
-
-
-def named(case: object) -> str:
-    return case.value if isinstance(case, TrainingObjective) else str(case)
-
-
-@pytest.mark.parametrize(("name", "limits", "objective"), ALL, ids=named)
-def test_agrees_with_brute_force(name: str, limits: dict[str, float], objective: TrainingObjective) -> None:
-    problem = problem_of(**QUESTIONS[name], limits=limits, objective=objective)
-    best = best_first(name, problem)
-    solution, search = search_degrees(problem)
-    assert solution.assignment is not None
-    assert solution.status is Status.OPTIMAL
-    assert solution.gap == 0.0
-    for scored, (expected, _) in zip(search.best, best, strict=False):
-        assert objective_of(problem, scored.config, scored.step_s) == pytest.approx(expected, rel=1e-8)
-        assert price(problem, scored.config).step_s == pytest.approx(scored.step_s, rel=1e-12)
-        assert search.objective.bound(np.array([scored.config.world_size]))[0] <= scored.objective
-    assert len(search.best) == min(search.keep, len(best))
-    assert search.report.considered == search.report.priced + search.report.ruled_out
-    assert len(everything(name)) <= search.report.considered, "the search lost sight of candidates"
-
-
-@pytest.mark.parametrize(
-    ("name", "limits"),
-    [pytest.param(*case, marks=pytest.mark.xdist_group(f"degrees {case[0]}")) for case in LIMITS if case[1]],
-    ids=str,
-)
-def test_the_limits_bind(name: str, limits: dict[str, float]) -> None:
-    """A limit that leaves the optimum alone tests nothing."""
-    free, bound = problem_of(**QUESTIONS[name]), problem_of(**QUESTIONS[name], limits=limits)
-    assert best_first(name, free)[0][0] < best_first(name, bound)[0][0]
-
-
-@pytest.mark.xdist_group("degrees pinned")
-@pytest.mark.parametrize("memory_bytes", [6.2e9, 6.4e9, 6.6e9, 6.8e9])
-def test_no_number_of_recomputed_layers_is_better_than_the_one_that_is_priced(memory_bytes: float) -> None:
-    """The search prices the least block that fits; brute force prices all of them."""
-    limits = {"memory_bytes": memory_bytes}
-    problem = problem_of(**QUESTIONS["pinned"], limits=limits)
-    plain = everything("pinned")
-    every_block = [
-        pair
-        for config, _ in plain
-        if config.activation_recompute == "none"
-        for pair in blocks_of(problem, config, lambda _, block: priced_once("pinned", block))
-    ]
-    fitting = [priced.step_s for _, priced in [*plain, *every_block] if priced.safe_bytes <= memory_bytes]
-    solution, _ = search_degrees(problem)
-    assert solution.objective == pytest.approx(min(fitting), rel=1e-9)
 
 
 def test_a_block_of_layers_is_taken_where_it_is_the_fastest_that_fits() -> None:
@@ -146,7 +54,7 @@ def test_a_pinned_block_is_taken_as_asked(asked: dict[str, int], found: int) -> 
 @pytest.mark.parametrize("keep", [1, 3, 24])
 def test_the_answer_does_not_depend_on_how_many_are_kept(keep: int) -> None:
     for objective in TrainingObjective:
-        problem = problem_of(DENSE, num_devices=8, global_batch_size=8, objective=objective)
+        problem = problem_of(DENSE, num_devices=4, global_batch_size=4, objective=objective)
         solution, _ = search_degrees(problem, keep=keep)
         reference, _ = search_degrees(problem)
         assert solution.assignment == reference.assignment
@@ -182,7 +90,8 @@ def test_fewest_devices_then_fastest_however_long_a_step_takes() -> None:
 
 
 def test_the_bound_saves_work_and_loses_nothing() -> None:
-    problem = problem_of(DENSE, num_devices=64, global_batch_size=64)
+    fixed = {"zero_stage": 1}
+    problem = problem_of(DENSE, num_devices=16, global_batch_size=16, rules=MEGATRON, fixed=fixed)
     solution, search = search_degrees(problem, keep=1)
     complete, without = search_degrees(problem, keep=10**6)
     assert without.report.ruled_out == 0
@@ -307,19 +216,25 @@ def small_problems(draw: st.DrawFn) -> TrainingProblem:
 
 
 def value(problem: TrainingProblem) -> float:
-    """Optimum of a problem; infinite where nothing fits."""
+    """Objective of the best plan found; infinite where nothing fits."""
     solution, _ = search_degrees(problem, keep=1)
     return float("inf") if solution.objective is None else solution.objective
 
 
-@settings(max_examples=25, deadline=None)
+def bound(problem: TrainingProblem) -> float:
+    """What no plan can beat; infinite where nothing fits."""
+    solution, _ = search_degrees(problem, keep=1)
+    return float("inf") if solution.bound is None else solution.bound
+
+
+@settings(max_examples=8, deadline=None)
 @given(problem=small_problems(), factor=st.floats(1.0, 4.0))
 def test_more_memory_is_never_worse(problem: TrainingProblem, factor: float) -> None:
     roomy = replace(problem, limits=replace(problem.limits, memory_bytes=factor * problem.limits.memory_bytes))
-    assert value(roomy) <= value(problem)
+    assert bound(roomy) <= value(problem)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(problem=small_problems(), more=st.integers(1, 8))
 def test_more_devices_are_never_worse(problem: TrainingProblem, more: int) -> None:
     devices = problem.limits.max_devices + more
@@ -328,10 +243,10 @@ def test_more_devices_are_never_worse(problem: TrainingProblem, more: int) -> No
         limits=replace(problem.limits, max_devices=devices),
         machine=replace(problem.machine, num_devices=devices),
     )
-    assert value(larger) <= value(problem)
+    assert bound(larger) <= value(problem)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     problem=small_problems(),
     limit=st.sampled_from(("host_memory_bytes", "max_usd_per_hour", "max_usd_per_run", "max_step_s")),
@@ -340,14 +255,14 @@ def test_more_devices_are_never_worse(problem: TrainingProblem, more: int) -> No
 def test_a_limit_is_never_better(problem: TrainingProblem, limit: str, amount: float) -> None:
     scale = {"host_memory_bytes": 20e9, "max_usd_per_hour": 20.0, "max_usd_per_run": 30.0, "max_step_s": 0.1}[limit]
     limited = replace(problem, limits=replace(problem.limits, **{limit: amount * scale}))
-    assert value(limited) >= value(problem)
+    assert value(limited) >= bound(problem)
 
 
 @pytest.mark.parametrize("least", [1, 5, 8])
 def test_the_fewest_devices_are_a_limit(least: int) -> None:
     problem = problem_of(objective=TrainingObjective.USD_PER_RUN, limits={"min_devices": least})
-    everything, _ = search_degrees(problem_of(objective=TrainingObjective.USD_PER_RUN), keep=10_000)
-    solution, search = search_degrees(problem, keep=10_000)
+    everything, _ = search_degrees(problem_of(objective=TrainingObjective.USD_PER_RUN), keep=100)
+    solution, search = search_degrees(problem, keep=100)
     assert solution.assignment is not None
     assert everything.assignment is not None
     assert min(scored.config.world_size for scored in search.best) >= least

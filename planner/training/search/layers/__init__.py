@@ -1,0 +1,1 @@
+"""Layer by layer: how many each stage holds, which are recomputed, which stay gathered."""

@@ -1,0 +1,516 @@
+"""How many layers should each pipeline stage hold? Every split, under a bound; those that may win, priced.
+
+*Notation.* L layers in order on p stages of v chunks. Stage i with the layers k ≤ l < j takes t_i(k, j) seconds for a
+micro-batch (the embedding on the first stage, the LM head with multi-token prediction on the stage of the last chunk),
+needs M_i(k, j) bytes with n_i micro-batches in flight, and recomputes at least r_i(k, j) layers to stay within the
+device: that time is part of t_i. m micro-batches. A chunk holds a layer or more; the first and the last may hold none,
+because the embedding and the head are there.
+
+*Objective.* min over cuts 0 = c_0 ≤ c_1 ≤ … ≤ c_p = L of the step T.
+
+*Bound.* A stage does all its micro-batches, after the first one has passed the stages before it and before the last one
+passes back: T ≥ A + max_i (m·t_i + φ/v·Σ_{h<i} t_h), with φ = 1 in (interleaved) 1F1B and GPipe, 0 where a schedule may
+hide it, and A the messages, fixed overhead, optimizer and exposed gradient reduction of the fullest stage, of ⌈L/p⌉
+layers or more. Also T ≥ A + mean t·(m + β'(p − 1)) (:func:`~.closed_forms.least_bubble`), which holds for any split.
+
+*Method.* The dynamic programme D_i(j) = min_{k≤j} max(D_{i−1}(k), m·t_i(k, j) + φ/v·Σ_{h<i} t_h), exact, for many
+candidates at once; O(p·L·n) for stages of at most n layers: a stage that takes longer than the best step by itself is
+out. Its splits, with spare layers early and late, are priced; of candidates that are still open the bound is kept.
+Where few splits are left all of them are looked at, which is exact.
+
+Assumes: t and M grow by the same amount with each layer of a kind. Where that is not so (ZeRO-3 gathers stage by stage;
+chunks of several kinds of layer), the second bound alone is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
+from meshplan.planner.training.estimator.step import TrainingModel
+from meshplan.planner.training.pipeline.closed_forms import in_flight, least_bubble, staged_pipeline_s
+from meshplan.planner.training.pipeline.orders import stage_of_chunk
+from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.memory_savers import takes_blocks
+
+# Schedules in which a micro-batch fills the pipeline before a stage and drains it after.
+FILLING = frozenset({"gpipe", "1f1b", "interleaved"})
+# Splits of one candidate that are all looked at; beyond, the dynamic programme is the bound.
+MOST_ENUMERATED = 2_000
+# Numbers of layers of a stage for which times are tabulated.
+MOST_COUNTS = 24
+
+
+def may_be_uneven(problem: TrainingProblem) -> bool:
+    """Whether stages may hold different numbers of layers, and nobody pinned how many."""
+    return problem.rules.uneven_layers and "layers_per_chunk" not in problem.fixed
+
+
+def _stage(counts: Sequence[int], *, first: bool = False, head: bool = False, index: int = 0) -> StageClass:
+    one = tuple(int(count > 0) for count in counts)
+    return StageClass(
+        layers=tuple(counts),
+        has_embedding=first,
+        has_head=head,
+        first_index=index,
+        count=1,
+        first_layers=(tuple(0 for _ in counts), one),
+    )
+
+
+def _unit(kind: int, kinds: int, count: int = 1) -> tuple[int, ...]:
+    return tuple(count if index == kind else 0 for index in range(kinds))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageCosts:
+    """Time and memory of the stages of a batch of candidates, as functions of the layers they hold.
+
+    Args:
+        layer_s: of each layer in order, [L, n].
+        base_s: what each stage adds, [p, n].
+        again_s: least time that recompute of a layer adds, [n].
+        held_bytes: of the layers before each one, on each stage, [p, L + 1, n].
+        base_bytes: what each stage adds, [p, n].
+        saved_bytes: most that recompute of a layer saves on each stage, [p, n]; 0 where there is none.
+    """
+
+    layer_s: FloatArray
+    base_s: FloatArray
+    again_s: FloatArray
+    held_bytes: FloatArray
+    base_bytes: FloatArray
+    saved_bytes: FloatArray
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageTable:
+    """What a stage with one pair of ends takes, by its number of layers, which are alike; row 0 is of ``fewest``.
+
+    Args:
+        fewest: layers of the first row.
+        seconds: of a micro-batch, forward + backward, [counts, n].
+        exposed_s: gradient reduction after the last micro-batch, [counts, n].
+        optimizer_s: optimizer step, [counts, n].
+    """
+
+    fewest: int
+    seconds: FloatArray
+    exposed_s: FloatArray
+    optimizer_s: FloatArray
+
+
+class UnevenSplits:
+    """The bound of the splits of one batch, and the splits that attain it.
+
+    Args:
+        problem: the question.
+        batch: candidates under the usual split of their stages and chunks.
+    """
+
+    def __init__(self, problem: TrainingProblem, batch: Candidates) -> None:
+        self.problem, self.batch, self.split = problem, batch, batch.split
+        self.kinds, self.kind_of = layer_kinds(problem.shape)
+        self.model = self._model(batch)
+        self.tables: dict[tuple[bool, bool], StageTable] = {}
+        self.head_stage = stage_of_chunk(
+            self.split.schedule, self.split.pipeline_parallel, self.split.virtual_pipeline_stages
+        )[-1]
+
+    def _model(self, batch: Candidates) -> TrainingModel:
+        problem = self.problem
+        return TrainingModel(
+            shape=problem.shape,
+            machine=problem.machine,
+            workload=problem.workload,
+            candidates=batch,
+            calibration=problem.calibration,
+        )
+
+    def quick_bound_s(self) -> FloatArray:
+        """No split, and no sharding, is faster, [n]: the mean stage with the least bubble, or the slowest one alone."""
+        split, batch = self.split, self.batch
+        model = self._model(replace(batch, zero_stage=np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1)))
+        p, m = split.pipeline_parallel, batch.num_microbatches
+        totals = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
+        fewer = [totals[0] - 1, *totals[1:]]
+        is_split = split.vocabulary_parallel
+        share = 1.0 if is_split else 0.0
+        total_s, without_s = model.stages_s(
+            [replace(_stage(counts, first=not is_split, head=not is_split), vocabulary_share=share)
+             for counts in (totals, fewer)]
+        )  # fmt: skip
+        pipeline_s = total_s / p * (m + self._bubble())
+        if len(self.kinds) == 1:
+            pipeline_s = np.maximum(pipeline_s, m * self._least_slowest_s(total_s, total_s - without_s))
+        return model.around_s() + pipeline_s
+
+    def _least_slowest_s(self, total_s: FloatArray, layer_s: FloatArray) -> FloatArray:
+        """τ, the least time of the slowest stage, [n], for layers that are alike.
+
+        p − 2 stages hold ⌊τ/ℓ⌋ layers each, and the two with the ends, which take E by themselves, ⌊(2τ − E)/ℓ⌋:
+        enough for all L. With k = ⌊mean/ℓ⌋ that is τ = ((L − (p − 2)·k)·ℓ + E)/2 or (k + 1)·ℓ, whichever is less.
+        """
+        p, layers = self.split.pipeline_parallel, len(self.kind_of)
+        mean_s = total_s / p
+        ends_s = np.maximum(total_s - layers * layer_s, 0.0)
+        whole = np.floor(mean_s / layer_s * (1.0 + 1e-9))
+        ends_full_s = ((layers - (p - 2) * whole) * layer_s + ends_s) / 2.0
+        return np.maximum(mean_s, np.minimum(ends_full_s, (whole + 1.0) * layer_s)) * (1.0 - 1e-9)
+
+    def _bubble(self) -> float:
+        split = self.split
+        least = least_bubble(
+            split.schedule,
+            pipeline_parallel=split.pipeline_parallel,
+            virtual_pipeline_stages=split.virtual_pipeline_stages,
+        )
+        return least * (split.pipeline_parallel - 1)
+
+    # --- costs ------------------------------------------------------------------------------------------------------
+
+    def _ends(self, stage: int) -> tuple[bool, bool]:
+        if self.split.vocabulary_parallel:
+            return False, False
+        return stage == 0, stage == self.head_stage
+
+    def costs(self) -> StageCosts:
+        """See :class:`StageCosts`."""
+        split = self.split
+        p, kinds = split.pipeline_parallel, len(self.kinds)
+        usual = -(-self.problem.shape.num_hidden_layers // p)
+        point = [usual - 1 if kinds == 1 else 0, *[0] * (kinds - 1)]
+        ends = {self._ends(stage) for stage in range(p)}
+        asked, where = [], {}
+        for first, head in sorted(ends):
+            share = {"vocabulary_share": 1.0 / p} if split.vocabulary_parallel else {}
+            where[first, head] = len(asked)
+            asked.append(replace(_stage(point, first=first, head=head), **share))
+            for kind in range(kinds):
+                more = [count + (index == kind) for index, count in enumerate(point)]
+                asked.append(replace(_stage(more, first=first, head=head), **share))
+        seconds = self.model.stages_s(asked)
+        plain = where[False, False] if (False, False) in where else min(where.values())
+        units = [seconds[plain + 1 + kind] - seconds[plain] for kind in range(kinds)]
+        base = {key: seconds[at] - point[0] * units[0] for key, at in where.items()}
+        held_bytes, base_bytes, saved = self._bytes()
+        return StageCosts(
+            layer_s=np.stack([units[kind] for kind in self.kind_of]),
+            base_s=np.stack([base[self._ends(stage)] for stage in range(p)]),
+            again_s=self._again_s(),
+            held_bytes=held_bytes,
+            base_bytes=base_bytes,
+            saved_bytes=saved,
+        )
+
+    def _again_s(self) -> FloatArray:
+        """Least time that recompute of one more layer adds to a micro-batch, [n]."""
+        rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
+        if not takes_blocks(self.problem) or not rows.any():
+            return np.zeros(len(self.batch))
+        ones = np.ones(len(self.batch), dtype=np.int64)
+        in_blocks = self._model(replace(self.batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones))
+        layers = [_stage(_unit(kind, len(self.kinds))) for kind in range(len(self.kinds))]
+        pairs = zip(in_blocks.stages_s(layers), self.model.stages_s(layers), strict=True)
+        return np.where(rows, np.minimum.reduce([again - once for again, once in pairs]), 0.0)
+
+    def _bytes(self) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """``held_bytes``, ``base_bytes`` and ``saved_bytes`` of :class:`StageCosts`; 0 where the bound leaves them."""
+        batch, split, kinds = self.batch, self.split, len(self.kinds)
+        p, layers = split.pipeline_parallel, len(self.kind_of)
+        shape = (p, len(batch))
+        if split.vocabulary_parallel:
+            return np.zeros((p, layers + 1, len(batch))), np.zeros(shape), np.zeros(shape)
+        memory = self.model.memory
+        one = {
+            (kind, index): memory.stage(_stage(_unit(kind, kinds), index=index)).safe_bytes
+            for kind in range(kinds)
+            for index in (0, p - 1)
+        }
+        two = {key: memory.stage(_stage(_unit(key[0], kinds, 2), index=key[1])).safe_bytes for key in one}
+        flying = np.stack([self._in_flight(stage) for stage in range(p)])
+        spread = np.maximum(flying[0] - flying[-1], 1e-9)
+        weight = np.where(flying[0] > flying[-1], (flying - flying[-1]) / spread, 1.0)  # of the first stage
+        slope = {
+            kind: weight * (two[kind, 0] - one[kind, 0]) + (1.0 - weight) * (two[kind, p - 1] - one[kind, p - 1])
+            for kind in range(kinds)
+        }
+        start = np.minimum.reduce([2.0 * one[kind, 0] - two[kind, 0] for kind in range(kinds)])
+        base = np.broadcast_to(start, shape).copy()
+        for stage in {0, self.head_stage}:
+            first, head = self._ends(stage)
+            layer = _unit(0, kinds)
+            plain = memory.stage(_stage(layer, index=stage)).safe_bytes
+            base[stage] += memory.stage(_stage(layer, first=first, head=head, index=stage)).safe_bytes - plain
+        constants = self.problem.calibration.memory
+        dropped = np.maximum.reduce([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
+        saved = flying * dropped * constants.activation_factor * constants.safe_factor
+        again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
+        known = batch.zero_stage < ZERO_PARAMETERS
+        per_layer = np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1)
+        held = np.zeros((p, layers + 1, len(batch)))
+        np.cumsum(per_layer[:, list(self.kind_of)], axis=1, out=held[:, 1:])
+        return held, np.where(known, base, 0.0), np.where(again & known, saved, 0.0)
+
+    def _in_flight(self, stage: int) -> FloatArray:
+        split = self.split
+        return in_flight(
+            split.schedule,
+            pipeline_parallel=split.pipeline_parallel,
+            virtual_pipeline_stages=split.virtual_pipeline_stages,
+            stage=stage,
+            num_microbatches=self.batch.num_microbatches,
+        )
+
+    # --- the dynamic programme ----------------------------------------------------------------------------------------
+
+    def _fewest(self, stage: int) -> int:
+        """Fewest layers of a stage: one in each chunk but the first and the last."""
+        ends = 0 if self.split.vocabulary_parallel else (stage == 0) + (stage == self.head_stage)
+        return max(self.split.virtual_pipeline_stages - ends, 0)
+
+    def solve(self, most_s: FloatArray) -> tuple[FloatArray, list[IntArray]]:
+        """The bound of each candidate, and the layers of each stage that attain it in two ways.
+
+        Args:
+            most_s: steps that are no shorter than this are of no use, [n].
+
+        Returns:
+            Bound of the step, [n], infinite where no split is within memory and ``most_s``; two arrays [p, n].
+        """
+        split, batch, layers = self.split, self.batch, len(self.kind_of)
+        p, v, m = split.pipeline_parallel, split.virtual_pipeline_stages, batch.num_microbatches
+        costs = self.costs()
+        longest = self._longest(costs, (most_s - self.model.around_s()) / m)
+        self.tables = self._tables(max(layers - (p - 1) * longest, 0), longest)
+        outside = self._outside_s(most_s)
+        until = np.concatenate([np.zeros((1, len(batch))), np.cumsum(costs.layer_s, axis=0)])
+        fill = (1.0 if split.schedule in FILLING else 0.0) / v
+        best = np.full((layers + 1, len(batch)), np.inf)
+        best[0] = 0.0
+        early, late = [], []
+        for stage in range(p):
+            passed = fill * (until + costs.base_s[:stage].sum(axis=0)) if stage else np.zeros_like(until)
+            best, few, many = self._place(stage, best, costs, passed, longest, until)
+            early.append(few)
+            late.append(many)
+        bound = best[-1] + outside
+        gathers = batch.zero_stage >= ZERO_PARAMETERS  # each stage its own parameters: not a sum over layers
+        unsure = gathers if len(self.kinds) == 1 else (gathers | (v > 1))  # chunks take layers from several places
+        if not self.tables or len(self.kinds) > 1:
+            bound = np.where(unsure, 0.0, bound)
+        bound = np.maximum(bound, self.quick_bound_s())
+        found = [self._cuts(early), self._cuts(late)]
+        if self.tables:
+            self._enumerate(costs, most_s, bound, found)
+        return bound, found
+
+    def _tables(self, fewest: int, most: int) -> dict[tuple[bool, bool], StageTable]:
+        """Stage's ends → :class:`StageTable`; none where layers differ or there are too many counts."""
+        if len(self.kinds) > 1 or most - fewest >= MOST_COUNTS:
+            return {}
+        tables = {}
+        share = 1.0 / self.split.pipeline_parallel if self.split.vocabulary_parallel else 0.0
+        for first, head in sorted({self._ends(stage) for stage in range(self.split.pipeline_parallel)}):
+            stages = [
+                replace(_stage([count], first=first, head=head), vocabulary_share=share)
+                for count in range(fewest, most + 1)
+            ]
+            seconds = self.model.stages_s(stages)
+            pairs = [self.model.ending_s(stage, own) for stage, own in zip(stages, seconds, strict=True)]
+            tables[first, head] = StageTable(
+                fewest=fewest,
+                seconds=np.stack(seconds),
+                exposed_s=np.stack([pair[0] for pair in pairs]),
+                optimizer_s=np.stack([pair[1] for pair in pairs]),
+            )
+        return tables
+
+    def _enumerate(self, costs: StageCosts, most_s: FloatArray, bound: FloatArray, found: list[IntArray]) -> None:
+        """Where few splits are left, price all of them: their least is the bound (changed in place)."""
+        split, batch = self.split, self.batch
+        p = split.pipeline_parallel
+        around, best = self.model.around_s(), found[0].copy()
+        tables = [self.tables[self._ends(stage)] for stage in range(p)]
+        exact = ~costs.saved_bytes.any(axis=0) | self._always_fits(costs)
+        for row in np.flatnonzero(exact & (bound < most_s)).tolist():
+            seconds = np.stack([table.seconds[:, row] for table in tables])
+            most = float((most_s[row] - around[row]) / batch.num_microbatches[row])
+            counts = self._compositions(seconds, tables[0].fewest, most)
+            if counts is None or not counts.shape[1]:
+                continue
+            at = counts - tables[0].fewest
+            stages = np.arange(p)[:, None]
+            pipeline = staged_pipeline_s(
+                split.schedule,
+                virtual_pipeline_stages=split.virtual_pipeline_stages,
+                num_microbatches=np.full(counts.shape[1], batch.num_microbatches[row]),
+                stages_s=seconds[stages, at],
+                forward_share=float(self.model.forward_share[row]),
+            )
+            exposed = np.stack([table.exposed_s[:, row] for table in tables])[stages, at].max(axis=0)
+            optimizer = np.stack([table.optimizer_s[:, row] for table in tables])[stages, at].max(axis=0)
+            total = pipeline + exposed + optimizer + around[row]
+            least = int(np.argmin(total))
+            bound[row] = max(bound[row], float(total[least]) * (1.0 - 1e-12))
+            best[:, row] = counts[:, least]
+        found.append(best)
+
+    def _always_fits(self, costs: StageCosts) -> FloatArray:
+        """Candidates that need no recompute whatever their split, [n] booleans."""
+        whole = costs.base_bytes + costs.held_bytes[:, -1]
+        return np.asarray((whole <= self.problem.limits.memory_bytes).all(axis=0))
+
+    def _compositions(self, seconds: FloatArray, fewest: int, most_s: float) -> IntArray | None:
+        """All splits whose stages take no longer than ``most_s``: layers of each, [p, N]; None where N is too large.
+
+        Args:
+            seconds: of a micro-batch on each stage, by its layers, [p, counts].
+            fewest: layers of the first column.
+            most_s: a stage takes no longer.
+        """
+        p, layers = len(seconds), len(self.kind_of)
+        possible = [
+            [
+                fewest + column
+                for column in np.flatnonzero(seconds[stage] <= most_s * (1.0 + 1e-9)).tolist()
+                if fewest + column >= self._fewest(stage)
+            ]
+            for stage in range(p)
+        ]
+        if not all(possible):
+            return np.zeros((p, 0), dtype=np.int64)
+        counts = np.zeros((0, 1), dtype=np.int64)
+        for stage, own in enumerate(possible):
+            after = possible[stage + 1 :]
+            least, most = sum(map(min, after)), sum(map(max, after))
+            rest = layers - counts.sum(axis=0)
+            grown = []
+            for count in own:
+                fits = (rest - count >= least) & (rest - count <= most)
+                taken = counts[:, fits]
+                grown.append(np.concatenate([taken, np.full((1, taken.shape[1]), count)]))
+            counts = np.concatenate(grown, axis=1)
+            if counts.shape[1] > MOST_ENUMERATED:
+                return None
+        return counts
+
+    def _longest(self, costs: StageCosts, most_s: FloatArray) -> int:
+        """Most layers that a stage can hold within ``most_s``."""
+        least = np.maximum(costs.layer_s.min(axis=0), 1e-12)
+        count = np.floor(np.where(np.isfinite(most_s), most_s / least, np.inf) * (1.0 + 1e-9)).max(initial=0.0)
+        spare = len(self.kind_of) - sum(self._fewest(stage) for stage in range(self.split.pipeline_parallel))
+        return int(min(max(count, 0), spare + self.split.virtual_pipeline_stages))
+
+    def _place(
+        self, stage: int, best: FloatArray, costs: StageCosts, passed: FloatArray, longest: int, until: FloatArray
+    ) -> tuple[FloatArray, IntArray, IntArray]:
+        """One stage of the recurrence: D_i, and the layers of this stage that attain it, fewest and most.
+
+        Only the layers that the stages before and after it can hold at all are looked at: from ``lowest`` to
+        ``highest`` lie on the stages up to this one.
+        """
+        layers, after = len(best) - 1, self.split.pipeline_parallel - 1 - stage
+        lowest, highest = max(layers - after * longest, 0), min((stage + 1) * longest, layers)
+        earlier = max(layers - (after + 1) * longest, 0), min(stage * longest, layers)
+        result = np.full_like(best, np.inf)
+        few, many = np.zeros(best.shape, dtype=np.int16), np.zeros(best.shape, dtype=np.int16)
+        for count in range(max(self._fewest(stage), lowest - earlier[1]), min(longest, highest - earlier[0]) + 1):
+            begin = slice(max(earlier[0], lowest - count), min(earlier[1], highest - count) + 1)
+            if begin.start >= begin.stop:
+                continue
+            end = slice(begin.start + count, begin.stop + count)
+            seconds = self._seconds(stage, count, costs, until[end] - until[begin])
+            if count:
+                seconds = seconds + self._recompute_s(stage, costs, begin, end)
+            reached = np.maximum(best[begin], self.batch.num_microbatches * seconds + passed[begin])
+            own = result[end]
+            few[end] = np.where(reached < own, count, few[end])
+            many[end] = np.where(reached <= own, count, many[end])
+            result[end] = np.minimum(own, reached)
+        return result, few, many
+
+    def _seconds(self, stage: int, count: int, costs: StageCosts, layers_s: FloatArray) -> FloatArray:
+        """A micro-batch on a stage with ``count`` layers that take ``layers_s`` together, [., n]."""
+        if not self.tables:
+            return costs.base_s[stage] + layers_s
+        table = self.tables[self._ends(stage)]
+        return np.broadcast_to(table.seconds[count - table.fewest], layers_s.shape)
+
+    def _recompute_s(self, stage: int, costs: StageCosts, begin: slice, end: slice) -> FloatArray:
+        """Least time of the recompute that keeps a stage within memory, [., n]; infinite where none does."""
+        held = costs.held_bytes[stage]
+        excess = costs.base_bytes[stage] + held[end] - held[begin] - self.problem.limits.memory_bytes
+        if not (excess > 0.0).any():
+            return np.zeros(1)
+        excess, saved = np.maximum(excess, 0.0), costs.saved_bytes[stage]
+        again = np.ceil(excess / np.where(saved > 0.0, saved, 1.0) * (1.0 - 1e-9))
+        beyond = (excess > 0.0) & ((saved <= 0.0) | (again > end.start - begin.start))
+        return np.where(beyond, np.inf, again * costs.again_s)
+
+    def _cuts(self, taken: Sequence[IntArray]) -> IntArray:
+        """Layers of each stage, from the last one back, [p, n]."""
+        at = np.full(len(self.batch), len(self.kind_of), dtype=np.int64)
+        counts = []
+        for stage in reversed(taken):
+            counts.append(stage[at, np.arange(len(at))])
+            at = at - counts[-1]
+        return np.stack(counts[::-1])
+
+    def _outside_s(self, most_s: FloatArray) -> FloatArray:
+        """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more; and the ends."""
+        usual = -(-len(self.kind_of) // self.split.pipeline_parallel)
+        if self.tables:
+            above = [table for table in self.tables.values() if len(table.seconds) > usual - table.fewest >= 0]
+            exposed, optimizer = [], []
+            if above:
+                exposed.append(
+                    np.minimum.reduce([table.exposed_s[usual - table.fewest :].min(axis=0) for table in above])
+                )
+                optimizer.append(np.minimum.reduce([table.optimizer_s[usual - table.fewest] for table in above]))
+            for ends, table in self.tables.items():
+                if any(ends):
+                    exposed.append(table.exposed_s.min(axis=0))
+                    optimizer.append(table.optimizer_s.min(axis=0))
+            if exposed:
+                return self.model.around_s() + np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
+        longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
+        kinds = len(self.kinds)
+        ending = [sum(self.model.ending_s(_stage(_unit(kind, kinds, usual)), longest_s)) for kind in range(kinds)]
+        return self.model.around_s() + np.minimum.reduce(ending)
+
+    # --- splits -------------------------------------------------------------------------------------------------------
+
+    def chunks(self, counts: Sequence[int]) -> tuple[int, ...] | None:
+        """Layers of each chunk for the given layers of each stage, as even as possible; None where one is missing."""
+        split = self.split
+        v = split.virtual_pipeline_stages
+        places = stage_of_chunk(split.schedule, split.pipeline_parallel, v)
+        ends = () if split.vocabulary_parallel else (0, len(places) - 1)
+        sizes = [0] * len(places)
+        for stage, count in enumerate(counts):
+            own = [chunk for chunk, place in enumerate(places) if place == stage]
+            # The ends come last: they alone may stay empty.
+            own.sort(key=lambda chunk: (chunk in ends, -chunk))
+            for index, chunk in enumerate(own):
+                sizes[chunk] = count // v + (index < count % v)
+        if any(size == 0 for chunk, size in enumerate(sizes) if chunk not in ends):
+            return None
+        return tuple(sizes)
+
+    def worth_pricing(self, found: Sequence[IntArray], rows: IntArray) -> Iterator[tuple[tuple[int, ...], IntArray]]:
+        """Splits → the candidates, of ``rows``, that want them; the usual split is left out."""
+        wanted: dict[tuple[int, ...], list[int]] = {}
+        for counts in found:
+            for row in rows.tolist():
+                sizes = self.chunks(counts[:, row].tolist())
+                if sizes is not None and sizes != self.split.layers_per_chunk:
+                    wanted.setdefault(sizes, []).append(row)
+        for sizes, takers in wanted.items():
+            yield sizes, np.unique(np.array(takers, dtype=np.int64))

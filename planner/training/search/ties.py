@@ -1,0 +1,148 @@
+"""Plans that the estimator cannot tell apart: the one that an expert would take.
+
+Two plans of one question whose predicted steps differ by less than :data:`~.report.TIE_WIDTH` are in the measured order
+no more often than a thrown coin. Among all plans that close to the best bound, on as many devices as the best plan, the
+simplest is
+chosen: nothing offloaded, nothing that no measured run has, no sequence split below its use, tensor parallelism inside
+a scale-up domain, fewest parallel dimensions, least recompute, then the smallest degrees (stages first); equals by
+their objective. The bound stays that of the search, and the gap says what the choice may cost.
+
+*Method.* The degree search once more, with the number of devices fixed, the objective bounded by bound/(1 − width), and
+candidates left out that are no simpler than the simplest found. Splits of the layers other than the usual one count
+only where the search had kept them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from meshplan.planner.core.arrays import BoolArray, FloatArray
+from meshplan.planner.core.solution import Solution, relative_gap, status_of
+from meshplan.planner.training.estimator.candidates import Candidates
+from meshplan.planner.training.estimator.priced import candidates_of
+from meshplan.planner.training.problem.choice import ContextStyle
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.problem.schedules import NO_PIPELINE
+from meshplan.planner.training.search.degrees import DegreeSearch
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, config_of
+
+# Tokens of a sequence on each device below which it is not split: the least in NVIDIA's published Llama 3 recipes
+# (NeMo and Megatron-Bridge train 70B and 405B at 8,192 tokens with context_parallel 2).
+LEAST_TOKENS_PER_RANK = 4096
+# Schedules that frameworks run unasked.
+USUAL_SCHEDULES = frozenset({NO_PIPELINE, "1f1b", "interleaved"})
+
+
+def complexity(problem: TrainingProblem, batch: Candidates) -> list[Any]:
+    """How far candidates are from plain, [n] each, what counts most first."""
+    split, t, c = batch.split, batch.tensor_parallel, batch.context_parallel
+    n, p = len(batch), split.pipeline_parallel
+
+    def whole(value: int) -> Any:
+        return np.full(n, value)
+
+    offloads = batch.optimizer_offload.astype(int) + batch.parameter_offload + batch.activation_offload
+    unusual = (batch.context_parallel_style != ContextStyle.RING).astype(int) + (batch.zero_hpz_partition_size > 1)
+    unusual = unusual + (batch.outer_zero_stage > 0) + (batch.gathered_num_layers > 0)
+    unusual = unusual + (split.schedule not in USUAL_SCHEDULES) + split.vocabulary_parallel
+    below_use = (c > 1) & (problem.workload.sequence_length < LEAST_TOKENS_PER_RANK * c)
+    experts, width = batch.expert_parallel, batch.expert_tensor_parallel
+    dimensions = (t > 1).astype(int) + (p > 1) + (c > 1) + (experts > 1) + (width > 1)
+    return [
+        offloads,
+        unusual,
+        below_use,
+        t > problem.machine.domain_size,
+        dimensions,
+        batch.recompute,
+        whole(p),
+        c,
+        width,
+        t,
+        experts,
+        whole(len(set(split.layers_per_chunk)) > 1),
+        whole(split.virtual_pipeline_stages),
+    ]
+
+
+def _is_simpler(columns: Sequence[Any], than: Sequence[float]) -> BoolArray:
+    """Rows that come before ``than`` in lexicographic order, [n]."""
+    simpler = np.zeros(len(columns[0]), dtype=bool)
+    equal = ~simpler
+    for column, value in zip(columns, than, strict=True):
+        simpler |= equal & (column < value)
+        equal &= column == value
+    return simpler
+
+
+class _TieSearch(DegreeSearch):
+    """The search among candidates that tie with the best."""
+
+    def __init__(self, problem: TrainingProblem, known: Sequence[ScoredConfig], limit: float) -> None:
+        super().__init__(problem, keep=1)
+        self.limit, self.num_devices = limit, known[0].config.world_size
+        self.chosen, self.rank = known[0], self._rank_of(known[0])
+        self._is_closing = True  # no other splits of the layers
+        for scored in known[1:]:
+            rank = self._rank_of(scored)
+            if scored.objective <= limit and scored.config.world_size == self.num_devices and rank < self.rank:
+                self.chosen, self.rank = scored, rank
+
+    def _rank_of(self, scored: ScoredConfig) -> tuple[float, ...]:
+        columns = complexity(self.problem, candidates_of(self.problem, scored.config))
+        return (*(float(column[0]) for column in columns), scored.objective)
+
+    @property
+    def threshold(self) -> float:
+        return self.limit
+
+    def _device_range(self) -> tuple[float, float]:
+        return self.num_devices, self.num_devices
+
+    def _may_be_kept(self, batch: Candidates) -> FloatArray:
+        rows = super()._may_be_kept(batch)
+        if not rows.any():
+            return rows
+        # What a candidate lacks in memory, recompute of a block may bring: that is no simpler than none.
+        return rows & _is_simpler([*complexity(self.problem, batch), np.zeros(len(batch))], self.rank)
+
+    def _keep_best(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
+        objective = self.objective.of(step_s, batch.world_size)
+        columns = [*complexity(self.problem, batch), objective]
+        rows = np.flatnonzero((objective <= self.limit) & _is_simpler(columns, self.rank))
+        if not len(rows):
+            return
+        row = int(rows[np.lexsort([column[rows] for column in reversed(columns)])[0]])
+        self.rank = tuple(float(column[row]) for column in columns)
+        self.chosen = ScoredConfig(
+            config=config_of(batch, row, self.problem),
+            objective=float(objective[row]),
+            step_s=float(step_s[row]),
+            safe_bytes=float(safe[row]),
+        )
+
+
+def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solution[ScoredConfig]:
+    """The solution with the simplest of the plans that tie with it, which then leads ``search.best``."""
+    if solution.assignment is None or solution.bound is None:
+        return solution
+    limit = solution.bound / (1.0 - TIE_WIDTH)
+    if solution.assignment.objective > limit:  # not even the best is proven within the width
+        return solution
+    ties = _TieSearch(search.problem, search.best, limit)
+    again = ties.run()
+    chosen = ties.chosen
+    search.best = [chosen, *(scored for scored in search.best if scored.config != chosen.config)][: search.keep]
+    return replace(
+        solution,
+        assignment=chosen,
+        objective=chosen.objective,
+        gap=relative_gap(chosen.objective, solution.bound),
+        status=status_of(chosen.objective, solution.bound, tolerance=TIE_WIDTH),
+        wall_s=solution.wall_s + again.wall_s,
+        cpu_s=solution.cpu_s + again.cpu_s,
+    )
