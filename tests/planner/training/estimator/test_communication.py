@@ -62,8 +62,8 @@ def test_the_scale_up_link_caps_the_nics() -> None:
 
 def test_latency_is_a_tree_of_hops() -> None:
     model = links(scale_up_latency_s=1e-6, scale_out_latency_s=1e-5)
-    assert model.gather_s(np.zeros(3), ints(8, 5, 2), ints(1, 1, 4)) == pytest.approx([3e-6, 3e-5, 1e-6])
-    assert model.gather_s(np.zeros(1), ints(16), ints(1)) == pytest.approx([4e-5])
+    assert model.gather_s(np.full(3, 1e-9), ints(8, 5, 2), ints(1, 1, 4)) == pytest.approx([3e-6, 3e-5, 1e-6])
+    assert model.gather_s(np.full(1, 1e-9), ints(16), ints(1)) == pytest.approx([4e-5])
 
 
 def test_all_to_all_inside_a_domain_and_across() -> None:
