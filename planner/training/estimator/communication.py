@@ -144,4 +144,6 @@ class CommunicationModel:
         """
         inside = 2.0 * (sent_bytes / self.scale_up_bytes_per_s + self.machine.scale_up_latency_s)
         sent = sent_bytes / self.network_efficiency
+        # A fit prices one candidate under many constants.
+        sent, stage_devices, inside, waits = np.broadcast_arrays(sent, stage_devices, inside, waits)
         return self._network.pipelines_s(sent, num_stages, stage_devices, inside, waits, wraps=wraps)
