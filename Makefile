@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 RUN_STAMP := $(VENV)/.installed
 DEV_STAMP := $(VENV)/.installed-dev
 
-.PHONY: plan test lint types unit bench test-launchers test-engines test-netns clean help
+.PHONY: plan test lint types unit constants bench test-launchers test-engines test-netns clean help
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -88,6 +88,20 @@ $(TORCH_STAMP): pyproject.toml
 
 test-netns: $(TORCH_STAMP)  ## profiler and a training run over network namespaces, device profiler on torch (root, ip, tc)
 	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
+
+# Which published runs the shipped constants are fitted to: files of the folder OBSERVATIONS, by kind and source. Fits of
+# training take 2 CPU-minutes, those of serving 20. Traces of serving runs lie in TRACES.
+OBSERVATIONS ?= observations
+TRACES ?= $(OBSERVATIONS)/../traces
+FITTED_TRAINING := internevo korthikanti mlperf maxtext-tpu mpt megatron-bridge sc21 oneflow zero-bubble sailor \
+  megatron-core-moe torchtitan
+FITTED_SERVING := argonne splitwise trtllm-v0.14 trtllm-v0.5 silicon-aggregated dstack-static
+
+constants: $(RUN_STAMP)  ## fit the shipped constants of training and serving anew, from a folder: OBSERVATIONS=…
+	mkdir -p build && rm -f build/constants.sqlite
+	MESHPLAN_DB=build/constants.sqlite $(BIN)/meshplan calibrate --from-scratch --dry-run --traces $(TRACES) \
+	  $(FITTED_TRAINING:%=$(OBSERVATIONS)/training-%.jsonl) $(FITTED_SERVING:%=$(OBSERVATIONS)/serving-%.jsonl) \
+	  --export catalogs/seed/calibrations.yaml
 
 clean:  ## remove what the other commands made
 	rm -rf $(VENV) $(LAUNCHERS_VENV) $(ENGINES_VENV) $(TORCH_VENV) build plans

@@ -72,13 +72,29 @@ class MachineReader:
             device=device,
             num_devices=num_devices,
             devices_per_host=per_host,
-            domain_size=num_devices // slices if slices else domain,
+            domain_size=num_devices // slices if slices else _used_of_domain(num_devices, domain, per_host),
             scale_up_bytes_per_s=node.scale_up_link.bandwidth_bytes_per_s,
             scale_up_latency_s=node.scale_up_link.latency_s,
             scale_up_technology=node.scale_up_link.technology,
             scale_out_bytes_per_s=network or node.scale_out_bytes_per_s_per_device,
             scale_out_latency_s=0.0 if link is None else link.latency_s,
         )
+
+
+def _used_of_domain(num_devices: int, domain: int, per_host: int) -> int:
+    """Devices that a run uses of each scale-up domain: as many of every one, in whole hosts.
+
+    Schedulers place jobs on racks in equal segments, so that groups of 2, 4, … 64 ranks stay inside one (Slurm's
+    topology/block with ``--segment``, https://slurm.schedmd.com/topology.html#block): 256 GPUs of NVL72 are 4 × 64.
+
+    >>> _used_of_domain(256, 72, 4), _used_of_domain(64, 72, 4), _used_of_domain(24, 8, 8)
+    (64, 72, 8)
+    """
+    if num_devices <= domain or domain <= per_host:
+        return domain
+    fewest = -(-num_devices // domain)
+    equal = (count for count in range(fewest, num_devices // per_host + 1) if num_devices % (count * per_host) == 0)
+    return num_devices // next(equal, fewest)
 
 
 def _typical_node(nodes: list[NodeType]) -> NodeType:

@@ -90,10 +90,11 @@ class CommunicationModel:
         return np.ceil(np.log2(np.maximum(size, 1))) * hop
 
     def gather_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
-        """All-gather to, or reduce-scatter from, ``total_bytes`` on each member, [n]."""
+        """All-gather to, or reduce-scatter from, ``total_bytes`` on each member, [n]; nothing to send takes no time."""
         spacing, latency = self._across(RING, size, stride)
         ring = (size - 1) / size * total_bytes * np.maximum(spacing, 1.0 / self.scale_up_bytes_per_s)
-        return np.where(size > 1, ring + self._tree_s(size, spacing > 0.0, latency), 0.0)
+        issued = (size > 1) & (total_bytes > 0.0)
+        return np.where(issued, ring + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
     def all_reduce_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """All-reduce of ``total_bytes`` on each member, as reduce-scatter and all-gather, [n]."""
@@ -119,7 +120,8 @@ class CommunicationModel:
             leaving = leaving * domains * (1.0 - (1.0 - 1.0 / domains) ** copies_per_token) / copies_per_token
         beside = most_on_a_slot(size, stride, self.machine.domain_size) - 1
         near = sent_bytes * beside / size / self.scale_up_bytes_per_s
-        return np.where(size > 1, np.maximum(near, leaving) + self._tree_s(size, spacing > 0.0, latency), 0.0)
+        issued = (size > 1) & (sent_bytes > 0.0)
+        return np.where(issued, np.maximum(near, leaving) + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
     def ring_step_s(self, sent_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """Every member sends to the next one of its ring; the slowest link decides, [n]."""
@@ -142,4 +144,6 @@ class CommunicationModel:
         """
         inside = 2.0 * (sent_bytes / self.scale_up_bytes_per_s + self.machine.scale_up_latency_s)
         sent = sent_bytes / self.network_efficiency
+        # A fit prices one candidate under many constants.
+        sent, stage_devices, inside, waits = np.broadcast_arrays(sent, stage_devices, inside, waits)
         return self._network.pipelines_s(sent, num_stages, stage_devices, inside, waits, wraps=wraps)

@@ -161,7 +161,9 @@ class DataParallelModel:
             reduced, gathered = self._outer_s(stage)
             outer = exposed(reduced, BACKWARD_SHARE) + exposed(gathered, FORWARD_SHARE)
             copies = np.where(batch.outer_zero_stage > 0, outer, copies)
-        ranks, _ = self._data_group()
+        # Collectives run bucket by bucket, and every bucket waits once for each rank of the ring. Adapters fit in one
+        # bucket (at least 40 million parameters in Megatron-LM, DistributedDataParallelConfig.bucket_size).
+        ranks = np.ones(len(batch)) if self.workload.phase.has_adapters else self._data_group()[0]
         growth = constants.data_parallel_s_per_rank * (ranks - 1) * (batch.zero_stage >= 1)
         return np.where(batch.zero_stage >= ZERO_PARAMETERS, copies, outside) + growth, reduce_s
 

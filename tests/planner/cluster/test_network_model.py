@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from core_cases import DENSE, MOE, SMALL_SHAPES, configured, problem_of
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
@@ -96,26 +96,57 @@ def test_chunks_in_a_circle_pay_for_the_way_back_to_the_first_stage() -> None:
     assert slowest_pipeline_s(view.hops_s(circle), circle)[0] == pytest.approx(2 * fast + 8 * (fast + slow) / 2)
 
 
-@pytest.mark.parametrize("shape", SMALL_SHAPES, ids=lambda shape: shape.slug)
-def test_even_links_cost_what_one_figure_for_all_costs(shape: ModelShape) -> None:
-    problem = problem_of(shape, num_devices=32, global_batch_size=32)
+@settings(max_examples=40, deadline=None)
+@given(
+    shape=st.sampled_from(SMALL_SHAPES),
+    nodes=st.sampled_from([1, 2, 3, 4, 5, 6]),
+    tensor=st.sampled_from([1, 2, 3, 4, 6, 8]),
+    context=st.sampled_from([1, 2, 3, 4]),
+    stages=st.sampled_from([1, 2, 3, 4, 6]),
+    chunks=st.sampled_from([1, 2]),
+    zero=st.integers(0, 3),
+    groups=st.sampled_from([1, 2, 3]),
+    data=st.data(),
+)
+def test_a_cluster_costs_the_same_link_by_link(
+    shape: ModelShape,
+    nodes: int,
+    tensor: int,
+    context: int,
+    stages: int,
+    chunks: int,
+    zero: int,
+    groups: int,
+    data: st.DataObject,
+) -> None:
+    """Uniform links, and the same links one by one under any mapping, whatever straddles nodes."""
+    most = 8 * nodes // (tensor * context * stages)
+    assume(most >= 1)
+    width = data.draw(st.integers(1, most))
+    problem = problem_of(shape, num_devices=8 * nodes, global_batch_size=2 * width * stages)
     machine = problem.machine
-    nodes = machine.num_devices // machine.domain_size
     network = network_of(np.full((nodes, nodes), machine.scale_out_bytes_per_s), latency=machine.scale_out_latency_s)
-    network_model = OneOrder(network=network, order=(3, 1, 0, 2), domain_size=machine.domain_size)
-    uneven = replace(problem, machine=replace(machine, network=network, network_model=network_model))
-    for choices in (
-        {"data_parallel": 32},
-        {"tensor_parallel": 2, "pipeline_parallel": 4, "data_parallel": 4, "zero_stage": 3, "data_parallel_shard": 4},
-        {"tensor_parallel": 4, "context_parallel": 4, "data_parallel": 2, "zero_stage": 1, "data_parallel_shard": 2},
-        {"pipeline_parallel": 4, "data_parallel": 8, "zero_stage": 2, "data_parallel_shard": 4},
-        {"pipeline_parallel": 2, "virtual_pipeline_stages": 2, "data_parallel": 16},
-    ):
-        config = configured(problem, **choices)
-        if shape.moe is not None:
-            config = replace(config, expert_parallel=8)
-        same, other = price(problem, config), price(uneven, config)
-        assert other.step_s == pytest.approx(same.step_s, rel=1e-12)
+    order = tuple(data.draw(st.permutations(range(nodes))))
+    network_model = OneOrder(network=network, order=order, domain_size=machine.domain_size)
+    explicit = replace(problem, machine=replace(machine, network=network, network_model=network_model))
+    config = configured(
+        problem,
+        tensor_parallel=tensor,
+        context_parallel=context,
+        pipeline_parallel=stages,
+        virtual_pipeline_stages=chunks if stages > 1 else 1,
+        data_parallel=width,
+        zero_stage=zero,
+        data_parallel_shard=width // groups if zero and width % groups == 0 else width if zero else 1,
+    )
+    if shape.moe is not None:
+        devices = tensor * context * width
+        config = replace(
+            config, expert_parallel=data.draw(st.sampled_from([e for e in (1, 2, 4, 8) if devices % e == 0]))
+        )
+    same, other = price(problem, config), price(explicit, config)
+    assert other.step_s == pytest.approx(same.step_s, rel=1e-12)
+    assert dict(other.breakdown_s) == pytest.approx(dict(same.breakdown_s), rel=1e-9, abs=1e-15)
 
 
 @settings(max_examples=30, deadline=None)

@@ -167,9 +167,9 @@ def test_without_a_network_nothing_crosses_nodes(catalog: Catalog) -> None:
 
 
 # Training's price over serving's. Training attains the share of a link's rate that whole steps show; of the measured
-# collectives alone, eight H100 with NVLS do better (1.4), two B200 (0.8) and devices behind shared PCIe switches (0.5)
+# collectives alone, eight H100 with NVLS do better (1.4), two B200 (0.8) and devices behind shared PCIe switches (0.4)
 # do worse, and so do groups larger than were measured (32 GB300, 0.75).
-AGREEMENT = {"pcie": (0.45, 1.35), "other": (0.7, 1.5)}
+AGREEMENT = {"pcie": (0.4, 1.35), "other": (0.7, 1.5)}
 
 
 def test_training_and_serving_price_the_same_large_all_reduce(catalog: Catalog) -> None:

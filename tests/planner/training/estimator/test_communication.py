@@ -62,8 +62,8 @@ def test_the_scale_up_link_caps_the_nics() -> None:
 
 def test_latency_is_a_tree_of_hops() -> None:
     model = links(scale_up_latency_s=1e-6, scale_out_latency_s=1e-5)
-    assert model.gather_s(np.zeros(3), ints(8, 5, 2), ints(1, 1, 4)) == pytest.approx([3e-6, 3e-5, 1e-6])
-    assert model.gather_s(np.zeros(1), ints(16), ints(1)) == pytest.approx([4e-5])
+    assert model.gather_s(np.full(3, 1e-9), ints(8, 5, 2), ints(1, 1, 4)) == pytest.approx([3e-6, 3e-5, 1e-6])
+    assert model.gather_s(np.full(1, 1e-9), ints(16), ints(1)) == pytest.approx([4e-5])
 
 
 def test_all_to_all_inside_a_domain_and_across() -> None:
@@ -164,3 +164,24 @@ def test_deduplication_never_sends_more(size: int, stride: int, copies: float) -
     payload = np.array([1e9])
     plain = links().all_to_all_s(payload, ints(size), ints(stride))
     assert links().all_to_all_s(payload, ints(size), ints(stride), copies_per_token=copies) <= plain * (1 + 1e-12)
+
+
+def test_a_candidate_can_be_priced_under_many_constants() -> None:
+    """A fit takes its derivatives so."""
+    efficiency = np.array([0.5, 0.7, 1.0])
+    many = replace(links(), calibration=EXACT.with_time(network_efficiency=efficiency, scale_up_efficiency=efficiency))
+    each = [
+        replace(links(), calibration=EXACT.with_time(network_efficiency=e, scale_up_efficiency=e))
+        for e in efficiency.tolist()
+    ]
+    waits = np.array([8.0])
+    together = many.pipeline_s(np.array([1e9]), 4, ints(4), waits, wraps=False)
+    assert together == pytest.approx(
+        [one.pipeline_s(np.array([1e9]), 4, ints(4), waits, wraps=False)[0] for one in each]
+    )
+    assert many.ring_step_s(np.array([1e9]), ints(16), ints(1)) == pytest.approx(
+        [one.ring_step_s(np.array([1e9]), ints(16), ints(1))[0] for one in each]
+    )
+    assert many.all_to_all_s(np.array([1e9]), ints(16), ints(1)) == pytest.approx(
+        [one.all_to_all_s(np.array([1e9]), ints(16), ints(1))[0] for one in each]
+    )

@@ -17,7 +17,7 @@ from meshplan.planner.training.estimator.communication import CommunicationModel
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
-from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
+from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
 
 FEW = settings(max_examples=60, deadline=None)
@@ -265,3 +265,11 @@ def test_replicated_experts_are_reduced_in_shards_of_their_own() -> None:
     expected = links.gather_s(dense * width, eight, one) + links.all_reduce_s(dense * width / 8, two, eight)
     expected = expected + links.all_reduce_s(experts * width, two, eight)
     assert price(problem, config).gradient_reduce_s == pytest.approx(expected[0])
+
+
+def test_adapters_are_synchronised_in_one_bucket() -> None:
+    """No growth with the ranks: it comes from the many buckets of a whole model."""
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=32, phase=Phase.LORA)
+    slow = replace(problem, calibration=problem.calibration.with_time(data_parallel_s_per_rank=1.0))
+    config = configured(problem, data_parallel=8, data_parallel_shard=8, zero_stage=1)
+    assert price(slow, config).step_s == pytest.approx(price(problem, config).step_s)
