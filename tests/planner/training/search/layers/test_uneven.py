@@ -52,11 +52,9 @@ def test_a_pin_beats_no_bound(question: dict[str, Any], pins: dict[str, Any], ca
 
 
 def test_a_plan_may_be_pinned_as_it_is(catalog: Catalog) -> None:
-    """Also where the embedding or the LM head has a stage of its own."""
-    question = {
-        **UNEVEN,
-        "fixed": {"pipeline_parallel": 4, "virtual_pipeline_stages": 1, "layers_per_chunk": [9, 9, 10, 0]},
-    }
+    """Also where the LM head has a stage of its own."""
+    fixed = {"pipeline_parallel": 4, "virtual_pipeline_stages": 1, "layers_per_chunk": [9, 9, 10, 0]}
+    question = {**UNEVEN, "fixed": fixed}
     made = make_plan(question, catalog)
     assert made.config["layers_per_chunk"] == [9, 9, 10, 0]
     keys = ("tensor_parallel", "context_parallel", "data_parallel", "micro_batch_size", "zero_stage")
