@@ -135,3 +135,11 @@ def test_a_hopeless_question_ends() -> None:
     problem = problem_of(DENSE, num_devices=2, limits={"memory_bytes": 1e9})
     assert explained(problem)["least_change"] == []
     assert isinstance(problem.limits, TrainingLimits)
+
+
+def test_a_limit_on_the_run_is_answered_in_the_time_of_the_run() -> None:
+    """The step that follows from it is nothing that the user said."""
+    limits = {"max_step_s": 1e-3, "max_run_s": 60.0}
+    answer = explained(problem_of(DENSE, num_devices=4, global_batch_size=4, rules=MEGATRON, limits=limits))
+    assert answer["binding_constraint"] == "max_run_time"
+    assert change(answer, "max_run_time").endswith("for the run")

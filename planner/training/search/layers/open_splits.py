@@ -25,6 +25,8 @@ from meshplan.planner.training.search.objective import Objective
 WORTHWHILE = 0.01
 # Splits priced after the usual ones, at most, and candidates of one pipeline that are looked at together.
 MOST_PRICED, ROWS_AT_ONCE = 400, 512
+# Splits tried, at most, where no usual split is within the limits.
+MOST_TRIED = 40
 
 # (candidates) → the legal ones among them and their smaller sharding groups; (candidates) → None, prices them.
 Expand = Callable[[Candidates], Candidates]
@@ -66,6 +68,8 @@ class OpenSplits:
             price: prices candidates and keeps the best.
             budget: splits to price at most; with 0 the bound alone is taken.
         """
+        if math.isinf(best()):
+            budget = min(budget, MOST_TRIED)
         for least, batch in self._pipelines(best()):
             worthwhile = best() * (1.0 - WORTHWHILE)
             rows = np.flatnonzero(least < worthwhile)
