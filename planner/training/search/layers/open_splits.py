@@ -54,8 +54,10 @@ class OpenSplits:
         batch = batch.take(batch.recompute != Recompute.BLOCK)
         if not len(batch):
             return
-        least = self.objective.of(UnevenSplits(self.problem, batch).quick_bound_s(), batch.world_size)
-        rows = least < best
+        bound_s = UnevenSplits(self.problem, batch).quick_bound_s()
+        least = self.objective.of(bound_s, batch.world_size)
+        longest_s = self.problem.limits.max_step_s
+        rows = (least < best) & (bound_s <= (math.inf if longest_s is None else longest_s))
         if rows.any():
             self._open.append((least[rows], batch.take(rows)))
 
