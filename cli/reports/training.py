@@ -24,6 +24,7 @@ from meshplan.cli.reports.quantities import (
     signed_percent,
 )
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
 from meshplan.planner.training.explanation import Explanation
 
@@ -83,16 +84,19 @@ def status_text(plan: Plan) -> str:
     if gap is None and status == "feasible":
         return "the best plan with these choices pinned"
     if status == "infeasible":
-        return (
-            f"infeasible: none of {counted(count, 'legal candidate')} stays within the limits"
-            if count
-            else "infeasible"
-        )
+        return f"infeasible: none of {counted(count, 'candidate')} stays within the limits" if count else "infeasible"
     if status == "optimal":
-        known = f"optimal under the model (gap 0): no better one among {counted(count or 0, 'legal candidate')}"
+        known = f"optimal under the model: {_margin(gap or 0.0)} among {counted(count, 'candidate')}"
     else:
         known = f"feasible: at most {percent(gap or 0.0)} from the best possible, when the search stopped"
     return f"{known}; {effort_text(solution)}"
+
+
+def _margin(gap: float) -> str:
+    """What the gap of an optimal plan means: ties are decided by simplicity."""
+    if gap <= OPTIMAL_RELATIVE_GAP:
+        return "no better one"
+    return f"none is more than {percent(gap)} better, which is less than the model can tell apart,"
 
 
 def fit_text(plan: Plan) -> str:

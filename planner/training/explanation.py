@@ -73,13 +73,13 @@ def proof(plan: Plan) -> str:
     """How good the answer is known to be."""
     solution = plan.solution
     status, gap, count = solution["status"], solution.get("gap"), solution.get("num_candidates")
-    among = f" among {count:,} legal candidates" if count else ""
+    among = f" among {count:,} candidates" if count else ""
     if "oom" in solution:
         return f"one pinned configuration: {_excess(plan) if solution['oom'] else 'it fits the devices’ memory'}"
     if status == "infeasible":
         return f"infeasible: no candidate stays within the limits{among}"
     if status == "optimal":
-        return f"optimal under the model: gap 0{among}"
+        return f"optimal under the model: gap {gap or 0.0:.2%}{among}"
     if gap is None:
         return f"{status}: the choices were pinned, not searched"
     return f"feasible: at most {gap:.2%} from the best possible{among}; the search was cut short"

@@ -67,9 +67,17 @@ def _binding(problem: TrainingProblem, report: SearchReport) -> str:
         "device memory": f"device memory: {format_bytes(limits.memory_bytes)} usable on each "
         f"{problem.machine.device.name}",
         "host memory": f"host memory: {format_bytes(limits.host_memory_bytes or 0.0)} on each host",
-        "step time": f"step time: at most {format_duration(limits.max_step_s or 0.0)}",
+        "step time": _longest(limits),
         "cost of the run": f"budget: at most {format_usd(limits.max_usd_per_run or 0.0)}",
     }[name]
+
+
+def _longest(limits: TrainingLimits) -> str:
+    """The limit on time as the user gave it."""
+    step = format_duration(limits.max_step_s or 0.0)
+    if limits.max_run_s is None:
+        return f"step time: at most {step}"
+    return f"run time: at most {format_duration(limits.max_run_s)}, {step} a step"
 
 
 def _nearest(report: SearchReport) -> dict[str, Any] | None:
@@ -97,7 +105,7 @@ _LIFTED: dict[str, tuple[Callable[[TrainingLimits], TrainingLimits], TrainingObj
     "host_memory": (lambda limits: replace(limits, host_memory_bytes=None), None),
     "max_usd_per_hour": (lambda limits: replace(limits, max_usd_per_hour=None), TrainingObjective.NUM_DEVICES),
     "max_usd_per_run": (lambda limits: replace(limits, max_usd_per_run=None), TrainingObjective.USD_PER_RUN),
-    "max_step_time": (lambda limits: replace(limits, max_step_s=None), TrainingObjective.THROUGHPUT),
+    "max_step_time": (lambda limits: replace(limits, max_step_s=None, max_run_s=None), TrainingObjective.THROUGHPUT),
 }
 
 
@@ -123,6 +131,8 @@ def _without(problem: TrainingProblem, name: str) -> dict[str, Any] | None:
         "max_usd_per_run": f"{_usd_at_least(usd_per_s * run_s)} for the run",
         "max_step_time": f"{_duration_at_least(found.step_s)} a step",
     }[name]
+    if name == "max_step_time" and problem.limits.max_run_s is not None:
+        return {"constraint": "max_run_time", "change": f"{_duration_at_least(run_s)} for the run"}
     return {"constraint": name, "change": needed}
 
 

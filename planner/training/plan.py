@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -21,7 +22,7 @@ from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.resolve import Resolved
 from meshplan.planner.training.search.mapping_report import mapping_document, rank_table
 from meshplan.planner.training.search.rank_placement import Placement
-from meshplan.planner.training.search.report import ScoredConfig, SearchReport
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.unvalidated import unconfirmed, unmeasured_share
 
 # Added to the interval of a schedule, or of vocabulary parallelism, that no measured run has confirmed. Assumed: what
@@ -174,17 +175,23 @@ def _not_validated(problem: TrainingProblem, priced: Priced) -> dict[str, list[s
 
 
 def runner_up_rows(best: Iterable[ScoredConfig], *, top: int) -> list[dict[str, Any]]:
-    """The best candidates, the chosen one first; candidates of equal time and memory appear once."""
+    """The best candidates, the chosen one first; those within the model's own error of it are named ties.
+
+    Candidates of equal time and memory appear once.
+    """
     rows: list[dict[str, Any]] = []
     seen: set[tuple[float, int]] = set()
+    first = math.inf
     for scored in best:
         key = (round(scored.step_s, 12), round(scored.safe_bytes))
         if key in seen:
             continue
         seen.add(key)
+        is_tie = bool(rows) and abs(scored.objective / first - 1.0) <= TIE_WIDTH
+        first = scored.objective if not rows else first
         rows.append(
             {
-                "name": "chosen" if not rows else f"rank {len(rows) + 1}",
+                "name": "chosen" if not rows else f"{'tie' if is_tie else 'rank'} {len(rows) + 1}",
                 "config": config_document(scored.config),
                 "iteration_s": scored.step_s,
                 "safe_bytes": scored.safe_bytes,

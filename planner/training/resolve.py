@@ -256,9 +256,11 @@ def _limits(
         )
     if spec.objective.value == "energy" and machine.device.tdp_w is None:
         problems.say("objective", f"the catalog has no power limit for {machine.device.name}")
-    steps = [wanted.max_step_time] if wanted.max_step_time else []
+    longest_s, run_s = wanted.max_step_time or None, None
     if wanted.max_run_time and spec.workload.num_training_tokens:
-        steps.append(wanted.max_run_time / (spec.workload.num_training_tokens / workload.tokens_per_step))
+        of_run_s = wanted.max_run_time / (spec.workload.num_training_tokens / workload.tokens_per_step)
+        if longest_s is None or of_run_s < longest_s:
+            longest_s, run_s = of_run_s, wanted.max_run_time
     return TrainingLimits(
         memory_bytes=usable,
         max_devices=most,
@@ -266,7 +268,8 @@ def _limits(
         host_memory_bytes=wanted.host_memory,
         max_usd_per_hour=wanted.max_usd_per_hour,
         max_usd_per_run=wanted.max_usd_per_run,
-        max_step_s=min(steps) if steps else None,
+        max_step_s=longest_s,
+        max_run_s=run_s,
         offload=tuple(name for name in OFFLOADS if name in wanted.offload),
         offload_to=wanted.offload_to,
         unvalidated_schedules=wanted.unvalidated_schedules,

@@ -39,6 +39,7 @@ from meshplan.planner.training.search.degrees import KEEP
 from meshplan.planner.training.search.joint import place_config, search_plans
 from meshplan.planner.training.search.mapping_report import placed, requested_order
 from meshplan.planner.training.search.rank_placement import Placement
+from meshplan.planner.training.search.report import TIE_WIDTH
 from meshplan.planner.training.simulated import simulated_pipeline
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def plan(question: Question) -> Plan:
     )
     solution, search = found.solution, found.search.report
     common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": tuple(rejected_rows(search))}
-    report = {**solution_document(solution, question.seed), "num_candidates": search.considered}
+    report = {**solution_document(solution, question.seed), "num_candidates": search.considered, "tie_width": TIE_WIDTH}
     if solution.assignment is None:
         return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, search)}, **common)
     common["placement"] = found.placement

@@ -202,7 +202,7 @@ _MEGATRON_RULES = (
         holds=legality.full_chunks,
         message="a chunk without layers must be the first one, with the embedding, or the last one, with the LM head",
         stage="run time",
-        source="the planner's own: megatron-core 0.19.2 takes empty chunks anywhere in a layout, where they do nothing",
+        source="the planner's own: megatron-core 0.19.2 takes an empty chunk anywhere, where it does nothing",
     ),
     LegalityRule(
         name="dualpipe_v_fills_the_v",

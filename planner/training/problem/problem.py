@@ -175,6 +175,7 @@ class TrainingLimits:
         max_usd_per_hour: of the devices in use.
         max_usd_per_run: for all training tokens.
         max_step_s: longest optimizer step.
+        max_run_s: longest run, where ``max_step_s`` follows from it.
         offload: what may leave the devices where nothing else fits: names of :data:`OFFLOADS`.
         offload_to: where offloaded states go, ``host`` or ``nvme``.
         unvalidated_schedules: the search may take V-Half, V-Min and DualPipeV, where the framework runs them.
@@ -186,6 +187,7 @@ class TrainingLimits:
     max_usd_per_hour: float | None = None
     max_usd_per_run: float | None = None
     max_step_s: float | None = None
+    max_run_s: float | None = None
     min_devices: int = 1
     offload: tuple[str, ...] = ()
     offload_to: str = "host"

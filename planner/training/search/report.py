@@ -42,7 +42,7 @@ class SearchReport:
     """What a search saw.
 
     Args:
-        considered: legal candidates, priced or ruled out by the bound.
+        considered: candidates, priced or ruled out by the bound; of the latter the rules were not asked.
         priced: of those, completely priced.
         ruled_out: not priced because their bound is no better than the incumbents.
         refused: reason → candidates refused by a rule.

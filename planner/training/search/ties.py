@@ -1,11 +1,10 @@
 """Plans that the estimator cannot tell apart: the one that an expert would take.
 
-Two plans of one question whose predicted steps differ by less than :data:`~.report.TIE_WIDTH` are in the measured order
-no more often than a thrown coin. Among all plans that close to the best bound, on as many devices as the best plan, the
-simplest is
-chosen: nothing offloaded, nothing that no measured run has, no sequence split below its use, tensor parallelism inside
-a scale-up domain, fewest parallel dimensions, least recompute, then the smallest degrees (stages first); equals by
-their objective. The bound stays that of the search, and the gap says what the choice may cost.
+Two plans of one question whose predicted steps differ by less than :data:`~.report.TIE_WIDTH` are in the measured
+order no more often than by the throw of a coin. Among all plans that close to the best bound, on as many devices as the
+best plan, the simplest is chosen: nothing offloaded, nothing that no measured run has, no sequence split below its use,
+tensor parallelism inside a scale-up domain, fewest parallel dimensions, least recompute, then the smallest degrees
+(stages first); equals by their objective. The bound stays that of the search; the gap says what the choice may cost.
 
 *Method.* The degree search once more, with the number of devices fixed, the objective bounded by bound/(1 − width), and
 candidates left out that are no simpler than the simplest found. Splits of the layers other than the usual one count

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, problem_of
 
-from meshplan.catalogs.errors import SpecError
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.infeasible import explain_infeasible
 from meshplan.planner.training.pinned import fixed_config
@@ -137,6 +136,16 @@ def test_a_hopeless_question_ends() -> None:
     problem = problem_of(DENSE, num_devices=2, limits={"memory_bytes": 1e9})
     assert explained(problem)["least_change"] == []
     assert isinstance(problem.limits, TrainingLimits)
+
+
+def test_a_limit_on_the_run_is_answered_in_the_time_of_the_run() -> None:
+    """The step that follows from it is nothing that the user said."""
+    limits = {"max_step_s": 0.02, "max_run_s": 60.0}
+    fixed = {"zero_stage": 1, "tensor_parallel": 1, "context_parallel": 1, "pipeline_parallel": 1}
+    question = {"num_devices": 2, "global_batch_size": 4, "rules": MEGATRON, "limits": limits, "fixed": fixed}
+    answer = explained(problem_of(DENSE, **question))
+    assert answer["binding_constraint"] == "max_run_time"
+    assert change(answer, "max_run_time").endswith("for the run")
 
 
 def test_without_a_network_a_plan_stays_inside_one_node() -> None:

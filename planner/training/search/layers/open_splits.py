@@ -25,6 +25,8 @@ from meshplan.planner.training.search.objective import Objective
 WORTHWHILE = 0.01
 # Splits priced after the usual ones, at most, and candidates of one pipeline that are looked at together.
 MOST_PRICED, ROWS_AT_ONCE = 400, 512
+# Splits tried, at most, where no usual split is within the limits.
+MOST_TRIED = 40
 
 # (candidates) → the legal ones among them and their smaller sharding groups; (candidates) → None, prices them.
 Expand = Callable[[Candidates], Candidates]
@@ -53,8 +55,10 @@ class OpenSplits:
         batch = batch.take(batch.recompute != Recompute.BLOCK)
         if not len(batch):
             return
-        least = self.objective.of(UnevenSplits(self.problem, batch).quick_bound_s(), batch.world_size)
-        rows = least < best
+        bound_s = UnevenSplits(self.problem, batch).quick_bound_s()
+        least = self.objective.of(bound_s, batch.world_size)
+        longest_s = self.problem.limits.max_step_s
+        rows = (least < best) & (bound_s <= (math.inf if longest_s is None else longest_s))
         if rows.any():
             self._open.append((least[rows], batch.take(rows)))
 
@@ -67,6 +71,8 @@ class OpenSplits:
             price: prices candidates and keeps the best.
             budget: splits to price at most; with 0 the bound alone is taken.
         """
+        if math.isinf(best()):
+            budget = min(budget, MOST_TRIED)
         for least, batch in self._pipelines(best()):
             worthwhile = best() * (1.0 - WORTHWHILE)
             rows = np.flatnonzero(least < worthwhile)

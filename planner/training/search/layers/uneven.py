@@ -18,8 +18,8 @@ candidates at once; O(p·L·n) for stages of at most n layers: a stage that take
 out. Its splits, with spare layers early and late, are priced; of candidates that are still open the bound is kept.
 Where few splits are left all of them are looked at, which is exact.
 
-Assumes: t and M grow by the same amount with each layer of a kind. Where that is not so (ZeRO-3 gathers stage by stage;
-chunks of several kinds of layer), the second bound alone is kept.
+Assumes: t and M grow by the same amount with each layer of a kind. Where chunks take different kinds of layer from
+several places, all count as the least kind. Where each stage gathers its parameters (ZeRO-3), its memory is left out.
 """
 
 from __future__ import annotations
@@ -87,6 +87,16 @@ class StageCosts:
     held_bytes: FloatArray
     base_bytes: FloatArray
     saved_bytes: FloatArray
+
+    def of_the_least_layer(self) -> StageCosts:
+        """The same with every layer as quick and as small as the least one: a bound where chunks mix kinds of layer."""
+        layers = len(self.layer_s)
+        least = np.diff(self.held_bytes, axis=1).min(axis=1)
+        return replace(
+            self,
+            layer_s=np.broadcast_to(self.layer_s.min(axis=0), self.layer_s.shape),
+            held_bytes=least[:, None] * np.arange(layers + 1)[None, :, None],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -286,7 +296,7 @@ class UnevenSplits:
         """
         split, batch, layers = self.split, self.batch, len(self.kind_of)
         p, v, m = split.pipeline_parallel, split.virtual_pipeline_stages, batch.num_microbatches
-        costs = self.costs()
+        costs = self.costs() if len(self.kinds) == 1 or v == 1 else self.costs().of_the_least_layer()
         longest = self._longest(costs, (most_s - self.model.around_s()) / m)
         self.tables = self._tables(max(layers - (p - 1) * longest, 0), longest)
         outside = self._outside_s(most_s)
@@ -301,10 +311,8 @@ class UnevenSplits:
             early.append(few)
             late.append(many)
         bound = best[-1] + outside
-        gathers = batch.zero_stage >= ZERO_PARAMETERS  # each stage its own parameters: not a sum over layers
-        unsure = gathers if len(self.kinds) == 1 else (gathers | (v > 1))  # chunks take layers from several places
-        if not self.tables or len(self.kinds) > 1:
-            bound = np.where(unsure, 0.0, bound)
+        if not self.tables:  # where each stage gathers its own parameters, its time is no sum over layers
+            bound = np.where(batch.zero_stage >= ZERO_PARAMETERS, 0.0, bound)
         bound = np.maximum(bound, self.quick_bound_s())
         found = [self._cuts(early), self._cuts(late)]
         if self.tables:
@@ -464,7 +472,7 @@ class UnevenSplits:
         return np.stack(counts[::-1])
 
     def _outside_s(self, most_s: FloatArray) -> FloatArray:
-        """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more; and the ends."""
+        """A of the module docstring, [n]: some stage has ⌈L/p⌉ layers or more, and there are those with the ends."""
         usual = -(-len(self.kind_of) // self.split.pipeline_parallel)
         if self.tables:
             above = [table for table in self.tables.values() if len(table.seconds) > usual - table.fewest >= 0]
@@ -490,6 +498,8 @@ class UnevenSplits:
     def chunks(self, counts: Sequence[int]) -> tuple[int, ...] | None:
         """Layers of each chunk for the given layers of each stage, as even as possible; None where one is missing."""
         split = self.split
+        if sum(counts) != len(self.kind_of):  # the dynamic programme found none
+            return None
         v = split.virtual_pipeline_stages
         places = stage_of_chunk(split.schedule, split.pipeline_parallel, v)
         ends = () if split.vocabulary_parallel else (0, len(places) - 1)
