@@ -27,7 +27,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,8 @@ class DegreeSearch:
         self.report = SearchReport(illegal=self.space.templates.illegal)
         self.best: list[ScoredConfig] = []
         self.objective = Objective(problem)
+        # (candidates, their steps, which of them matter) → larger steps, where a bound is searched and not a plan.
+        self.raised: Callable[[Candidates, FloatArray, FloatArray], FloatArray] | None = None
 
     @property
     def threshold(self) -> float:
@@ -308,6 +310,8 @@ class DegreeSearch:
         if not len(batch):
             return
         step_s = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration).step_s
+        if self.raised is not None:
+            step_s = self.raised(batch, step_s, self._may_replace(batch, step_s))
         keep = np.ones(len(batch), dtype=bool)
         if problem.limits.max_step_s is not None:
             keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)

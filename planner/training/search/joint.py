@@ -42,6 +42,7 @@ from meshplan.planner.training.search.rank_placement import (
     usable_order,
 )
 from meshplan.planner.training.search.report import ScoredConfig, order_of
+from meshplan.planner.training.search.slow_cut import CutBound
 
 SOLVER_NAME = "enumeration with bounds + rank mapping"
 # Candidates kept by the search under L; the worst of them bounds all others.
@@ -181,6 +182,7 @@ class _Joint:
         self.searched: set[tuple[int, ...]] = set()
         self.budget = budget
         self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP))
+        self.search.raised = CutBound(self.under_best_links).least_step_s
 
     def run(self, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -220,7 +222,10 @@ class _Joint:
     ) -> JointResult:
         best = ranked[0]
         bounds = [rest, *(value for config, value in least.items() if config not in self.placed)]
-        bounds += [self._objective(item.placement.bound_s, item.scored.config) for item in self.placed.values()]
+        bounds += [
+            max(self._objective(item.placement.bound_s, config), least.get(config, rest))
+            for config, item in self.placed.items()
+        ]
         bound = min(best.scored.objective, *bounds)
         self.search.best = [item.scored for item in ranked[: self.keep]]
         solution = Solution(
