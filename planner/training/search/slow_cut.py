@@ -44,6 +44,8 @@ from meshplan.planner.training.problem.problem import TrainingProblem
 Asked = tuple[str, bytes, bytes]
 # A cut whose links have at least this share of the fastest link's rate is not worth the pricing: it changes little.
 SLOW_SHARE = 0.25
+# How much slower a link is made to see whether anything is sent over it.
+PROBE = 1e3
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -132,6 +134,7 @@ class _Crossing(NetworkModel):
         kind: the groups that cross; None where none does.
         pipelines: how many pipelines cross at one boundary: 0, 1, or -1 for all of them.
         stages_cross: the groups of all stages cross at once.
+        slowed: divides the rate across.
         asked: filled with what the estimator asks for.
         impossible: rows that have no such crossing, filled while pricing.
     """
@@ -143,6 +146,7 @@ class _Crossing(NetworkModel):
     kind: Asked | None = None
     pipelines: int = 0
     stages_cross: bool = False
+    slowed: float = 1.0
     asked: dict[Asked, None] = field(default_factory=dict)
     impossible: set[int] = field(default_factory=set)
 
@@ -163,6 +167,7 @@ class _Crossing(NetworkModel):
         )
         if kind == ALL_TO_ALL:
             most = most * np.maximum(size - 1, 1)
+        most = most / self.slowed
         return np.where(far, np.minimum(rate, most), rate), latency
 
     def pipeline_s(self, rows: IntArray, asked: Messages) -> float:
@@ -225,6 +230,9 @@ class CutBound:
         for kind in asked:
             alone, _ = self._priced(forced, cut, stages=stages, kind=kind, stages_cross=True)
             carries = alone > plain
+            if not carries.all():  # nothing to send, or a rate that it has anyway: a slower one tells
+                slower, _ = self._priced(forced, cut, stages=stages, kind=kind, stages_cross=True, slowed=PROBE)
+                carries = slower > plain
             if not carries.any():
                 continue
             yield np.where(carries, alone, np.inf)
@@ -240,6 +248,7 @@ class CutBound:
         kind: Asked | None = None,
         pipelines: int = 0,
         stages_cross: bool = False,
+        slowed: float = 1.0,
     ) -> tuple[FloatArray, tuple[Asked, ...]]:
         """Steps with one way across, and the groups that the estimator asked for."""
         problem, domain = self.problem, self.problem.machine.domain_size
@@ -252,6 +261,7 @@ class CutBound:
             kind=kind,
             pipelines=pipelines,
             stages_cross=stages_cross,
+            slowed=slowed,
         )
         machine = replace(problem.machine, network_model=crossing)
         estimate = estimate_training(problem.shape, machine, problem.workload, forced, problem.calibration)

@@ -19,7 +19,7 @@ from meshplan.planner.training.search.slow_cut import CutBound, slowest_cut
 from meshplan.planner.training.search.space import Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates
 
-FIXED = {"micro_batch_size": 1, "activation_recompute": "none"}
+FIXED = {"micro_batch_size": 1, "activation_recompute": "none", "zero_stage": 1, "context_parallel": 1}
 
 
 def two_sites(near: tuple[int, ...], *, trunk: bool) -> Network:
@@ -39,8 +39,13 @@ def two_sites(near: tuple[int, ...], *, trunk: bool) -> Network:
     )
 
 
-@pytest.mark.parametrize("shape", [replace(DENSE, num_hidden_layers=4), MOE], ids=["dense", "experts"])
-@pytest.mark.parametrize(("near", "trunk"), [((0, 1), True), ((0, 2), False), ((3,), True)])
+FEW_LAYERS = replace(DENSE, num_hidden_layers=4)
+
+
+@pytest.mark.parametrize(
+    ("shape", "near", "trunk"),
+    [(FEW_LAYERS, (0, 1), True), (FEW_LAYERS, (0, 2), False), (MOE, (3,), True), (MOE, (0, 2), False)],
+)
 def test_no_mapping_beats_the_bound(shape: ModelShape, near: tuple[int, ...], trunk: bool) -> None:
     network = two_sites(near, trunk=trunk)
     machine = replace(machine_with(8, domain_size=2, devices_per_host=2), network=network)
