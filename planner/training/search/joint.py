@@ -194,8 +194,9 @@ class _Joint:
         rest = min(rest, bounding.bound if bounding.bound is not None and bounding.gap else rest)
         with self.budget.keeping():
             self._map_all(on_progress)
-        if not self.placed:
-            self._map([scored.config for scored in self.search.best[: self.mapped]], QUICK_STEPS)
+        if not self.placed:  # the first one is mapped even where nothing is left of the budget
+            with self.budget.keeping():
+                self._map([scored.config for scored in self.search.best[: self.mapped]], QUICK_STEPS)
         ranked = self._ranked()
         if not ranked and self.budget.stopped:
             self.budget.nothing_found("plan")
