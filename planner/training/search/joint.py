@@ -42,6 +42,7 @@ from meshplan.planner.training.search.rank_placement import (
     usable_order,
 )
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, order_of
+from meshplan.planner.training.search.slow_cut import CutBound
 from meshplan.planner.training.search.ties import settle_ties
 
 SOLVER_NAME = "enumeration with bounds + rank mapping"
@@ -184,6 +185,7 @@ class _Joint:
         self.searched: set[tuple[int, ...]] = set()
         self.budget = budget
         self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP))
+        self.search.raised = CutBound(self.under_best_links).least_step_s
 
     def run(self, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -195,8 +197,9 @@ class _Joint:
         rest = min(rest, bounding.bound if bounding.bound is not None and bounding.gap else rest)
         with self.budget.keeping():
             self._map_all(on_progress)
-        if not self.placed:
-            self._map([scored.config for scored in self.search.best[: self.mapped]], QUICK_STEPS)
+        if not self.placed:  # the first one is mapped even where nothing is left of the budget
+            with self.budget.keeping():
+                self._map([scored.config for scored in self.search.best[: self.mapped]], QUICK_STEPS)
         ranked = self._ranked()
         if not ranked and self.budget.stopped:
             self.budget.nothing_found("plan")
@@ -223,7 +226,10 @@ class _Joint:
     ) -> JointResult:
         best = ranked[0]
         bounds = [rest, *(value for config, value in least.items() if config not in self.placed)]
-        bounds += [self._objective(item.placement.bound_s, item.scored.config) for item in self.placed.values()]
+        bounds += [
+            max(self._objective(item.placement.bound_s, config), least.get(config, rest))
+            for config, item in self.placed.items()
+        ]
         bound = min(best.scored.objective, *bounds)
         self.search.best = [item.scored for item in ranked[: self.keep]]
         solution = Solution(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from core_cases import DENSE, MOE, problem_of
 
+from meshplan.catalogs.errors import SpecError
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.infeasible import explain_infeasible
 from meshplan.planner.training.pinned import fixed_config

@@ -11,6 +11,7 @@ from core_cases import DENSE, machine_with, problem_of
 
 from meshplan.planner.cluster.network import Network, Trunk
 from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.solution import Progress
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.joint import placed_problem, search_plans
@@ -93,3 +94,19 @@ def test_the_limit_on_a_step_holds_under_the_mapping() -> None:
     problem = problem_on(network, limits={"max_step_s": best * 1.01})
     assert search_plans(problem).solution.objective == pytest.approx(best)
     assert search_plans(problem_on(network, limits={"max_step_s": best * 0.5})).solution.assignment is None
+
+
+def test_a_budget_that_ends_with_the_degrees_still_maps_one() -> None:
+    rates = np.random.default_rng(0).choice([50e9, 10e9, 1e9], (4, 4))
+    budget = Budget()
+
+    def interrupt(_: Progress) -> None:
+        budget.interrupt()
+
+    fixed = {"micro_batch_size": 1, "activation_recompute": "none", "zero_stage": 1}
+    found = search_plans(problem_on(network_of(rates), fixed=fixed), budget=budget, on_progress=interrupt)
+    assert found.placement is not None
+    assert found.solution.stopped == "Ctrl-C"
+    assert found.solution.bound is not None
+    assert found.solution.objective is not None
+    assert found.solution.bound <= found.solution.objective
