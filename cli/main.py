@@ -102,7 +102,7 @@ class LazyGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
-            _complain("interrupted")
+            _complain(f"interrupted: {interrupt}" if str(interrupt) else "interrupted")
             raise typer.Exit(EXIT_INTERRUPTED) from interrupt
 
 

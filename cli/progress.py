@@ -1,10 +1,12 @@
-"""One line on stderr with the state of a long search: incumbent, bound, what is being done.
+"""The state of a long search on stderr: incumbent, bound, gap, what is being done.
 
-Nothing is written unless stderr is a terminal and the work has taken :data:`QUIET_S`; the line is wiped at the end.
+On a terminal one line that is rewritten and wiped at the end, once the work has taken :data:`QUIET_S`; elsewhere, in a
+log, a line every :data:`LOG_EVERY_S`.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -16,46 +18,52 @@ if TYPE_CHECKING:
 
 QUIET_S = 0.5
 REFRESH_S = 0.1
+LOG_EVERY_S = 10.0
 _WIPE = "\r\x1b[K"
 _MAX_LINE = 79
 
 
 def progress_text(progress: Progress, elapsed_s: float) -> str:
-    """One line: current activity, incumbent, bound."""
-    parts = [progress.note]
-    if progress.incumbent is not None:
-        parts.append(f"best {progress.incumbent:.6g}")
-    if progress.bound is not None:
-        parts.append(f"bound {progress.bound:.6g}")
-    parts.append(f"{elapsed_s:.0f} s, Ctrl-C keeps the best")
-    return " · ".join(part for part in parts if part)[:_MAX_LINE]
+    """One line: time, incumbent, bound and gap in the plan's units, current activity."""
+    best, bound = progress.incumbent, progress.bound
+    unit = f" {progress.unit}" if progress.unit else ""
+    parts = [f"{elapsed_s:.0f} s"]
+    if best is not None and math.isfinite(best):
+        parts.append(f"best {best:.5g}{unit}")
+    else:
+        parts.append("nothing found yet")
+    if bound is not None and math.isfinite(bound):
+        parts.append(f"bound {bound:.5g}{unit}")
+        if best is not None and math.isfinite(best) and best:
+            parts.append(f"gap {abs(best - bound) / abs(best):.1%}")
+    return " · ".join([*parts, progress.note])
 
 
 @contextmanager
-def progress_line(stream: TextIO | None = None) -> Iterator[OnProgress | None]:
-    """Yield the callback for a solver; None where stderr is no terminal.
+def progress_line(stream: TextIO | None = None) -> Iterator[OnProgress]:
+    """Yield the callback for a solver.
 
     Args:
         stream: where to write; stderr where None.
     """
     shown = sys.stderr if stream is None else stream
-    if not shown.isatty():
-        yield None
-        return
+    is_terminal = shown.isatty()
     started = time.monotonic()
-    last = started + QUIET_S - REFRESH_S
+    first, every = (QUIET_S, REFRESH_S) if is_terminal else (LOG_EVERY_S, LOG_EVERY_S)
+    last = started + first - every
 
     def show(progress: Progress) -> None:
         nonlocal last
         now = time.monotonic()
-        if now - last >= REFRESH_S:
+        if now - last >= every:
             last = now
-            shown.write(_WIPE + progress_text(progress, now - started))
+            text = progress_text(progress, now - started)
+            shown.write(_WIPE + text[:_MAX_LINE] if is_terminal else f"meshplan: {text}\n")
             shown.flush()
 
     try:
         yield show
     finally:
-        if last >= started + QUIET_S:
+        if is_terminal and last >= started + QUIET_S:
             shown.write(_WIPE)
             shown.flush()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
+from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.documents import read_spec_file
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Question, certifier, kind_of, offered
@@ -48,6 +49,7 @@ def make_plan(
     seed: int = 0,
     top: int = DEFAULT_TOP,
     time_limit_s: float | None = None,
+    memory_limit_bytes: float | None = DEFAULT_MEMORY_BYTES,
     on_progress: OnProgress | None = None,
     certify: bool = False,
 ) -> Plan:
@@ -60,6 +62,7 @@ def make_plan(
         seed: where pseudo-random choices start from.
         top: candidates to keep in the plan's table.
         time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
+        memory_limit_bytes: memory of the process from which on the same happens; None for no limit.
         on_progress: called with incumbent and bound now and then.
         certify: answer the question again by a second, independent way, and put what it says into the plan's
             ``certificate``. Ctrl-C during this keeps the plan.
@@ -78,20 +81,20 @@ def make_plan(
         base=folder,
         seed=seed,
         top=top,
-        time_limit_s=time_limit_s,
+        budget=Budget(time_limit_s, memory_limit_bytes),
         on_progress=on_progress,
     )
     kind = kind_of(document)
     second_way = certifier(kind) if certify else None
-    made = cast("Plan", kind.offers("plan")(question))
-    return made if second_way is None else _certified(made, question, second_way)
+    with question.budget.listening():
+        made = cast("Plan", kind.offers("plan")(question))
+        return made if second_way is None else _certified(made, question, second_way)
 
 
 def _certified(made: Plan, question: Question, second_way: Callable[[Question, Plan], Certificate]) -> Plan:
-    try:
+    certificate = Certificate(method="none", covers="interrupted", checks=())
+    with question.budget.keeping():
         certificate = second_way(question, made)
-    except KeyboardInterrupt:
-        certificate = Certificate(method="none", covers="interrupted", checks=())
     return replace(made, certificate=certificate.to_document())
 
 

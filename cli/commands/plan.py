@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE, EXIT_SOLVER
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, EXIT_SOLVER, MeshplanError
+from meshplan.catalogs.units import Dimension, parse_quantity
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SeedOption, SpecArgument
 from meshplan.cli.render import Format
@@ -27,6 +28,16 @@ def _finite(value: float | None) -> float | None:
     return value
 
 
+def _size(text: str) -> str:
+    try:
+        size = parse_quantity(text, Dimension.BYTES)
+    except (ValueError, MeshplanError) as error:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory such as '2 GiB'") from error
+    if not size > 0:
+        raise typer.BadParameter(f"{text!r} is not an amount of memory above 0")
+    return text
+
+
 @app.command()
 def plan(
     spec: SpecArgument,
@@ -41,6 +52,15 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    memory_limit: Annotated[
+        str,
+        typer.Option(
+            "--memory-limit",
+            metavar="SIZE",
+            callback=_size,
+            help="Memory of the process, as in '2 GiB', from which on the same happens.",
+        ),
+    ] = "2 GiB",
     seed: SeedOption = 0,
     certify: Annotated[
         bool, typer.Option("--certify", help="Check the answer again by a second, independent way.")
@@ -76,6 +96,7 @@ def plan(
             seed=seed,
             top=top,
             time_limit_s=time_limit,
+            memory_limit_bytes=parse_quantity(memory_limit, Dimension.BYTES),
             on_progress=on_progress,
             certify=certify,
         )

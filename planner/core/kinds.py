@@ -26,11 +26,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, closest_names, did_you_mean
+from meshplan.planner.core.budget import Budget
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -50,7 +51,7 @@ class Question:
         base: folder against which paths in the spec are resolved.
         seed: where pseudo-random choices start from.
         top: candidates to keep in the plan's table.
-        time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
+        budget: time and memory for the whole answer; when they are spent, the best so far is returned with its gap.
         on_progress: called with incumbent and bound now and then.
     """
 
@@ -59,7 +60,7 @@ class Question:
     base: Path = Path()
     seed: int = 0
     top: int = DEFAULT_TOP
-    time_limit_s: float | None = None
+    budget: Budget = field(default_factory=Budget)
     on_progress: OnProgress | None = None
 
 

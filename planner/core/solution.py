@@ -35,6 +35,7 @@ class Solution(Generic[AssignmentT]):
         cpu_s: processor seconds, imports excluded. No digest covers it.
         solver: which method found the assignment.
         seed: what the pseudo-random choices started from.
+        stopped: why the search ended before it was done (a limit, Ctrl-C); empty where it was done.
     """
 
     status: Status
@@ -46,6 +47,7 @@ class Solution(Generic[AssignmentT]):
     cpu_s: float
     solver: str
     seed: int = 0
+    stopped: str = ""
 
 
 def relative_gap(objective: float, bound: float) -> float:
@@ -74,11 +76,13 @@ class Progress:
         incumbent: best objective so far; None while there is none.
         bound: best bound so far; None while there is none.
         note: current activity, in short.
+        unit: of incumbent and bound, as in :data:`meshplan.catalogs.units`; empty for a number without one.
     """
 
     incumbent: float | None
     bound: float | None
     note: str
+    unit: str = ""
 
 
 OnProgress = Callable[[Progress], None]
@@ -86,7 +90,7 @@ OnProgress = Callable[[Progress], None]
 
 def solution_document(solution: Solution[Any], seed: int) -> dict[str, Any]:
     """The solver's report as plain JSON."""
-    return {
+    document = {
         "status": solution.status.value,
         "objective": solution.objective,
         "bound": solution.bound,
@@ -96,3 +100,4 @@ def solution_document(solution: Solution[Any], seed: int) -> dict[str, Any]:
         "solver": solution.solver,
         "seed": seed,
     }
+    return {**document, "stopped": solution.stopped} if solution.stopped else document

@@ -24,10 +24,10 @@ def answer_plan(
     Args:
         question: how it was asked.
         problem: the instance, read.
-        solve: (problem, seed, time_limit_s, on_progress) → solution.
+        solve: (problem, seed, budget, on_progress) → solution.
         answer: (problem, solution) → the answer as plain JSON, in the format of the kind's README.
     """
-    solution = solve(problem, seed=question.seed, time_limit_s=question.time_limit_s, on_progress=question.on_progress)
+    solution = solve(problem, seed=question.seed, budget=question.budget, on_progress=question.on_progress)
     return Plan(
         **plan_identity(question.document, {}),
         config={},

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshplan.planner.core.arrays import FloatArray
-from meshplan.planner.core.solution import OnProgress, Progress, Solution
+from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status
 from meshplan.planner.gpu_allocation.capacity import Offering, Replica, capacities, offerings, replicas
 from meshplan.planner.gpu_allocation.nodes.problem import FleetAllocation, FleetProblem, Scenario, ScenarioPolicy
 from meshplan.planner.gpu_allocation.nodes.solve import solve_fleet
@@ -143,12 +144,15 @@ def _scenarios(question: AllocationQuestion) -> tuple[Scenario, ...]:
     )
 
 
-def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgress | None = None) -> Searched:
+def search_allocation(
+    compiled: Compiled, *, seed: int = 0, budget: Budget | None = None, on_progress: OnProgress | None = None
+) -> Searched:
     """Plan, replay, add a capacity margin where an SLO is violated, and plan again until all are met.
 
     Args:
         compiled: the question.
         seed: random seed of the simulated requests.
+        budget: once it is spent, the fleet of the last round is the answer.
         on_progress: called after every round.
     """
     headroom: dict[int, float] = {}
@@ -169,6 +173,9 @@ def search_allocation(compiled: Compiled, *, seed: int = 0, on_progress: OnProgr
         tightened = _tightened(current, replays, headroom)
         if not tightened:
             return best
+        if budget is not None and budget.stopped:
+            stopped = replace(solution, status=Status.FEASIBLE, stopped=budget.stopped)
+            return replace(best, solution=stopped)
         headroom |= tightened
         problem = with_headroom(compiled.problem, headroom)
     if best is None:

@@ -53,7 +53,7 @@ def certify(question: Question, made: Plan) -> Certificate:
 def _plan_market(question: Question) -> Plan:
     asked = _resolved(question.document, question.catalog, question.base)
     compiled = compile_question(asked)
-    searched = search_allocation(compiled, seed=question.seed, on_progress=question.on_progress)
+    searched = search_allocation(compiled, seed=question.seed, budget=question.budget, on_progress=question.on_progress)
     report = solution_document(searched.solution, question.seed)
     common = {
         **_identity(question.document, asked),

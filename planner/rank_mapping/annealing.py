@@ -14,13 +14,13 @@ rejects one proposal. Work is counted in steps, never in seconds, so that one se
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable
 from typing import Protocol, TypeVar
 
 import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 
 CLOCK_CHECK_STEPS = 32
 TINY = 1e-300  # keeps logarithms finite, and differences of rounded sums positive before a root is taken
@@ -78,7 +78,7 @@ def anneal(
     steps: int,
     start_s: float,
     ratio: float,
-    deadline_s: float | None = None,
+    budget: Budget | None = None,
 ) -> Best:
     """The best solution of every chain.
 
@@ -89,11 +89,11 @@ def anneal(
         steps: moves of every chain.
         start_s: first temperature, in units of the energy.
         ratio: last temperature / first temperature.
-        deadline_s: value of ``time.monotonic()`` after which to stop; None for the whole work.
+        budget: once it is spent the search stops; None for the whole work.
     """
     best = Best(chains)
     for step, move in zip(range(steps), moves, strict=False):
-        if deadline_s is not None and step % CLOCK_CHECK_STEPS == 0 and time.monotonic() > deadline_s:
+        if budget is not None and step % CLOCK_CHECK_STEPS == 0 and budget.stopped:
             break
         chains.prepare(step, best)
         move(chains, start_s * ratio ** (step / steps) * chains.temperature_factor, rng)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.rank_mapping.annealing import Best, anneal
 from meshplan.planner.rank_mapping.moves import available_moves
 from meshplan.planner.rank_mapping.objective import LinkCosts, best_rings
@@ -114,7 +115,7 @@ def search(
     seed: int,
     steps: int,
     ring_scale_s: float,
-    deadline_s: float | None = None,
+    budget: Budget | None = None,
     on_improvement: Callable[[float], None] | None = None,
 ) -> Found:
     """The best mapping found in ``steps`` steps.
@@ -124,7 +125,7 @@ def search(
         seed: seed of the pseudo-random choices.
         steps: moves looked for in every chain.
         ring_scale_s: a ring time near the best one (see :class:`MappingStates`).
-        deadline_s: value of ``time.monotonic()`` after which to stop; None for the whole work.
+        budget: once it is spent the search stops; None for the whole work.
         on_improvement: called with the best objective at every resampling that improved it.
     """
     rng = np.random.default_rng(seed)
@@ -140,7 +141,7 @@ def search(
         steps=steps,
         start_s=float(chains.energy_s.min()) * (START_TEMPERATURE * colder),
         ratio=END_TEMPERATURE / START_TEMPERATURE,
-        deadline_s=deadline_s,
+        budget=budget,
     )
     return _with_best_rings(costs, best)
 

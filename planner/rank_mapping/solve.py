@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.rank_mapping.bound import LowerBound, lower_bound
 from meshplan.planner.rank_mapping.exact.search import improve_exactly
@@ -81,7 +82,7 @@ def solve(
     problem: RankMappingProblem,
     *,
     seed: int = 0,
-    time_limit_s: float | None = None,
+    budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> Solution[RankMapping]:
     """The best mapping found, with a proven lower bound.
@@ -89,11 +90,11 @@ def solve(
     Args:
         problem: the instance.
         seed: seed of the search. The same seed gives the same answer unless the time limit is reached.
-        time_limit_s: wall seconds after which the search stops with what it has; None for the default work.
+        budget: once it is spent the search stops with what it has; None for the default work.
         on_progress: called with incumbent and bound during the search.
     """
     wall, cpu = time.monotonic(), time.process_time()
-    deadline = None if time_limit_s is None else wall + time_limit_s
+    budget = budget or Budget()
     report = _ProgressReporter(on_progress)
     costs = LinkCosts.of(problem)
     bound = lower_bound(costs)
@@ -102,9 +103,9 @@ def solve(
     rings = best_rings(costs.ring_s, lines)
     objective, bound_s, solver = costs.objective_s(lines, rings), bound.total_s, "identity"
     if status_of(objective, bound_s) is not Status.OPTIMAL:
-        lines, rings, objective = _searched(costs, lines, rings, bound, seed, deadline, report)
+        lines, rings, objective = _searched(costs, lines, rings, bound, seed, budget, report)
         solver = SOLVER
-    may_prove = costs.num_nodes <= MAX_EXACT_NODES and (deadline is None or time.monotonic() < deadline)
+    may_prove = costs.num_nodes <= MAX_EXACT_NODES and not budget.stopped
     if may_prove and status_of(objective, bound_s) is not Status.OPTIMAL:
         exact = improve_exactly(costs, bound_s=bound_s, pipeline_bound_s=bound.pipeline_s, incumbent_s=objective)
         bound_s, solver = exact.bound_s, SOLVER_EXACT
@@ -125,6 +126,7 @@ def solve(
         cpu_s=time.process_time() - cpu,
         solver=solver,
         seed=seed,
+        stopped=budget.stopped,
     )
 
 
@@ -134,7 +136,7 @@ def _searched(
     rings: IntArray,
     bound: LowerBound,
     seed: int,
-    deadline: float | None,
+    budget: Budget,
     report: Callable[[float | None, float, str], None],
 ) -> tuple[IntArray, IntArray, float]:
     """Lines, rings and objective of the best of annealing and the given mapping, with exact rings where affordable."""
@@ -143,7 +145,7 @@ def _searched(
         seed=seed,
         steps=default_steps(costs.num_nodes),
         ring_scale_s=bound.ring_s,
-        deadline_s=deadline,
+        budget=budget,
         on_improvement=lambda best: report(best, bound.total_s, "annealing"),
     )
     candidates = [(lines, rings), (found.lines, found.rings), (found.lines, best_rings(costs.ring_s, found.rings))]

@@ -39,7 +39,7 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
     """
     resolved = _resolved(question.document, question.catalog, question.base, shape)
     solution, search = search_serving(
-        resolved.problem, seed=question.seed, time_limit_s=question.time_limit_s, on_progress=question.on_progress
+        resolved.problem, seed=question.seed, budget=question.budget, on_progress=question.on_progress
     )
     report = {**solution_document(solution, question.seed), "num_candidates": search.num_candidates}
     report["num_simulated"] = len(search.simulated)

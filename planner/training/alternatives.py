@@ -6,14 +6,16 @@ comparison is with that choice at its best, not with the chosen plan bent.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
+from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.degrees import Space, search_degrees
 from meshplan.planner.training.search.joint import placed_problem, search_plans
 from meshplan.planner.training.search.report import LIMITS, SearchReport
 
@@ -59,41 +61,62 @@ def well_known(problem: TrainingProblem) -> dict[str, Choices]:
     return choices
 
 
-def alternatives(problem: TrainingProblem, chosen: Priced, *, time_limit_s: float | None = None) -> list[Alternative]:
+def alternatives(
+    problem: TrainingProblem, chosen: Priced, *, space: Space | None = None, budget: Budget | None = None
+) -> list[Alternative]:
     """Every well-known choice that the chosen plan did not make and the user did not pin.
 
     Args:
         problem: the question.
         chosen: its answer.
-        time_limit_s: seconds after which no other choice is looked at; None for all of them. Ctrl-C does the same: the
-            answer is there already.
+        space: what the search of the answer looked through; None to make it again.
+        budget: what is left of it after the answer. Once it is spent no other choice is looked at, after Ctrl-C none
+            either: the answer is there already.
     """
     found = []
-    start = time.perf_counter()
+    budget = budget or Budget()
     for name, choices in well_known(problem).items():
-        if time_limit_s is not None and time.perf_counter() - start >= time_limit_s:
+        if budget.stopped:
             break
         has_it = all(getattr(chosen.config, key) == value for key, value in choices.items())
         decided = {*problem.fixed, *(["pipeline_parallel"] if "layers_per_chunk" in problem.fixed else [])}
         pinned = any(key in decided for key in choices)
         if has_it or pinned:
             continue
-        try:
-            found.append(instead(problem, chosen, choices, name=name))
-        except KeyboardInterrupt:
-            break
+        with budget.keeping(), suppress(SolverError):
+            other = instead(problem, chosen, choices, name=name, space=space, budget=budget)
+            if not budget.stopped:
+                found.append(other)
     return found
 
 
-def instead(problem: TrainingProblem, chosen: Priced | None, choices: Choices, *, name: str = "") -> Alternative:
-    """The best plan with ``choices`` pinned, compared with the chosen one."""
+def instead(
+    problem: TrainingProblem,
+    chosen: Priced | None,
+    choices: Choices,
+    *,
+    name: str = "",
+    space: Space | None = None,
+    budget: Budget | None = None,
+) -> Alternative:
+    """The best plan with ``choices`` pinned, compared with the chosen one.
+
+    Args:
+        problem: the question.
+        chosen: its answer; None where there is none to compare with.
+        choices: choice → value.
+        name: what the choice is called; its values where empty.
+        space: what the search of the answer looked through; None to make it again.
+        budget: what the search may spend.
+    """
     label = name or ", ".join(f"{key}={value}" for key, value in choices.items())
     pinned = problem.with_fixed({**problem.fixed, **choices})
     if problem.machine.network_model is None:
-        solution, search = search_degrees(pinned, keep=1)
+        part = None if space is None else space.pinned(pinned, choices)
+        solution, search = search_degrees(pinned, keep=1, space=part, budget=budget)
         report, config = search.report, None if solution.assignment is None else solution.assignment.config
     else:
-        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES)
+        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, budget=budget)
         report = found.search.report
         config = None if found.solution.assignment is None else found.solution.assignment.config
         if found.placement is not None:

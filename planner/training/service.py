@@ -91,7 +91,7 @@ def plan(question: Question) -> Plan:
         seed=question.seed,
         keep=max(KEEP, 2 * question.top),  # equals that differ in a label only are shown once
         order=requested_order(problem, resolved.mapping),
-        time_limit_s=question.time_limit_s,
+        budget=question.budget,
         on_progress=question.on_progress,
     )
     solution, search = found.solution, found.search.report
@@ -103,8 +103,8 @@ def plan(question: Question) -> Plan:
     problem = placed(problem, found.placement)
     chosen = price(problem, solution.assignment.config)
     rows = runner_up_rows(found.best, top=question.top)
-    left_s = None if question.time_limit_s is None else question.time_limit_s - solution.wall_s
-    rows += alternative_rows(chosen, alternatives(problem, chosen, time_limit_s=left_s))
+    space = found.search.space if problem.machine.network_model is None else None
+    rows += alternative_rows(chosen, alternatives(problem, chosen, space=space, budget=question.budget))
     resolved = replace(resolved, problem=problem)
     return make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
 

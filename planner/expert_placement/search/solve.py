@@ -20,6 +20,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.expert_placement.problem.objectives import (
     Objective,
@@ -65,7 +66,7 @@ def solve(
     problem: ExpertPlacementProblem,
     *,
     seed: int = 0,
-    time_limit_s: float | None = None,
+    budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> Solution[Placement]:
     """Place the experts.
@@ -76,17 +77,17 @@ def solve(
     Args:
         problem: the question.
         seed: random seed.
-        time_limit_s: wall-clock limit; None leaves it to the fixed amount of work (well below a second for 58 layers of
-            256 experts on 64 devices).
+        budget: once it is spent the search stops; None leaves it to the fixed amount of work (well below a second for
+            58 layers of 256 experts on 64 devices).
         on_progress: called at the end.
 
     Raises:
         SolverError: no placement meets ``min_balancedness``, though the bound does not rule one out.
     """
     wall, cpu = time.perf_counter(), time.process_time()
-    deadline = None if time_limit_s is None else wall + time_limit_s
+    budget = budget or Budget()
     work = default_work(len(problem.load_cases), problem.num_layers, problem.num_slots, problem.slots_per_device)
-    effort = Effort(work=work, deadline=deadline)
+    effort = Effort(work=work, budget=budget)
     found = _with_nodes(problem, _SOLVERS[problem.objective](problem, effort, seed))
     objective = None if found.placement is None else objective_of(problem, found.placement)
     bound = found.bound
@@ -105,6 +106,7 @@ def solve(
         cpu_s=time.process_time() - cpu,
         solver=found.solver,
         seed=seed,
+        stopped=budget.stopped,
     )
 
 

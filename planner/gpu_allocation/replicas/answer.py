@@ -13,7 +13,7 @@ from meshplan.planner.core.solution import Solution, relative_gap
 from meshplan.planner.gpu_allocation.replicas.infeasible import explain, impossible
 from meshplan.planner.gpu_allocation.replicas.instance import Instance, instance_of
 from meshplan.planner.gpu_allocation.replicas.problem import Allocation, GpuAllocationProblem
-from meshplan.planner.gpu_allocation.replicas.search import Budget, cheapest_fleet, round_up
+from meshplan.planner.gpu_allocation.replicas.search import WorkBudget, cheapest_fleet, round_up
 
 # Work spent on the cost without each type; enough for a proof at the sizes where it is computed.
 _WHAT_IF_WORK_S = 0.3
@@ -75,7 +75,7 @@ def _without_each(
     """What the best fleet costs without each of the types in use."""
     if not instance.narrow:
         return {}
-    budget = Budget(work_s=_WHAT_IF_WORK_S, deadline_s=math.inf)
+    budget = WorkBudget(work_s=_WHAT_IF_WORK_S, deadline_s=math.inf)
     results: dict[str, dict[str, Any]] = {}
     for g, (gpu_type, count) in enumerate(zip(problem.gpu_types, allocation.counts, strict=True)):
         if not count:

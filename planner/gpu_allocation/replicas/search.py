@@ -23,11 +23,12 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.gpu_allocation.replicas.cuts import sharpen
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
@@ -76,27 +77,29 @@ class Fleet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class WorkBudget:
     """When to stop short of a proof.
 
     Args:
         work_s: estimated processor seconds, the same on every machine and run; ∞ for none.
         deadline_s: value of ``time.monotonic()``; ∞ for none.
+        question: budget of the whole answer.
     """
 
     work_s: float
     deadline_s: float
+    question: Budget = field(default_factory=Budget)
 
-    def part(self, share: float) -> Budget:
+    def part(self, share: float) -> WorkBudget:
         """The first part of the budget."""
         deadline = self.deadline_s
         if math.isfinite(deadline):
             deadline = time.monotonic() + share * (deadline - time.monotonic())
-        return Budget(work_s=share * self.work_s, deadline_s=deadline)
+        return WorkBudget(work_s=share * self.work_s, deadline_s=deadline, question=self.question)
 
     def spent(self, work_s: float) -> bool:
         """Whether to stop."""
-        return work_s >= self.work_s or time.monotonic() >= self.deadline_s
+        return work_s >= self.work_s or time.monotonic() >= self.deadline_s or bool(self.question.stopped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class FleetSearch:
         on_progress: called when the incumbent improves.
     """
 
-    def __init__(self, instance: Instance, budget: Budget, on_progress: OnProgress | None = None) -> None:
+    def __init__(self, instance: Instance, budget: WorkBudget, on_progress: OnProgress | None = None) -> None:
         self._instance = instance
         self._load, self._price, self._utilization = instance.load, instance.price, instance.utilization
         self._most, self._spare, self._budget = instance.most, instance.spare, budget
@@ -154,7 +157,7 @@ class FleetSearch:
         self._least_whole = math.inf
         self._prices = start
 
-    def sharpened(self, fleet: Fleet, budget: Budget) -> Fleet:
+    def sharpened(self, fleet: Fleet, budget: WorkBudget) -> Fleet:
         """The fleet and bound after integer programs over the cuts have improved both, within the whole budget."""
         if fleet.usable is None or fleet.bound >= fleet.cost * (1.0 - _CLOSE):
             return fleet
@@ -363,7 +366,7 @@ class FleetSearch:
             current = self._relax(*choices[0], goal=False) or self._relax(*choices[1], goal=False)
 
 
-def cheapest_fleet(instance: Instance, budget: Budget, on_progress: OnProgress | None = None) -> Fleet | None:
+def cheapest_fleet(instance: Instance, budget: WorkBudget, on_progress: OnProgress | None = None) -> Fleet | None:
     """The best fleet within a budget; None when no fleet carries the load.
 
     Every bucket must have a type with usable replicas that can serve it.

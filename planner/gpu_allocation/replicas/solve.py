@@ -33,13 +33,14 @@ import numpy as np
 
 from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.gpu_allocation.replicas.answer import answer
 from meshplan.planner.gpu_allocation.replicas.infeasible import impossible
 from meshplan.planner.gpu_allocation.replicas.instance import Instance, instance_of
 from meshplan.planner.gpu_allocation.replicas.problem import Allocation, GpuAllocationProblem
 from meshplan.planner.gpu_allocation.replicas.relaxation import WHOLE, Balance, balance
-from meshplan.planner.gpu_allocation.replicas.search import Budget, cheapest_fleet
+from meshplan.planner.gpu_allocation.replicas.search import WorkBudget, cheapest_fleet
 
 __all__ = ["answer", "solve"]
 
@@ -55,7 +56,7 @@ def solve(
     problem: GpuAllocationProblem,
     *,
     seed: int = 0,
-    time_limit_s: float | None = None,
+    budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> Solution[Allocation]:
     """Find the cheapest fleet and a routing that fits it.
@@ -63,8 +64,9 @@ def solve(
     Args:
         problem: the question.
         seed: recorded only; nothing here is random.
-        time_limit_s: elapsed seconds after which the best fleet so far is returned with its gap; None stops after a
-            fixed amount of work (1 to 2 s for 32 types and 1600 buckets), which gives the same answer on every run.
+        budget: once it is spent the best fleet so far is returned with its gap; without a time limit the search stops
+            after a fixed amount of work (1 to 2 s for 32 types and 1600 buckets), which gives the same answer on every
+            run.
         on_progress: called when a better fleet is found.
 
     Raises:
@@ -73,11 +75,15 @@ def solve(
     importlib.import_module("ortools.linear_solver.pywraplp")  # before the clocks start
     started, cpu_started = time.monotonic(), time.process_time()
     instance = instance_of(problem)
-    if time_limit_s is None:
-        budget = Budget(work_s=DEFAULT_WORK_NARROW_S if instance.narrow else DEFAULT_WORK_WIDE_S, deadline_s=math.inf)
-    else:
-        budget = Budget(work_s=math.inf, deadline_s=started + time_limit_s)
-    fleet = None if impossible(instance) else cheapest_fleet(instance, budget, on_progress)
+    budget = budget or Budget()
+    left_s = budget.left_s()
+    work_s = DEFAULT_WORK_NARROW_S if instance.narrow else DEFAULT_WORK_WIDE_S
+    allowed = WorkBudget(
+        work_s=work_s if left_s is None else math.inf,
+        deadline_s=math.inf if left_s is None else time.monotonic() + left_s,
+        question=budget,
+    )
+    fleet = None if impossible(instance) else cheapest_fleet(instance, allowed, on_progress)
     allocation = None
     cost = bound = gap = None
     status = Status.INFEASIBLE
@@ -97,6 +103,7 @@ def solve(
         cpu_s=time.process_time() - cpu_started,
         solver=SOLVER,
         seed=seed,
+        stopped=budget.stopped,
     )
 
 

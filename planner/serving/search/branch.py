@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.candidates import INFINITE, Candidate, rechunked, score_of
@@ -53,7 +53,7 @@ class Branch:
         problem: the question.
         candidates: deployments with their bounds.
         seed: for drawing the requests.
-        deadline: a time of ``time.perf_counter()``, s; None for none.
+        budget: once it is spent, what was simulated is the answer; None for no limit.
         on_progress: called after every simulation.
     """
 
@@ -63,10 +63,10 @@ class Branch:
         candidates: Iterable[Candidate],
         *,
         seed: int = 0,
-        deadline: float | None = None,
+        budget: Budget | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
-        self.problem, self.seed, self.deadline, self.on_progress = problem, seed, deadline, on_progress
+        self.problem, self.seed, self.budget, self.on_progress = problem, seed, budget or Budget(), on_progress
         self.order = itertools.count()
         self.left: list[tuple[float, int, Candidate, HighestRate | None]] = []
         for candidate in candidates:
@@ -81,7 +81,7 @@ class Branch:
         while self.left:
             bound, _, candidate, search = heapq.heappop(self.left)
             proven = self.incumbent <= bound * (1.0 + NOISE)
-            is_late = self.deadline is not None and time.perf_counter() > self.deadline
+            is_late = bool(self.budget.stopped)
             if search is not None:
                 if proven or is_late:
                     self._end(candidate, search.judged())

@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import ServingProblem
@@ -52,7 +53,7 @@ def search_serving(
     problem: ServingProblem,
     *,
     seed: int = 0,
-    time_limit_s: float | None = None,
+    budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Solution[Simulated], ServingReport]:
     """Find the best deployment; see the module's text."""
@@ -63,8 +64,7 @@ def search_serving(
     candidates += disaggregated(problem, prefill, decode)
     candidates = _within_limits(problem, candidates, rejected)
     candidates.sort(key=lambda one: (one.score, one.config.num_devices, _complexity(one), one.tpot_s))
-    deadline = None if time_limit_s is None else start_wall + time_limit_s
-    simulated, bound = Branch(problem, candidates, seed=seed, deadline=deadline, on_progress=on_progress).run()
+    simulated, bound = Branch(problem, candidates, seed=seed, budget=budget, on_progress=on_progress).run()
     simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
     _simplest_first(simulated)
     report = ServingReport(
@@ -74,6 +74,8 @@ def search_serving(
         mixed=tuple(mixed),
     )
     best = simulated[0] if simulated and simulated[0].score < float("inf") else None
+    if best is None and budget is not None and budget.stopped:
+        budget.nothing_found("deployment that meets every SLO")
     objective = None if best is None else best.score
     if objective is not None:  # within the sampling noise of the best counts as equal
         bound = min(bound, objective)
@@ -87,6 +89,7 @@ def search_serving(
         cpu_s=time.process_time() - start_cpu,
         solver="closed-form bounds, event-skipping simulation",
         seed=seed,
+        stopped="" if budget is None else budget.stopped,
     ), report
 
 

@@ -199,7 +199,7 @@ class TrainingModel:
         parts["data-parallel communication"] = self._data_parallel.fully_sharded_s(stage, busy)
         return parts
 
-    def _neighbour_messages_s(self) -> FloatArray:
+    def neighbour_messages_s(self) -> FloatArray:
         """Exposed stage-to-stage messages: activations forward, gradients backward, T·h elements (÷t when split).
 
         The pipeline fills over every boundary once; then each micro-batch waits for a boundary. Uneven links are
@@ -274,7 +274,7 @@ class TrainingModel:
         # The step ends with the stage that has the most left to do.
         data_parallel = np.maximum.reduce([row[0] for row in outside])
         optimizer = np.maximum.reduce([row[2] for row in outside])
-        messages = self._neighbour_messages_s()
+        messages = self.neighbour_messages_s()
         overhead = np.asarray(self.calibration.time.step_overhead_s)
         breakdown = self._breakdown(stage_parts, stage_s, slowest, pipeline)
         breakdown["stage-to-stage messages"] = messages

@@ -8,13 +8,12 @@ its worst rank.
 *Constraints.* M(c) ≤ device memory; n_c ≤ max_devices; the rules of the model and of the framework; limits on money,
 host memory and step time.
 
-*Bound.* No step can be shorter than its matrix products and attention at the full rate of all its devices,
-T(c) ≥ W/n_c with W from :func:`work_device_s`. Candidates are visited by devices, most first; those with f(W/n_c, n_c)
-no better than the K-th best incumbent are not priced. Nor are those that a sharper bound rules out one by one: full
-recompute repeats the forward pass, and p stages with m micro-batches leave T(c) ≥ W/n_c·(1 + β'(p − 1)/m) with β' from
-:func:`~meshplan.planner.training.pipeline.closed_forms.least_bubble`. What is left is priced completely, so the
-incumbent is optimal under the estimator and the gap is 0; a search that is cut short reports the best bound of what it
-did not visit.
+*Bound.* :class:`~meshplan.planner.training.search.cell_bounds.CellBounds` gives every template under every split a
+step that none of its candidates can beat. Splits are visited best bound first, and in each of them templates likewise,
+a portion at a time; the smallest bound of what is left is the bound of the answer whenever the search ends. It ends
+when that is no better than the K-th best incumbent, so that the incumbent is optimal under the estimator and the gap
+is 0. A candidate beyond the memory rules out those of its template that need no less
+(:func:`~meshplan.planner.training.search.memory_savers.leaders`).
 
 *Candidates beyond the memory* are tried with a block of recomputed layers and with offload, where the limits allow it
 (:mod:`~meshplan.planner.training.search.memory_savers`). The bound of the candidate itself holds for them too.
@@ -25,15 +24,18 @@ did not visit.
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import SECONDS_PER_HOUR
-from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
@@ -41,9 +43,17 @@ from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search import layer_mix
-from meshplan.planner.training.search.memory_savers import offloaded, takes_blocks, takes_blocks_only, with_blocks
+from meshplan.planner.training.search.cell_bounds import CellBounds
+from meshplan.planner.training.search.memory_savers import (
+    leaders,
+    offloaded,
+    takes_blocks,
+    takes_blocks_only,
+    with_blocks,
+)
 from meshplan.planner.training.search.objective import Objective
 from meshplan.planner.training.search.report import ScoredConfig, SearchReport, config_of, order_of
 from meshplan.planner.training.search.templates import (
@@ -59,9 +69,66 @@ from meshplan.planner.training.search.variants import variants
 KEEP = 24
 # Rows priced at once: small enough for the processor's cache and the memory limit, large enough to amortise NumPy.
 CHUNK_ROWS = 16_384
+# The same at least: fewer cost as much as these. And before there is an incumbent, when most may be in vain.
+LEAST_ROWS = 1024
+# Templates of a split are priced as far as their bound is within this relative distance of the next split's.
+LOOK_AHEAD = 0.01
 # Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
 TIE_RELATIVE = 1e-9
 SOLVER_NAME = "enumeration with bounds"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """What there is to search: templates, splits of the layers, and bounds of the ones under the others.
+
+    Args:
+        templates: all choices but the pipeline split.
+        splits: every pipeline split.
+        bounds: of the templates.
+    """
+
+    templates: Templates
+    splits: tuple[PipelineSplit, ...]
+    bounds: CellBounds
+
+    @classmethod
+    def of(cls, problem: TrainingProblem) -> Space:
+        """The space of a question."""
+        templates = make_templates(problem)
+        return cls(templates=templates, splits=tuple(pipeline_splits(problem)), bounds=CellBounds(problem, templates))
+
+    def pinned(self, problem: TrainingProblem, choices: Mapping[str, Any]) -> Space:
+        """The part of the space that has some choices.
+
+        Args:
+            problem: the question with these choices pinned.
+            choices: choice → value.
+        """
+        templates, rows = self.templates.pinned(problem, choices)
+        splits = tuple(
+            split
+            for split in self.splits
+            if all(getattr(split, one.split) == choices[one.name] for one in SPLIT if one.name in choices)
+        )
+        return Space(templates=templates, splits=splits, bounds=self.bounds.pinned(rows))
+
+
+@dataclass(order=True, kw_only=True)
+class _Portion:
+    """Templates of one split that are still to be visited.
+
+    Args:
+        least: no candidate among them has a better objective.
+        index: of the split.
+        rows: the templates.
+        bounds: the least objective of each, ascending; None where they were not ordered yet.
+    """
+
+    least: float
+    index: int
+    rows: IntArray = field(compare=False)
+    bounds: FloatArray | None = field(compare=False, default=None)
 
 
 class DegreeSearch:
@@ -70,12 +137,14 @@ class DegreeSearch:
     Args:
         problem: the question.
         keep: incumbents to keep.
+        space: what there is to search; None to make it.
     """
 
-    def __init__(self, problem: TrainingProblem, *, keep: int = KEEP) -> None:
+    def __init__(self, problem: TrainingProblem, *, keep: int = KEEP, space: Space | None = None) -> None:
         self.problem = problem
         self.keep = keep
-        self.report = SearchReport()
+        self.space = Space.of(problem) if space is None else space
+        self.report = SearchReport(illegal=self.space.templates.illegal)
         self.best: list[ScoredConfig] = []
         self.objective = Objective(problem)
 
@@ -103,66 +172,112 @@ class DegreeSearch:
 
     # --- search -----------------------------------------------------------------------------------------------------
 
-    def run(
-        self, *, time_limit_s: float | None = None, on_progress: OnProgress | None = None
-    ) -> Solution[ScoredConfig]:
-        """Visit every candidate; Ctrl-C or the time limit keeps the incumbent and its proven gap.
+    def run(self, budget: Budget | None = None, on_progress: OnProgress | None = None) -> Solution[ScoredConfig]:
+        """Visit every candidate; Ctrl-C and the budget's limits keep the incumbent and its proven gap.
 
         Raises:
-            SolverError: the time limit passed before any plan was found; nothing is proven then.
+            SolverError: a limit was exceeded before any plan was found; nothing is proven then.
+            KeyboardInterrupt: the same with Ctrl-C.
         """
+        budget = budget or Budget()
         wall, cpu = time.perf_counter(), time.process_time()
-        templates = make_templates(self.problem)
-        self.report.illegal = templates.illegal
-        splits = pipeline_splits(self.problem)
-        open_splits: list[PipelineSplit] = list(splits)
-        try:
-            while open_splits:
-                self._visit(open_splits[0], templates)
-                open_splits.pop(0)
+        queue: list[_Portion] = []
+        is_done = False
+        with budget.keeping():
+            self._queue_splits(queue)
+            while queue and queue[0].least <= self._limit:
+                self._visit(queue)
                 if on_progress is not None:
-                    on_progress(self._progress(len(splits) - len(open_splits), len(splits)))
-                if time_limit_s is not None and time.perf_counter() - wall > time_limit_s:
-                    break
-        except KeyboardInterrupt:
-            if not self.best:
-                raise
-        if open_splits and not self.best:
-            raise SolverError(
-                f"no plan found within the time limit of {time_limit_s} s, after {len(splits) - len(open_splits)} of "
-                f"{len(splits)} pipeline splits: allow more time"
-            )
-        return self._solution(open_splits, templates, wall, cpu)
+                    on_progress(self._progress(queue))
+                budget.check()
+            is_done = True
+        if is_done:
+            for portion in queue:
+                self._rule_out(self._count(portion.rows))
+            queue = []
+        elif not self.best:
+            budget.nothing_found("plan")
+        bound = min((portion.least for portion in queue), default=math.inf)
+        if not is_done and not queue:
+            bound = self._least_of_all()
+        return self._solution(bound, "" if is_done else budget.stopped, wall, cpu)
 
-    def _progress(self, done: int, total: int) -> Progress:
+    @property
+    def _limit(self) -> float:
+        """Largest bound with which a candidate can still be kept."""
+        return self.threshold * (1.0 + TIE_RELATIVE)
+
+    def _least_of_all(self) -> float:
+        """A bound before any split was looked at."""
+        return float(self.objective.bound(np.asarray(float(self.problem.limits.max_devices))))
+
+    def _queue_splits(self, queue: list[_Portion]) -> None:
+        """Every split with the templates that fit its share of the devices, by their least bound."""
+        least, most = self._device_range()
+        for index, split in enumerate(self.space.splits):
+            p = split.pipeline_parallel
+            fits = self.space.templates.between(1, self.problem.limits.max_devices / p)
+            window = self.space.templates.between(least / p, most / p)
+            rows = np.arange(window.start, max(window.stop, window.start))
+            self._rule_out(self._count(np.arange(fits.start, fits.stop)) - self._count(rows))
+            if len(rows):
+                bound = float(np.min(self._bounds(split, window)))
+                heapq.heappush(queue, _Portion(least=bound, index=index, rows=rows))
+
+    def _progress(self, queue: list[_Portion]) -> Progress:
         incumbent = self.best[0].objective if self.best else None
-        bound = float(self.objective.bound(np.asarray(float(self.problem.limits.max_devices))))
-        return Progress(incumbent=incumbent, bound=bound, note=f"pipeline splits {done}/{total}")
+        bound = min([portion.least for portion in queue[:1]] + [incumbent or math.inf])
+        note = f"degrees: {self.report.considered:,} candidates, {len(queue)} of {len(self.space.splits)} splits open"
+        return Progress(
+            incumbent=incumbent, bound=bound if math.isfinite(bound) else None, note=note, unit=self.objective.unit
+        )
 
-    def _visit(self, split: PipelineSplit, templates: Templates) -> None:
-        p = split.pipeline_parallel
-        fits = templates.between(1, self.problem.limits.max_devices / p)
-        stop = fits.stop
-        while stop > fits.start:
-            least, most = self._device_range()
-            window = templates.between(least / p, most / p)
-            upper = min(stop, window.stop)
-            lower = max(window.start, upper - CHUNK_ROWS, fits.start)
-            skipped = (stop - upper) + (0 if lower > window.start else max(window.start - fits.start, 0))
-            if upper <= window.start:
-                self._rule_out(stop - fits.start)
-                return
-            self._rule_out(skipped)
-            self._price(split, templates, slice(lower, upper))
-            stop = lower if lower > window.start else fits.start
+    def _bounds(self, split: PipelineSplit, rows: slice | IntArray, mode: Recompute = Recompute.NONE) -> FloatArray:
+        """The least objective of the templates ``rows`` under a split, [n]."""
+        devices = self.space.templates.stage_devices[rows] * split.pipeline_parallel
+        return self.objective.of(self.space.bounds.least_s(split, rows, mode), devices)
+
+    def _visit(self, queue: list[_Portion]) -> None:
+        """Price the most promising templates of the most promising split."""
+        portion = heapq.heappop(queue)
+        split = self.space.splits[portion.index]
+        bounds, rows = portion.bounds, portion.rows
+        if bounds is None:
+            bounds = self._bounds(split, rows)
+            order = np.argsort(bounds, kind="stable")
+            bounds, rows = bounds[order], rows[order]
+        kept = int(np.searchsorted(bounds, self._limit, side="right"))
+        self._rule_out(self._count(rows[kept:]))
+        bounds, rows = bounds[:kept], rows[:kept]
+        if not kept:
+            return
+        following = queue[0].least if queue else math.inf
+        near = int(np.searchsorted(bounds, following * (1.0 + LOOK_AHEAD), side="right"))
+        sizes = np.cumsum(self.space.templates.num_variants[rows])
+        least = int(np.searchsorted(sizes, LEAST_ROWS, side="right"))
+        most = int(np.searchsorted(sizes, CHUNK_ROWS if self.best else LEAST_ROWS, side="right"))
+        count = max(1, min(max(near, least), most))
+        self._price(split, rows[:count])
+        if count < kept:
+            left = float(bounds[count])
+            heapq.heappush(queue, _Portion(least=left, index=portion.index, rows=rows[count:], bounds=bounds[count:]))
+
+    def _count(self, rows: IntArray) -> int:
+        """Candidates of some templates."""
+        return int(self.space.templates.num_variants[rows].sum())
 
     def _rule_out(self, count: int) -> None:
         self.report.considered += count
         self.report.ruled_out += count
 
-    def _price(self, split: PipelineSplit, templates: Templates, rows: slice) -> None:
-        everything = template_candidates(self.problem, templates, rows, split)
-        hopeful = everything.take(self._may_be_kept(everything))
+    def _price(self, split: PipelineSplit, rows: IntArray) -> None:
+        everything = template_candidates(self.problem, self.space.templates, rows, split)
+        whole = everything.recompute == Recompute.FULL
+        if whole.any() and math.isfinite(self.threshold):
+            again = np.repeat(self._bounds(split, rows, Recompute.FULL), self.space.templates.num_variants[rows])
+            hopeful = everything.take(~whole | (again <= self._limit))
+        else:
+            hopeful = everything
         self._rule_out(len(everything) - len(hopeful))
         for variant in variants(self.problem, hopeful):
             if variant is hopeful:
@@ -175,6 +290,7 @@ class DegreeSearch:
     def _price_legal(self, asked: Candidates) -> None:
         """Price the candidates that the rules allow, and what more they allow of those beyond the memory."""
         batch = legal_candidates(self.problem, asked, self.report.refused)
+        batch = self._that_may_fit(batch)
         if not len(batch):
             return
         stages = self._memory(batch).stages()
@@ -185,6 +301,23 @@ class DegreeSearch:
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
             self._price_more(moved)
+
+    def _that_may_fit(self, batch: Candidates) -> Candidates:
+        """Without the candidates of which another one shows that they cannot stay within memory."""
+        found = leaders(self.problem, batch)
+        if found is None or not len(batch):
+            return batch
+        rows, group = found
+        least = batch.take(rows)
+        safe = np.maximum.reduce([stage.safe_bytes for stage in self._memory(least).stages()])
+        fits = safe <= self.problem.limits.memory_bytes
+        if fits.all():
+            return batch
+        self._within("device memory", safe, self.problem.limits.memory_bytes, least)
+        out = np.append(~fits, False)[group]
+        self._rule_out(int(np.count_nonzero(out)))
+        self.report.over_limit["device memory"] += int(np.count_nonzero(out)) - int(np.count_nonzero(~fits))
+        return batch.take(~out)
 
     def _price_more(self, asked: Candidates) -> None:
         """Price variants of legal candidates, of which the rules may refuse some."""
@@ -244,7 +377,7 @@ class DegreeSearch:
         return USABLE_HOST_SHARE * there
 
     def _may_be_kept(self, batch: Candidates) -> FloatArray:
-        """Candidates that the sharper bound of the module docstring does not rule out, [n] booleans."""
+        """Variants that a bound by arithmetic alone does not rule out, [n] booleans."""
         p, m = batch.split.pipeline_parallel, batch.num_microbatches
         left = least_bubble(
             batch.split.schedule, pipeline_parallel=p, virtual_pipeline_stages=batch.split.virtual_pipeline_stages
@@ -288,53 +421,54 @@ class DegreeSearch:
         self.best.sort(key=lambda scored: order_of(scored, self.problem.objective))
         del self.best[self.keep :]
 
-    def _solution(
-        self, left: list[PipelineSplit], templates: Templates, wall: float, cpu: float
-    ) -> Solution[ScoredConfig]:
-        wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
-        if not self.best:
-            return Solution(
-                status=Status.INFEASIBLE,
-                assignment=None,
-                objective=None,
-                bound=None,
-                gap=None,
-                wall_s=wall_s,
-                cpu_s=cpu_s,
-                solver=SOLVER_NAME,
-            )
-        best = self.best[0]
-        bound = min([best.objective, *(self._best_bound(split, templates) for split in left)])
+    def _solution(self, left: float, stopped: str, wall: float, cpu: float) -> Solution[ScoredConfig]:
+        """The incumbent with its proof.
+
+        Args:
+            left: the least bound of what was not visited.
+            stopped: why it was not; empty where everything was.
+            wall: when the search began.
+            cpu: the same in processor time.
+        """
+        best = self.best[0] if self.best else None
+        common: dict[str, Any] = {
+            "assignment": best,
+            "wall_s": time.perf_counter() - wall,
+            "cpu_s": time.process_time() - cpu,
+            "solver": SOLVER_NAME,
+            "stopped": stopped,
+        }
+        if best is None:
+            return Solution(status=Status.INFEASIBLE, objective=None, bound=None, gap=None, **common)
+        bound = min(best.objective, left)
         return Solution(
             status=status_of(best.objective, bound),
-            assignment=best,
             objective=best.objective,
             bound=bound,
             gap=relative_gap(best.objective, bound),
-            wall_s=wall_s,
-            cpu_s=cpu_s,
-            solver=SOLVER_NAME,
+            **common,
         )
-
-    def _best_bound(self, split: PipelineSplit, templates: Templates) -> float:
-        """No candidate of an unvisited split can be better than this."""
-        rows = templates.between(1, self.problem.limits.max_devices / split.pipeline_parallel)
-        if rows.stop <= rows.start:
-            return math.inf
-        return float(np.min(self.objective.bound(templates.stage_devices[rows] * split.pipeline_parallel)))
 
 
 def search_degrees(
     problem: TrainingProblem,
     *,
     keep: int = KEEP,
-    time_limit_s: float | None = None,
+    space: Space | None = None,
+    budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> tuple[Solution[ScoredConfig], DegreeSearch]:
     """Find the best configuration; see the module docstring.
 
+    Args:
+        problem: the question.
+        keep: incumbents to keep.
+        space: what there is to search; None to make it.
+        budget: what it may spend.
+        on_progress: called with incumbent and bound during the search.
+
     Returns:
         The solution, and the search with its incumbents (``best``) and its ``report``.
     """
-    search = DegreeSearch(problem, keep=keep)
-    return search.run(time_limit_s=time_limit_s, on_progress=on_progress), search
+    search = DegreeSearch(problem, keep=keep, space=space)
+    return search.run(budget, on_progress), search

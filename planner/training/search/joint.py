@@ -21,9 +21,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from meshplan.catalogs.errors import SolverError
 from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import BestLinks, NetworkModel, OneOrder
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, relative_gap, status_of
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
@@ -92,7 +94,7 @@ def search_plans(
     keep: int = KEEP,
     mapped: int = MAPPED,
     order: tuple[int, ...] | None = None,
-    time_limit_s: float | None = None,
+    budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> JointResult:
     """The best configuration and its rank mapping.
@@ -103,20 +105,20 @@ def search_plans(
         keep: candidates to return.
         mapped: candidates that are mapped.
         order: a given mapping; None to search for one.
-        time_limit_s: see :func:`~meshplan.planner.training.search.degrees.search_degrees`.
+        budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
     """
     network = problem.machine.network
     if network is None or (network.is_uniform and order is None):
-        solution, search = search_degrees(problem, keep=keep, time_limit_s=time_limit_s, on_progress=on_progress)
+        solution, search = search_degrees(problem, keep=keep, budget=budget, on_progress=on_progress)
         placement = None if solution.assignment is None else place_config(problem, solution.assignment.config)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
     if order is not None:
         fixed = placed_problem(problem, order)
-        solution, search = search_degrees(fixed, keep=keep, time_limit_s=time_limit_s, on_progress=on_progress)
+        solution, search = search_degrees(fixed, keep=keep, budget=budget, on_progress=on_progress)
         placement = None if solution.assignment is None else given(problem, solution.assignment.config, order)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
-    return _Joint(problem, network, seed=seed, keep=keep, mapped=mapped).run(time_limit_s, on_progress)
+    return _Joint(problem, network, seed=seed, keep=keep, mapped=mapped, budget=budget or Budget()).run(on_progress)
 
 
 def place_config(
@@ -168,39 +170,50 @@ def _with_network_model(problem: TrainingProblem, network_model: NetworkModel) -
 class _Joint:
     """State of one search over degrees and mappings."""
 
-    def __init__(self, problem: TrainingProblem, network: Network, *, seed: int, keep: int, mapped: int) -> None:
+    def __init__(
+        self, problem: TrainingProblem, network: Network, *, seed: int, keep: int, mapped: int, budget: Budget
+    ) -> None:
         self.problem, self.network = problem, network
         self.seed, self.keep, self.mapped = seed, keep, mapped
         best_links = BestLinks(network=network, domain_size=problem.machine.domain_size)
         self.under_best_links = _with_network_model(problem, best_links)
         self.placed: dict[TrainingConfig, Placed] = {}
         self.searched: set[tuple[int, ...]] = set()
-        self.deadline_s: float | None = None
+        self.budget = budget
         self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP))
 
-    def run(self, time_limit_s: float | None, on_progress: OnProgress | None) -> JointResult:
+    def run(self, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()
-        self.deadline_s = None if time_limit_s is None else time.monotonic() + time_limit_s
-        bounding = self.search.run(time_limit_s=time_limit_s, on_progress=on_progress)
+        bounding = self.search.run(self.budget, on_progress)
         if bounding.assignment is None:
             return JointResult(solution=bounding, search=self.search, best=(), placement=None)
         least = {scored.config: scored.objective for scored in self.search.best}
         rest = self.search.best[-1].objective if len(self.search.best) >= self.search.keep else float("inf")
         rest = min(rest, bounding.bound if bounding.bound is not None and bounding.gap else rest)
-        for order in dict.fromkeys((usable_order(self.network), linked_order(self.network))):
-            self._map(self._best_under(order), QUICK_STEPS)
-        for scored in self.search.best:
-            if self._is_late() or len(self.placed) >= self.mapped or self._beats(scored.objective):
-                break
-            self._map([scored.config], QUICK_STEPS)
-        self._report(on_progress, "mapped")
-        self._alternate()
-        self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
+        with self.budget.keeping():
+            self._map_all(on_progress)
+        if not self.placed:
+            self._map([scored.config for scored in self.search.best[: self.mapped]], QUICK_STEPS)
         ranked = self._ranked()
+        if not ranked and self.budget.stopped:
+            self.budget.nothing_found("plan")
         if not ranked:
             late = replace(bounding, assignment=None, objective=None, gap=None)
             return JointResult(solution=late, search=self.search, best=(), placement=None)
         return self._result(ranked, least, rest, wall, cpu)
+
+    def _map_all(self, on_progress: OnProgress | None) -> None:
+        """Map what may be best, and search again under the best mappings."""
+        for order in dict.fromkeys((usable_order(self.network), linked_order(self.network))):
+            self._map(self._best_under(order), QUICK_STEPS)
+            self._report(on_progress, "mapped in a given order")
+        for scored in self.search.best:
+            if len(self.placed) >= self.mapped or self._beats(scored.objective):
+                break
+            self._map([scored.config], QUICK_STEPS)
+            self._report(on_progress, "mapped")
+        self._alternate(on_progress)
+        self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
 
     def _result(
         self, ranked: list[Placed], least: dict[TrainingConfig, float], rest: float, wall: float, cpu: float
@@ -220,6 +233,7 @@ class _Joint:
             cpu_s=time.process_time() - cpu,
             solver=SOLVER_NAME,
             seed=self.seed,
+            stopped=self.budget.stopped,
         )
         return JointResult(
             solution=solution, search=self.search, best=tuple(self.search.best), placement=best.placement
@@ -227,28 +241,34 @@ class _Joint:
 
     def _best_under(self, order: tuple[int, ...]) -> list[TrainingConfig]:
         """The best few degrees under one mapping."""
-        if order in self.searched or self._is_late():
+        if order in self.searched:
             return []
         self.searched.add(order)
-        _, search = search_degrees(placed_problem(self.problem, order), keep=self.keep)
+        try:
+            _, search = search_degrees(placed_problem(self.problem, order), keep=self.keep, budget=self.budget)
+        except SolverError:  # the budget was spent before anything was found under this order
+            return []
         return [scored.config for scored in search.best[: max(1, self.mapped // 4)]]
 
-    def _alternate(self) -> None:
+    def _alternate(self, on_progress: OnProgress | None) -> None:
         """Search degrees under the best mappings and map the results, until nothing changes."""
         for _ in range(MOST_ROUNDS):
             before = [item.scored.objective for item in self._ranked()[:1]]
             for item in self._ranked()[:POLISHED]:
                 self._map(self._best_under(item.placement.order), QUICK_STEPS)
+                self._report(on_progress, "mapped again")
             if [item.scored.objective for item in self._ranked()[:1]] == before:
                 return
 
     def _map(self, configs: Iterable[TrainingConfig], steps: int) -> None:
         for config in configs:
+            if self.placed:
+                self.budget.check()
             known = self.placed.get(config)
-            if known is not None and (known.placement.step_s <= known.placement.bound_s or self._is_late()):
+            if known is not None and known.placement.step_s <= known.placement.bound_s:
                 continue
             start = None if known is None else known.placement.order
-            found = place(self.problem, config, seed=self.seed, steps=steps, start=start, deadline_s=self.deadline_s)
+            found = place(self.problem, config, seed=self.seed, steps=steps, start=start, budget=self.budget)
             if found.step_s > self._most_step_s(config):
                 continue
             safe = price(self.under_best_links, config).safe_bytes if known is None else known.scored.safe_bytes
@@ -280,10 +300,8 @@ class _Joint:
         ranked = self._ranked()
         return bool(ranked) and ranked[0].scored.objective <= objective
 
-    def _is_late(self) -> bool:
-        return self.deadline_s is not None and bool(self.placed) and time.monotonic() > self.deadline_s
-
     def _report(self, on_progress: OnProgress | None, note: str) -> None:
         ranked = self._ranked()
         if on_progress is not None and ranked:
-            on_progress(Progress(incumbent=ranked[0].scored.objective, bound=None, note=note))
+            best = ranked[0].scored.objective
+            on_progress(Progress(incumbent=best, bound=None, note=note, unit=self.search.objective.unit))

@@ -18,10 +18,59 @@ from typing import Any
 
 import numpy as np
 
+from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
+from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
+
+# What a template chooses of that which a candidate's memory depends on.
+_TEMPLATE = (
+    "tensor_parallel",
+    "context_parallel",
+    "data_parallel",
+    "micro_batch_size",
+    "expert_parallel",
+    "expert_tensor_parallel",
+)
+
+
+def leaders(problem: TrainingProblem, batch: Candidates) -> tuple[IntArray, IntArray] | None:
+    """Candidates that need no more device memory than others of their template.
+
+    Of the candidates that differ in sharding and recompute only, one that recomputes every layer, has the highest ZeRO
+    stage below 3 and the largest sharding group of them needs the least memory: recompute keeps less, and each rank
+    holds a smaller part of the same states. The same with ZeRO stage 3, whose gathered layers come on top.
+
+    Args:
+        problem: the question.
+        batch: candidates, those of a template side by side.
+
+    Returns:
+        The leaders' rows [k], and for each candidate the place of its leader among them, k where it has none [n]. None
+        where other choices change what a candidate needs.
+    """
+    if problem.search_over or problem.limits.offload or any(problem.fixed.get(choice) for choice in OFFLOADS.values()):
+        return None
+    if not len(batch):
+        return None
+    same = [getattr(batch, name) for name in _TEMPLATE]
+    starts = np.logical_or.reduce([column[1:] != column[:-1] for column in same])
+    template = np.concatenate([[0], np.cumsum(starts)])
+    group = 2 * template + (batch.zero_stage >= ZERO_PARAMETERS)
+    order = np.lexsort((batch.data_parallel_shard, batch.zero_stage, batch.recompute == Recompute.FULL, group))
+    sorted_group = group[order]
+    last = np.append(sorted_group[1:] != sorted_group[:-1], True)
+    candidates = order[last]
+    first = np.concatenate([[0], np.flatnonzero(last)[:-1] + 1])
+    is_leader = batch.recompute[candidates] == Recompute.FULL
+    for column in (batch.zero_stage, batch.data_parallel_shard):
+        is_leader &= column[candidates] == np.maximum.reduceat(column[order], first)
+    rows = candidates[is_leader]
+    place = np.full(int(group.max()) + 1, len(rows), dtype=np.int64)
+    place[group[rows]] = np.arange(len(rows))
+    return rows, place[group]
 
 
 def takes_blocks_only(problem: TrainingProblem) -> bool:

@@ -35,6 +35,15 @@ class Objective:
         """The least f with that many devices, [n]: the least work W over all of them at their full rate."""
         return self.of(self.work_s / devices, devices)
 
+    @property
+    def unit(self) -> str:
+        """Unit of f."""
+        return {
+            TrainingObjective.THROUGHPUT: "s a step",
+            TrainingObjective.NUM_DEVICES: "devices",
+            TrainingObjective.ENERGY: "J",
+        }.get(self.problem.objective, "USD")
+
     @cached_property
     def work_s(self) -> float:
         """W: device-seconds that no plan can avoid."""

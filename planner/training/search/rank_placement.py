@@ -30,6 +30,7 @@ import numpy as np
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.cluster.network_model import RING
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.rank_mapping.annealing import Best, anneal, metropolis
 from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.objective import LinkCosts
@@ -86,7 +87,7 @@ def place(
     seed: int,
     steps: int = FULL_STEPS,
     start: tuple[int, ...] | None = None,
-    deadline_s: float | None = None,
+    budget: Budget | None = None,
 ) -> Placement:
     """The best mapping found for one configuration.
 
@@ -96,7 +97,7 @@ def place(
         seed: seed of the search.
         steps: annealing steps of every chain.
         start: a further mapping to start from.
-        deadline_s: value of ``time.monotonic()`` after which to stop.
+        budget: once it is spent the search stops.
     """
     model = PlacementModel(problem, config)
     usable = np.array(model.network.usable, dtype=np.int64)
@@ -111,7 +112,7 @@ def place(
         order = (*used[best].tolist(), *sorted(set(usable.tolist()) - set(used[best].tolist())))
         return Placement(order=order, step_s=float(values[best]), bound_s=float(values[best]), method=EXHAUSTIVE)
     starts = np.concatenate([first, starting_orders(model)])
-    found = annealed_orders(model, starts, seed=seed, steps=steps, deadline_s=deadline_s)
+    found = annealed_orders(model, starts, seed=seed, steps=steps, budget=budget)
     orders = np.concatenate([starts, found])
     values = model.steps_s(orders)
     best = int(np.flatnonzero(values <= values.min() * (1.0 + 1e-12))[0])
@@ -178,7 +179,7 @@ def joint_bound_s(model: PlacementModel) -> float:
 
 
 def annealed_orders(
-    model: PlacementModel, starts: IntArray, *, seed: int, steps: int, deadline_s: float | None
+    model: PlacementModel, starts: IntArray, *, seed: int, steps: int, budget: Budget | None
 ) -> IntArray:
     """[chains, usable] best mapping of every chain.
 
@@ -203,7 +204,7 @@ def annealed_orders(
         steps=steps,
         start_s=scale * START_TEMPERATURE,
         ratio=END_TEMPERATURE / START_TEMPERATURE,
-        deadline_s=deadline_s,
+        budget=budget,
     )
     return best.solutions[0]
 

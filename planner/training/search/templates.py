@@ -1,10 +1,11 @@
 """Every legal candidate, as arrays: all choices but the pipeline split, sorted by the devices they need.
 
-A *template* is a candidate without its pipeline split: (tensor, context, data, shard, expert, expert-tensor
-parallelism, micro-batch, ZeRO stage, recompute of all layers or none). How many layers of a chunk recompute in blocks
-is decided later (:mod:`.memory_savers`). For each pipeline split the templates that fit its share of the devices become
-:class:`~meshplan.planner.training.estimator.candidates.Candidates`. Limits on a single value (heads, batch, sequence,
-experts) are applied here, once; rules that relate several choices are the framework's.
+A *template* is what sets the time of a layer: (tensor, context, data, expert, expert-tensor parallelism, micro-batch).
+Under a pipeline split it becomes :class:`~meshplan.planner.training.estimator.candidates.Candidates`, one for every
+ZeRO stage, sharding group and recompute of all layers or none; they are made of a few templates at a time, because
+there may be millions. How many layers of a chunk recompute in blocks is decided later (:mod:`.memory_savers`). Limits
+on a single value (heads, batch, sequence, experts) are applied here, once; rules that relate several choices are the
+framework's.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
@@ -46,11 +48,13 @@ class Templates:
     Args:
         columns: column of a candidate that every template chooses → array [n].
         stage_devices: tensor × context × data parallelism, ascending [n].
+        num_variants: candidates of each template: its ZeRO stages, sharding groups and modes of recompute [n].
         illegal: reason → values of a single choice that no candidate may take.
     """
 
     columns: Mapping[str, IntArray]
     stage_devices: IntArray
+    num_variants: IntArray
     illegal: Mapping[str, tuple[str, ...]]
 
     def __len__(self) -> int:
@@ -61,6 +65,28 @@ class Templates:
         first = int(np.searchsorted(self.stage_devices, np.ceil(least), side="left"))
         last = int(np.searchsorted(self.stage_devices, np.floor(most), side="right"))
         return slice(first, max(first, last))
+
+    def pinned(self, problem: TrainingProblem, choices: Mapping[str, Any]) -> tuple[Templates, IntArray]:
+        """The templates that have some choices, and their rows; choices that templates do not make are left to the
+        candidates.
+
+        Args:
+            problem: the question with these choices pinned.
+            choices: choice → value.
+        """
+        keep = np.ones(len(self), dtype=bool)
+        for name, value in choices.items():
+            if name in self.columns:
+                keep &= self.columns[name] == value
+        rows = np.flatnonzero(keep)
+        columns = {name: column[rows] for name, column in self.columns.items()}
+        made = Templates(
+            columns=columns,
+            stage_devices=self.stage_devices[rows],
+            num_variants=_num_variants(problem, columns["data_parallel"]),
+            illegal=self.illegal,
+        )
+        return made, rows
 
 
 def _kv_fits(shape: ModelShape, t: int) -> bool:
@@ -81,11 +107,15 @@ def _cross(
     rows: dict[str, IntArray], name: str, options: Mapping[int, list[int]], key: IntArray
 ) -> dict[str, IntArray]:
     """Extend each row by every option of its key."""
-    counts = np.array([len(options[int(value)]) for value in key], dtype=np.int64)
+    keys, which = np.unique(key, return_inverse=True)
+    tables = [np.asarray(options[int(value)], dtype=np.int64) for value in keys]
+    sizes = np.array([len(table) for table in tables], dtype=np.int64)
+    flat = np.concatenate([*tables, np.zeros(0, dtype=np.int64)])
+    counts, first = sizes[which], (np.cumsum(sizes) - sizes)[which]
     repeat = np.repeat(np.arange(len(key)), counts)
-    values = [np.asarray(options[int(value)], dtype=np.int64) for value in key]
+    place = np.arange(len(repeat)) - np.repeat(np.cumsum(counts) - counts, counts)
     extended = {column: array[repeat] for column, array in rows.items()}
-    extended[name] = np.concatenate(values) if values else np.zeros(0, dtype=np.int64)
+    extended[name] = flat[first[repeat] + place]
     return extended
 
 
@@ -105,9 +135,6 @@ def make_templates(problem: TrainingProblem) -> Templates:
     micro = {d: _choices(problem, "micro_batch_size", divisors(workload.global_batch_size // d)) for d in data}
     rows = _cross(rows, "micro_batch_size", micro, rows["data_parallel"])
     rows = _with_experts(problem, rows)
-    rows = _with_states(problem, rows)
-    modes = _recompute_modes(problem)
-    rows = _cross(rows, "recompute", {0: modes}, np.zeros(len(rows["data_parallel"]), dtype=np.int64))
     rows["sequence_parallel"] = (rows["tensor_parallel"] > 1) & bool(
         problem.fixed.get("sequence_parallel", problem.rules.sequence_parallel)
     )
@@ -122,7 +149,20 @@ def make_templates(problem: TrainingProblem) -> Templates:
         ),
     }
     columns = {name: column[order] for name, column in rows.items()}
-    return Templates(columns=columns, stage_devices=stage_devices[order], illegal=illegal)
+    return Templates(
+        columns=columns,
+        stage_devices=stage_devices[order],
+        num_variants=_num_variants(problem, columns["data_parallel"]),
+        illegal=illegal,
+    )
+
+
+def _num_variants(problem: TrainingProblem, data_parallel: IntArray) -> IntArray:
+    """Candidates that :func:`template_candidates` makes of each template, [n]."""
+    distinct, which = np.unique(data_parallel, return_inverse=True)
+    states = _with_states(problem, {"data_parallel": distinct, "_place": np.arange(len(distinct))})
+    counts = np.bincount(states["_place"], minlength=len(distinct)) * len(_recompute_modes(problem))
+    return np.asarray(counts[which], dtype=np.int64)
 
 
 def _recompute_modes(problem: TrainingProblem) -> list[int]:
@@ -247,10 +287,17 @@ def _splits_evenly(layers: int, chunks: int) -> bool:
 
 
 def template_candidates(
-    problem: TrainingProblem, templates: Templates, rows: slice, split: PipelineSplit
+    problem: TrainingProblem, templates: Templates, rows: slice | IntArray, split: PipelineSplit
 ) -> Candidates:
-    """Templates ``rows`` under ``split``; the framework's rules are applied later."""
-    columns = {name: array[rows] for name, array in templates.columns.items()}
+    """Every candidate of the templates ``rows`` under ``split``, template by template; no rule is applied yet."""
+    columns = _with_states(problem, {name: array[rows] for name, array in templates.columns.items()})
+    modes = _recompute_modes(problem)
+    columns = _cross(columns, "recompute", {0: modes}, np.zeros(len(columns["data_parallel"]), dtype=np.int64))
+    return candidates_with(problem, columns, split)
+
+
+def candidates_with(problem: TrainingProblem, columns: Mapping[str, IntArray], split: PipelineSplit) -> Candidates:
+    """Candidates of these columns, every other choice as pinned or at its default."""
     num_rows = len(columns["data_parallel"])
     plain = {
         one.column: np.full(num_rows, one.encode(one.default), dtype=one.dtype) for one in COLUMNS if one.is_optional

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress, Solution, Status
 from meshplan.planner.rank_mapping.bound import lower_bound
 from meshplan.planner.rank_mapping.exact import search as exact_search
@@ -322,7 +323,7 @@ def test_extreme_links_stay_finite() -> None:
 
 def test_a_time_limit_of_nothing_still_answers() -> None:
     problem = random_problem(np.random.default_rng(4), 4, 8)
-    check_solution(problem, solve(problem, time_limit_s=0.0))
+    check_solution(problem, solve(problem, budget=Budget(0.0)))
 
 
 def test_progress_tells_falling_incumbents_and_a_valid_bound() -> None:

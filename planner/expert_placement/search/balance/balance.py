@@ -16,13 +16,13 @@ looked at, not in seconds, so that the same seed gives the same answer on any ma
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.expert_placement.search.balance.exact import best_layer, is_small
 from meshplan.planner.expert_placement.search.balance.exchange import PairBalancer
 from meshplan.planner.expert_placement.search.balance.packing import longest_first
@@ -61,10 +61,10 @@ PATIENCE_THERE = 2.0
 
 @dataclass(slots=True)
 class Effort:
-    """What a search may still spend: counted work, and a wall clock only where the user set one."""
+    """What a search may still spend: counted work, and the budget of the question."""
 
     work: float
-    deadline: float | None = None
+    budget: Budget | None = None
 
     def spend(self, amount: float) -> None:
         """Count ``amount`` exchanges."""
@@ -73,7 +73,7 @@ class Effort:
     @property
     def exhausted(self) -> bool:
         """Whether the search should end."""
-        return self.work <= 0 or (self.deadline is not None and time.perf_counter() > self.deadline)
+        return self.work <= 0 or (self.budget is not None and bool(self.budget.stopped))
 
     def part(self, share: float) -> Effort:
         """A part of what is left, to be given to one stage."""

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Status
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
 from meshplan.planner.expert_placement.search.solve import answer, solve
@@ -257,7 +258,7 @@ def test_a_time_limit_that_strikes_at_once_still_gives_a_legal_placement() -> No
         "load": rng.integers(1, 999, (3, 32)).tolist(),
     }
     problem = ExpertPlacementProblem.from_document(document, HERE)
-    judge(document, answer(problem, solve(problem, time_limit_s=0.0)))
+    judge(document, answer(problem, solve(problem, budget=Budget(0.0))))
 
 
 def test_progress_is_told() -> None:

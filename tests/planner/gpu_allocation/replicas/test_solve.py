@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress, Status
 from meshplan.planner.gpu_allocation.nodes.milp import prove
 from meshplan.planner.gpu_allocation.replicas.instance import families, instance_of
@@ -385,7 +386,7 @@ def test_the_same_question_has_the_same_answer() -> None:
 
 def test_a_short_time_limit_still_gives_a_fleet_and_its_gap() -> None:
     problem = load("mixed-slo40-r2")
-    document = answer(problem, solve(problem, time_limit_s=0.0))
+    document = answer(problem, solve(problem, budget=Budget(0.0)))
     check(problem, document)
     assert document["status"] == "feasible"
     assert document["gap"] > 0

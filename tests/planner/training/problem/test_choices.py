@@ -67,7 +67,12 @@ def test_every_choice_is_a_column_or_shared_by_the_split_or_settled_by_the_quest
 
 def test_templates_choose_the_columns_that_plans_always_state() -> None:
     stated = {choice.column for choice in COLUMNS if not choice.is_optional}
-    assert make_templates(problem_of()).columns.keys() == stated - {"num_microbatches"}
+    assert make_templates(problem_of()).columns.keys() == stated - {
+        "num_microbatches",
+        "data_parallel_shard",
+        "zero_stage",
+        "recompute",
+    }
 
 
 def test_spec_fields_are_the_pinnable_choices_with_their_bounds() -> None:

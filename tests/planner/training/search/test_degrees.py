@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SolverError
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress, Status
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.problem.megatron import MEGATRON
@@ -196,7 +197,7 @@ def test_the_bound_saves_work_and_loses_nothing() -> None:
 def test_a_time_limit_leaves_a_valid_bound_and_gap(objective: TrainingObjective) -> None:
     problem = problem_of(DENSE, num_devices=16, global_batch_size=16, objective=objective)
     optimum, _ = search_degrees(problem)
-    cut, _ = search_degrees(problem, time_limit_s=0.0)
+    cut, _ = search_degrees(problem, budget=Budget(0.0))
     assert cut.objective is not None
     assert cut.bound is not None
     assert optimum.objective is not None
@@ -205,8 +206,9 @@ def test_a_time_limit_leaves_a_valid_bound_and_gap(objective: TrainingObjective)
     assert cut.status is Status.FEASIBLE or cut.objective == pytest.approx(optimum.objective)
 
 
-def test_a_time_limit_never_claims_that_nothing_fits() -> None:
+def test_a_time_limit_never_claims_that_nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first splits of a large model do not fit; that says nothing of those which were not visited."""
+    monkeypatch.setattr(degree_search, "LEAST_ROWS", 1)
     one_replica = {"tensor_parallel": 1, "data_parallel": 1, "context_parallel": 1}
     deep = replace(DENSE, num_hidden_layers=48)
     problem = problem_of(deep, num_devices=8, limits={"memory_bytes": 14e9}, fixed=one_replica)
@@ -214,7 +216,7 @@ def test_a_time_limit_never_claims_that_nothing_fits() -> None:
     assert solution.assignment is not None
     assert solution.assignment.config.pipeline_parallel > 1
     with pytest.raises(SolverError, match="time limit"):
-        search_degrees(problem, time_limit_s=0.0)
+        search_degrees(problem, budget=Budget(0.0))
 
 
 def test_ctrl_c_keeps_the_incumbent_and_its_gap() -> None:

@@ -10,6 +10,7 @@ import pytest
 from core_cases import DENSE, machine_with, problem_of
 
 from meshplan.planner.cluster.network import Network, Trunk
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.joint import placed_problem, search_plans
@@ -79,7 +80,7 @@ def test_a_slow_line_between_two_sites_changes_the_degrees() -> None:
 
 def test_a_time_limit_keeps_an_answer_and_its_gap() -> None:
     problem = problem_on(network_of(np.random.default_rng(5).uniform(1e9, 50e9, (12, 12))))
-    found = search_plans(problem, time_limit_s=0.2)
+    found = search_plans(problem, budget=Budget(0.2))
     assert found.solution.objective is not None
     assert found.solution.bound is not None
     assert found.solution.bound <= found.solution.objective

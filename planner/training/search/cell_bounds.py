@@ -1,0 +1,188 @@
+"""The least step of every template under a pipeline split: what the degree search rules templates out with.
+
+*Notation.* A template fixes the tokens of a micro-batch, so that τ_k, the time of one layer of kind k with its exposed
+collectives, is the same under every split. Of the p stages stage i has n_ik layers of kind k and e_i of embedding, LM
+head and loss; m micro-batches.
+
+*Bound.* t_i = Σ_k n_ik·τ_k + e_i is what stage i needs at least for a micro-batch: sharded parameters, recompute and
+offload only add to it. The slowest stage is busy for m of them, and β' as in
+:func:`~meshplan.planner.training.pipeline.closed_forms.least_bubble` leaves
+
+    T ≥ max(m·max_i t_i, (m + β'·(p − 1))·mean_i t_i) + fixed overhead
+
+to which stage-to-stage messages are added. Gradient reduction and the optimizer are left out. Candidates that recompute
+every layer have the same bound with the τ_k of full recompute.
+
+Assumes: on uneven links, whose rates depend on the whole layout, collectives across nodes and messages cost nothing
+here; where the way to split sequences is searched for or pinned, its exchange costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, StageClass, split_layers
+from meshplan.planner.training.estimator.communication import CommunicationModel
+from meshplan.planner.training.estimator.compute import ComputeModel
+from meshplan.planner.training.estimator.layer_time import LayerModel, LayerTimes
+from meshplan.planner.training.estimator.step import TrainingModel
+from meshplan.planner.training.pipeline.closed_forms import least_bubble
+from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.problem.schedules import NO_PIPELINE
+from meshplan.planner.training.search.templates import Templates, candidates_with
+
+# Keeps the bound below the estimate, whose sums run in another order.
+ROUNDING = 1e-9
+# Templates whose layers are priced at once; keeps arrays in the processor's cache.
+ROWS_AT_ONCE = 16_384
+_STYLE = "context_parallel_style"
+
+
+class CellBounds:
+    """Bounds of the templates of one question.
+
+    Args:
+        problem: the question.
+        templates: its templates.
+    """
+
+    def __init__(self, problem: TrainingProblem, templates: Templates) -> None:
+        self.problem = problem
+        self._columns = templates.columns
+        self._microbatches = problem.workload.global_batch_size // (
+            templates.columns["micro_batch_size"] * templates.columns["data_parallel"]
+        )
+        self._tables: dict[Recompute, FloatArray] = {}
+
+    def pinned(self, rows: IntArray) -> CellBounds:
+        """The bounds of some of the templates."""
+        other = object.__new__(CellBounds)
+        other.problem = self.problem
+        other._columns = {name: column[rows] for name, column in self._columns.items()}
+        other._microbatches = self._microbatches[rows]
+        other._tables = {mode: table[:, rows] for mode, table in self._tables.items()}
+        return other
+
+    def least_s(self, split: PipelineSplit, rows: slice | IntArray, mode: Recompute = Recompute.NONE) -> FloatArray:
+        """Lower bound of the step of every candidate of some templates, s [n].
+
+        Args:
+            split: the pipeline split.
+            rows: the templates.
+            mode: ``NONE``: of all candidates; ``FULL``: of those that recompute every layer.
+        """
+        table = self._table(mode)[:, rows]
+        layers, embedding, head = table[:-2], table[-2], table[-1]
+        predicted = self.problem.shape.num_nextn_predict_layers
+        p, m = split.pipeline_parallel, self._microbatches[rows]
+        slowest = total = np.zeros(layers.shape[1])
+        for stage in split.classes:
+            seconds = _stage_s(stage, layers, embedding, head, predicted)
+            slowest = np.maximum(slowest, seconds)
+            total = total + stage.count * seconds
+        bubble = least_bubble(
+            split.schedule, pipeline_parallel=p, virtual_pipeline_stages=split.virtual_pipeline_stages
+        )
+        busy = np.maximum(m * slowest, (m + bubble * (p - 1)) * total / p)
+        overhead = float(np.min(self.problem.calibration.time.step_overhead_s))
+        return np.asarray((busy + overhead + self._messages_s(split, rows)) * (1.0 - ROUNDING))
+
+    def _messages_s(self, split: PipelineSplit, rows: slice | IntArray) -> FloatArray | float:
+        """Exposed messages between stages: the estimator's, which depend on no other choice, s [n]."""
+        problem = self.problem
+        if split.pipeline_parallel == 1 or problem.machine.network_model is not None:
+            return 0.0
+        columns = {name: column[rows] for name, column in self._columns.items()}
+        model = TrainingModel(
+            shape=problem.shape,
+            machine=problem.machine,
+            workload=problem.workload,
+            candidates=_unsharded(problem, columns, split, Recompute.NONE),
+            calibration=problem.calibration,
+        )
+        return model.neighbour_messages_s()
+
+    def _table(self, mode: Recompute) -> FloatArray:
+        """[kinds + 2, n] seconds of one layer of each kind, of the embedding and of the LM head with the loss."""
+        if mode not in self._tables:
+            count = len(self._microbatches)
+            pieces = [self._priced(slice(i, i + ROWS_AT_ONCE), mode) for i in range(0, max(count, 1), ROWS_AT_ONCE)]
+            self._tables[mode] = np.concatenate(pieces, axis=1)
+        return self._tables[mode]
+
+    def _priced(self, rows: slice, mode: Recompute) -> FloatArray:
+        problem = self.problem
+        batch = _one_stage(problem, {name: column[rows] for name, column in self._columns.items()}, mode)
+        machine = problem.machine
+        if machine.network_model is not None:
+            free = {"scale_out_bytes_per_s": np.inf, "scale_out_latency_s": 0.0}
+            machine = replace(machine, network=None, network_model=None, **free)
+        common = {"shape": problem.shape, "workload": problem.workload, "candidates": batch}
+        compute = ComputeModel(**common, device=machine.device, calibration=problem.calibration)
+        links = CommunicationModel(machine=machine, calibration=problem.calibration, world_size=batch.world_size)
+        model = LayerModel(**common, calibration=problem.calibration, compute=compute, links=links)
+        exchanges = _STYLE not in problem.fixed and _STYLE not in problem.search_over
+        layers = [_layer_s(model.times(kind), exchanges=exchanges) for kind in batch.split.kinds]
+        return np.stack([*layers, compute.embedding().total_s, compute.head().total_s])
+
+
+def _one_stage(problem: TrainingProblem, columns: Mapping[str, IntArray], mode: Recompute) -> Candidates:
+    """Templates as candidates of one stage."""
+    whole = split_layers(
+        problem.shape,
+        pipeline_parallel=1,
+        virtual_pipeline_stages=1,
+        layers_per_chunk=(problem.shape.num_hidden_layers,),
+        schedule=NO_PIPELINE,
+    )
+    return _unsharded(problem, columns, whole, mode)
+
+
+def _unsharded(
+    problem: TrainingProblem, columns: Mapping[str, IntArray], split: PipelineSplit, mode: Recompute
+) -> Candidates:
+    """Templates as candidates that shard nothing."""
+    rows = len(columns["data_parallel"])
+    chosen = {
+        "data_parallel_shard": np.ones(rows, dtype=np.int64),
+        "zero_stage": np.zeros(rows, dtype=np.int64),
+        "recompute": np.full(rows, int(mode)),
+    }
+    return candidates_with(problem, {**columns, **chosen}, split)
+
+
+def _layer_s(times: LayerTimes, *, exchanges: bool) -> FloatArray:
+    """Time of a layer; without the exchange of split sequences where that may be done in another way."""
+    if exchanges:
+        return times.total_s
+    device = times.total_s - times.parts["kernel-launch overhead"]
+    host_squared = times.total_s**2 - device**2
+    left = device - times.parts["context-parallel communication"]
+    return np.asarray(np.sqrt(left**2 + host_squared))
+
+
+def _stage_s(
+    stage: StageClass, layers: FloatArray, embedding: FloatArray, head: FloatArray, predicted: int
+) -> FloatArray:
+    """What a stage needs at least for one micro-batch, s [n].
+
+    Args:
+        stage: the stage.
+        layers: [kinds, n] seconds of a layer.
+        embedding: [n] seconds of the embedding.
+        head: [n] seconds of the LM head and the loss.
+        predicted: multi-token-prediction layers, of the last kind, each with an LM head of its own.
+    """
+    seconds = np.asarray(stage.layers, dtype=np.float64) @ layers
+    if stage.has_embedding or stage.vocabulary_share:
+        seconds = seconds + embedding
+    if stage.has_head:
+        seconds = seconds + (1 + predicted) * head + predicted * layers[-1]
+    if stage.vocabulary_share:
+        seconds = seconds + stage.vocabulary_share * head
+    return np.asarray(seconds)
