@@ -326,6 +326,39 @@ def test_a_time_limit_of_nothing_still_answers() -> None:
     check_solution(problem, solve(problem, budget=Budget(0.0)))
 
 
+def test_an_interrupt_during_the_proof_keeps_the_mapping() -> None:
+    """The budget says stop as soon as the search for a proof looks at it."""
+    problem = random_problem(np.random.default_rng(12), 4, 4)
+    told: list[str] = []
+    budget = Budget()
+
+    def interrupt(progress: Progress) -> None:
+        told.append(progress.note)
+        if progress.note == "annealing":
+            budget.interrupt()
+
+    solution = solve(problem, budget=budget, on_progress=interrupt)
+    check_solution(problem, solution)
+    assert "annealing" in told
+    assert solution.stopped == "Ctrl-C"
+    best = solve(problem)
+    assert best.objective is not None
+    assert solution.bound is not None
+    assert solution.bound <= best.objective * (1 + 1e-9)
+
+
+def test_a_proof_that_is_interrupted_leaves_a_bound_that_holds() -> None:
+    problem = random_problem(np.random.default_rng([1, 9]), 3, 3)
+    best = best_time_on_nine(problem)
+    for looks in (0, 1, 3, 9):
+        left = iter([0.0] * (looks + 1))
+        stopping = Budget(1.0, clock=lambda left=left: next(left, 2.0))  # type: ignore[misc]
+        found = improve_exactly(
+            LinkCosts.of(problem), bound_s=0.0, pipeline_bound_s=0.0, incumbent_s=best * 1.5, budget=stopping
+        )
+        assert found.bound_s <= best * (1 + 1e-12)
+
+
 def test_progress_tells_falling_incumbents_and_a_valid_bound() -> None:
     told: list[Progress] = []
     problem = random_problem(np.random.default_rng(6), 3, 8)
