@@ -16,8 +16,8 @@ from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.gpu_allocation.answer import answer_document, config_document
 from meshplan.planner.gpu_allocation.infeasible import explain_allocation
+from meshplan.planner.gpu_allocation.nodes.certify import certify_allocation
 from meshplan.planner.gpu_allocation.question import AllocationQuestion
-from meshplan.planner.gpu_allocation.replicas.certify import certify_allocation
 from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
 from meshplan.planner.gpu_allocation.replicas.solve import answer, solve
 from meshplan.planner.gpu_allocation.resolve import resolve_allocation

@@ -107,7 +107,9 @@ def solve(
         solver = SOLVER
     may_prove = costs.num_nodes <= MAX_EXACT_NODES and not budget.stopped
     if may_prove and status_of(objective, bound_s) is not Status.OPTIMAL:
-        exact = improve_exactly(costs, bound_s=bound_s, pipeline_bound_s=bound.pipeline_s, incumbent_s=objective)
+        exact = improve_exactly(
+            costs, bound_s=bound_s, pipeline_bound_s=bound.pipeline_s, incumbent_s=objective, budget=budget
+        )
         bound_s, solver = exact.bound_s, SOLVER_EXACT
         if exact.lines is not None:
             lines = exact.lines

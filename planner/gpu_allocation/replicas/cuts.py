@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.milp import LEAN, Program, solve_program
 from meshplan.planner.gpu_allocation.replicas.exchange import CutPool, improve
 from meshplan.planner.gpu_allocation.replicas.instance import Instance
@@ -52,7 +53,7 @@ class Sharpened:
 
 
 def sharpen(
-    instance: Instance, usable: FloatArray, cost: float, bound: float, cuts: CutPool, *, work_s: float
+    instance: Instance, usable: FloatArray, cost: float, bound: float, cuts: CutPool, *, work_s: float, budget: Budget
 ) -> Sharpened:
     """Raise the bound and lower the cost of a fleet that works.
 
@@ -63,9 +64,10 @@ def sharpen(
         bound: known so far, USD/h.
         cuts: inequalities known so far; grows.
         work_s: estimated processor seconds that may be spent.
+        budget: of the whole answer; no program is begun once it is spent.
     """
     spent = program_s = 0.0
-    while spent + program_s < work_s and cost - bound > _MET * cost:
+    while spent + program_s < work_s and not budget.stopped and cost - bound > _MET * cost:
         solved, iterations = _cheapest(instance, cuts.matrix())
         program_s = _PROGRAM_S + _ITERATION_S * iterations
         spent += program_s

@@ -163,7 +163,9 @@ class FleetSearch:
             return fleet
         spent = self._relaxation.work_s + self._exchange_work_s
         left = min(budget.work_s - spent, budget.deadline_s - time.monotonic())
-        found = sharpen(self._instance, fleet.usable, fleet.cost, fleet.bound, self._cuts, work_s=left)
+        found = sharpen(
+            self._instance, fleet.usable, fleet.cost, fleet.bound, self._cuts, work_s=left, budget=budget.question
+        )
         self._accept(found.usable)
         return Fleet(usable=found.usable, cost=found.cost, bound=found.bound, nodes=self._nodes, prices=fleet.prices)
 

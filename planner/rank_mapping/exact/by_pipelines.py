@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.rank_mapping.exact.found import Found
 from meshplan.planner.rank_mapping.exact.tables import bit_tables
 from meshplan.planner.rank_mapping.objective import LinkCosts
@@ -77,10 +78,11 @@ class ByPipelines:
     Args:
         costs: link costs of at most 16 nodes.
         floor_s: :func:`~meshplan.planner.rank_mapping.exact.tables.ring_floor_s`.
+        budget: of the whole answer; once it is spent, an enumeration gives up.
     """
 
-    def __init__(self, costs: LinkCosts, floor_s: FloatArray) -> None:
-        self.costs, self.floor_s = costs, floor_s
+    def __init__(self, costs: LinkCosts, floor_s: FloatArray, budget: Budget) -> None:
+        self.costs, self.floor_s, self.budget = costs, floor_s, budget
         self.everything = (1 << costs.num_nodes) - 1
         _, self.lowest_bit = bit_tables(costs.num_nodes)
 
@@ -139,7 +141,7 @@ class ByPipelines:
             for begin in range(0, len(members), rows):
                 parts.append(self._joined(states, members[begin : begin + rows], paths))
                 total += len(parts[-1].used)
-                if self.work > self.most_work:
+                if self.work > self.most_work or self.budget.stopped:
                     return False
                 if total > STATES_AT_ONCE:
                     if not self._complete(_distinct(parts)):

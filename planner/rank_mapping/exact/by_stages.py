@@ -15,6 +15,7 @@ from itertools import permutations
 import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.rank_mapping.exact.found import Found
 from meshplan.planner.rank_mapping.exact.tables import covered
 from meshplan.planner.rank_mapping.objective import LinkCosts
@@ -48,10 +49,11 @@ class ByStages:
     Args:
         costs: link costs of at most 16 nodes.
         ahead_s: :func:`~meshplan.planner.rank_mapping.exact.tables.paths_ahead_s`.
+        budget: of the whole answer; once it is spent, an enumeration gives up.
     """
 
-    def __init__(self, costs: LinkCosts, ahead_s: list[FloatArray]) -> None:
-        self.costs, self.ahead_s = costs, ahead_s
+    def __init__(self, costs: LinkCosts, ahead_s: list[FloatArray], budget: Budget) -> None:
+        self.costs, self.ahead_s, self.budget = costs, ahead_s, budget
         self.everything = (1 << costs.num_nodes) - 1
         few = costs.num_pipelines <= MAX_PIPELINES
         self.orders = np.array(list(permutations(range(costs.num_pipelines))) if few else [], dtype=np.int64)
@@ -119,7 +121,7 @@ class ByStages:
             done += len(row) * matchings
             part = self._matched(states.take(rows[row]), sets[chosen], sets_s[chosen], members[chosen], target_s)
             total += len(part.used)
-            if done > work or total > MOST_STATES:
+            if done > work or total > MOST_STATES or self.budget.stopped:
                 return None, done
             parts.append(part)
         grown = _Stages(

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.rank_mapping.exact.by_pipelines import ByPipelines, cheap_paths
 from meshplan.planner.rank_mapping.exact.by_stages import ByStages
 from meshplan.planner.rank_mapping.exact.found import Found
@@ -51,7 +52,13 @@ class ExactResult:
 
 
 def improve_exactly(
-    costs: LinkCosts, *, bound_s: float, pipeline_bound_s: float, incumbent_s: float, work: int = DEFAULT_WORK
+    costs: LinkCosts,
+    *,
+    bound_s: float,
+    pipeline_bound_s: float,
+    incumbent_s: float,
+    work: int = DEFAULT_WORK,
+    budget: Budget | None = None,
 ) -> ExactResult:
     """Search for a faster mapping than the incumbent; raise the bound as far as the work limit allows.
 
@@ -61,6 +68,7 @@ def improve_exactly(
         pipeline_bound_s: a proven lower bound of the slowest pipeline.
         incumbent_s: objective of the best mapping known.
         work: see :data:`DEFAULT_WORK`.
+        budget: of the whole answer; once it is spent the search ends with what is proven.
     """
     order = _dearest_first(costs)
     renamed = LinkCosts(
@@ -69,7 +77,7 @@ def improve_exactly(
         hop_s=costs.hop_s[np.ix_(order, order)],
         ring_s=costs.ring_s[np.ix_(order, order)],
     )
-    search = _Search(renamed, pipeline_bound_s=pipeline_bound_s, incumbent_s=incumbent_s, work=work)
+    search = _Search(renamed, pipeline_bound_s, incumbent_s, work, budget or Budget())
     proven_s = search.run()
     lines = None if search.lines is None else order[search.lines]
     return ExactResult(lines=lines, bound_s=max(bound_s, min(proven_s, search.best_s)))
@@ -89,7 +97,9 @@ def _dearest_first(costs: LinkCosts) -> IntArray:
 class _Search:
     """The search of the module's text; ``best_s`` and ``lines`` are the best mapping so far."""
 
-    def __init__(self, costs: LinkCosts, *, pipeline_bound_s: float, incumbent_s: float, work: int) -> None:
+    def __init__(
+        self, costs: LinkCosts, pipeline_bound_s: float, incumbent_s: float, work: int, budget: Budget
+    ) -> None:
         self.costs, self.best_s, self.work_left = costs, incumbent_s, work
         self.lines: IntArray | None = None
         floor, ahead = ring_floor_s(costs), paths_ahead_s(costs)
@@ -103,7 +113,7 @@ class _Search:
         self.paths = None
         if len(self.rings_s):
             self.paths = cheap_paths(costs, ahead, limit_s=incumbent_s - float(self.rings_s[0]))
-        self.by_stages, self.by_pipelines = ByStages(costs, ahead), ByPipelines(costs, floor)
+        self.by_stages, self.by_pipelines = ByStages(costs, ahead, budget), ByPipelines(costs, floor, budget)
 
     def _possible_rings(self) -> FloatArray:
         """Ring times that the slowest ring of a faster mapping may have, ascending."""

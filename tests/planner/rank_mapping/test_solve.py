@@ -248,6 +248,36 @@ def test_more_bandwidth_is_never_slower(seed: int, shape: tuple[int, int]) -> No
     assert after <= before * (1 + 1e-9)
 
 
+@settings(max_examples=2, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), shape=st.sampled_from([(3, 4), (4, 3), (2, 6), (6, 2), (4, 4)]))
+def test_questions_of_up_to_sixteen_nodes_are_ordered(seed: int, shape: tuple[int, int]) -> None:
+    """Renumbered nodes give the same time; slower links, larger messages and any one mapping never a shorter one."""
+    rng = np.random.default_rng(seed)
+    size = shape[0] * shape[1]
+    links = 25e9 * rng.uniform(0.5, 1.5, (size, size))
+    order = rng.permutation(size)
+
+    def solved(**changes: Any) -> Solution[RankMapping]:
+        fields = {"bandwidth_bytes_per_s": links, "data_parallel_message_bytes": 1e9, **changes}
+        problem = random_problem(np.random.default_rng(0), *shape, latency_s=np.zeros((size, size)), **fields)
+        solution = solve(problem)
+        check_solution(problem, solution)
+        assert solution.status is Status.OPTIMAL
+        return solution
+
+    best = solved().objective
+    assert best is not None
+    assert solved(bandwidth_bytes_per_s=links[np.ix_(order, order)]).objective == pytest.approx(best, rel=1e-9)
+    for harder in (
+        {"bandwidth_bytes_per_s": links * rng.uniform(0.7, 1.0, links.shape)},
+        {"data_parallel_message_bytes": 1.2e9},
+        {"pipeline_message_bytes": 5e7},
+    ):
+        slower = solved(**harder).objective
+        assert slower is not None
+        assert slower >= best * (1 - 1e-9)
+
+
 def test_uniform_links_keep_the_default_layout() -> None:
     problem = random_problem(
         np.random.default_rng(0), 4, 8, bandwidth_bytes_per_s=np.full((32, 32), 25e9), latency_s=np.zeros((32, 32))
@@ -294,6 +324,39 @@ def test_extreme_links_stay_finite() -> None:
 def test_a_time_limit_of_nothing_still_answers() -> None:
     problem = random_problem(np.random.default_rng(4), 4, 8)
     check_solution(problem, solve(problem, budget=Budget(0.0)))
+
+
+def test_an_interrupt_during_the_proof_keeps_the_mapping() -> None:
+    """The budget says stop as soon as the search for a proof looks at it."""
+    problem = random_problem(np.random.default_rng(12), 4, 4)
+    told: list[str] = []
+    budget = Budget()
+
+    def interrupt(progress: Progress) -> None:
+        told.append(progress.note)
+        if progress.note == "annealing":
+            budget.interrupt()
+
+    solution = solve(problem, budget=budget, on_progress=interrupt)
+    check_solution(problem, solution)
+    assert "annealing" in told
+    assert solution.stopped == "Ctrl-C"
+    best = solve(problem)
+    assert best.objective is not None
+    assert solution.bound is not None
+    assert solution.bound <= best.objective * (1 + 1e-9)
+
+
+def test_a_proof_that_is_interrupted_leaves_a_bound_that_holds() -> None:
+    problem = random_problem(np.random.default_rng([1, 9]), 3, 3)
+    best = best_time_on_nine(problem)
+    for looks in (0, 1, 3, 9):
+        left = iter([0.0] * (looks + 1))
+        stopping = Budget(1.0, clock=lambda left=left: next(left, 2.0))  # type: ignore[misc]
+        found = improve_exactly(
+            LinkCosts.of(problem), bound_s=0.0, pipeline_bound_s=0.0, incumbent_s=best * 1.5, budget=stopping
+        )
+        assert found.bound_s <= best * (1 + 1e-12)
 
 
 def test_progress_tells_falling_incumbents_and_a_valid_bound() -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.gpu_allocation.nodes.milp import prove
 from meshplan.planner.gpu_allocation.replicas import instance as gpu_allocation_instance
 from meshplan.planner.gpu_allocation.replicas.cuts import sharpen
@@ -102,7 +103,7 @@ def test_sharpening_starts_from_any_fleet_that_works() -> None:
     instance = instance_of(problem)
     everything = np.ceil(instance.load.sum(axis=1)) * (np.arange(8) == 0)
     cost = float(instance.price @ everything)
-    found = sharpen(instance, everything, cost, 0.0, CutPool(8), work_s=3.0)
+    found = sharpen(instance, everything, cost, 0.0, CutPool(8), work_s=3.0, budget=Budget())
     assert found.bound <= found.cost <= cost
     assert found.cost <= (solve(problem).objective or 0.0) * 1.05
     routed = balance(instance.load, instance.utilization * found.usable)
