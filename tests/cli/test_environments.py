@@ -39,7 +39,6 @@ REFUSALS = ("database or disk is full", "database is locked", "attempt to write 
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-)
 def test_a_plan_that_cannot_be_stored_is_shown_and_written(
     refusal: str, meshplan: Command, spec: Path, database: Path, tmp_path: Path
 ) -> None:
