@@ -112,7 +112,7 @@ class _Calibration(Section):
 
 
 class _Provenance(Section):
-    model: Model
+    model: Model | None = None  # absent where nothing was found
     share_of_time_by_evidence: dict[str, Share] = Field(default_factory=dict)
     calibration: _Calibration | None = None
     not_validated: tuple[Text, ...] = ()
@@ -218,6 +218,8 @@ class TrainingPlanDocument(PlanDocument):
             return self
         self._require_the_parts()
         config: Any = self.config
+        if self.provenance.model is None:
+            raise ValueError("provenance.model is missing")
         layers = self.provenance.model["num_hidden_layers"]
         if sum(config.layers_per_chunk) != layers:
             raise ValueError(f"layers_per_chunk has {sum(config.layers_per_chunk)} layers, the model {layers}")
