@@ -27,7 +27,7 @@ from meshplan.planner.service import emit_plan, load_catalog, make_plan, write_f
 import yaml
 plan = make_plan(yaml.safe_load(Path("spec.yaml").read_text()), load_catalog("catalog.sqlite"))
 catalog = load_catalog("catalog.sqlite")
-emitted = [emit_plan(plan, target, catalog, script="train.py") for target in ("torchrun", "accelerate")]
+emitted = [emit_plan(plan, "torchrun", catalog, script=script) for script in ("one.py", "two.py")]
 print("ready", flush=True)
 for number, line in enumerate(sys.stdin):
     child = os.fork()
