@@ -74,11 +74,10 @@ def _field(default: Any) -> Any:
     return ... if default is MISSING else default
 
 
-ConfigDocument: Any = create_model(
-    "ConfigDocument",
-    __base__=_Choices,
-    **{item.name: (_type_of(item.name, item.default), _field(item.default)) for item in fields(TrainingConfig)},
-)
+_CHOICES: dict[str, Any] = {
+    item.name: (_type_of(item.name, item.default), _field(item.default)) for item in fields(TrainingConfig)
+}
+ConfigDocument: Any = create_model("ConfigDocument", __base__=_Choices, **_CHOICES)
 
 
 class _Stage(Section):
@@ -201,7 +200,7 @@ class TrainingPlanDocument(PlanDocument):
     """A plan of the kind ``training``."""
 
     spec: TrainingSpec  # type: ignore[assignment]
-    config: ConfigDocument | Nothing
+    config: ConfigDocument | Nothing  # type: ignore[assignment]
     memory: _Memory | Nothing  # type: ignore[assignment]
     breakdown: list[PartDocument]  # type: ignore[assignment]
     provenance: _Provenance  # type: ignore[assignment]
