@@ -21,14 +21,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeGuard
 
+from meshplan.catalogs.constants.checks import calibration_problems
 from meshplan.catalogs.errors import Problem, closest_names, did_you_mean
 from meshplan.catalogs.facts import FIELDS, PEAK_PREFIX, fact_problems, source_problems
+from meshplan.catalogs.untrusted.text import control_character
 
 FORMAT = "meshplan-catalog/1"
 _SLUG = re.compile(r"[a-z0-9]+(?:[.-][a-z0-9]+)*")
 _PRICE_TEXTS = ("provider", "region", "terms")
 # Above this a price is a typo: the dearest node type, a rack of 72 devices, rents for some hundreds of USD/h.
 _MAX_USD_PER_HOUR = 1e5
+_MAX_TEXT = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +88,27 @@ def problems_of(document: object, known: Mapping[str, frozenset[str]]) -> list[P
     found.extend(_model_problems(document))
     found.extend(_calibration_problems(document))
     return found
+
+
+def future_problems(document: Mapping[str, Any], latest: str) -> Iterator[Problem]:
+    """Numbers that claim to be from after ``latest``, an ISO day: the newest counts, so they would rule for ever.
+
+    Args:
+        document: without other problems.
+        latest: the last day that a number can be from.
+    """
+    for section in SECTIONS:
+        for slug, entry in document.get(section.name, {}).items():
+            for kind in ("facts", "prices"):
+                for index, row in enumerate(entry.get(kind, [])):
+                    if row["date"] > latest:
+                        path = f"{section.name}.{slug}.{kind}[{index}]"
+                        yield Problem(path=path, message=f"date {row['date']} is in the future (after {latest})")
+    rows = [(f"models.{slug}", model) for slug, model in document.get("models", {}).items()]
+    rows += [(f"calibrations[{index}]", row) for index, row in enumerate(document.get("calibrations", []))]
+    for path, row in rows:
+        if row["date"] > latest:
+            yield Problem(path=path, message=f"date {row['date']} is in the future (after {latest})")
 
 
 def _section_problems(
@@ -205,8 +229,13 @@ def _calibration_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
             yield Problem(path=path, message=f"must be a mapping, not {type(calibration).__name__}")
             continue
         yield from _text_problems(path, calibration, ("framework", "architecture"))
-        if not isinstance(calibration.get("document"), Mapping):
+        constants = calibration.get("document")
+        if not isinstance(constants, Mapping):
             yield Problem(path=f"{path}.document", message="must be a mapping of named constants")
+        else:
+            names = (calibration.get("framework"), calibration.get("architecture"))
+            for message in calibration_problems(*names, constants):
+                yield Problem(path=f"{path}.document", message=message)
         for message in source_problems("calibration", calibration):
             yield Problem(path=path, message=message)
 
@@ -221,6 +250,9 @@ def _text_problems(path: str, entry: Mapping[str, Any], columns: Sequence[str]) 
         text = entry.get(column)
         if not isinstance(text, str) or not text.strip():
             yield Problem(path=f"{path}.{column}", message=f"must be a text, not {text!r}")
+        elif len(text) > _MAX_TEXT or (sign := control_character(text)) is not None:
+            what = f"{len(text)} characters; at most {_MAX_TEXT}" if len(text) > _MAX_TEXT else f"the sign {sign}"
+            yield Problem(path=f"{path}.{column}", message=f"holds {what}")
 
 
 def _unknown_keys(path: str, entry: Mapping[str, Any], allowed: Sequence[str]) -> Iterator[Problem]:

@@ -220,7 +220,17 @@ class Catalog:
         )
 
     def forget(self, subject: str) -> int:
-        """Remove the user's own rows about a subject; the seed's stay. Returns how many rows went."""
+        """Remove the user's own rows about a subject, and bring back the seed rows that they stood in for.
+
+        Args:
+            subject: slug of an entry, or ``FRAMEWORK/ARCHITECTURE`` of constants.
+
+        Returns:
+            How many rows of the user went.
+        """
+        from meshplan.catalogs.database.seeds import write_seeds  # start-up: only this reads the seed files
+
+        framework, _, architecture = subject.partition("/")
         places = (
             (tables.facts, "subject"),
             (tables.prices, "node_type"),
@@ -231,10 +241,53 @@ class Catalog:
             for table, column in places:
                 query = sa.delete(table).where(table.c[column] == subject, table.c.origin == USER)
                 removed += connection.execute(query).rowcount
+            constants = tables.calibrations
+            query = sa.delete(constants).where(
+                constants.c.framework == framework,
+                constants.c.architecture == architecture,
+                constants.c.origin == USER,
+            )
+            removed += connection.execute(query).rowcount
+            if removed:
+                write_seeds(connection)
         return removed
+
+    def own_rows(self) -> tuple[Mapping[str, Any], ...]:
+        """The user's own rows, what came last first: ``subject, what, value, date, source, imported_at``."""
+        facts, prices, models, constants = tables.facts, tables.prices, tables.models, tables.calibrations
+        found: list[dict[str, Any]] = []
+        with reading(self.engine) as connection:
+            query = sa.select(facts).where(facts.c.origin == USER).order_by(facts.c.id.desc())
+            found += [
+                _own(row, row["subject"], row["field"], row["value"]) for row in connection.execute(query).mappings()
+            ]
+            query = sa.select(prices).where(prices.c.origin == USER).order_by(prices.c.id.desc())
+            for row in connection.execute(query).mappings():
+                what = f"price of {row['provider']}, {row['terms']}"
+                found.append(_own(row, row["node_type"], what, row["usd_per_hour"]))
+            for table in (tables.devices, tables.links, tables.node_types, models):
+                query = sa.select(table).where(table.c.origin == USER).order_by(table.c.slug)
+                found += [
+                    _own(row, row["slug"], table.name, row["name"]) for row in connection.execute(query).mappings()
+                ]
+            query = sa.select(constants).where(constants.c.origin == USER)
+            for row in connection.execute(query.order_by(constants.c.framework)).mappings():
+                found.append(_own(row, f"{row['framework']}/{row['architecture']}", "constants", None))
+        return tuple(found)
 
     def __repr__(self) -> str:
         return f"Catalog({shown(self.engine.url)!r})"
+
+
+def _own(row: Mapping[Any, Any], subject: str, what: str, value: Any) -> dict[str, Any]:
+    return {
+        "subject": subject,
+        "what": what,
+        "value": value,
+        "date": row.get("date"),
+        "source": row.get("source"),
+        "imported_at": row.get("imported_at"),
+    }
 
 
 def _rows(connection: Connection, table: sa.Table) -> list[Mapping[str, Any]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from sqlalchemy.engine import Connection, Engine
 
 from meshplan.catalogs.database import tables
 from meshplan.catalogs.database.connection import reading, writing
-from meshplan.catalogs.database.document import FORMAT, SECTIONS, Section, problems_of
+from meshplan.catalogs.database.document import FORMAT, SECTIONS, Section, future_problems, problems_of
 from meshplan.catalogs.errors import CatalogError, Problem, UnknownEntryError
 from meshplan.catalogs.units import now
 from meshplan.catalogs.untrusted.limits import MAX_CATALOG_YAML_BYTES, MAX_JSON_BYTES
@@ -84,7 +85,23 @@ def import_document(engine: Engine, document: Any, *, name: str = "the document"
     """
     with writing(engine) as connection:
         require_sound(document, known_slugs(connection), name=name)
+        problems = list(future_problems(document, _latest_day(connection)))
+        if problems:
+            raise CatalogError(_listed(name, problems))
         return write_document(connection, document, origin=USER)
+
+
+def _latest_day(connection: Connection) -> str:
+    """The last day that a number can be from: tomorrow (of other time zones), or the newest day of the seeds.
+
+    The latter for machines whose clock is behind.
+    """
+    days = [
+        connection.execute(sa.select(sa.func.max(table.c.date)).where(table.c.origin == SEED)).scalar()
+        for table in (tables.facts, tables.prices, tables.models, tables.calibrations)
+    ]
+    tomorrow = (datetime.now(UTC) + timedelta(days=1)).date().isoformat()
+    return max([tomorrow, *(str(day) for day in days if day)])
 
 
 def require_sound(document: Any, known: Mapping[str, frozenset[str]], *, name: str) -> None:

@@ -208,11 +208,12 @@ def _require_small(text: str) -> None:
     """Refuse YAML that is nested deeply, or grows beyond the limit where its aliases are written out."""
     expansion = _Expansion(2 * len(text) + MAX_ALIAS_EXPANSION)
     for event in yaml.parse(text, Loader=_BASE):
-        if getattr(event, "tag", None) not in (None, "!"):
-            raise _Refused(f"the tag {event.tag} is not read; write the plain value")
+        tag = getattr(event, "tag", None)
+        if tag not in (None, "!"):
+            raise _Refused(f"the tag {tag} is not read; write the plain value")
         match event:
             case yaml.AliasEvent():
-                expansion.alias(event.anchor)
+                expansion.alias(str(event.anchor))
             case yaml.ScalarEvent():
                 expansion.scalar(event.value, event.anchor)
             case yaml.CollectionStartEvent():

@@ -131,6 +131,31 @@ def import_entries(
     show_document({"added": changes.added, "replaced": changes.replaced, "unchanged": changes.unchanged}, form)
 
 
+@app.command()
+def remove(
+    name: Annotated[str, typer.Argument(help="Slug of an entry, or FRAMEWORK/ARCHITECTURE of constants.")],
+    db: DatabaseOption = None,
+    form: FormatOption = Format.TABLE,
+) -> None:
+    """Take back what you imported or measured about an entry; numbers that ship with meshplan come back."""
+    from meshplan.catalogs.errors import CatalogError
+
+    catalog = open_catalog(db)
+    removed = catalog.forget(name)
+    if not removed:
+        known = dict.fromkeys(row["subject"] for row in catalog.own_rows())
+        if known:
+            raise UnknownEntryError("entry of your own", name, known)
+        raise CatalogError(f"nothing about {name!r} is your own: all numbers are those that ship with meshplan")
+    show_document({"subject": name, "removed": removed}, form)
+
+
+@app.command()
+def history(db: DatabaseOption = None, form: FormatOption = Format.TABLE) -> None:
+    """List what you imported or measured, the newest first; 'catalog remove' takes it back."""
+    show_rows(open_catalog(db, or_shipped=True).own_rows(), _HISTORY_COLUMNS, form)
+
+
 @app.command("diff")
 def diff_catalogs(
     first: Annotated[str, typer.Argument(metavar="A", help="A catalog: file or URL.")],
@@ -394,6 +419,14 @@ _PRICE_COLUMNS = (
     Column(key="provider", title="Provider", derive=_place),
     Column(key="terms", title="Terms", wrap=False),
     Column(key="date", title="Date", wrap=False),
+    Column(key="source", title="", footnote=True, wrap=False),
+)
+_HISTORY_COLUMNS = (
+    Column(key="subject", title="Entry", wrap=False),
+    Column(key="what", title="What"),
+    Column(key="value", title="Value, SI", right=True),
+    Column(key="date", title="Date", wrap=False),
+    Column(key="imported_at", title="Imported", text=lambda text: text[:16].replace("T", " "), optional=True),
     Column(key="source", title="", footnote=True, wrap=False),
 )
 _FACT_COLUMNS = (

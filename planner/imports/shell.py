@@ -14,8 +14,11 @@ from dataclasses import dataclass, field
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.imports.arithmetic import whole_number
 
-MAX_WORDS = 100_000
+# The longest command line that Linux takes has 2 MiB; expansions may not make more of a script than these.
+MAX_WORDS = 100_000  # of one command or array
 MAX_WORD_LENGTH = 2**16
+MAX_ALL_WORDS = 1_000_000
+MAX_ALL_CHARACTERS = 2**24
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _BRACED = re.compile(
@@ -95,13 +98,13 @@ class _Word:
     """A word under construction: finished fields, and the one that is being written."""
 
     fields: list[str] = field(default_factory=list)
-    current: str = ""
-    is_open: bool = False
+    parts: list[str] = field(default_factory=list)
+    length: int = 0
 
     def add(self, text: str) -> None:
-        self.current += text
-        self.is_open = True
-        if len(self.current) > MAX_WORD_LENGTH:
+        self.parts.append(text)
+        self.length += len(text)
+        if self.length > MAX_WORD_LENGTH:
             raise _refused(f"a word grows beyond {MAX_WORD_LENGTH} characters")
 
     def split(self, texts: list[str]) -> None:
@@ -112,9 +115,11 @@ class _Word:
             self.add(text)
 
     def close(self) -> None:
-        if self.is_open:
-            self.fields.append(self.current)
-        self.current, self.is_open = "", False
+        if self.parts:
+            self.fields.append("".join(self.parts))
+        self.parts, self.length = [], 0
+        if len(self.fields) > MAX_WORDS:
+            raise _refused(f"one expansion makes more than {MAX_WORDS} words")
 
 
 class _Reader:
@@ -128,7 +133,9 @@ class _Reader:
         self.unknown: list[str] = []
         self.reassigned: set[str] = set()
         self.defaults: dict[str, str] = {}
-        self.num_words = 0
+        self.sizes = {name: len(value) for name, value in variables.items()}  # characters of each variable
+        self.num_words = self.num_characters = 0
+        self.line, self.line_at = 1, 0
         self.heredocs: list[str] = []
 
     def read(self) -> None:
@@ -146,22 +153,27 @@ class _Reader:
                 if sign == "\n":
                     self._skip_heredocs()
                 break
-            if sign in "<>":
+            if sign in "<>" and self.text[self.at + 1 : self.at + 2] != "(":
                 if words and words[-1].isdigit() and self.text[self.at - 1].isdigit():
                     words.pop()  # the 2 of 2>&1 names a stream
                 self._redirection()
                 continue
-            line = line or self.text.count("\n", 0, self.at) + 1
+            line = line or self._line()
             if not words and self._assignment():
                 continue
             words += self._word()
-            self.num_words += len(words)
-            if self.num_words > MAX_WORDS * 100 or len(words) > MAX_WORDS:
+            if len(words) > MAX_WORDS:
                 raise _refused(f"more than {MAX_WORDS} words")
             if len(words) == 1 and words[0] in _PREFIXES:
                 words = []
         if words:
             self.statements.append(Statement(line=line, words=tuple(words)))
+
+    def _line(self) -> int:
+        """Number of the line that is being read."""
+        self.line += self.text.count("\n", self.line_at, self.at)
+        self.line_at = self.at
+        return self.line
 
     def _skip_blanks(self) -> None:
         while self.at < len(self.text):
@@ -188,8 +200,9 @@ class _Reader:
             self._word()
 
     def _skip_heredocs(self) -> None:
-        while self.heredocs:
-            end = re.compile(rf"^\s*{self.heredocs.pop(0)}\s*$", re.MULTILINE).search(self.text, self.at)
+        names, self.heredocs = self.heredocs, []
+        for name in names:
+            end = re.compile(rf"^[ \t]*{name}[ \t\r]*$", re.MULTILINE).search(self.text, self.at)
             self.at = len(self.text) if end is None else end.end()
 
     def _assignment(self) -> bool:
@@ -207,14 +220,19 @@ class _Reader:
         before = self.scalars.get(name)
         if name in self.outside:
             return True  # what the user says about it counts
-        if is_added:
-            whole = before or []
-            values = [*whole, *values] if is_array else ["".join(whole[:1]) + values[0], *whole[1:]]
-        elif before is not None and before != values:
+        size = sum(map(len, values))
+        if is_added and before is not None:
+            size += self.sizes[name]
+            if is_array:
+                before.extend(values)
+            else:
+                before[:1] = ["".join(before[:1]) + values[0]]
+            values = before
+        elif not is_added and before is not None and before != values:
             self.reassigned.add(name)
-        if sum(map(len, values)) > MAX_WORD_LENGTH:
-            raise _refused(f"the variable {name} grows beyond {MAX_WORD_LENGTH} characters")
-        self.scalars[name] = values
+        if size > MAX_WORD_LENGTH or len(values) > MAX_WORDS:
+            raise _refused(f"the variable {name} grows beyond {MAX_WORD_LENGTH} characters or {MAX_WORDS} words")
+        self.scalars[name], self.sizes[name] = values, size
         return True
 
     def _array(self, name: str) -> list[str]:
@@ -229,16 +247,21 @@ class _Reader:
             elif sign == ")":
                 self.at += 1
                 return values
-            elif sign in _ENDS:
+            elif sign in _ENDS or (sign in "<>" and self.text[self.at + 1 : self.at + 2] != "("):
                 raise _refused(f"the array {name}=( holds {sign!r}")
             else:
                 values += self._word()
+                if len(values) > MAX_WORDS:
+                    raise _refused(f"the array {name}=( holds more than {MAX_WORDS} words")
 
     def _word(self, *, splits: bool = True) -> list[str]:
         """The fields of one word; an unquoted variable may make several, or none."""
         word = _Word()
         while self.at < len(self.text):
             sign = self.text[self.at]
+            if sign in "<>" and self.text.startswith("(", self.at + 1):
+                word.split(self._process(self.at))
+                continue
             if sign in _BLANKS or sign in _ENDS or sign in "<>":
                 break
             self.at += 1
@@ -258,7 +281,17 @@ class _Reader:
             else:
                 word.add(sign)
         word.close()
+        self.num_words += len(word.fields)
+        self.num_characters += sum(map(len, word.fields))
+        if self.num_words > MAX_ALL_WORDS or self.num_characters > MAX_ALL_CHARACTERS:
+            raise _refused(f"the script grows beyond {MAX_ALL_WORDS} words or {MAX_ALL_CHARACTERS} characters")
         return word.fields
+
+    def _process(self, start: int) -> list[str]:
+        """A process in the place of a file, ``<(…)``: only a shell knows its name."""
+        self.at = start + 1
+        self._skip_substitution()
+        return self._unknown(start)
 
     def _quoted(self, word: _Word) -> None:
         is_nothing = False  # "${NAME[@]}" of an empty array is no word at all, unlike ""
@@ -337,7 +370,8 @@ class _Reader:
             end += 1
         expression = self.text[self.at + 2 : end]
         self.at = end + 2
-        known = {name: values[0] for name, values in self.scalars.items() if values}
+        named = {name: self.scalars.get(name) for name in _NAME.findall(expression)}
+        known = {name: values[0] for name, values in named.items() if values}
         value = whole_number(expression, known)
         return self._unknown(start) if value is None else [str(value)]
 

@@ -74,11 +74,10 @@ def _field(default: Any) -> Any:
     return ... if default is MISSING else default
 
 
-ConfigDocument: Any = create_model(
-    "ConfigDocument",
-    __base__=_Choices,
-    **{item.name: (_type_of(item.name, item.default), _field(item.default)) for item in fields(TrainingConfig)},
-)
+_CHOICES: dict[str, Any] = {
+    item.name: (_type_of(item.name, item.default), _field(item.default)) for item in fields(TrainingConfig)
+}
+ConfigDocument: Any = create_model("ConfigDocument", __base__=_Choices, **_CHOICES)
 
 
 class _Stage(Section):
@@ -112,7 +111,7 @@ class _Calibration(Section):
 
 
 class _Provenance(Section):
-    model: Model
+    model: Model | None = None  # absent where nothing was found
     share_of_time_by_evidence: dict[str, Share] = Field(default_factory=dict)
     calibration: _Calibration | None = None
     not_validated: tuple[Text, ...] = ()
@@ -201,7 +200,7 @@ class TrainingPlanDocument(PlanDocument):
     """A plan of the kind ``training``."""
 
     spec: TrainingSpec  # type: ignore[assignment]
-    config: ConfigDocument | Nothing
+    config: ConfigDocument | Nothing  # type: ignore[assignment]
     memory: _Memory | Nothing  # type: ignore[assignment]
     breakdown: list[PartDocument]  # type: ignore[assignment]
     provenance: _Provenance  # type: ignore[assignment]
@@ -218,6 +217,8 @@ class TrainingPlanDocument(PlanDocument):
             return self
         self._require_the_parts()
         config: Any = self.config
+        if self.provenance.model is None:
+            raise ValueError("provenance.model is missing")
         layers = self.provenance.model["num_hidden_layers"]
         if sum(config.layers_per_chunk) != layers:
             raise ValueError(f"layers_per_chunk has {sum(config.layers_per_chunk)} layers, the model {layers}")

@@ -147,5 +147,13 @@ def test_a_refusal_names_the_field(path: tuple[Any, ...], value: Any, words: str
         plan_from_document(forged(document, path, value), name="a file")
 
 
+def test_a_plan_that_found_nothing_is_accepted(catalog: Catalog) -> None:
+    made = make_plan({**TRAINING, "constraints": {"max_step_time": "1 ms"}}, catalog)
+    assert made.solution["status"] == "infeasible"
+    document = json.loads(json.dumps(made.to_document(clocks=False)))
+    plan = plan_from_document(document, name="a file")
+    assert pages(plan)
+
+
 def test_the_plan_itself_is_accepted(document: dict[str, Any]) -> None:
     assert plan_from_document(signed(document), name="a file").plan_id == document["plan_id"]

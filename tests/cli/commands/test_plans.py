@@ -133,8 +133,10 @@ def test_explain_draws_the_schedule(meshplan: Command, plan_id: str, tmp_path: P
     assert outcome.code == 0
     assert "stage 0 " in outcome.out
     assert picture.read_text(encoding="utf-8").startswith("<svg")
-    document = json.loads(meshplan("explain", "base", "--timeline", picture, "--format", "json").out)
+    document = json.loads(meshplan("explain", "base", "--timeline", picture, "--force", "--format", "json").out)
     assert document["step_s"] > 0
+    refused = meshplan("explain", "base", "--timeline", picture)
+    assert (refused.code, "--force" in refused.err) == (6, True)
     assert meshplan("explain", "base", "--timeline", tmp_path / "missing" / "schedule.svg").code == 6
 
 

@@ -1,0 +1,90 @@
+"""What is wrong with a set of an estimator's constants that somebody imports: an empty one would stop every plan."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from typing import Any
+
+from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
+from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe, MemoryConstants, TimeConstants
+from meshplan.catalogs.errors import closest_names, did_you_mean
+
+# Wide on purpose: a decade or more around everything that was fitted.
+_FACTORS = (0.01, 100.0)  # what multiplies a rate or a size
+_CONSTANTS = (0.0, 1e12)  # seconds, bytes, shares
+_MOST_ERROR = 5.0  # of a 90th percentile; e^5 in the logarithm
+_MOST_SAMPLES = 10**9
+_TEXTS = ("source", "date")
+
+
+def calibration_problems(framework: object, architecture: object, document: Mapping[str, Any]) -> Iterator[str]:
+    """Problems of one set of constants, each with its field.
+
+    Args:
+        framework: framework or engine that the set is stored for.
+        architecture: device generation that it is stored for.
+        document: what :meth:`Calibration.to_document` or :meth:`ServingCalibration.to_document` wrote.
+    """
+    serves = "engine" in document
+    parts = (
+        {"constants": ServingConstants}
+        if serves
+        else {"time": TimeConstants, "memory": MemoryConstants, "recipe": FrameworkRecipe}
+    )
+    named = "engine" if serves else "framework"
+    for name, wanted in ((named, framework), ("architecture", architecture)):
+        if document.get(name) != wanted:
+            yield f"{name} must be {wanted!r} as in the entry, not {document.get(name)!r}"
+    yield from _unknown(document, ServingCalibration if serves else Calibration, "")
+    for part, kind in parts.items():
+        section = document.get(part, {})
+        if not isinstance(section, Mapping):
+            yield f"{part} must be a mapping of constants, not {section!r}"
+            continue
+        yield from _unknown(section, kind, f"{part}.")
+        for name, value in section.items():
+            yield from _constant(part, str(name), value)
+    runs = document.get("num_runs", 0)
+    if not isinstance(runs, int) or isinstance(runs, bool) or not 0 <= runs <= _MOST_SAMPLES:
+        yield f"num_runs must be a whole number of at least 0, not {runs!r}"
+    yield from _errors(document)
+    for name in _TEXTS:
+        if not isinstance(document.get(name, ""), str):
+            yield f"{name} must be a text, not {document[name]!r}"
+
+
+def _errors(document: Mapping[str, Any]) -> Iterator[str]:
+    errors = document.get("error_p90", {})
+    if not isinstance(errors, Mapping):
+        yield f"error_p90 must map metrics to errors, not {errors!r}"
+        return
+    if errors and set(errors) != {"ttft", "tpot", "throughput"}:
+        yield f"error_p90 must hold ttft, tpot and throughput, not {', '.join(map(str, errors))}"
+    found = {f"error_p90.{name}": value for name, value in errors.items()}
+    found |= {name: document[name] for name in ("time_error_p90", "moe_time_error_p90") if name in document}
+    for name, value in found.items():
+        if not _is_number(value) or not 0.0 <= value <= _MOST_ERROR:
+            yield f"{name} must be within 0 and {_MOST_ERROR:g}, not {value!r}"
+
+
+def _unknown(document: Mapping[str, Any], kind: type[Any], path: str) -> Iterator[str]:
+    known = [item.name for item in fields(kind)]
+    for name in document:
+        if name not in known:
+            yield f"unknown constant {path}{name}{did_you_mean(closest_names(str(name), known))}"
+
+
+def _constant(part: str, name: str, value: Any) -> Iterator[str]:
+    if part == "recipe" and (name == "source" or isinstance(value, bool)):
+        if name == "source" and not isinstance(value, str):
+            yield f"recipe.source must be a text, not {value!r}"
+        return
+    low, high = _FACTORS if name.endswith(("_efficiency", "_factor")) else _CONSTANTS
+    if not _is_number(value) or not low <= value <= high:
+        yield f"{part}.{name} must be a number within {low:g} and {high:g}, not {value!r}"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
