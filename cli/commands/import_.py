@@ -289,8 +289,8 @@ def _changes(found: Imported, mine: Plan, better: Plan, catalog: Catalog) -> lis
     if target is None:
         return []
     try:
-        settings = [settings_of(emit_plan(plan, target, catalog).artifacts) for plan in (mine, better)]
+        before, after = (settings_of(emit_plan(plan, target, catalog).artifacts) for plan in (mine, better))
     except EmitError:
         return []
     written = [part for text in found.source_flags.values() for part in text.split(", ")]
-    return [f"{sign} {setting}" for sign, setting in changed_lines(*settings, written)]
+    return [f"{sign} {setting}" for sign, setting in changed_lines(before, after, written)]
