@@ -18,6 +18,17 @@ _RESOURCE = re.compile(r"[A-Za-z0-9.-]+/[A-Za-z0-9._-]+")
 _COLUMNS = (Column(key="path", title="File", wrap=False), Column(key="bytes", title="Bytes", right=True))
 
 
+PodResourceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pod-resource",
+        metavar="NAME=COUNT",
+        help="What each Kubernetes pod asks for besides devices: rdma/ib=8.",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 def emit(
     plan: PlanArgument,
@@ -54,15 +65,7 @@ def emit(
             "--model-path", metavar="PATH", help="Checkpoint to serve. Default: as published.", show_default=False
         ),
     ] = "",
-    pod_resource: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pod-resource",
-            metavar="NAME=COUNT",
-            help="What each Kubernetes pod asks for besides devices: rdma/ib=8.",
-            show_default=False,
-        ),
-    ] = None,
+    pod_resource: PodResourceOption = None,
     force: ForceOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,

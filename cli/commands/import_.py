@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +16,12 @@ from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
+    from meshplan.planner.core.plan import Plan
     from meshplan.planner.imports.spec import Imported
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
 _COMMENT_WIDTH = 118
+_CURRENT, _PROPOSED = "current", "proposed"
 WhatArgument = Annotated[
     list[str],
     typer.Argument(
@@ -89,7 +91,7 @@ FreeOption = Annotated[
     bool, typer.Option("--free", help="Leave 'fixed' out, so that planning may change every choice.")
 ]
 CompareOption = Annotated[
-    bool, typer.Option("--compare", help="Price it, search for a better plan, and show the differences.")
+    bool, typer.Option("--compare", help="Price it, search for a better plan, store both, and show the differences.")
 ]
 
 
@@ -148,7 +150,7 @@ def import_(
     if out is not None:
         _write(spec_text(found), out, force=force)
     if compare:
-        _compare(found, catalog, form)
+        _compare(found, catalog, form, _keeper(catalog))
     elif form in (Format.JSON, Format.YAML):
         show_document(found.to_document(), form)
     else:
@@ -217,7 +219,22 @@ def _write(text: str, out: Path, *, force: bool) -> None:
     write_file(out, text, force=force)
 
 
-def _compare(found: Imported, catalog: Catalog, form: Format) -> None:
+def _keeper(catalog: Catalog) -> Callable[[Plan, str], None]:
+    """Stores a plan under a name; plans that found nothing are not stored."""
+    from meshplan.catalogs.database.plan_rows import PlanRows
+    from meshplan.cli.reports.plan import is_infeasible
+    from meshplan.planner import store
+
+    rows = PlanRows(catalog.engine)
+
+    def keep(made: Plan, name: str) -> None:
+        if not is_infeasible(made):
+            store.save(made, rows, name=name)
+
+    return keep
+
+
+def _compare(found: Imported, catalog: Catalog, form: Format, keep: Callable[[Plan, str], None]) -> None:
     from meshplan.cli.progress import progress_line
     from meshplan.cli.render import show_document, show_text, terminal_width
     from meshplan.cli.reports.comparison import comparison_report
@@ -232,9 +249,14 @@ def _compare(found: Imported, catalog: Catalog, form: Format) -> None:
     if is_infeasible(better):
         show_plan(better, form)
         raise typer.Exit(EXIT_INFEASIBLE)
+    for made, name in ((mine, _CURRENT), (better, _PROPOSED)):
+        keep(made, name)
     comparison = compare_plans([mine, better])
+    changes = _changes(found, mine, better, catalog)
     if form in (Format.JSON, Format.YAML):
-        show_document({**found.to_document(), "comparison": comparison.to_document()}, form)
+        ids = {_CURRENT: mine.plan_id, _PROPOSED: better.plan_id}
+        document = {"plans": ids, "comparison": comparison.to_document(), "changes": changes}
+        show_document({**found.to_document(), **document}, form)
         return
     lines = (
         ["the imported configuration does not fit the devices' memory, by the estimate\n"]
@@ -243,4 +265,29 @@ def _compare(found: Imported, catalog: Catalog, form: Format) -> None:
     )
     lines += [f"assumed: {one.term} = {one.value} ({one.why})" for one in found.assumed]
     lines += [f"not understood: {text}" for text in found.unread]
-    show_text("".join(f"{text}\n" for text in lines) + "\n" + comparison_report(comparison, width=terminal_width()))
+    named = replace(comparison, plan_ids=(_CURRENT, _PROPOSED))
+    text = "".join(f"{line}\n" for line in lines) + "\n" + comparison_report(named, width=terminal_width())
+    if changes:
+        text += "\nYour command, with the flags of the proposal:\n\n" + "".join(f"  {line}\n" for line in changes)
+    text += (
+        f"\n{_CURRENT} is plan {mine.plan_id}, {_PROPOSED} is plan {better.plan_id}. "
+        f"Next: meshplan emit {better.plan_id} --out DIR\n"
+    )
+    show_text(text)
+
+
+def _changes(found: Imported, mine: Plan, better: Plan, catalog: Catalog) -> list[str]:
+    """``- flag`` and ``+ flag`` for each setting that the proposal changes; none where one has no files."""
+    from meshplan.catalogs.errors import EmitError
+    from meshplan.planner.imports.changes import changed_lines, settings_of
+    from meshplan.planner.service import emit_plan, plan_target
+
+    target = plan_target(better)
+    if target is None:
+        return []
+    try:
+        before, after = (settings_of(emit_plan(plan, target, catalog).artifacts) for plan in (mine, better))
+    except EmitError:
+        return []
+    written = [part for text in found.source_flags.values() for part in text.split(", ")]
+    return [f"{sign} {setting}" for sign, setting in changed_lines(before, after, written)]

@@ -16,7 +16,7 @@ from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
 from meshplan.planner.core.documents import parse_document
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
-from meshplan.planner.imports.containers import commands_of, is_manifest
+from meshplan.planner.imports.containers import commands_of, is_manifest, task_of
 from meshplan.planner.imports.launchers import read_launch, repeated_flags, split_options
 from meshplan.planner.imports.reading import Assumption, Given, Reading
 from meshplan.planner.imports.registry import SOURCES, source_of
@@ -99,6 +99,8 @@ def _given(
         if isinstance(content, str):
             text = content
             script = _flag_file(content) or read_script(content, variables)
+        elif (task := task_of(content)) is not None:
+            script = read_script(task[0], {**task[1], **variables})
         elif is_manifest(content):
             deployed += [
                 Statement(line=1, words=one.words, num_hosts=one.num_hosts, num_replicas=one.num_replicas)

@@ -64,6 +64,17 @@ def _command(image: str, entry: Sequence[str], arguments: Sequence[str]) -> tupl
     return (*(entry or _ENTRY_POINTS.get(name, ())), *arguments)
 
 
+def task_of(document: Mapping[str, Any]) -> tuple[str, dict[str, str]] | None:
+    """Script and variables of a SkyPilot task; None where the document is none."""
+    script, resources = document.get("run"), document.get("resources")
+    if not isinstance(script, str) or not isinstance(resources, Mapping):
+        return None
+    asked = resources.get("accelerators")
+    named = next(iter(asked.items()), ("", 1)) if isinstance(asked, Mapping) else str(asked).partition(":")[::2]
+    variables = {"SKYPILOT_NUM_GPUS_PER_NODE": str(named[1] or 1)}
+    return script, {**variables, "SKYPILOT_NUM_NODES": str(_count(document.get("num_nodes"), 1))}
+
+
 def is_manifest(document: Mapping[str, Any]) -> bool:
     """Whether a document is a compose file or a Kubernetes object."""
     return isinstance(document.get("services"), Mapping) or {"apiVersion", "kind"} <= document.keys()
@@ -92,6 +103,8 @@ def _deployed(node: Any, depth: int, hosts: int, replicas: int) -> Iterator[Comm
             yield from _deployed(item, depth + 1, hosts, replicas)
     if not isinstance(node, Mapping):
         return
+    if isinstance(node.get("modelFormat"), Mapping):
+        yield Command(words=_kserve(node), num_replicas=replicas)
     hosts, replicas = _count(node.get("size"), hosts), _count(node.get("replicas"), replicas)
     if isinstance(node.get("leaderWorkerTemplate"), Mapping):
         hosts = _count(node["leaderWorkerTemplate"].get("size"), hosts)
@@ -104,6 +117,14 @@ def _deployed(node: Any, depth: int, hosts: int, replicas: int) -> Iterator[Comm
     for key, value in node.items():
         if key != "containers":
             yield from _deployed(value, depth + 1, hosts, replicas)
+
+
+def _kserve(model: Mapping[str, Any]) -> tuple[str, ...]:
+    """KServe's own runtime of Hugging Face models starts vLLM (kserve.github.io, "LLM serving runtime")."""
+    arguments = [part.replace("--model_id", "--model") for part in _words(model.get("args"))]
+    stored = str(model.get("storageUri", ""))
+    named = ["--model", stored.removeprefix("hf://")] if stored.startswith("hf://") else []
+    return ("vllm", "serve", *named, *(part for part in arguments if not part.startswith("--model_name")))
 
 
 def _count(value: object, default: int) -> int:

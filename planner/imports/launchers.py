@@ -13,10 +13,11 @@ from meshplan.planner.imports.reading import Launch
 _HOSTS = ("--nnodes", "--num-nodes", "--num-machines", "--nodes", "-N")
 _PER_HOST = ("--nproc-per-node", "--num-gpus", "--gpus-per-node", "--ntasks-per-node")
 _ALL = ("--num-processes",)
+_TASKS = ("--ntasks",)
 _TORCHRUN = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 # Programs that are started by their name.
 _PROGRAMS = frozenset({"vllm", "sglang", "trtllm-serve", "axolotl", "tune"})
-_SHORT = {"-n": "--ntasks", "-H": "--hostfile"}
+_SHORT = {"-n": "--ntasks", "-np": "--ntasks", "--np": "--ntasks", "-H": "--hostfile"}
 
 
 def split_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
@@ -75,6 +76,8 @@ def read_launch(words: Sequence[str], batch_options: Sequence[str] = ()) -> Laun
     per_host = _number(own, _PER_HOST, problems)
     total = _number(own, _ALL, problems)
     is_torchrun = any(word.rsplit("/", 1)[-1] in _TORCHRUN for word in head)
+    if total is None and not is_torchrun:  # a task is an agent there, and a rank elsewhere
+        total = _number(own, _TASKS, problems)
     batch_hosts = _number(batch, _HOSTS, problems)
     if hosts is None:
         # torchrun's default; deepspeed's where no hostfile names others.

@@ -22,7 +22,7 @@ MAX_ALL_CHARACTERS = 2**24
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=")
 _BRACED = re.compile(
-    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?:\[(?P<which>[@*]|[0-9]{1,6})\])?(?::?[-=](?P<default>[^{}]*))?"
+    r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[1-9])(?:\[(?P<which>[@*]|[0-9]{1,6})\])?(?::?[-=](?P<default>[^{}]*))?"
 )
 _HEREDOC = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _SBATCH = re.compile(r"^#SBATCH\s+(.+)$", re.MULTILINE)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshplan.planner.core.certificate import Certificate
-from meshplan.planner.core.instance_schema import AMOUNT, ARRAY, COUNT, TEXT, instance_schema
+from meshplan.planner.core.instance_reader import AMOUNT, ARRAY, COUNT, TEXT, instance_schema
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.stand_alone import answer_plan

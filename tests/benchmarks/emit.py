@@ -1,21 +1,29 @@
-"""CPU milliseconds to emit one plan, and to read it back, for every training target (design: below 50 ms a plan)."""
+"""CPU milliseconds to emit one plan, and to read it back, for every training target (design: below 50 ms a plan).
+
+Then random plans to every target: how many become files, how many are refused, and what is wrong: devices other than
+the plan's, refusals without reason. ``emit.py 500`` draws 500 of each kind (the default is 100).
+"""
 
 from __future__ import annotations
 
+import random
 import sys
 import tempfile
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
 from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, request_for
+from emitted import random_serving, random_training, serving_outcomes, training_outcomes
 from read_back_cases import FILES, read_back
 
 from meshplan.planner.launch.registry import TARGETS, emit
 
 REPEATS = 50
+RANDOM_PLANS = 100
 LARGE = config_for(LLAMA_70B, tensor_parallel=8, pipeline_parallel=8, data_parallel=160)
 CONFIGS = {
     "torchtitan": config_for(LLAMA_70B, tensor_parallel=8, pipeline_parallel=4, data_parallel=2, zero_stage=3),
@@ -45,6 +53,23 @@ def main() -> None:
     started = time.process_time()
     emit("megatron", request)
     print(f"{'megatron':<12} {LARGE.world_size:>6} devices  emit {(time.process_time() - started) * 1e3:6.2f} ms")
+    random_plans(int(sys.argv[1]) if len(sys.argv) > 1 else RANDOM_PLANS)
+
+
+def random_plans(num_plans: int) -> None:
+    """Print a line for each target."""
+    draw = random.Random(500)
+    emitted: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    wrong: list[str] = []
+    for _ in range(num_plans):
+        for outcome in (*serving_outcomes(random_serving(draw)), *training_outcomes(random_training(draw))):
+            (emitted if outcome.is_emitted else refused)[outcome.target] += 1
+            if outcome.wrong:
+                wrong.append(f"{outcome.target}: {outcome.wrong}")
+    for target in sorted(emitted.keys() | refused.keys()):
+        print(f"{target:<22} {num_plans} random plans: {emitted[target]:>4} emitted, {refused[target]:>4} refused")
+    print(f"wrong: {len(wrong)}", *wrong[:20], sep="\n  ")
 
 
 if __name__ == "__main__":

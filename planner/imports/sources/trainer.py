@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from meshplan.planner.emit.terms import Arguments, ReadBack, Term, count, read_all, stated
@@ -67,17 +68,23 @@ TERMS = (
 )
 
 
+def _arguments(given: Given) -> dict[str, Any]:
+    """Flags, and the keys of a file that holds such flags (TRL's and LLaMA-Factory's YAML)."""
+    written = {f"--{key}": value for key, value in given.document.items()}
+    return with_dashes({**written, **given.arguments})
+
+
 def recognises(given: Given) -> bool:
     """Whether the flags are those of a script with the Trainer."""
-    arguments = with_dashes(given.arguments)
+    arguments = _arguments(given)
     return _BATCH in arguments or {"--model-name-or-path", "--output-dir"} <= arguments.keys()
 
 
 def read(given: Given) -> Reading:
     """A script without a configuration of its own: plain replicas, ``--fsdp``, or a DeepSpeed file that is not here."""
     reading = Reading(source=SOURCE, target="any", launch=given.launch)
-    arguments = with_dashes(given.arguments)
-    take(reading, given)
+    arguments = _arguments(given)
+    take(reading, replace(given, arguments=arguments))
     fsdp = str(arguments.get("--fsdp", "")).split()
     for name in fsdp[:1]:
         reading.target = "accelerate"

@@ -122,3 +122,16 @@ def test_own_files_come_back(meshplan: Command, spec: Path, tmp_path: Path) -> N
         "spec"
     ]
     assert all(planned[name] == value for name, value in found["fixed"].items())
+
+
+def test_a_comparison_says_current_and_proposed_and_keeps_both(meshplan: Command) -> None:
+    command = "vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 8 --max-num-seqs 64"
+    answers = ("--node-type", "dgx-h100", "--input-length", "1000", "--output-length", "200", "--concurrency", "32")
+    done = meshplan("import", command, *answers, "--compare")
+    heads = [line for line in done.out.splitlines() if line.split()[:1] in (["Choice"], ["Predicted"])]
+    assert heads
+    assert all("current" in head and "proposed" in head for head in heads)
+    assert "  - -tp 8\n" in done.out
+    assert "  + --tensor-parallel-size " in done.out
+    names = {row["name"] for row in meshplan("plans", "list", "-f", "json").json}
+    assert {"current", "proposed"} <= names

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import jsonschema
 import pytest
 import yaml
 from emit_cases import DEEPSEEK_V3, LLAMA_70B, MIXTRAL
+from emitted import pods
 from golden_variants import difference
 from llm_d_schema import LLM_D_VALUES
 from lws_schema import LEADER_WORKER_SET
@@ -39,34 +39,6 @@ def pair(engine: str) -> ServingRequest:
 def documents(target: str, request: ServingRequest) -> list[dict[str, Any]]:
     file = next(file for file in emit_serving(target, request).artifacts if str(file.path).endswith(".yaml"))
     return list(yaml.load_all(file.content, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
-
-
-def pods(document: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """(how many, spec) of every pod that asks for devices or routes."""
-    spec = document.get("spec", {})
-    if "modelArtifacts" in document:
-        for part in (document["prefill"], document["decode"]):
-            if part["create"]:
-                yield part["replicas"] * part["parallelism"]["workers"], part
-    elif document["kind"] == "LeaderWorkerSet":
-        group = spec["leaderWorkerTemplate"]
-        yield spec["replicas"], group["leaderTemplate"]["spec"]
-        yield spec["replicas"] * (group["size"] - 1), group["workerTemplate"]["spec"]
-    elif document["kind"] == "LLMInferenceService":
-        for part in (spec, spec.get("prefill", {})):
-            if part:
-                said = part["parallelism"]
-                nodes = 1
-                if "worker" in part:
-                    nodes = said["data"] // said["dataLocal"] if "data" in said else said["pipeline"]
-                    yield part["replicas"] * (nodes - 1), part["worker"]
-                yield part["replicas"], part["template"]
-    elif document["kind"] == "DynamoGraphDeployment":
-        for component in spec["components"]:
-            nodes = component.get("multinode", {}).get("nodeCount", 1)
-            yield component["replicas"] * nodes, component["podTemplate"]["spec"]
-    elif document["kind"] == "Deployment":
-        yield spec["replicas"], spec["template"]["spec"]
 
 
 def num_devices(found: list[dict[str, Any]]) -> int:
