@@ -8,15 +8,16 @@ Nothing here decides and nothing depends on the kind of question: each step asks
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
+from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.documents import read_spec_file
-from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Question, kind_of, offered
+from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Question, certifier, kind_of, offered
 from meshplan.planner.emit.artifact import EmitOptions, plan_artifact
 from meshplan.planner.emit.writer import write_artifacts
 
@@ -48,6 +49,7 @@ def make_plan(
     top: int = DEFAULT_TOP,
     time_limit_s: float | None = None,
     on_progress: OnProgress | None = None,
+    certify: bool = False,
 ) -> Plan:
     """Answer one question.
 
@@ -59,13 +61,15 @@ def make_plan(
         top: candidates to keep in the plan's table.
         time_limit_s: seconds after which the best so far is returned with its gap; None for as long as it takes.
         on_progress: called with incumbent and bound now and then.
+        certify: answer the question again by a second, independent way, and put what it says into the plan's
+            ``certificate``. Ctrl-C during this keeps the plan.
 
     Returns:
         The plan. Where none exists its solution has the status ``infeasible`` and names the
         binding constraint and the least change that helps.
 
     Raises:
-        SpecError: the spec is malformed; every problem at once.
+        SpecError: the spec is malformed; every problem at once. Or its kind has no second way.
     """
     document, folder = read_spec_file(spec, base)
     question = Question(
@@ -77,7 +81,18 @@ def make_plan(
         time_limit_s=time_limit_s,
         on_progress=on_progress,
     )
-    return cast("Plan", kind_of(document).offers("plan")(question))
+    kind = kind_of(document)
+    second_way = certifier(kind) if certify else None
+    made = cast("Plan", kind.offers("plan")(question))
+    return made if second_way is None else _certified(made, question, second_way)
+
+
+def _certified(made: Plan, question: Question, second_way: Callable[[Question, Plan], Certificate]) -> Plan:
+    try:
+        certificate = second_way(question, made)
+    except KeyboardInterrupt:
+        certificate = Certificate(method="none", covers="interrupted", checks=())
+    return replace(made, certificate=certificate.to_document())
 
 
 def estimate_plan(spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, base: Path | None = None) -> Plan:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, StoreError, closest_names, did_you_mean
 from meshplan.planner.core.documents import read_document
-from meshplan.planner.core.plan import CLOCK_FIELDS, PLAN_ID_LENGTH, Plan, digest
+from meshplan.planner.core.plan import CLOCK_FIELDS, NOT_IN_DIGEST, PLAN_ID_LENGTH, Plan, digest
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun
@@ -76,7 +76,7 @@ def plan_from_document(document: Mapping[str, Any], *, name: str) -> Plan:
 def _content_id(document: Mapping[str, Any]) -> str:
     """The id that belongs to the document as it stands, whichever version of meshplan wrote it."""
     solution = {key: value for key, value in document["solution"].items() if key not in CLOCK_FIELDS}
-    content = {key: value for key, value in document.items() if key != "plan_id"}
+    content = {key: value for key, value in document.items() if key not in NOT_IN_DIGEST}
     return digest({**content, "solution": solution})[:PLAN_ID_LENGTH]
 
 

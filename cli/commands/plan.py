@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from meshplan.catalogs.errors import EXIT_INFEASIBLE
+from meshplan.catalogs.errors import EXIT_INFEASIBLE, EXIT_SOLVER
 from meshplan.cli.database import open_catalog
 from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SeedOption, SpecArgument
 from meshplan.cli.render import Format
@@ -42,6 +42,9 @@ def plan(
         ),
     ] = None,
     seed: SeedOption = 0,
+    certify: Annotated[
+        bool, typer.Option("--certify", help="Check the answer again by a second, independent way.")
+    ] = False,
     out: OutOption = None,
     force: ForceOption = False,
     store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the plan in the database.")] = True,
@@ -54,10 +57,12 @@ def plan(
 ) -> None:
     """Find the best plan for SPEC, prove how good it is, store it, and write its launcher files where --out is given.
 
-    Exit code 3 when no plan exists; the answer then names the binding constraint and the least change.
+    Exit code 3 when no plan exists; the answer then names the binding constraint and the least change. Exit code 5
+    when --certify finds that the second way disagrees.
     """
     from meshplan.cli.progress import progress_line
     from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
+    from meshplan.planner.core.certificate import disagrees
     from meshplan.planner.core.documents import read_document
     from meshplan.planner.service import make_plan
 
@@ -72,6 +77,7 @@ def plan(
             top=top,
             time_limit_s=time_limit,
             on_progress=on_progress,
+            certify=certify,
         )
     stored = store and not is_infeasible(made)
     if stored:
@@ -83,6 +89,8 @@ def plan(
     finally:
         # A plan may have taken long to find: it is shown even where its files could not be written.
         show_plan(made, form, footer=stored_text(made, stored=stored, db=db, files=files, out=out))
+    if disagrees(made.certificate):
+        raise typer.Exit(EXIT_SOLVER)
     if is_infeasible(made):
         raise typer.Exit(EXIT_INFEASIBLE)
 

@@ -9,6 +9,7 @@ from typing import Any
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
 from meshplan.cli.reports.configuration import config_text
+from meshplan.planner.core.certificate import AGREES, DISAGREES, UNFINISHED
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
@@ -38,6 +39,25 @@ def effort_text(solution: Mapping[str, Any]) -> str:
 def paragraph(text: str, width: int, indent: str = "") -> str:
     """Wrapped text, newline at the end; an address stays in one piece, so that it can be opened."""
     return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def certificate_text(plan: Plan, width: int) -> str:
+    """What a second, independent way says of the plan; empty where nobody asked."""
+    certificate = plan.certificate
+    if certificate is None:
+        return ""
+    verdict = {AGREES: "agrees", DISAGREES: "DISAGREES", UNFINISHED: "did not come to an end"}[certificate["outcome"]]
+    text = paragraph(f"Second opinion {verdict}: {certificate['method']}; {certificate['covers']}", width)
+    lines = [
+        f"{'yes' if check['agrees'] else 'NO'}: {check['what']}: stated {_figure(check['stated'])}, "
+        f"found {_figure(check['found'])}"
+        for check in certificate["checks"]
+    ]
+    return "\n" + text + "".join(paragraph(f"  {line}", width, "    ") for line in lines)
+
+
+def _figure(value: float | str | None) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def rejected_section(plan: Plan, width: int) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from meshplan.cli.render import TABLE_WIDTH, Column, Format, Row, show_document, show_rows, show_text, terminal_width
-from meshplan.cli.reports.parts import paragraph
+from meshplan.cli.reports.parts import certificate_text, paragraph
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
@@ -53,7 +53,7 @@ def show_plan(plan: Plan, form: Format, *, footer: str = "") -> None:
     if form in (Format.JSON, Format.YAML):
         show_document(plan.to_document(), form)
     elif form is Format.TABLE:
-        text = view.report(plan, width=terminal_width())
+        text = view.report(plan, width=terminal_width()) + certificate_text(plan, terminal_width())
         show_text(f"{text}\n{footer}" if footer else text)
     else:
         show_rows(view.top_rows(plan), tuple(view.top_columns(plan)), form)

@@ -7,6 +7,8 @@ optional, and a kind without one says so in an error that names those that have 
 ``estimate(question)``        prices the one configuration that the spec pins
 ``explain(plan)``             why the plan is as it is; has ``to_document()``
 ``instead(plan, …)``          the best plan with other choices pinned
+``certify(question, plan)``   answers the question again by a second, independent way; returns a
+                              :class:`~meshplan.planner.core.certificate.Certificate`
 ``written_out(spec)``         the spec with its defaults, for comparisons
 ``timeline``, ``mapping_view``, ``pareto_page``   pictures
 ``row_validator(…)``          of (all measured rows, catalog, folder of traces or None): the function that predicts
@@ -124,6 +126,20 @@ def kind_of(document: Mapping[str, Any]) -> Kind:
         return KINDS[name]
     hint = did_you_mean(closest_names(str(name), KINDS)) if name is not None else ""
     raise SpecError([Problem(path="kind", message=f"must be one of {', '.join(KINDS)}, not {name!r}{hint}")])
+
+
+def certifier(kind: Kind) -> Any:
+    """The kind's ``certify(question, plan)``.
+
+    Raises:
+        SpecError: its answers cannot be checked a second time.
+    """
+    function = kind.offers("certify")
+    if function is None:
+        known = ", ".join(one.name for one in KINDS.values() if one.offers("certify")) or "none"
+        message = f"answers of {kind.name} cannot be checked a second time (--certify); kinds that can: {known}"
+        raise SpecError([Problem(path="kind", message=message)])
+    return function
 
 
 def offered(plan: Plan, ability: str, what: str) -> Any:

@@ -17,6 +17,8 @@ from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, Mixt
 
 # Fields of the run, not of the answer; no digest covers them.
 CLOCK_FIELDS = ("wall_s", "cpu_s", "created_at")
+# Fields of a plan's JSON beside its content.
+NOT_IN_DIGEST = ("plan_id", "certificate")
 PLAN_ID_LENGTH = 12
 
 
@@ -76,6 +78,8 @@ class Plan:
         rejected: reason → count and an example, for candidates that are not legal or do not fit.
         mapping: which rank sits where and what that is worth, where the links differ or not all nodes may be used.
         answer: the decision of a stand-alone problem, in that problem's own format.
+        certificate: what a second, independent way says of this answer
+            (:class:`~meshplan.planner.core.certificate.Certificate`); no digest covers it. None where nobody asked.
     """
 
     kind: str
@@ -93,6 +97,7 @@ class Plan:
     rejected: tuple[Mapping[str, Any], ...] = ()
     answer: Mapping[str, Any] | None = None
     mapping: Mapping[str, Any] | None = None
+    certificate: Mapping[str, Any] | None = None
 
     @property
     def plan_id(self) -> str:
@@ -110,7 +115,8 @@ class Plan:
         Args:
             clocks: with the run's own clock times; without them the same question gives the same bytes.
         """
-        return {"plan_id": self.plan_id, **self._document(clocks=clocks)}
+        document = {"plan_id": self.plan_id, **self._document(clocks=clocks)}
+        return document if self.certificate is None else {**document, "certificate": dict(self.certificate)}
 
     def _document(self, *, clocks: bool) -> dict[str, Any]:
         solution = {key: value for key, value in self.solution.items() if clocks or key not in CLOCK_FIELDS}
@@ -159,6 +165,7 @@ class Plan:
             rejected=tuple(document["rejected"]),
             answer=document.get("answer"),
             mapping=document.get("mapping"),
+            certificate=document.get("certificate"),
         )
 
 
