@@ -83,7 +83,9 @@ def status_text(plan: Plan) -> str:
     if solution["status"] == "infeasible":
         return f"infeasible: {seen}, none meets every SLO"
     if solution["status"] == "optimal":
-        known = f"optimal under the model, within the sampling noise of 1 %; {seen}"
+        gap = solution["gap"] or 0.0
+        within = f", within the {percent(gap)} that sampling leaves open" if gap else ""
+        known = f"optimal under the model{within}; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
     return f"{known}; {effort_text(solution)}"
@@ -203,6 +205,9 @@ def sampling_text(plan: Plan, width: int) -> str:
     if "attainment" in sampling:
         text += f"; {percent(sampling['attainment'])} of them meet every SLO"
         text += f" (at least {percent(sampling['attainment_at_least'])})"
+    if "highest_rate" in sampling:
+        low, high = (f"{sampling['highest_rate'][end]:.3g}" for end in ("low", "high"))
+        text += f"; the highest rate is shown to lie between {low} and {high} requests/s (99 %)"
     return paragraph(f"{text}.", width) if intervals else ""
 
 

@@ -46,7 +46,7 @@ def _relaxed_slos(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]
             found = _best(replace(problem, slos=_with(problem.slos, slo, relaxed)), seed)
             if found is None:
                 continue
-            value = found.judged.metrics.value(slo)
+            value = found.judged.shown_s(slo)
             yield {
                 "constraint": _limit_text(slo),
                 "change": f"{slo.key}: {_rounded_up(value):g}",
@@ -63,7 +63,7 @@ def _all_relaxed(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]
         found = _best(replace(problem, slos=relaxed), seed)
         if found is None:
             continue
-        reached = {slo.key: found.judged.metrics.value(slo) for slo in problem.slos}
+        reached = {slo.key: found.judged.shown_s(slo) for slo in problem.slos}
         violated = [slo for slo in problem.slos if not slo.is_met(reached[slo.key])]
         yield {
             "constraint": " and ".join(_limit_text(slo) for slo in violated),

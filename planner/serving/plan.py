@@ -14,7 +14,7 @@ from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.resolve import ResolvedServing
-from meshplan.planner.serving.search.branch import NOISE, Simulated
+from meshplan.planner.serving.search.branch import Simulated
 from meshplan.planner.serving.search.candidates import config_label, usd_per_million_tokens
 from meshplan.planner.serving.search.search import ServingReport
 
@@ -223,7 +223,7 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
     if other.judged.violated:
         slo, value = other.judged.worst_violation
         return f"{slo.key} {slo.excess_text(value)}"
-    if abs(other.score / chosen.score - 1.0) <= NOISE:
+    if abs(other.score / chosen.score - 1.0) <= chosen.judged.rate_error:
         return "equal, less simple"
     return f"objective {other.score / chosen.score - 1.0:+.1%}"
 

@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import checkpoint_formats
-from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
 from meshplan.planner.serving.problem.trace import read_trace
 
@@ -177,7 +177,7 @@ def _workload(spec: ServingSpec, base: Path) -> ServingWorkload:
         request_rate_per_s=rate,
         concurrency=asked.concurrency,
         burstiness=asked.burstiness,
-        num_requests=asked.num_requests or (DEFAULT_NUM_REQUESTS if trace is None else len(trace)),
+        num_requests=asked.num_requests or (None if trace is None else len(trace)),
         prefix_hit_rate=asked.prefix_hit_rate,
         num_prefixes=asked.num_prefixes,
         trace=trace,

@@ -19,14 +19,13 @@ from dataclasses import dataclass
 from meshplan.planner.core.solution import OnProgress, Progress
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.candidates import INFINITE, Candidate, rechunked, score_of
-from meshplan.planner.serving.search.slo_judgement import HighestRate, Judged, judge
+from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, Judged, judge
+from meshplan.planner.serving.search.trials import FEWEST
 
 # Deployments that are simulated at most: a hundred simulations cost about two seconds.
 MAX_SIMULATED = 60
 # Deployments that are simulated though the bound already proves the incumbent: the runners-up of the table.
 MIN_SIMULATED = 6
-# Sampling noise of a simulated throughput; a bound within it of the incumbent proves nothing better is to be found.
-NOISE = 0.01
 # Rates that differ by less are one rate.
 SAME = 1e-9
 
@@ -73,6 +72,11 @@ class Branch:
             self._put(candidate.score, candidate, None)
         self.num_started = 0
         self.incumbent = INFINITE
+        # Measured relative uncertainty of the incumbent's score; a bound within it of the incumbent proves that nothing
+        # better is to be found.
+        self.error = 0.0
+        # Least score of what was given up without being shown to violate an SLO at every better rate.
+        self.not_refuted = INFINITE
         self.simulated: list[Simulated] = []
 
     def run(self) -> tuple[list[Simulated], float]:
@@ -80,10 +84,12 @@ class Branch:
         unseen = INFINITE
         while self.left:
             bound, _, candidate, search = heapq.heappop(self.left)
-            proven = self.incumbent <= bound * (1.0 + NOISE)
+            proven = self.incumbent <= bound * (1.0 + self.error)
             is_late = self.deadline is not None and time.perf_counter() > self.deadline
             if search is not None:
-                if proven or is_late:
+                if proven and not is_late and search.look_above():
+                    self._note(bound, candidate, search)
+                elif proven or is_late:
                     self._end(candidate, search.judged())
                     unseen = min(unseen, INFINITE if proven else bound)
                 else:
@@ -92,7 +98,7 @@ class Branch:
                 proven and self.num_started >= MIN_SIMULATED
             ):
                 self.num_started += 1
-                self._start(candidate)
+                self._start(candidate, is_only_shown=proven)
             elif not proven:
                 unseen = min(unseen, bound)
             if self.on_progress is not None:
@@ -103,14 +109,15 @@ class Branch:
     def _put(self, bound: float, candidate: Candidate, search: HighestRate | None) -> None:
         heapq.heappush(self.left, (bound, next(self.order), candidate, search))
 
-    def _start(self, candidate: Candidate) -> None:
+    def _start(self, candidate: Candidate, *, is_only_shown: bool) -> None:
         if _has_free_rate(self.problem):
             costs = [worker.cost for worker, _ in candidate.parts]
             rate = candidate.request_rate_per_s
             search = HighestRate(self.problem, candidate.config, high_per_s=rate, seed=self.seed, costs=costs)
             self._narrow(candidate.score, candidate, search)
         else:
-            self._end(candidate, judge_once(self.problem, candidate, seed=self.seed))
+            num = FEWEST if is_only_shown else None
+            self._end(candidate, judge_once(self.problem, candidate, seed=self.seed, num_requests=num))
 
     def _narrow(self, bound: float, candidate: Candidate, search: HighestRate) -> None:
         """One more simulation of a deployment whose highest rate is searched for."""
@@ -120,18 +127,36 @@ class Branch:
         equal = min(at_most / self.incumbent, 1.0) * most
         untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.num_runs
         search.narrow(equal if equal > 0.0 and untried else None)
+        self._note(bound, candidate, search)
+
+    def _note(self, bound: float, candidate: Candidate, search: HighestRate) -> None:
+        """A deployment's bracket has changed: the incumbent, and what is left of the deployment."""
+        most = candidate.request_rate_per_s
+        at_most = score_of(
+            self.problem, candidate, request_rate_per_s=most, tokens_per_s=most * search.tokens_per_request
+        )
         if search.met_per_s:
-            self.incumbent = min(self.incumbent, at_most * most / search.met_per_s)
-        if search.is_closed:
+            self._improve(at_most * most / search.met_per_s, RATE_TOLERANCE)
+        if search.is_closed and not search.look_above():
             self._end(candidate, search.judged())
         else:
             self._put(max(bound, at_most * most / search.violated_per_s), candidate, search)
+
+    def _improve(self, score: float, error: float) -> None:
+        if score < self.incumbent:
+            self.incumbent, self.error = score, error
 
     def _end(self, candidate: Candidate, judged: Judged) -> None:
         """Record a result. A violated SLO on the time between tokens adds candidates with smaller prefill chunks."""
         score = INFINITE if judged.violated else score_judged(self.problem, candidate, judged)
         self.simulated.append(Simulated(candidate=candidate, judged=judged, score=score))
-        self.incumbent = min(self.incumbent, score)
+        self._improve(score, judged.rate_error)
+        if judged.refuted_per_s:
+            tokens_per_s = judged.refuted_per_s * self.problem.workload.mean_lengths[1]
+            at_refuted = score_of(
+                self.problem, candidate, request_rate_per_s=judged.refuted_per_s, tokens_per_s=tokens_per_s
+            )
+            self.not_refuted = min(self.not_refuted, at_refuted)
         if any(slo.metric in ("tpot", "itl") for slo, _ in judged.violated):
             for smaller in rechunked(self.problem, candidate):
                 self._put(smaller.score, smaller, None)
@@ -143,11 +168,14 @@ def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: i
     return simulated[0]
 
 
-def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int) -> Judged:
-    """Simulate a candidate once under the given load; if the load is free, at its maximum concurrency."""
+def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int, num_requests: int | None = None) -> Judged:
+    """Simulate a candidate under the given load; if the load is free, at its maximum concurrency.
+
+    ``num_requests``: of one run, where the candidate cannot win; None: as many as decide it.
+    """
     costs = [worker.cost for worker, _ in candidate.parts]
     running = candidate.num_running if problem.has_free_load else None
-    return judge(problem, candidate.config, num_running=running, seed=seed, costs=costs)
+    return judge(problem, candidate.config, num_running=running, num_requests=num_requests, seed=seed, costs=costs)
 
 
 def score_judged(problem: ServingProblem, candidate: Candidate, judged: Judged) -> float:

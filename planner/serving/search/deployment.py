@@ -17,7 +17,7 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
-from meshplan.planner.serving.search.max_rate import Serve
+from meshplan.planner.serving.search.trials import Serve
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping

@@ -11,7 +11,7 @@ once the incumbent's s is at most the next s̲, no candidate left can beat it. W
 runs out first, the smallest s̲ left is the bound and the gap is reported.
 
 What is proven and what is sampled: enumeration and bound are exact under the estimator; latencies at a percentile are
-sampled with ``num_requests`` requests, and the plan carries their confidence interval.
+sampled, and decided with a stated confidence (:mod:`meshplan.planner.serving.search.trials`).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from dataclasses import dataclass, replace
 
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.search.branch import NOISE, Branch, Simulated, score_judged, simulate_candidate
+from meshplan.planner.serving.search.branch import Branch, Simulated, score_judged, simulate_candidate
 from meshplan.planner.serving.search.candidates import Candidate, aggregated, disaggregated
 from meshplan.planner.serving.search.slo_judgement import HighestRate
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
@@ -64,7 +64,8 @@ def search_serving(
     candidates = _within_limits(problem, candidates, rejected)
     candidates.sort(key=lambda one: (one.score, one.config.num_devices, _complexity(one), one.tpot_s))
     deadline = None if time_limit_s is None else start_wall + time_limit_s
-    simulated, bound = Branch(problem, candidates, seed=seed, deadline=deadline, on_progress=on_progress).run()
+    branch = Branch(problem, candidates, seed=seed, deadline=deadline, on_progress=on_progress)
+    simulated, bound = branch.run()
     simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
     _simplest_first(simulated)
     report = ServingReport(
@@ -75,10 +76,13 @@ def search_serving(
     )
     best = simulated[0] if simulated and simulated[0].score < float("inf") else None
     objective = None if best is None else best.score
-    if objective is not None:  # within the sampling noise of the best counts as equal
-        bound = min(bound, objective)
+    status = Status.INFEASIBLE
+    if objective is not None and best is not None:
+        status = status_of(objective, min(bound, objective), tolerance=best.judged.rate_error)
+        # What is stated covers the sampling too: rates that were neither shown to hold nor to fail.
+        bound = min(bound, objective * (1.0 - _sampling_error(problem, best)), branch.not_refuted)
     return Solution(
-        status=Status.INFEASIBLE if objective is None else status_of(objective, bound, tolerance=NOISE),
+        status=status,
         assignment=best,
         objective=objective,
         bound=None if objective is None else bound,
@@ -90,12 +94,18 @@ def search_serving(
     ), report
 
 
+def _sampling_error(problem: ServingProblem, best: Simulated) -> float:
+    """Relative uncertainty of a simulated rate that the objective depends on; 0 where the load is offered."""
+    depends = problem.objective is not ServingObjective.NUM_DEVICES
+    return min(best.judged.rate_error, 1.0) if depends else 0.0
+
+
 def _simplest_first(simulated: list[Simulated]) -> None:
-    """Among deployments within the sampling noise of the best, put the simplest first."""
+    """Among deployments within the best one's measured sampling error, put the simplest first."""
     best = simulated[0].score if simulated else float("inf")
     if best == float("inf"):
         return
-    equal = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
+    equal = [one for one in simulated if one.score <= best * (1.0 + simulated[0].judged.rate_error)]
     simulated[: len(equal)] = sorted(equal, key=lambda one: (_complexity(one.candidate), one.score))
 
 
@@ -134,12 +144,17 @@ def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rej
     return kept
 
 
-def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> float:
-    """The highest Poisson rate at which a deployment meets every SLO, requests/s; at least the question's own."""
+def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:
+    """The highest Poisson rate at which a deployment is shown to meet every SLO, requests/s; at least the question's
+    own, which it meets.
+    """
+    candidate = chosen.candidate
     supply = min(worker.best_rate_per_s * count for worker, count in candidate.parts)
     rate = problem.workload.request_rate_per_s or 0.0
     costs = [worker.cost for worker, _ in candidate.parts]
     search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
+    if rate and not chosen.judged.violated:
+        search.start_from(rate, chosen.judged.worst_ratio)
     search.close()
     return max(rate, search.met_per_s)
 
