@@ -1,7 +1,8 @@
 """From a workload to requests: arrival times, prompt lengths and output lengths.
 
-Prompts, answers, gaps and prefixes come from a stream of random numbers each, so that with one seed a longer run begins
-with the requests of a shorter one, and two rates have the same requests in the same order (common random numbers).
+Under open arrivals, prompts, answers, gaps and prefixes come from a stream of random numbers each, so that with one seed
+a longer run begins with the requests of a shorter one, and two rates have the same requests in the same order (common
+random numbers).
 
 A rate is everywhere the realised one, requests after the first over the time from the first to the last: drawn gaps are
 stretched to it (for Poisson arrivals the process given its count), and :func:`scaled` keeps to it.
@@ -44,7 +45,9 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
     if workload.arrival is Arrival.TRACE:
         assert workload.trace is not None  # noqa: S101  (checked with the rest of the workload)
         return _replayed(workload, workload.trace)
-    of_inputs, of_outputs, of_gaps, of_prefixes = np.random.default_rng(seed).spawn(4)
+    rng = np.random.default_rng(seed)
+    is_open = workload.arrival in (Arrival.POISSON, Arrival.GAMMA)
+    of_inputs, of_outputs, of_gaps, of_prefixes = rng.spawn(4) if is_open else [rng] * 4
     num = default_num_requests(workload)
     inputs = _lengths(of_inputs, workload.input_length, workload.length_ratio, num)
     outputs = _lengths(of_outputs, workload.output_length, workload.length_ratio, num)
