@@ -42,7 +42,7 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         resolved.problem, seed=question.seed, time_limit_s=question.time_limit_s, on_progress=question.on_progress
     )
     report = {**solution_document(solution, question.seed), "num_candidates": search.num_candidates}
-    report["num_simulated"] = len(search.simulated)
+    report |= {"num_simulated": len(search.simulated), "is_complete": search.is_complete}
     identity = plan_identity(question.document, catalog_content(resolved))
     if solution.assignment is None:
         return Plan(

@@ -30,6 +30,7 @@ class PricedWorker:
         steady: steady states by running requests.
         feasible: [N] whether the closed form meets every SLO at that number of running requests.
         first_token_s: TTFT of a request on an idle worker.
+        capped: its scheduler runs fewer requests than its cache holds, so that the time between tokens stays short.
     """
 
     placed: PlacedWorker
@@ -37,6 +38,7 @@ class PricedWorker:
     steady: SteadyState
     feasible: NDArray[np.bool_]
     first_token_s: float
+    capped: bool = False
 
     @property
     def num_devices(self) -> int:
