@@ -72,7 +72,7 @@ def make_serving_plan(
 def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interval]:
     """Every metric that a plan predicts, with its 90 % interval."""
     metrics, candidate = simulated.judged.metrics, simulated.candidate
-    spread = error_factors(problem)
+    spread = error_factors(problem, candidate.config)
     found: dict[str, Interval] = {}
     for key in dict.fromkeys((*(slo.key for slo in problem.slos), *SHOWN)):
         metric, percentile, _ = key.split("_")
@@ -101,10 +101,11 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
     return found
 
 
-def error_factors(problem: ServingProblem) -> dict[str, float]:
-    """Metric → factor by which its 90 % interval extends each way: the widest over the node types."""
+def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, float]:
+    """Metric → factor by which its 90 % interval extends each way: the widest over the node types in use."""
     widest: dict[str, float] = {}
-    for calibration in problem.calibrations.values():
+    for node_type in dict.fromkeys(pool.node_type for pool in config.pools):
+        calibration = problem.calibrations[node_type]
         for name, error in calibration.error_p90.items():
             widest[name] = max(widest.get(name, 1.0), math.exp(error))
     return widest

@@ -8,10 +8,10 @@ The smallest bound is always the next; once the incumbent is within :data:`TIE` 
 one kind of worker the step doubles, and the numbers that were passed over are looked at again once one suffices: fewer
 identical workers under the same load are taken never to be better, so a violation rules out all smaller numbers.
 
-*Where the load is free*, scores fall as 1/rate and the highest rate that meets every SLO is unknown: a member then has a
-bracket of rates, [met, violated], with the bound s(violated), and each simulation narrows it. No bracket is narrowed
-further than needed: the first rate tried is the one at which it would equal the incumbent, and a member that violates an
-SLO there is dropped.
+*Where the load is free*, scores fall as 1/rate and the highest rate that meets every SLO is unknown: a member then has
+a bracket of rates, [met, violated], with the bound s(violated), and each simulation narrows it. No bracket is narrowed
+further than needed: the first rate tried is the one at which it would equal the incumbent, and a member that violates
+an SLO there is dropped.
 
 *Bound.* The least of: the bounds of everything that was not simulated, and of each member with a bracket s(violated).
 """
@@ -37,8 +37,10 @@ from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, Highes
 MAX_SIMULATED = 60
 # Deployments that are simulated though the bound already proves the incumbent: the runners-up of the table.
 MIN_SIMULATED = 6
-# Deployments that are simulated at most once the incumbent is proven: simpler ones that may tie with it.
-MAX_TIED = 16
+# Of these, so many should meet every SLO.
+MIN_MET = 3
+# Deployments that are simulated at most once the incumbent is proven: simpler ones that may tie with it, runners-up.
+MAX_TIED = 12
 # Scores that differ by less are a tie: a highest rate is known no better than its bracket is wide.
 TIE = RATE_TOLERANCE
 # Rates that differ by less are one rate.
@@ -117,7 +119,7 @@ class Branch:
         for family in families:
             self._put(family.bound, family)
         self.num_members = len(self.left)
-        self.num_started = 0
+        self.num_started = self.num_met = 0
         self.incumbent, self.unseen = INFINITE, INFINITE
         self.simplest: tuple[float, ...] = (INFINITE,)
         self.simulated: list[Simulated] = []
@@ -157,7 +159,7 @@ class Branch:
         if not is_proven:
             return MAX_SIMULATED
         may_tie = bound <= self.incumbent * (1.0 + SAME) and simplicity < self.simplest
-        return MAX_TIED if may_tie else MIN_SIMULATED
+        return MAX_TIED if may_tie or self.num_met < MIN_MET else MIN_SIMULATED
 
     def _put(self, bound: float, item: Family | Member | Candidate | Bracket) -> None:
         simplicity: tuple[float, ...] = ()
@@ -254,6 +256,7 @@ class Branch:
     def _end(self, candidate: Candidate, judged: Judged) -> None:
         """Record a result. A violated SLO on the time between tokens adds candidates with smaller batches."""
         score = INFINITE if judged.violated else score_judged(self.problem, candidate, judged)
+        self.num_met += score < INFINITE
         self.simulated.append(Simulated(candidate=candidate, judged=judged, score=score))
         if score < INFINITE and score <= self.incumbent * (1.0 + SAME):
             simplicity = candidate.family.simplicity(candidate.counts)

@@ -233,7 +233,7 @@ def score_of(problem: ServingProblem, candidate: Candidate, *, request_rate_per_
 
 
 def config_label(config: ServingConfig) -> str:
-    """A deployment in a few words: ``2 × TP4``, ``3 × TP1 → 2 × TP8 EP8``, or ``4 × TP4 + 2 × TP8`` behind one router."""
+    """A deployment in a few words: ``2 × TP4``, ``3 × TP1 → 2 × TP8 EP8``, ``4 × TP4 on A + 2 × TP8 on B``."""
     if config.is_disaggregated:
         return " → ".join(f"{pool.num_workers} × {layout_label(pool.layout)}" for pool in config.pools)
     several = len(config.pools) > 1

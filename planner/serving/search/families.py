@@ -173,10 +173,10 @@ class Family:
         at = min(int(np.searchsorted(steady.num_seqs, -(-concurrency // counts[0]))), len(steady.num_seqs) - 1)
         return counts[0] * float(np.maximum.accumulate(steady.rate_per_s)[at])
 
-    # --- members ------------------------------------------------------------------------------------------------------
+    # --- members ----------------------------------------------------------------------------------------------------
 
     def first(self) -> list[Counts]:
-        """Members that the search begins with: every other one is reached by :meth:`following`, with no better bound."""
+        """Members that the search begins with; :meth:`following` reaches the others, whose bounds are no better."""
         if not all(rate > 0.0 for rate in self.rates):
             return []
         workload = self.problem.workload
@@ -281,7 +281,20 @@ class Family:
             if self.fits(more):
                 yield more
 
-    # --- the bound of the family ----------------------------------------------------------------------------------------
+    @property
+    def most_rate(self) -> float:
+        """No member carries more, requests/s."""
+        most = [self.most(which) for which in range(len(self.kinds))]
+        if not self.is_disaggregated:
+            return self.rate(tuple(most))
+        apart = min(number * rate for number, rate in zip(most, self.rates, strict=True))
+        if len({kind.placed.node_type for kind in self.kinds}) > 1:
+            return apart
+        needed = sum(kind.num_devices / rate for kind, rate in zip(self.kinds, self.rates, strict=True) if rate > 0.0)
+        have = self.kinds[0].placed.machine.num_devices
+        return min(apart, have / needed) if apart > 0.0 else 0.0
+
+    # --- the bound of the family --------------------------------------------------------------------------------------
 
     @cached_property
     def bound(self) -> float:
@@ -290,7 +303,7 @@ class Family:
         rate = workload.request_rate_per_s
         objective = problem.objective
         if objective is ServingObjective.MAX_REQUEST_RATE:
-            most = self.rate(tuple(max(self.most(which), 1) for which in range(len(self.kinds))))
+            most = self.most_rate
             return 1.0 / (rate or most) if rate or most else INFINITE
         if not all(each > 0.0 for each in self.rates):
             return INFINITE

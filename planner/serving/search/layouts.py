@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
@@ -139,22 +140,13 @@ def _placed(
     quantization: Quantization,
 ) -> PlacedWorker | None:
     """The worker with as many running requests as its cache holds; None where one does not fit."""
-    pinned, workload = problem.pinned.of(role), problem.workload
-    limits = problem.rules.default_limits(machine.device)
-    ranks = layout.attention_data_parallel
-    wanted = pinned.get("max_num_seqs", limits.max_num_seqs * ranks)
-    limits = replace(
-        limits,
-        max_num_seqs=wanted,
-        max_batched_tokens=pinned.get("max_batched_tokens", limits.max_batched_tokens),
-        prefix_caching=limits.prefix_caching and workload.prefix_hit_rate > 0.0,
-    )
-    held = workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
+    ranks, held = layout.attention_data_parallel, tokens_held(problem, role)
+    limits = default_limits(problem, role, machine.device, layout)
     memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
     if memory.kv_capacity_tokens < held * ranks:
         return None
-    if "max_num_seqs" not in pinned:
-        limits = replace(limits, max_num_seqs=min(wanted, _whole(memory.kv_capacity_tokens / held, ranks)))
+    if "max_num_seqs" not in problem.pinned.of(role):
+        limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, _whole(memory.kv_capacity_tokens / held, ranks)))
     return PlacedWorker(
         role=role,
         node_type=node_type,
@@ -164,6 +156,23 @@ def _placed(
         limits=limits,
         memory=memory,
     )
+
+
+def default_limits(problem: ServingProblem, role: Role, device: Device, layout: Layout) -> EngineLimits:
+    """The engine's own limits of one worker, or the pinned ones, before its cache caps them."""
+    pinned, limits = problem.pinned.of(role), problem.rules.default_limits(device)
+    return replace(
+        limits,
+        max_num_seqs=pinned.get("max_num_seqs", limits.max_num_seqs * layout.attention_data_parallel),
+        max_batched_tokens=pinned.get("max_batched_tokens", limits.max_batched_tokens),
+        prefix_caching=limits.prefix_caching and problem.workload.prefix_hit_rate > 0.0,
+    )
+
+
+def tokens_held(problem: ServingProblem, role: Role) -> float:
+    """Tokens of KV cache that one request of the longest kind holds at its end."""
+    workload = problem.workload
+    return workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
 
 
 def _whole(number: float, ranks: int) -> int:

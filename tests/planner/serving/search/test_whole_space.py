@@ -146,4 +146,4 @@ def test_the_older_half_of_a_cluster_is_used_too_in_whatever_order(catalog: Cata
     assert rate_of(turned) == pytest.approx(rate_of(whole), rel=1e-9)
     assert {pool["node_type"] for pool in whole.config["pools"]} == {"dgx-h100", "dgx-a100-80gb"}
     assert whole.config["router"] == "least_connections"
-    assert [pool["weight"] for pool in whole.config["pools"] if pool["node_type"] == "dgx-h100"][0] > 1
+    assert next(pool["weight"] for pool in whole.config["pools"] if pool["node_type"] == "dgx-h100") > 1
