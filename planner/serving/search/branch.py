@@ -159,7 +159,9 @@ class Branch:
         if not is_proven:
             return MAX_SIMULATED
         may_tie = bound <= self.incumbent * (1.0 + SAME) and simplicity < self.simplest
-        return MAX_TIED if may_tie or self.num_met < MIN_MET else MIN_SIMULATED
+        if may_tie:
+            return MAX_TIED
+        return MIN_SIMULATED if self.num_met >= MIN_MET else MIN_SIMULATED + MIN_MET
 
     def _put(self, bound: float, item: Family | Member | Candidate | Bracket) -> None:
         simplicity: tuple[float, ...] = ()

@@ -1,7 +1,8 @@
 """Every layout of one worker on one node type that the engine accepts and whose memory suffices.
 
-Tensor, pipeline and (for mixtures of experts) attention data-parallel degrees are powers of two; context parallelism is
-tried for long prompts. The rules of the engine then decide which of the layouts are legal.
+Tensor-parallel degrees divide the attention heads; pipelines have any number of stages; attention data-parallel degrees
+(for mixtures of experts) are powers of two; context parallelism is tried for long prompts. The rules of the engine then
+decide which of the layouts are legal.
 """
 
 from __future__ import annotations
@@ -84,8 +85,10 @@ def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layou
         return [pinned[name]] if name in pinned else free
 
     found = []
-    for tensor in degrees("tensor_parallel", _powers(min(MAX_TENSOR, most))):
-        for pipeline in degrees("pipeline_parallel", _powers(min(MAX_PIPELINE, most // tensor))):
+    heads = problem.shape.num_attention_heads
+    tensors = [degree for degree in range(1, min(MAX_TENSOR, most) + 1) if heads % degree == 0]
+    for tensor in degrees("tensor_parallel", tensors):
+        for pipeline in degrees("pipeline_parallel", _stages(problem, most // tensor)):
             for ranks in degrees("attention_data_parallel", _data_ranks(problem, most // (tensor * pipeline))):
                 for context in degrees("context_parallel", _contexts(problem, tensor)):
                     base = Layout(
@@ -106,6 +109,13 @@ def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layou
 def _powers(most: int) -> list[int]:
     """1, 2, 4 … up to ``most``."""
     return [2**exponent for exponent in range(max(most, 1).bit_length())]
+
+
+def _stages(problem: ServingProblem, most: int) -> list[int]:
+    """Every number of pipeline stages within a domain's devices, then powers of two."""
+    domain = max(machine.domain_size for machine in problem.machines.values())
+    most = min(MAX_PIPELINE, problem.shape.num_hidden_layers, most)
+    return [stages for stages in range(1, most + 1) if stages <= domain or stages & (stages - 1) == 0]
 
 
 def _data_ranks(problem: ServingProblem, most: int) -> list[int]:

@@ -178,13 +178,20 @@ def _representative_part(
     """A part of a large deployment with its part of the load, and how many such parts there are.
 
     Splitting Poisson arrivals at random gives Poisson arrivals; a router that knows the load does better, so the part
-    is no faster than the whole. Traces, shared prefixes and several pools are simulated whole.
+    is no faster than the whole. Several kinds behind one router are divided by a common divisor of their numbers, as
+    far as :data:`MOST_SIMULATED_WORKERS` are left. Traces, shared prefixes, and prefill with decode are simulated whole.
     """
-    workers = config.pools[0].num_workers
+    workers = config.num_workers
     is_one = workload.trace is not None or workload.num_prefixes is not None
     if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or is_one:
         return config, workload, 1.0
-    copies = workers / MOST_SIMULATED_WORKERS
+    each = [pool.num_workers for pool in config.pools]
+    if len(each) == 1:
+        copies, part_of_each = workers / MOST_SIMULATED_WORKERS, [MOST_SIMULATED_WORKERS]
+    else:
+        divisors = [d for d in range(1, math.gcd(*each) + 1) if math.gcd(*each) % d == 0]
+        whole = max(d for d in divisors if d == 1 or workers // d >= MOST_SIMULATED_WORKERS)
+        copies, part_of_each = float(whole), [number // whole for number in each]
     rate, concurrency = workload.request_rate_per_s, workload.concurrency
     part = replace(
         workload,
@@ -194,4 +201,5 @@ def _representative_part(
         if workload.arrival is Arrival.ALL_AT_ONCE
         else workload.num_requests,
     )
-    return replace(config, pools=(replace(config.pools[0], num_workers=MOST_SIMULATED_WORKERS),)), part, copies
+    pools = (replace(pool, num_workers=number) for pool, number in zip(config.pools, part_of_each, strict=True))
+    return replace(config, pools=tuple(pools)), part, copies
