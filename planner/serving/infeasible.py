@@ -118,9 +118,9 @@ class _Changes:
         if is_any or len(slos) < 2:  # noqa: PLR2004 - several together
             return
         self.tried.append("all SLOs relaxed together")
-        reached = [one for one in self._reached([]) if not one[0].metrics.num_rejected]
-        if reached:
-            run, label = min(reached, key=lambda one: max(one[0].metrics.value(s) / s.limit_s for s in slos))
+        together = [one for one in self._reached([]) if not one[0].metrics.num_rejected]
+        if together:
+            run, label = min(together, key=lambda one: max(one[0].metrics.value(s) / s.limit_s for s in slos))
             late = [slo for slo in slos if not slo.is_met(run.metrics.value(slo))]
             yield {
                 "constraint": " and ".join(_limit_text(slo) for slo in late),

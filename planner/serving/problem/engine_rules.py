@@ -102,7 +102,7 @@ class EngineRules:
                 if pool.layout.pipeline_parallel > 1
             ]
         if (config.router is Router.LEAST_CONNECTIONS) != (len(config.pools) > 1 and not config.is_disaggregated):
-            wrong.append("router: least_connections weighs several kinds of mixed workers, and is the only one that does")
+            wrong.append("router: least_connections weighs kinds of mixed workers, and only it does")
         if config.is_disaggregated:
             wrong += self._broken_pair(config.pool(Role.PREFILL), config.pool(Role.DECODE))
         return tuple(wrong)

@@ -18,11 +18,10 @@ from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.problem.config import Layout, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.families import Counts, Family
+from meshplan.planner.serving.search.layouts import PlacedWorker
 from meshplan.planner.serving.search.scores import score_at
-from meshplan.planner.serving.search.workers import PricedWorker, pool_of, price_worker
+from meshplan.planner.serving.search.workers import PricedWorker, pool_of, price_worker, smaller_chunk
 
-# Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
-CHUNK_STEP, LEAST_CHUNK = 4, 512
 # Weights of the kinds behind one router are whole numbers; the fastest worker has this one.
 MOST_WEIGHT = 100
 
@@ -124,38 +123,31 @@ def smaller_batches(candidate: Candidate) -> list[Candidate]:
     family, problem = candidate.family, candidate.family.problem
     if family.is_disaggregated:
         return []
-    defaults = [problem.rules.default_limits(kind.placed.machine.device) for kind in family.kinds]
-    is_first = all(
-        kind.placed.limits.max_batched_tokens == default.max_batched_tokens
-        for kind, default in zip(family.kinds, defaults, strict=True)
-    )
-    is_capped = any(kind.capped for kind in family.kinds)
-    pinned, found = problem.pinned.of(Role.MIXED), []
-    limits = [kind.placed.limits for kind in family.kinds]
-    if "max_batched_tokens" not in pinned and not problem.recipe.whole_prompts and not is_capped:
-        chunks = [
-            replace(limit, max_batched_tokens=max(limit.max_batched_tokens // CHUNK_STEP, least))
-            for limit, least in zip(limits, map(_least_chunk, family.kinds), strict=True)
+    changed: list[tuple[list[PlacedWorker], bool]] = []
+    kinds = [kind.placed for kind in family.kinds]
+    if any(kind.capped for kind in family.kinds):
+        return []
+    chunks = [smaller_chunk(problem, placed) for placed in kinds]
+    smaller = [new or old for new, old in zip(chunks, kinds, strict=True)]
+    if any(chunks):
+        changed.append((smaller, False))
+    is_given = problem.workload.request_rate_per_s is not None
+    if "max_num_seqs" not in problem.pinned.of(Role.MIXED) and is_given:
+        caps = [
+            replace(kind.placed, limits=replace(kind.placed.limits, max_num_seqs=_most_running(kind)))
+            for kind in family.kinds
         ]
-        if all(new.max_batched_tokens < old.max_batched_tokens for new, old in zip(chunks, limits, strict=True)):
-            found.append((chunks, False))
-    if "max_num_seqs" not in pinned and problem.workload.request_rate_per_s is not None and is_first and not is_capped:
-        caps = [replace(kind.placed.limits, max_num_seqs=_most_running(kind)) for kind in family.kinds]
-        if any(new.max_num_seqs < old.max_num_seqs for new, old in zip(caps, limits, strict=True)):
-            found.append((caps, True))
-    smaller = []
-    for changed, capped in found:
-        kinds = tuple(
-            replace(price_worker(problem, replace(kind.placed, limits=limit)), capped=capped)
-            for kind, limit in zip(family.kinds, changed, strict=True)
+        if any(new.limits.max_num_seqs < old.limits.max_num_seqs for new, old in zip(caps, kinds, strict=True)):
+            changed.append((caps, True))
+    found = []
+    for places, capped in changed:
+        priced = tuple(
+            replace(price_worker(problem, placed, kind.cost), capped=capped)
+            for placed, kind in zip(places, family.kinds, strict=True)
         )
-        if all(kind.feasible.any() for kind in kinds):
-            smaller.append(candidate_of(Family(problem=problem, kinds=kinds), candidate.counts))
-    return smaller
-
-
-def _least_chunk(kind: PricedWorker) -> int:
-    return max(LEAST_CHUNK, kind.placed.limits.max_num_seqs // kind.placed.layout.attention_data_parallel)
+        if all(kind.feasible.any() for kind in priced):
+            found.append(candidate_of(Family(problem=problem, kinds=priced), candidate.counts))
+    return found
 
 
 def _most_running(kind: PricedWorker) -> int:

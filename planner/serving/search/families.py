@@ -211,7 +211,7 @@ class Family:
         """Numbers of workers of a closed loop; the closed form meets the SLOs with an even share of the requests."""
         if len(self.kinds) > 1:
             return []
-        kind, found = self.kinds[0], []
+        kind, found = self.kinds[0], list[Counts]()
         for count in range(1, min(self.most(0), concurrency) + 1):
             at = min(int(np.searchsorted(kind.steady.num_seqs, -(-concurrency // count))), len(kind.feasible) - 1)
             if kind.feasible[at]:
@@ -249,9 +249,10 @@ class Family:
         """Pairs in which prefill and decode can finish about as much, for every number of decode workers."""
         prefill, decode = self.rates
         most = (self.most(0), self.most(1))
-        seconds = range(1, most[1] + 1) if self._fills else range(1, min(most[1], MOST_IN_RATIO) + 1)
+        seconds = range(1, (most[1] if self._fills else min(most[1], MOST_IN_RATIO)) + 1)
         found: set[Counts] = set()
-        for second in [self.pinned(1)] if self.pinned(1) else seconds:
+        pinned = self.pinned(1)
+        for second in seconds if pinned is None else [pinned]:
             ratio = math.floor(second * decode / prefill)
             if self.pinned(0):
                 found.add((self.pinned(0) or 1, second))
@@ -315,9 +316,10 @@ class Family:
         elif objective is ServingObjective.NUM_DEVICES:
             least = ones
         else:
-            rate, least = 1.0, per_rate
+            least = per_rate
         if objective is ServingObjective.NUM_DEVICES:
             return least
+        rate = rate or 1.0
         tokens_per_s = rate * workload.mean_lengths[1]
         usd = objective is ServingObjective.USD_PER_MILLION_TOKENS
         return score_at(

@@ -179,7 +179,7 @@ def _representative_part(
 
     Splitting Poisson arrivals at random gives Poisson arrivals; a router that knows the load does better, so the part
     is no faster than the whole. Several kinds behind one router are divided by a common divisor of their numbers, as
-    far as :data:`MOST_SIMULATED_WORKERS` are left. Traces, shared prefixes, and prefill with decode are simulated whole.
+    far as :data:`MOST_SIMULATED_WORKERS` are left. Traces, shared prefixes, and prefill with decode stay whole.
     """
     workers = config.num_workers
     is_one = workload.trace is not None or workload.num_prefixes is not None
