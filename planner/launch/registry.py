@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from meshplan.catalogs.errors import EmitError, closest_names, did_you_mean
+from meshplan.catalogs.errors import CannotExpressError, EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified
 from meshplan.planner.emit.serving import readme as serving_readme
 from meshplan.planner.emit.serving import script as serving_script
@@ -239,6 +239,8 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
         started = _target(engine)
     job = cast("ServingJob", _module(started).job(request))
     if found.wraps:
+        if len({program.pool.role for program in job.programs}) < len(job.programs):
+            raise CannotExpressError(target, "several kinds of workers behind one weighted router", f"target {engine}")
         return cast(EmittedPlan, _module(found).wrap(job))
     launch = serving_script.launch_of(job)
     return EmittedPlan(

@@ -10,7 +10,6 @@ from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.config import Role
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -39,7 +38,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         draft_model=str((plan.spec.get("speculation") or {}).get("draft_model") or ""),
         max_sequence_length=length,
         memory={
-            Role(row["role"]): WorkerMemory(
+            str(row.get("pool", row["role"])): WorkerMemory(
                 weights_bytes=row["weights_bytes"], activations_bytes=row["workspace_bytes"]
             )
             for row in plan.memory["pools"]

@@ -111,8 +111,7 @@ def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[
 
 def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     """Devices that the plan leaves idle, and why."""
-    have = sum(machine.num_devices for machine in problem.machines.values())
-    idle = have - chosen.candidate.config.num_devices
+    idle = problem.num_devices - chosen.candidate.config.num_devices
     if idle <= 0:
         return {"num_idle_devices": 0}
     because = "another copy does not fit on them" if problem.has_free_load else "the load needs no more"

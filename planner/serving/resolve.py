@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def resolve_serving(
         price = _price(spec, node)
         if price is not None:
             prices[node.slug] = price
-        machines[node.slug] = _machine(node, count, price, spec.constraints.max_devices)
+        machines[node.slug] = _machine(node, count, price)
     _check(spec, shape, machines, prices, rules, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
@@ -85,6 +85,8 @@ def resolve_serving(
         slos=spec.slos,
         objective=spec.objective,
         limits=ServingLimits(
+            max_devices=spec.constraints.max_devices,
+            rents_devices=spec.constraints.rent == "device",
             max_usd_per_hour=spec.constraints.max_usd_per_hour,
             max_power_w=spec.constraints.max_power_w,
         ),
@@ -147,11 +149,10 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
     return found
 
 
-def _machine(node: NodeType, count: int, price: Price | None, max_devices: int | None) -> Machine:
+def _machine(node: NodeType, count: int, price: Price | None) -> Machine:
     cluster = Cluster(name=node.slug, groups=(NodeGroup(node=node, count=count),))
     each = None if price is None else price.usd_per_hour / node.num_devices
-    machine = machine_of(cluster, usd_per_hour_per_device=each)
-    return replace(machine, num_devices=min(machine.num_devices, max_devices or machine.num_devices))
+    return machine_of(cluster, usd_per_hour_per_device=each)
 
 
 def _price(spec: ServingSpec, node: NodeType) -> Price | None:

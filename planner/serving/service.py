@@ -18,6 +18,7 @@ from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
+from meshplan.planner.serving.search.branch import TIE
 from meshplan.planner.serving.search.search import estimate_pinned, search_serving
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         resolved.problem, seed=question.seed, time_limit_s=question.time_limit_s, on_progress=question.on_progress
     )
     report = {**solution_document(solution, question.seed), "num_candidates": search.num_candidates}
-    report["num_simulated"] = len(search.simulated)
+    report |= {"num_simulated": len(search.simulated), "is_complete": search.is_complete, "tie": TIE}
     identity = plan_identity(question.document, catalog_content(resolved))
     if solution.assignment is None:
         return Plan(

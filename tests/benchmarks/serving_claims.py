@@ -36,7 +36,7 @@ def question(rng: random.Random) -> dict[str, Any]:
         "output_length": rng.choice([100, 200, 800]),
         "length_ratio": rng.choice([1.0, 0.5]),
     }
-    has_rate = rng.random() < 0.6  # noqa: PLR2004 - a little more than half
+    has_rate = rng.random() < 0.6
     if has_rate:
         workload["request_rate_per_s"] = rng.choice([2, 5, 10, 20, 40])
     return {
@@ -60,7 +60,7 @@ def longer(problem: ServingProblem, one: Simulated, seed: int) -> float:
 def main() -> None:
     """Ask, and print."""
     numbers = [int(word) for word in sys.argv[1:] if word.isdigit()]
-    rng = random.Random(numbers[1] if "--seed" in sys.argv else 1)  # noqa: S311 - questions, no secrets
+    rng = random.Random(numbers[1] if "--seed" in sys.argv else 1)
     num = numbers[0] if numbers else 100
     kept = runs = answered = beaten = 0
     plan_s: list[float] = []

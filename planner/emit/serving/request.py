@@ -10,7 +10,7 @@ from meshplan.catalogs.errors import EmitError
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
-from meshplan.planner.serving.problem.config import Role, ServingConfig, serving_config_from_document
+from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 
 _PUBLISHED = re.compile(r"huggingface\.co/([\w.-]+/[\w.-]+)")
@@ -57,7 +57,7 @@ class ServingRequest:
         quantized_checkpoint: the checkpoint is in the plan's formats already; None: as the model is published.
         draft_model: checkpoint of the draft of speculative decoding, for models without prediction layers.
         max_sequence_length: longest prompt and answer together, tokens; None: as the model's configuration says.
-        memory: of each pool's fullest device; roles may be missing.
+        memory: of each pool's fullest device, by the name of the pool; pools may be missing.
         hosts: names or addresses by host number; empty: each launch reads MESHPLAN_HOSTS.
         port: TCP port that clients use.
         image: container image; empty for a name that the user has to replace.
@@ -70,7 +70,7 @@ class ServingRequest:
     quantized_checkpoint: bool | None = None
     draft_model: str = ""
     max_sequence_length: int | None = None
-    memory: Mapping[Role, WorkerMemory] = field(default_factory=dict)
+    memory: Mapping[str, WorkerMemory] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     port: int = DEFAULT_SERVING_PORT
     image: str = ""
@@ -93,6 +93,11 @@ class ServingRequest:
                 "emit a plan whose status is optimal or feasible"
             )
         return serving_config_from_document(self.plan.config)
+
+    def pool_name(self, pool: Pool) -> str:
+        """The name of a pool of the plan, for files and objects; see :attr:`ServingConfig.pool_names`."""
+        config = self.config
+        return config.pool_names[config.pools.index(pool)]
 
     @property
     def model(self) -> str:

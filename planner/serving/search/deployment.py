@@ -59,7 +59,10 @@ def server(
         link=_kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
     )
-    outside_s = sum(site.constants[pool.node_type].first_token_offset_s for pool in config.pools)
+    outside = dict.fromkeys(Role, 0.0)
+    for pool in config.pools:
+        outside[pool.role] = max(outside[pool.role], site.constants[pool.node_type].first_token_offset_s)
+    outside_s = sum(outside.values())
 
     def served(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
         if stopping is not None:
@@ -79,6 +82,7 @@ def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: Step
         num_workers=pool.num_workers,
         role=pool.role,
         tier=_tier_shape(pool, memory),
+        weight=pool.weight,
     )
 
 

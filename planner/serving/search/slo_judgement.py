@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import ServingConfig
-from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.deployment import server
@@ -23,12 +23,14 @@ from meshplan.planner.serving.search.trials import FEWEST, Load, Trial, tried
 from meshplan.planner.serving.simulation.arrivals import default_num_requests, make_requests, scaled
 from meshplan.planner.serving.simulation.metrics import (
     CONFIDENCE_T,
+    DECISION_T,
     NUM_BATCHES,
     Metrics,
     confidence_interval,
     summarize,
 )
 from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.slo_attainment import latency_interval
 
 # Relative distance between the highest rate that meets the SLOs and the lowest that is not shown to.
 RATE_TOLERANCE = 0.02
@@ -54,6 +56,7 @@ class Judged:
         rate_error: relative half-width of the 95 % interval of the rates where they are simulated, 0 where the load is
             offered; the width of the bracket where the highest rate was searched for.
         refuted_per_s: the lowest rate that was shown to violate an SLO, where the highest rate was searched for.
+        is_exact: the number of requests was given, so that latencies are what that run says.
     """
 
     metrics: Metrics
@@ -64,6 +67,7 @@ class Judged:
     run: ServingRun
     rate_error: float = 0.0
     refuted_per_s: float | None = None
+    is_exact: bool = False
 
     @property
     def worst_violation(self) -> tuple[Slo, float]:
@@ -77,8 +81,8 @@ class Judged:
 
     def shown_s(self, slo: Slo) -> float:
         """The least limit, s, under which the latency of an SLO would be shown to hold."""
-        same = [high for one, (_, high) in self.interval_s.items() if one.key == slo.key]
-        return max([*same, self.metrics.value(slo)])
+        exact = self.metrics.value(slo)
+        return exact if self.is_exact else max(exact, latency_interval(self.run, slo, DECISION_T)[1])
 
 
 def judge(
@@ -88,6 +92,7 @@ def judge(
     request_rate_per_s: float | None = None,
     num_running: int | None = None,
     num_requests: int | None = None,
+    supply_per_s: float = math.inf,
     seed: int = 0,
     costs: Sequence[StepCost] | None = None,
 ) -> Judged:
@@ -99,6 +104,7 @@ def judge(
         request_rate_per_s: rate of Poisson arrivals, where the question leaves the load free.
         num_running: requests kept in flight instead, over all workers.
         num_requests: of one run, where nothing depends on its verdict; None: as the question says, or the confidence.
+        supply_per_s: highest rate of the configuration by the closed form: near it a run has to be long.
         seed: for drawing the requests.
         costs: iteration tables of the pools, if they are known already.
     """
@@ -111,12 +117,16 @@ def judge(
         workload = replace(workload, num_requests=num_requests)
     part, part_load, copies = _representative_part(config, workload)
     serve = server(problem.site, part, part_load, costs=costs)
-    trial = tried(_load(part_load, seed), serve, problem.slos, may_stop_early=False)
+    load = _load(part_load, seed, (workload.request_rate_per_s or 0.0) / supply_per_s)
+    trial = tried(load, serve, problem.slos, may_stop_early=False)
     return _judged(problem, workload, trial, part, copies)
 
 
 class HighestRate(RateSearch):
-    """Search for the highest Poisson rate up to ``high_per_s`` at which a configuration meets every SLO.
+    """Search for the highest Poisson rate at which a configuration meets every SLO.
+
+    ``high_per_s`` is its highest rate by the closed form, of which :data:`MAX_UTILIZATION` may be used: nearer to it
+    queues rise and fall more slowly than a run can show.
 
     It can be stopped at any time: ``met_per_s`` and ``violated_per_s`` are the bracket reached so far.
     """
@@ -134,11 +144,16 @@ class HighestRate(RateSearch):
         self.workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
         self.part, part_load, self.copies = _representative_part(config, self.workload)
         self.drawn = _load(part_load, seed)
+        self.supply_per_s = high_per_s / self.copies
         self.serve = server(problem.site, self.part, part_load, costs=costs)
-        super().__init__(self._attempt, high_per_s=high_per_s / self.copies, tolerance=RATE_TOLERANCE)
+        super().__init__(self._attempt, high_per_s=MAX_UTILIZATION * self.supply_per_s, tolerance=RATE_TOLERANCE)
 
     def _attempt(self, rate_per_s: float, may_stop_early: bool, is_first_only: bool) -> Trial:
-        at_rate = replace(self.drawn, requests=lambda num: scaled(self.drawn.requests(num), rate_per_s))
+        at_rate = replace(
+            self.drawn,
+            requests=lambda num: scaled(self.drawn.requests(num), rate_per_s),
+            utilization=rate_per_s / self.supply_per_s,
+        )
         return tried(
             at_rate,
             self.serve,
@@ -197,7 +212,7 @@ class HighestRate(RateSearch):
         return replace(found, rate_error=RATE_TOLERANCE, refuted_per_s=self.refuted_per_s)
 
 
-def _load(workload: ServingWorkload, seed: int) -> Load:
+def _load(workload: ServingWorkload, seed: int, utilization: float = 0.0) -> Load:
     """The requests of a workload; in any number where arrivals go on and the question gives no number."""
 
     def drawn(num: int) -> Requests:
@@ -206,7 +221,7 @@ def _load(workload: ServingWorkload, seed: int) -> Load:
     given = workload.num_requests
     if given is None and workload.arrival not in OPEN_ENDED:
         given = max(default_num_requests(workload), FEWEST)
-    return Load(requests=drawn, given=given, num_prefixes=workload.num_prefixes or 0)
+    return Load(requests=drawn, given=given, num_prefixes=workload.num_prefixes or 0, utilization=utilization)
 
 
 def _judged(
@@ -237,6 +252,7 @@ def _judged(
         ),
         run=run,
         rate_error=_rate_error(run) if offered is None else 0.0,
+        is_exact=trial.is_exact,
     )
 
 
@@ -257,13 +273,20 @@ def _representative_part(
     """A part of a large deployment with its part of the load, and how many such parts there are.
 
     Splitting Poisson arrivals at random gives Poisson arrivals; a router that knows the load does better, so the part
-    is no faster than the whole. Traces, shared prefixes and several pools are simulated whole.
+    is no faster than the whole. Several kinds behind one router are divided by a common divisor of their numbers, as
+    far as :data:`MOST_SIMULATED_WORKERS` are left. Traces, shared prefixes, and prefill with decode stay whole.
     """
-    workers = config.pools[0].num_workers
+    workers = config.num_workers
     is_one = workload.trace is not None or workload.num_prefixes is not None
     if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or is_one:
         return config, workload, 1.0
-    copies = workers / MOST_SIMULATED_WORKERS
+    each = [pool.num_workers for pool in config.pools]
+    if len(each) == 1:
+        copies, part_of_each = workers / MOST_SIMULATED_WORKERS, [MOST_SIMULATED_WORKERS]
+    else:
+        divisors = [d for d in range(1, math.gcd(*each) + 1) if math.gcd(*each) % d == 0]
+        whole = max(d for d in divisors if d == 1 or workers // d >= MOST_SIMULATED_WORKERS)
+        copies, part_of_each = float(whole), [number // whole for number in each]
     rate, concurrency = workload.request_rate_per_s, workload.concurrency
     part = replace(
         workload,
@@ -273,4 +296,5 @@ def _representative_part(
         if workload.arrival is Arrival.ALL_AT_ONCE
         else workload.num_requests,
     )
-    return replace(config, pools=(replace(config.pools[0], num_workers=MOST_SIMULATED_WORKERS),)), part, copies
+    pools = (replace(pool, num_workers=number) for pool, number in zip(config.pools, part_of_each, strict=True))
+    return replace(config, pools=tuple(pools)), part, copies

@@ -3,9 +3,10 @@
 *How long.* The first run has :data:`FEWEST` requests. Near saturation waits rise and fall over thousands of requests,
 of which a short run sees one part: unless it is met clearly, an SLO is met by a run of :data:`MOST` only. A run that
 meets it has :data:`STAYS` times the requests that are in the system together (arrival rate × mean end-to-end latency,
-Little's law; at least half of that once they are counted in that run) and ten times the shared prefixes: its first
-tenth, the warm-up, then fills batches and caches and is not measured. A longer run begins with the requests of the
-shorter one, and all deployments and rates see the same requests (common random numbers).
+Little's law; at least half of that once they are counted in that run), :data:`RELAXATION`/(1 − utilization)² and ten
+times the shared prefixes: its first tenth, the warm-up, then fills batches and caches and is not measured. A longer run
+begins with the requests of the shorter one, and all deployments and rates see the same requests (common random
+numbers).
 
 *When it is decided.* An SLO is violated once the lower end of its latency's 99 % interval is above the limit, or an
 unfinished run is certain to exceed :data:`DECISIVE` times the limit: a system that starts empty is at its best. It is
@@ -41,6 +42,10 @@ CLEARLY = {"ttft": 0.5, "e2e": 0.5, "tpot": 0.8, "itl": 0.8}
 # Requests of a run over those in the system together, and the most that this asks for: beyond, a deployment of that
 # many busy workers is measured over fewer stays.
 STAYS, MOST_FOR_STAYS = 12, 65_536
+# Requests of a run times the square of the share of the capacity that is left free. A queue forgets its start over
+# about 4/(1 − ρ)² arrivals (relaxation time of the M/M/1 queue, 1/(μ(1 − √ρ)²), for ρ near 1); five times that is 8,000
+# requests at ρ = 0.95.
+RELAXATION = 20.0
 # Share of the requests that comes before the measured ones, and its inverse.
 WARM_UP = 0.1
 # Multiple of a limit beyond which an unfinished run is given up.
@@ -65,12 +70,14 @@ class Trial:
         interval_s: SLO → 99 % interval of its latency, s; twice the latency itself where the number of requests was
             given.
         num_requests: simulated, the warm-up included.
+        is_exact: that number was given.
     """
 
     verdict: Verdict
     run: ServingRun | None
     interval_s: Mapping[Slo, tuple[float, float]]
     num_requests: int
+    is_exact: bool = False
 
     @property
     def ratio(self) -> float:
@@ -88,11 +95,19 @@ class Load:
         requests: number → the first so many.
         given: the number that the question asks for; None: as many as the confidence needs.
         num_prefixes: distinct shared prefixes.
+        utilization: rate over the highest that the closed form allows.
     """
 
     requests: Callable[[int], Requests]
     given: int | None = None
     num_prefixes: int = 0
+    utilization: float = 0.0
+
+    @property
+    def relaxing(self) -> float:
+        """Requests of a run in which a queue forgets its start several times; ∞ for one that only grows."""
+        free = 1.0 - self.utilization
+        return RELAXATION / free**2 if free > 0.0 else math.inf
 
 
 def tried(load: Load, serve: Serve, slos: Sequence[Slo], *, may_stop_early: bool, is_first_only: bool = False) -> Trial:
@@ -114,14 +129,16 @@ def tried(load: Load, serve: Serve, slos: Sequence[Slo], *, may_stop_early: bool
             return Trial(verdict=Verdict.VIOLATED, run=None, interval_s={}, num_requests=num)
         if load.given is not None:  # one run, as asked
             exact = {slo: (value, value) for slo, value in latencies(whole, slos).items()}
-            return Trial(verdict=_verdict(exact), run=whole, interval_s=exact, num_requests=num)
+            return Trial(verdict=_verdict(exact), run=whole, interval_s=exact, num_requests=num, is_exact=True)
         run = whole.after(math.ceil(WARM_UP * num))
         found = {slo: latency_interval(run, slo, DECISION_T) for slo in slos}
         verdict = _verdict(found)
-        enough = _long_enough(run, load.num_prefixes)
+        enough = max(_long_enough(run, load.num_prefixes), math.ceil(min(load.relaxing, MOST_FOR_STAYS)))
         is_clear = all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items())
         enough = enough if is_clear else max(enough, MOST)
         is_long = num >= enough or FEWEST < num >= enough / 2
+        if verdict is Verdict.MET and load.relaxing > MOST_FOR_STAYS:
+            return Trial(verdict=Verdict.OPEN, run=run, interval_s=found, num_requests=num)
         if is_first_only and not is_long and verdict is Verdict.MET:
             verdict = Verdict.OPEN
         is_over = verdict is Verdict.VIOLATED or is_long or is_first_only

@@ -1,8 +1,8 @@
 """From a workload to requests: arrival times, prompt lengths and output lengths.
 
-Under open arrivals, prompts, answers, gaps and prefixes come from a stream of random numbers each, so that with one seed
-a longer run begins with the requests of a shorter one, and two rates have the same requests in the same order (common
-random numbers).
+Under open arrivals, prompts, answers, gaps and prefixes come from a stream of random numbers each, so that with one
+seed a longer run begins with the requests of a shorter one, and two rates have the same requests in the same order
+(common random numbers).
 
 A rate is everywhere the realised one, requests after the first over the time from the first to the last: drawn gaps are
 stretched to it (for Poisson arrivals the process given its count), and :func:`scaled` keeps to it.
