@@ -256,3 +256,11 @@ def test_a_trace_is_replayed(catalog: Catalog, tmp_path: Path) -> None:
     made = make_plan(spec(workload={"trace": "requests.csv"}), catalog, base=tmp_path)
     assert made.config
     assert made.predicted["requests_per_s"].value == pytest.approx(2.0, rel=0.3)
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_the_reference_simulation_agrees_with_a_plan(catalog: Catalog, mode: str) -> None:
+    made = make_plan(spec(fixed={"mode": mode}), catalog, certify=True)
+    assert made.certificate is not None
+    assert made.certificate["outcome"] == "agrees", made.certificate
+    assert len(made.certificate["checks"]) >= 5
