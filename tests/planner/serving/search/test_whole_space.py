@@ -61,7 +61,7 @@ QUESTIONS = st.fixed_dictionaries(
     }
 )
 asked = settings(
-    max_examples=4,
+    max_examples=3,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
