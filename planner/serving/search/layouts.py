@@ -148,10 +148,24 @@ def _placed(
     machine: Machine,
     layout: Layout,
     quantization: Quantization,
+    chunk: int | None = None,
 ) -> PlacedWorker | None:
-    """The worker with as many running requests as its cache holds; None where one does not fit."""
+    """The worker with as many running requests as its cache holds; None where one does not fit.
+
+    Args:
+        problem: the question.
+        role: of its pool.
+        node_type: catalog name of its nodes.
+        machine: device, links and price.
+        layout: degrees of parallelism.
+        quantization: formats.
+        chunk: token budget of one iteration; None for the engine's own. It bounds the running requests of a rank.
+    """
     ranks, held = layout.attention_data_parallel, tokens_held(problem, role)
     limits = default_limits(problem, role, machine.device, layout)
+    if chunk is not None:
+        most = min(limits.max_num_seqs, chunk * ranks)
+        limits = replace(limits, max_batched_tokens=chunk, max_num_seqs=most)
     memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
     if memory.kv_capacity_tokens < held * ranks:
         return None
@@ -165,6 +179,13 @@ def _placed(
         quantization=quantization,
         limits=limits,
         memory=memory,
+    )
+
+
+def with_chunk(problem: ServingProblem, placed: PlacedWorker, chunk: int) -> PlacedWorker | None:
+    """The worker with another token budget of one iteration, whose workspace and running requests follow it."""
+    return _placed(
+        problem, placed.role, placed.node_type, placed.machine, placed.layout, placed.quantization, chunk=chunk
     )
 
 

@@ -18,7 +18,7 @@ from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
+from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk
 
 # Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
 CHUNK_STEP, LEAST_CHUNK = 4, 512
@@ -74,13 +74,17 @@ def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
 
 def smaller_chunk(problem: ServingProblem, placed: PlacedWorker) -> PlacedWorker | None:
     """A mixed worker with the next smaller chunks of prefill; None where they are pinned or as small as they may be."""
-    limits = placed.limits
-    least = max(LEAST_CHUNK, -(-limits.max_num_seqs // placed.layout.attention_data_parallel))
-    chunk = max(limits.max_batched_tokens // CHUNK_STEP, least)
-    is_fixed = "max_batched_tokens" in problem.pinned.of(placed.role) or problem.recipe.whole_prompts
-    if placed.role is not Role.MIXED or is_fixed or chunk >= limits.max_batched_tokens:
+    pinned, ranks = problem.pinned.of(placed.role), placed.layout.attention_data_parallel
+    chunk = max(placed.limits.max_batched_tokens // CHUNK_STEP, LEAST_CHUNK, pinned.get("max_num_seqs", 0) // ranks)
+    is_fixed = "max_batched_tokens" in pinned or problem.recipe.whole_prompts
+    if placed.role is not Role.MIXED or is_fixed or chunk >= placed.limits.max_batched_tokens:
         return None
-    return replace(placed, limits=replace(limits, max_batched_tokens=chunk))
+    smaller = with_chunk(problem, placed, chunk)
+    if smaller is None:
+        return None
+    # The room that smaller activations leave is not given to more requests: the tables of iterations end there.
+    most = min(smaller.limits.max_num_seqs, placed.limits.max_num_seqs)
+    return replace(smaller, limits=replace(smaller.limits, max_num_seqs=most))
 
 
 def _faster_chunks(problem: ServingProblem, worker: PricedWorker) -> Iterator[PricedWorker]:
