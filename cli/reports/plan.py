@@ -56,9 +56,9 @@ def show_plan(plan: Plan, form: Format, *, footer: str = "", full: bool = True) 
         show_document(plan.to_document(), form)
     elif form is Format.TABLE:
         width = terminal_width()
-        text = (None if full else first_screen(plan, width=width)) or view.report(plan, width=width)
-        text += certificate_text(plan, width)
-        show_text(f"{text}\n{footer}" if footer else text)
+        body = (None if full else first_screen(plan, width=width)) or view.report(plan, width=width)
+        body += certificate_text(plan, width)
+        show_text(f"{body}\n{footer}" if footer else body)
     elif form is Format.MARKDOWN and (text := ticket(plan)):
         show_text(text)
     else:

@@ -13,6 +13,8 @@ from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metri
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.text import counted
 
+# How the reason of a runner-up begins that ties with the chosen deployment.
+TIED = "a tie"
 # Parts of an iteration below this share are left out.
 LEAST_SHARE = 0.005
 _LATENCIES = ("ttft", "tpot", "itl", "e2e")
@@ -81,11 +83,16 @@ def status_text(plan: Plan) -> str:
     count, simulated = solution.get("num_candidates", 0), solution.get("num_simulated", 0)
     seen = f"{counted(count, 'deployment')} in closed form, {simulated:,} simulated"
     if solution["status"] == "infeasible":
+        if not solution.get("is_complete", True):
+            return f"no plan found: {seen}, none of these meets every SLO; not all deployments were simulated"
         return f"infeasible: {seen}, none meets every SLO"
     if solution["status"] == "optimal":
-        known = f"optimal under the model, within the sampling noise of 1 %; {seen}"
+        gap = percent(solution["gap"] or 0.0)
+        known = f"optimal under the model and its sampling: no deployment is more than {gap} better; {seen}"
     else:
         known = f"feasible: at most {percent(solution['gap'] or 0.0)} from the best bound left; {seen}"
+    if len(plan.spec["cluster"].get("nodes") or ()) > 1:
+        known += "; of one kind of worker for each node type, prefill and decode on one node type each"
     return f"{known}; {effort_text(solution)}"
 
 
@@ -132,11 +139,31 @@ def top_section(plan: Plan, width: int) -> str:
     title = f"The best {len(rows)} deployments" if len(rows) > 1 else "The deployment"
     text = rendered_rows(rows, TOP_COLUMNS, Format.TABLE, title=title, width=width)
     text += "".join(paragraph(pool_text(pool), width, indent="  ") for pool in plan.config["pools"])
+    if len({pool["role"] for pool in plan.config["pools"]}) < len(plan.config["pools"]):
+        weights = " : ".join(str(pool.get("weight", 1)) for pool in plan.config["pools"])
+        text += paragraph(
+            f"One router sends a request to the worker with the fewest in flight for its weight: {weights}.",
+            width,
+        )
+    text += tie_text(plan, width)
     answer = plan.answer or {}
     idle = answer.get("num_idle_devices", 0)
     if idle:
         text += paragraph(f"{idle} of the cluster's devices stay free: {answer['idle_because']}.", width)
     return text
+
+
+def tie_text(plan: Plan, width: int) -> str:
+    """Which deployments the model cannot tell from the chosen one."""
+    tied = [row["label"] for row in plan.alternatives if row["reason"].startswith(TIED)]
+    if not tied:
+        return ""
+    text = (
+        f"A tie: {', '.join(tied)} within {percent(float(plan.solution.get('tie', 0.0)))} of the same objective, which "
+        "is as near as a highest rate is known; the simpler deployment is chosen: fewer kinds of workers, then a lower "
+        "rent, whole nodes, no router, fewer stages, lower latency."
+    )
+    return paragraph(text, width)
 
 
 def pool_text(pool: Mapping[str, Any]) -> str:
@@ -203,6 +230,9 @@ def sampling_text(plan: Plan, width: int) -> str:
     if "attainment" in sampling:
         text += f"; {percent(sampling['attainment'])} of them meet every SLO"
         text += f" (at least {percent(sampling['attainment_at_least'])})"
+    if "highest_rate" in sampling:
+        low, high = (f"{sampling['highest_rate'][end]:.3g}" for end in ("low", "high"))
+        text += f"; the highest rate is shown to lie between {low} and {high} requests/s (99 %)"
     return paragraph(f"{text}.", width) if intervals else ""
 
 
@@ -213,7 +243,10 @@ def _is_rate(name: str) -> bool:
 def calibration_text(plan: Plan, width: int) -> str:
     """What the intervals rest on."""
     lines = []
+    used = {pool["node_type"] for pool in plan.config["pools"]}
     for node_type, calibration in plan.provenance.get("calibration", {}).items():
+        if node_type not in used:
+            continue
         errors = calibration["error_p90"]
         shown = ", ".join(f"{name} ×/÷ {factor:.2f}" for name, factor in _factors(errors))
         if calibration["num_runs"]:
@@ -236,7 +269,7 @@ def memory_section(plan: Plan, width: int) -> str:
     """Memory of one device of each pool."""
     rows: Sequence[Row] = plan.memory["pools"]
     columns = (
-        Column(key="role", title="pool", wrap=False),
+        Column(key="pool", title="pool", derive=lambda row: row.get("pool", row["role"]), wrap=False),
         Column(key="weights_bytes", title="weights", right=True, text=gib, wrap=False),
         Column(key="workspace_bytes", title="workspace", right=True, text=gib, wrap=False),
         Column(key="kv_cache_bytes", title="KV cache", right=True, text=gib, wrap=False),
@@ -245,7 +278,7 @@ def memory_section(plan: Plan, width: int) -> str:
         Column(key="kv_capacity_tokens", title="tokens held", right=True, text=lambda n: f"{n:,}", wrap=False),
     )
     text = rendered_rows(rows, columns, Format.TABLE, title="Memory of one device in GiB", width=width)
-    per_token = ", ".join(f"{row['role']} {format_bytes(row['kv_bytes_per_token'])}" for row in rows)
+    per_token = ", ".join(f"{row.get('pool', row['role'])} {format_bytes(row['kv_bytes_per_token'])}" for row in rows)
     return text + paragraph(f"KV cache of one token on one device: {per_token}.", width)
 
 
@@ -382,5 +415,7 @@ def infeasible_section(plan: Plan, width: int) -> str:
     if miss:
         lines.append(f"Nearest miss: {miss['limit']} {miss['excess_text']} with {miss['label']}")
     wanted = [f"{change['change']} (with {change['label']})" for change in solution.get("least_change", ())]
-    lines.append(f"Least change: {'; or '.join(wanted)}" if wanted else "Least change: none of the changes tried")
+    tried = "; ".join(solution.get("tried", ())) or "nothing: no change of this question would help"
+    lines.append(f"Least change: {'; or '.join(wanted) if wanted else 'none of those tried'}")
+    lines.append(f"Tried: {tried}")
     return "".join(paragraph(line, width, indent="  ") for line in lines)

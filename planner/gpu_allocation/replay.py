@@ -30,7 +30,7 @@ from meshplan.planner.serving.problem.config import Role, ServingConfig
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.search.deployment import serve
-from meshplan.planner.serving.simulation.arrivals import scaled
+from meshplan.planner.serving.simulation.arrivals import open_arrivals, scaled
 from meshplan.planner.serving.simulation.metrics import QUANTILES, samples_of
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.slo_attainment import attained, wilson_lower
@@ -173,8 +173,8 @@ def sample(
         low = np.array([getattr(one.range, name)[0] for one in service.buckets])
         high = np.array([getattr(one.range, name)[1] for one in service.buckets])
         lengths.append(rng.integers(low[bucket], high[bucket] + 1).astype(np.int64))
-    gaps = rng.gamma(1.0 / burstiness**2, burstiness**2, num)
-    return Requests(arrival_s=np.cumsum(gaps) / rate, input_length=lengths[0], output_length=lengths[1]), bucket
+    arrivals = open_arrivals(rng, num, rate, burstiness=burstiness)
+    return Requests(arrival_s=arrivals, input_length=lengths[0], output_length=lengths[1]), bucket
 
 
 def _tiled(service: Service, trace: Requests, rate: float, num: int) -> tuple[Requests, IntArray]:

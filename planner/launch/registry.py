@@ -252,6 +252,8 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
         started = _target(engine)
     refuse_devices(started.name, [host.device for host in request.host_types.values()])
     job = cast("ServingJob", _module(started).job(request))
+    if found.wraps and len({program.pool.role for program in job.programs}) < len(job.programs):
+        raise CannotExpressError(target, "several kinds of workers behind one weighted router", f"target {engine}")
     measured = benchmark.benchmark_script(job)
     made = cast(EmittedPlan, _module(found).wrap(job)) if found.wraps else _serving_scripts(target, job)
     return made if measured is None else replace(made, artifacts=(*made.artifacts, measured))

@@ -11,7 +11,6 @@ from meshplan.planner.emit.artifact import EmitOptions
 from meshplan.planner.emit.serving.load import Load, with_room
 from meshplan.planner.emit.serving.request import HostType, ServingRequest, WorkerMemory
 from meshplan.planner.launch.registry import emit_serving
-from meshplan.planner.serving.problem.config import Role
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -41,7 +40,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         load=_load(plan),
         prefix_caching=_prefix_caching(plan),
         memory={
-            Role(row["role"]): WorkerMemory(
+            str(row.get("pool", row["role"])): WorkerMemory(
                 weights_bytes=row["weights_bytes"], activations_bytes=row["workspace_bytes"]
             )
             for row in plan.memory["pools"]

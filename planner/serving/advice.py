@@ -15,12 +15,15 @@ from meshplan.planner.serving.search.candidates import layout_label
 from meshplan.planner.serving.search.pareto import pareto_front, useful_batch
 from meshplan.planner.serving.search.search import ServingReport, sustainable_rate
 from meshplan.planner.serving.search.slo_judgement import judge
+from meshplan.planner.serving.search.trials import FEWEST
 from meshplan.planner.serving.search.what_if import what_if
 from meshplan.planner.serving.simulation.metrics import confidence_interval, samples_of, series
 from meshplan.planner.serving.simulation.slo_attainment import attainment, goodput
 
 LONGER, MORE, BURSTY = 2.0, 1.25, 2.0
 NUM_BINS = 60
+# Requests of a run under other requests, over those of the chosen one: it is shown, nothing is decided by it.
+SENSITIVITY_SHARE = 0.25
 
 
 def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *, seed: int = 0) -> dict[str, Any]:
@@ -56,7 +59,7 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
     if last.placed.role is not Role.PREFILL:
         found["useful_batch"] = useful_batch(last)
     if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.slos:
-        found["max_request_rate_per_s"] = sustainable_rate(problem, chosen.candidate, seed=seed)
+        found["max_request_rate_per_s"] = sustainable_rate(problem, chosen, seed=seed)
     return found
 
 
@@ -68,8 +71,8 @@ def _series(chosen: Simulated) -> dict[str, list[float]]:
 
 
 def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
-    """Sampling uncertainty: 95 % confidence intervals of the latencies with an SLO, and the share of requests within
-    every SLO with its Wilson lower bound.
+    """Sampling uncertainty: 95 % confidence intervals of the latencies with an SLO, the 99 % interval of the highest
+    rate where that was searched for, and the share of requests within every SLO with its Wilson lower bound.
     """
     run = chosen.judged.run
     intervals = {}
@@ -78,6 +81,8 @@ def sampling(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
             low, high = confidence_interval(samples_of(run, slo.metric), slo.percentile)
             intervals[slo.key] = {"low": low, "high": high}
     found: dict[str, Any] = {"num_requests": len(run), "intervals": intervals}
+    if chosen.judged.refuted_per_s is not None:
+        found["highest_rate"] = {"low": chosen.judged.requests_per_s, "high": chosen.judged.refuted_per_s}
     if problem.slos:
         share, at_least = attainment(run, problem.slos)
         found |= {"attainment": share, "attainment_at_least": at_least, "goodput_per_s": goodput(run, problem.slos)}
@@ -106,8 +111,7 @@ def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[
 
 def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
     """Devices that the plan leaves idle, and why."""
-    have = sum(machine.num_devices for machine in problem.machines.values())
-    idle = have - chosen.candidate.config.num_devices
+    idle = problem.num_devices - chosen.candidate.config.num_devices
     if idle <= 0:
         return {"num_idle_devices": 0}
     because = "another copy does not fit on them" if problem.has_free_load else "the load needs no more"
@@ -116,8 +120,10 @@ def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:
 
 def _sensitivity(problem: ServingProblem, chosen: Simulated, seed: int) -> Iterator[dict[str, Any]]:
     """The chosen deployment under requests that are longer, more frequent or burstier."""
+    num = max(round(SENSITIVITY_SHARE * len(chosen.judged.run)), FEWEST)
     for change, workload in _changed(problem, chosen):
-        judged = judge(replace(problem, workload=workload), chosen.candidate.config, seed=seed)
+        asked = replace(problem, workload=workload)
+        judged = judge(asked, chosen.candidate.config, num_requests=num, seed=seed)
         latencies = judged.metrics.latencies
         yield {
             "change": change,

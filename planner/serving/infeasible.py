@@ -1,24 +1,45 @@
-"""No deployment meets every SLO: which constraint binds, what comes nearest, and the smallest change that suffices.
+"""No deployment meets every SLO: which constraint binds, what comes nearest, and the smallest changes that suffice.
 
-SLOs and limits are relaxed one at a time and the search is repeated, so every statement is the result of a search.
+Every change that is named was found by a simulation that meets everything else: an SLO is relaxed to the latency that a
+deployment reached, devices and limits to what the deployment of a search took, the rate to one that all devices carry.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshplan.planner.serving.advice import what_if_rows
-from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.binding import (
+    ALONE,
+    CAPACITY,
+    DEVICES,
+    LIMIT,
+    LOAD,
+    MEMORY,
+    Binding,
+    binding_constraint,
+    nearest_miss,
+)
+from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.problem import Pinned, ServingObjective, ServingProblem
+from meshplan.planner.serving.problem.quantization import SCHEMES, checkpoint_formats
+from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.search.branch import Simulated
-from meshplan.planner.serving.search.candidates import config_label
+from meshplan.planner.serving.search.branch import Simulated, judge_once
+from meshplan.planner.serving.search.candidates import candidate_of, config_label
+from meshplan.planner.serving.search.families import Family
 from meshplan.planner.serving.search.search import ServingReport, search_serving
+from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
-# Factors by which an SLO is relaxed until a plan is found, and by which the devices are multiplied.
-RELAXED = (1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0)
-MORE_DEVICES = (2, 4, 8, 16)
+# Kinds of workers that are simulated with all devices to find how far an SLO must be relaxed: the fastest ones.
+MOST_KINDS = 6
+# The devices are multiplied by these until a plan is found, beginning with what the closed form asks for.
+MORE_DEVICES = (1, 1.25, 2, 4, 8, 16)
+MOST_SEARCHES = 4
 
 
 def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: int = 0) -> dict[str, Any]:
@@ -26,124 +47,241 @@ def explain_infeasible(problem: ServingProblem, report: ServingReport, *, seed: 
 
     Returns:
         ``binding_constraint``, ``nearest_miss`` (with its configuration), ``least_change`` (changes, each of which
-        alone makes the question feasible) and ``what_if`` (deployments that no supported engine runs).
+        alone makes the question feasible), ``tried`` (the changes that were looked for) and ``what_if`` (deployments
+        that no supported engine runs).
     """
-    changes = [*_relaxed_slos(problem, seed), *_more_devices(problem, seed), *_lifted_limits(problem, seed)]
-    changes = changes or [*_all_relaxed(problem, seed)]
+    binding = binding_constraint(problem, report)
+    changes = _Changes(problem=problem, binding=binding, seed=seed)
+    found = list(changes.all())
+    text = binding.text
+    if binding.kind in (ALONE, LOAD) and found and not found[0]["constraint"].startswith("devices"):
+        text = f"{found[0]['constraint']}; {text}" if found[0]["constraint"] not in text else text
     return {
-        "binding_constraint": changes[0]["constraint"] if changes else _most_frequent(report),
+        "binding_constraint": text if report.is_complete else f"{text} (not every deployment was simulated)",
         "nearest_miss": _nearest(report),
-        "least_change": changes,
+        "least_change": found,
+        "tried": changes.tried,
         "what_if": what_if_rows(problem),
     }
 
 
-def _relaxed_slos(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
-    """For each SLO the smallest of the tried factors that makes a plan possible."""
-    for slo in problem.slos:
-        for factor in RELAXED:
-            relaxed = replace(slo, limit_s=factor * slo.limit_s)
-            found = _best(replace(problem, slos=_with(problem.slos, slo, relaxed)), seed)
-            if found is None:
-                continue
-            value = found.judged.metrics.value(slo)
-            yield {
-                "constraint": _limit_text(slo),
-                "change": f"{slo.key}: {_rounded_up(value):g}",
-                "reached": value,
-                "label": config_label(found.candidate.config),
-            }
-            break
+@dataclass(kw_only=True)
+class _Changes:
+    """What is tried, and what helps.
 
+    Args:
+        problem: the question.
+        binding: the constraint that binds.
+        seed: for drawing the requests.
+        tried: in words; grows.
+    """
 
-def _all_relaxed(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
-    """The smallest of the tried factors on all SLOs at once, where no single change suffices."""
-    for factor in RELAXED:
-        relaxed = tuple(replace(slo, limit_s=factor * slo.limit_s) for slo in problem.slos)
-        found = _best(replace(problem, slos=relaxed), seed)
-        if found is None:
-            continue
-        reached = {slo.key: found.judged.metrics.value(slo) for slo in problem.slos}
-        violated = [slo for slo in problem.slos if not slo.is_met(reached[slo.key])]
-        yield {
-            "constraint": " and ".join(_limit_text(slo) for slo in violated),
-            "change": " and ".join(f"{slo.key}: {_rounded_up(reached[slo.key]):g}" for slo in violated),
-            "label": config_label(found.candidate.config),
-        }
-        return
+    problem: ServingProblem
+    binding: Binding
+    seed: int
+    tried: list[str] = field(default_factory=list)
 
+    def all(self) -> Iterator[dict[str, Any]]:
+        """Changes that help, those of the constraint that binds first."""
+        kind = self.binding.kind
+        if kind in (ALONE, LOAD):
+            yield from self._slos()
+        if kind == CAPACITY:
+            yield from self._lower_rate()
+        if kind == MEMORY:
+            yield from self._formats()
+        yield from self._pins()
+        if kind in (MEMORY, DEVICES, CAPACITY, LOAD):
+            yield from self._more_devices()
+        if kind in (LIMIT, LOAD):
+            yield from self._lifted_limits()
 
-def _more_devices(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
-    for factor in MORE_DEVICES:
-        machines = {
-            name: replace(machine, num_devices=factor * machine.num_devices)
-            for name, machine in problem.machines.items()
-        }
-        found = _best(replace(problem, machines=machines), seed)
-        if found is not None:
-            have = sum(machine.num_devices for machine in problem.machines.values())
-            yield {
-                "constraint": f"devices: {have}",
-                "change": f"{found.candidate.config.num_devices} devices instead of {have}",
-                "label": config_label(found.candidate.config),
-            }
+    # --- SLOs ---------------------------------------------------------------------------------------------------------
+
+    def _slos(self) -> Iterator[dict[str, Any]]:
+        """Each SLO alone, then all together, relaxed to the least latency that deployments on all devices reach."""
+        slos = self.problem.slos
+        self.tried.append(f"each SLO relaxed alone, on all devices with the {MOST_KINDS} fastest kinds of workers")
+        is_any = False
+        for slo in slos:
+            reached = self._reached([one for one in slos if one is not slo])
+            values = [(run.shown_s(slo), label) for run, label in reached if not run.metrics.num_rejected]
+            if values:
+                is_any = True
+                value, label = min(values)
+                yield {
+                    "constraint": _limit_text(slo),
+                    "change": f"{slo.key}: {_rounded_up(value):g}",
+                    "reached": value,
+                    "label": label,
+                }
+        if is_any or len(slos) < 2:  # noqa: PLR2004 - several together
             return
-
-
-def _lifted_limits(problem: ServingProblem, seed: int) -> Iterator[dict[str, Any]]:
-    limits = problem.limits
-    money, power = replace(limits, max_usd_per_hour=None), replace(limits, max_power_w=None)
-    for name, limit, unit, lifted in (
-        ("max_usd_per_hour", limits.max_usd_per_hour, "USD/h", money),
-        ("max_power_w", limits.max_power_w, "W", power),
-    ):
-        found = None if limit is None else _best(replace(problem, limits=lifted), seed)
-        if found is not None:
-            used = found.candidate.usd_per_hour if lifted is money else found.candidate.power_w
+        self.tried.append("all SLOs relaxed together")
+        together = [one for one in self._reached([]) if not one[0].metrics.num_rejected]
+        if together:
+            run, label = min(together, key=lambda one: max(one[0].shown_s(s) / s.limit_s for s in slos))
+            late = [slo for slo in slos if not slo.is_met(run.shown_s(slo))]
             yield {
-                "constraint": f"{name}: {limit:g} {unit}",
-                "change": f"{name}: {_rounded_up(used or 0.0):g}",
+                "constraint": " and ".join(_limit_text(slo) for slo in late),
+                "change": " and ".join(f"{slo.key}: {_rounded_up(run.shown_s(slo)):g}" for slo in late),
+                "label": label,
+            }
+
+    def _reached(self, kept: list[Slo]) -> Iterator[tuple[Any, str]]:
+        """Simulated deployments on all devices that meet the SLOs ``kept``, with their labels."""
+        problem = replace(self.problem, slos=tuple(kept))
+        if problem.has_free_load:  # latencies are least where hardly anything runs
+            alone = replace(problem.workload, arrival=Arrival.CLOSED_LOOP, concurrency=1, num_requests=16)
+            problem = replace(problem, workload=alone)
+        for family in _fastest(problem):
+            counts = tuple(family.pinned(which) or family.most(which) for which in range(len(family.kinds)))
+            if problem.workload.concurrency is not None:
+                counts = tuple(min(count, problem.workload.concurrency) for count in counts)
+            while len(counts) > 1 and min(counts) > 1 and not family.fits(counts):
+                counts = tuple(max(count // 2, 1) for count in counts)
+            if not family.fits(counts) or problem.rules.broken(problem.shape, candidate_of(family, counts).config):
+                continue
+            candidate = candidate_of(family, counts)
+            judged = judge_once(problem, candidate, seed=self.seed)
+            if not judged.violated:
+                yield judged, config_label(candidate.config)
+
+    # --- the load, devices, pins and limits ---------------------------------------------------------------------------
+
+    def _lower_rate(self) -> Iterator[dict[str, Any]]:
+        """The highest rate within the SLOs."""
+        self.tried.append("a lower rate")
+        workload = self.problem.workload
+        if workload.trace is not None:
+            return
+        free = replace(workload, request_rate_per_s=None, arrival=Arrival.CLOSED_LOOP)
+        asked = replace(self.problem, workload=free, objective=ServingObjective.MAX_REQUEST_RATE)
+        found = self._best(asked)
+        if found is not None and found.judged.requests_per_s < (workload.request_rate_per_s or math.inf):
+            rate = found.judged.requests_per_s
+            yield {
+                "constraint": f"request_rate_per_s: {workload.request_rate_per_s:g}",
+                "change": f"request_rate_per_s: {float(f'{0.995 * rate:.3g}'):g}",
                 "label": config_label(found.candidate.config),
             }
 
+    def _more_devices(self) -> Iterator[dict[str, Any]]:
+        problem, have = self.problem, self.problem.num_devices
+        least = max(2.0, self.binding.shortage)
+        if self.binding.capacity_per_s:
+            least = max((problem.workload.request_rate_per_s or 0.0) / self.binding.capacity_per_s, 1.0)
+        factors = [math.ceil(least * more) for more in MORE_DEVICES][:MOST_SEARCHES]
+        self.tried.append(f"{', '.join(map(str, dict.fromkeys(factors)))} times the devices")
+        for factor in dict.fromkeys(factors):
+            machines = {
+                name: replace(machine, num_devices=factor * machine.num_devices)
+                for name, machine in problem.machines.items()
+            }
+            limits = replace(problem.limits, max_devices=None)
+            found = self._best(replace(problem, machines=machines, limits=limits))
+            if found is not None:
+                yield {
+                    "constraint": f"devices: {have}",
+                    "change": f"{found.candidate.config.num_devices} devices instead of {have}",
+                    "label": config_label(found.candidate.config),
+                }
+                return
 
-def _best(problem: ServingProblem, seed: int) -> Simulated | None:
-    solution, _ = search_serving(problem, seed=seed)
-    return solution.assignment
+    def _formats(self) -> Iterator[dict[str, Any]]:
+        """The widest weight format of the engine with which a plan is found."""
+        problem, asked = self.problem, {one.label for one in self.problem.quantizations}
+        cache = problem.quantizations[0].kv_cache
+        others = [checkpoint_formats(problem.shape, scheme, cache) for scheme in problem.rules.schemes]
+        others = [one for one in others if one.label not in asked]
+        self.tried.append(f"weights in {', '.join(dict.fromkeys(one.mlp for one in others))}")
+        for one in sorted(others, key=lambda formats: -SCHEMES[formats.mlp].weight_bytes):
+            found = self._best(replace(problem, quantizations=(one,)))
+            if found is not None:
+                yield {
+                    "constraint": "weights in " + ", ".join(sorted(asked)),
+                    "change": f"quantization: [{one.mlp}]",
+                    "label": config_label(found.candidate.config),
+                }
+                return
+
+    def _pins(self) -> Iterator[dict[str, Any]]:
+        """Each pinned choice dropped alone."""
+        pinned = self.problem.pinned
+        for role, choices in pinned.by_role.items():
+            for name, value in choices.items():
+                where = f"fixed.{name}" if role is Role.MIXED else f"fixed.{role.value}.{name}"
+                self.tried.append(f"{where} dropped")
+                rest = {key: other for key, other in choices.items() if key != name}
+                yield from self._without(replace(pinned, by_role={**pinned.by_role, role: rest}), f"{where}: {value}")
+        if pinned.is_disaggregated is not None:
+            mode = "disaggregated" if pinned.is_disaggregated else "aggregated"
+            self.tried.append("fixed.mode dropped")
+            yield from self._without(replace(pinned, is_disaggregated=None), f"fixed.mode: {mode}")
+
+    def _without(self, pinned: Pinned, text: str) -> Iterator[dict[str, Any]]:
+        found = self._best(replace(self.problem, pinned=pinned))
+        if found is not None:
+            yield {"constraint": text, "change": f"without {text}", "label": config_label(found.candidate.config)}
+
+    def _lifted_limits(self) -> Iterator[dict[str, Any]]:
+        limits = self.problem.limits
+        money, power = replace(limits, max_usd_per_hour=None), replace(limits, max_power_w=None)
+        for name, limit, unit, lifted in (
+            ("max_usd_per_hour", limits.max_usd_per_hour, "USD/h", money),
+            ("max_power_w", limits.max_power_w, "W", power),
+        ):
+            if limit is None:
+                continue
+            self.tried.append(f"{name} lifted")
+            found = self._best(replace(self.problem, limits=lifted))
+            if found is not None:
+                used = found.candidate.usd_per_hour if lifted is money else found.candidate.power_w
+                yield {
+                    "constraint": f"{name}: {limit:g} {unit}",
+                    "change": f"{name}: {_rounded_up(used or 0.0):g}",
+                    "label": config_label(found.candidate.config),
+                }
+
+    def _best(self, problem: ServingProblem) -> Simulated | None:
+        solution, _ = search_serving(problem, seed=self.seed)
+        return solution.assignment
 
 
-def _with(slos: tuple[Slo, ...], old: Slo, new: Slo) -> tuple[Slo, ...]:
-    return tuple(new if slo is old else slo for slo in slos)
+def _fastest(problem: ServingProblem) -> list[Family]:
+    """Families whose requests alone are answered soonest: by the time to the first token, and between tokens."""
+    aggregated = problem.pinned.is_disaggregated is not True
+    mixed = priced_workers(problem, Role.MIXED, Counter()) if aggregated else []
+    half = MOST_KINDS // 2 if aggregated else MOST_KINDS
+    soonest = [*sorted(mixed, key=_first_token)[:half], *sorted(mixed, key=_between_tokens)[:half]]
+    found = [Family(problem=problem, kinds=(kind,)) for kind in {id(kind): kind for kind in soonest}.values()]
+    if problem.pinned.is_disaggregated is not False and problem.workload.arrival is not Arrival.ALL_AT_ONCE:
+        prefill = sorted(priced_workers(problem, Role.PREFILL, Counter()), key=_first_token)
+        decode = sorted(priced_workers(problem, Role.DECODE, Counter()), key=_between_tokens)
+        found += [Family(problem=problem, kinds=pair) for pair in zip(prefill[:half], decode[:half], strict=False)]
+    return found
+
+
+def _first_token(kind: PricedWorker) -> float:
+    return kind.first_token_s
+
+
+def _between_tokens(kind: PricedWorker) -> float:
+    return float(kind.steady.tpot_s[0])
 
 
 def _nearest(report: ServingReport) -> Mapping[str, Any] | None:
     """The simulated deployment whose worst violation exceeds its SLO by the smallest factor."""
-    missed = [simulated for simulated in report.simulated if simulated.judged.violated]
-    if not missed:
+    nearest = nearest_miss(report)
+    if nearest is None:
         return None
-
-    def excess(simulated: Simulated) -> float:
-        slo, value = simulated.judged.worst_violation
-        return value / slo.limit_s
-
-    nearest = min(missed, key=excess)
     slo, value = nearest.judged.worst_violation
-    return {
-        "label": config_label(nearest.candidate.config),
-        "limit": slo.key,
-        "excess_text": slo.excess_text(value),
-    }
+    label = config_label(nearest.candidate.config)
+    return {"label": label, "limit": slo.key, "excess_text": slo.excess_text(value)}
 
 
 def _limit_text(slo: Slo) -> str:
     return f"{slo.key}: SLO {slo.limit_s:g} s"
-
-
-def _most_frequent(report: ServingReport) -> str:
-    if not report.rejected:
-        return "no legal layout within the devices"
-    reason, count = report.rejected.most_common(1)[0]
-    return f"{reason} ({count} workers)"
 
 
 def _rounded_up(value: float) -> float:

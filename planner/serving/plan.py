@@ -12,10 +12,12 @@ from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
 from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
+from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.resolve import ResolvedServing
-from meshplan.planner.serving.search.branch import NOISE, Simulated
-from meshplan.planner.serving.search.candidates import config_label, usd_per_million_tokens
+from meshplan.planner.serving.search.branch import TIE, Simulated
+from meshplan.planner.serving.search.candidates import config_label
+from meshplan.planner.serving.search.scores import usd_per_million_tokens
 from meshplan.planner.serving.search.search import ServingReport
 
 # Latencies that every plan predicts, in addition to those with an SLO.
@@ -49,7 +51,12 @@ def make_serving_plan(
         predicted=predicted(problem, chosen),
         solution=solution,
         rank_table=rank_table(problem, config),
-        memory={"pools": [memory_row(problem, pool) for pool in config.pools]},
+        memory={
+            "pools": [
+                {"pool": name, **memory_row(problem, pool)}
+                for name, pool in zip(config.pool_names, config.pools, strict=True)
+            ]
+        },
         breakdown=tuple(breakdown(problem, chosen)),
         provenance=provenance(resolved),
         alternatives=tuple(runner_up_rows(problem, chosen, report, top=top)),
@@ -65,7 +72,7 @@ def make_serving_plan(
 def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interval]:
     """Every metric that a plan predicts, with its 90 % interval."""
     metrics, candidate = simulated.judged.metrics, simulated.candidate
-    spread = error_factors(problem)
+    spread = error_factors(problem, candidate.config)
     found: dict[str, Interval] = {}
     for key in dict.fromkeys((*(slo.key for slo in problem.slos), *SHOWN)):
         metric, percentile, _ = key.split("_")
@@ -94,10 +101,11 @@ def predicted(problem: ServingProblem, simulated: Simulated) -> dict[str, Interv
     return found
 
 
-def error_factors(problem: ServingProblem) -> dict[str, float]:
-    """Metric → factor by which its 90 % interval extends each way: the widest over the node types."""
+def error_factors(problem: ServingProblem, config: ServingConfig) -> dict[str, float]:
+    """Metric → factor by which its 90 % interval extends each way: the widest over the node types in use."""
     widest: dict[str, float] = {}
-    for calibration in problem.calibrations.values():
+    for node_type in dict.fromkeys(pool.node_type for pool in config.pools):
+        calibration = problem.calibrations[node_type]
         for name, error in calibration.error_p90.items():
             widest[name] = max(widest.get(name, 1.0), math.exp(error))
     return widest
@@ -132,12 +140,13 @@ def breakdown(problem: ServingProblem, simulated: Simulated) -> list[dict[str, A
     """Parts of an iteration's time, pool by pool, largest first, with their level of evidence."""
     rows: list[dict[str, Any]] = []
     metrics = simulated.judged.metrics
-    for pool in simulated.candidate.config.pools:
+    config = simulated.candidate.config
+    for name, pool in zip(config.pool_names, config.pools, strict=True):
         parts = iteration_parts(problem, pool, num_running=max(metrics.mean_decoding, 1.0))
         total = sum(part.seconds for part in parts)
         rows += [
             {
-                "pool": pool.role.value,
+                "pool": name,
                 "name": part.name,
                 "seconds": part.seconds,
                 "share": part.seconds / total,
@@ -152,23 +161,21 @@ def breakdown(problem: ServingProblem, simulated: Simulated) -> list[dict[str, A
 def rank_table(problem: ServingProblem, config: ServingConfig) -> tuple[tuple[int, int], ...]:
     """(host, device on the host) of each rank: workers one after the other, each pool on the hosts of its node type.
 
-    A worker that fits a scale-up domain, but not the rest of the current one, starts on the next domain.
+    Workers are packed on nodes as :mod:`meshplan.planner.serving.problem.nodes` says.
     """
     slots: list[tuple[int, int]] = []
-    next_device: dict[str, int] = {}
     offsets = _host_offsets(problem)
+    places = {
+        name: iter(place_workers(groups, problem.machines[name].domain_size))
+        for name, groups in pools_by_node_type(config.pools).items()
+    }
     for pool in config.pools:
         machine = problem.machines[pool.node_type]
-        size = pool.layout.num_devices
-        for _ in range(pool.num_workers):
-            first = next_device.get(pool.node_type, 0)
-            left = machine.domain_size - first % machine.domain_size
-            if left < size <= machine.domain_size:
-                first += left
-            for device in range(first, first + size):
+        for place in next(places[pool.node_type]):
+            start = place.node * machine.domain_size + place.first
+            for device in range(start, start + pool.layout.num_devices):
                 host, slot = divmod(device, machine.devices_per_host)
                 slots.append((offsets[pool.node_type] + host, slot))
-            next_device[pool.node_type] = first + size
     return tuple(slots)
 
 
@@ -196,7 +203,7 @@ def runner_up_rows(
                 "name": "chosen" if simulated is chosen else f"rank {index + 1}",
                 "chosen": simulated is chosen,
                 "config": serving_config_document(config),
-                "label": config_label(config) + _chunk_label(problem, config),
+                "label": config_label(config) + _batch_label(problem, simulated),
                 "num_devices": config.num_devices,
                 "ttft_p99_s": metrics.latencies["ttft"].p99,
                 "tpot_mean_s": metrics.latencies["tpot"].mean,
@@ -209,12 +216,13 @@ def runner_up_rows(
     return rows
 
 
-def _chunk_label(problem: ServingProblem, config: ServingConfig) -> str:
-    """The prefill chunk size where it is not the engine's default."""
-    pool = config.pools[0]
-    default = problem.rules.default_limits(problem.machines[pool.node_type].device).max_batched_tokens
-    budget = pool.limits.max_batched_tokens
-    return "" if budget == default else f", chunk {budget}"
+def _batch_label(problem: ServingProblem, simulated: Simulated) -> str:
+    """The prefill chunk size where it is not the engine's default, and the running requests where they are capped."""
+    kind = simulated.candidate.family.kinds[0]
+    default = problem.rules.default_limits(problem.machines[kind.placed.node_type].device).max_batched_tokens
+    limits = kind.placed.limits
+    chunk = "" if limits.max_batched_tokens == default else f", chunk {limits.max_batched_tokens}"
+    return chunk + (f", at most {limits.max_num_seqs} running" if kind.capped else "")
 
 
 def _reason(chosen: Simulated, other: Simulated) -> str:
@@ -223,8 +231,8 @@ def _reason(chosen: Simulated, other: Simulated) -> str:
     if other.judged.violated:
         slo, value = other.judged.worst_violation
         return f"{slo.key} {slo.excess_text(value)}"
-    if abs(other.score / chosen.score - 1.0) <= NOISE:
-        return "equal, less simple"
+    if abs(other.score / chosen.score - 1.0) <= TIE:
+        return "a tie, less simple"
     return f"objective {other.score / chosen.score - 1.0:+.1%}"
 
 

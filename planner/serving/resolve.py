@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import checkpoint_formats
-from meshplan.planner.serving.problem.requests import DEFAULT_NUM_REQUESTS, Arrival, Requests, ServingWorkload
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.spec import GIB, ServingSpec
 from meshplan.planner.serving.problem.trace import read_trace
 
@@ -73,7 +73,7 @@ def resolve_serving(
         price = _price(spec, node)
         if price is not None:
             prices[node.slug] = price
-        machines[node.slug] = _machine(node, count, price, spec.constraints.max_devices)
+        machines[node.slug] = _machine(node, count, price)
     schemes = _schemes(spec, shape, catalog)
     _check_schemes(spec, shape, schemes, machines, problems)
     _check(spec, shape, machines, prices, rules, problems)
@@ -86,6 +86,8 @@ def resolve_serving(
         slos=spec.slos,
         objective=spec.objective,
         limits=ServingLimits(
+            max_devices=spec.constraints.max_devices,
+            rents_devices=spec.constraints.rent == "device",
             max_usd_per_hour=spec.constraints.max_usd_per_hour,
             max_power_w=spec.constraints.max_power_w,
         ),
@@ -151,11 +153,10 @@ def _node_types(spec: ServingSpec, catalog: Catalog, problems: Problems) -> dict
     return found
 
 
-def _machine(node: NodeType, count: int, price: Price | None, max_devices: int | None) -> Machine:
+def _machine(node: NodeType, count: int, price: Price | None) -> Machine:
     cluster = Cluster(name=node.slug, groups=(NodeGroup(node=node, count=count),))
     each = None if price is None else price.usd_per_hour / node.num_devices
-    machine = machine_of(cluster, usd_per_hour_per_device=each)
-    return replace(machine, num_devices=min(machine.num_devices, max_devices or machine.num_devices))
+    return machine_of(cluster, usd_per_hour_per_device=each)
 
 
 def _price(spec: ServingSpec, node: NodeType) -> Price | None:
@@ -181,7 +182,7 @@ def _workload(spec: ServingSpec, base: Path) -> ServingWorkload:
         request_rate_per_s=rate,
         concurrency=asked.concurrency,
         burstiness=asked.burstiness,
-        num_requests=asked.num_requests or (DEFAULT_NUM_REQUESTS if trace is None else len(trace)),
+        num_requests=asked.num_requests or (None if trace is None else len(trace)),
         prefix_hit_rate=asked.prefix_hit_rate,
         num_prefixes=asked.num_prefixes,
         trace=trace,

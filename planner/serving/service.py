@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.planner.cluster.lookup import unknown_names
+from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.core.spec_reader import read_with_names
+from meshplan.planner.serving.certify import certify_deployment
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.measured.validate import row_validator
 from meshplan.planner.serving.pictures import pareto_page
 from meshplan.planner.serving.plan import catalog_content, make_serving_plan, provenance, rejected_rows
+from meshplan.planner.serving.problem.config import serving_config_from_document
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 from meshplan.planner.serving.resolve import ResolvedServing, resolve_serving
+from meshplan.planner.serving.search.branch import TIE
 from meshplan.planner.serving.search.search import estimate_pinned, search_serving
 
 if TYPE_CHECKING:
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
     from meshplan.catalogs.models.shapes import ModelShape
 
 
-__all__ = ["SPEC", "estimate", "instead", "pareto_page", "plan", "row_validator", "written_out"]
+__all__ = ["SPEC", "certify", "estimate", "instead", "pareto_page", "plan", "row_validator", "written_out"]
 
 SPEC = ServingSpec
 
@@ -42,7 +46,7 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
         resolved.problem, seed=question.seed, budget=question.budget, on_progress=question.on_progress
     )
     report = {**solution_document(solution, question.seed), "num_candidates": search.num_candidates}
-    report["num_simulated"] = len(search.simulated)
+    report |= {"num_simulated": len(search.simulated), "is_complete": search.is_complete, "tie": TIE}
     identity = plan_identity(question.document, catalog_content(resolved))
     if solution.assignment is None:
         return Plan(
@@ -56,6 +60,16 @@ def plan(question: Question, *, shape: ModelShape | None = None) -> Plan:
     return make_serving_plan(
         resolved, solution.assignment, search, solution=report, identity=identity, top=question.top
     )
+
+
+def certify(question: Question, made: Plan) -> Certificate:
+    """The chosen deployment's workers replayed by the reference simulation."""
+    if not made.config:
+        return Certificate(method="reference simulation", covers="nothing: there is no plan", checks=())
+    problem = _resolved(question.document, question.catalog, question.base).problem
+    config = serving_config_from_document(made.config)
+    rate = made.predicted["requests_per_s"].value
+    return certify_deployment(problem, config, request_rate_per_s=rate, seed=question.seed)
 
 
 def estimate(question: Question) -> Plan:

@@ -71,7 +71,7 @@ def _component(job: ServingJob, program: PoolProgram) -> dict[str, Any]:
     if job.target == "trtllm":
         arguments += ["--served-model-name", job.request.model]
         arguments += [part for flag, *value in program.flags for part in (_TRTLLM_FLAGS[flag], *value)]
-        arguments += ["--extra-engine-args", f"{kubernetes.MOUNT}/{trtllm.options_path(program.pool)}"]
+        arguments += ["--extra-engine-args", f"{kubernetes.MOUNT}/{trtllm.options_path(job.request, program.pool)}"]
     else:
         arguments += [part for flag in program.flags for part in flag]
     if job.target != "sglang" and role is not Role.MIXED:

@@ -17,6 +17,7 @@ from meshplan.planner.emit.serving.job import (
     ServingJob,
     Template,
 )
+from meshplan.planner.emit.serving.nginx import nginx_router
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.serving.terms import refuse_serving
 from meshplan.planner.emit.target import Feature
@@ -102,7 +103,7 @@ def router_program(
     verified: ParserVerified,
     bootstraps: bool = False,
 ) -> RouterOf | None:
-    """vllm-router or sglang-router in front of several workers; None where there is one.
+    """vllm-router or sglang-router in front of several workers, nginx where they have weights; None where there is one.
 
     Args:
         request: the plan.
@@ -112,8 +113,10 @@ def router_program(
         bootstraps: a prefill worker is named with its bootstrap port.
     """
     config = request.config
-    if not config.is_disaggregated and config.pools[0].num_workers == 1:
+    if not config.is_disaggregated and config.num_workers == 1:
         return None
+    if config.router is Router.LEAST_CONNECTIONS:
+        return nginx_router(request)
 
     def router(addresses: Mapping[Role, Sequence[Argument]]) -> RouterProgram:
         arguments: list[Argument] = [*command, "--host", EVERY_INTERFACE, "--port", str(request.port)]

@@ -45,6 +45,7 @@ class PoolProgram:
     """How the workers of one pool are started.
 
     Args:
+        name: of the pool, for files and objects.
         pool: the choices.
         num_nodes: hosts that one worker spans.
         flags: what the plan decides: (flag,) or (flag, value), the same on every node.
@@ -54,6 +55,7 @@ class PoolProgram:
         environment: variables of every node.
     """
 
+    name: str
     pool: Pool
     num_nodes: int
     flags: Flags
@@ -61,11 +63,6 @@ class PoolProgram:
     head: tuple[Argument, ...]
     follower: tuple[Argument, ...] = ()
     environment: Mapping[str, Argument]
-
-    @property
-    def name(self) -> str:
-        """Short name for files and objects."""
-        return self.pool.role.value
 
     @property
     def arguments_file(self) -> PurePosixPath:

@@ -22,7 +22,7 @@ def serving_overview(job: ServingJob, *, num_hosts: int, start: str = "", notes:
     request = job.request
     config = request.config
     lines = "\n".join(f"    {line}" for line in stamp(request.plan, job.verified))
-    pools = "\n\n".join(_pool_text(pool) for pool in config.pools)
+    pools = "\n\n".join(_pool_text(name, pool) for name, pool in zip(config.pool_names, config.pools, strict=True))
     listed_notes = "\n".join(f"- {note}" for note in (*job.notes, *notes)) or "- none"
     content = f"""# {plain(request.shape.name)} on {config.num_devices} devices with {config.engine}
 
@@ -62,16 +62,17 @@ def _holds(job: ServingJob) -> str:
     return "in 16 bits" if not narrow else f"in 16 bits: the engine makes {', '.join(narrow)} of it"
 
 
-def _pool_text(pool: Pool) -> str:
+def _pool_text(name: str, pool: Pool) -> str:
     choices: list[tuple[str, object]] = [
         ("workers", pool.num_workers),
         ("devices of a worker", pool.layout.num_devices),
     ]
     choices += [(name, getattr(pool.layout, name)) for name in pool.layout.__dataclass_fields__]
     choices += [(name, getattr(pool.limits, name)) for name in pool.limits.__dataclass_fields__ if name != "admission"]
+    choices += [("weight", pool.weight)] if pool.weight > 1 else []
     choices += [("formats", pool.quantization.label), ("hosts", plain(pool.node_type))]
     rows = "\n".join(f"| {name} | {value} |" for name, value in choices)
-    return f"## Role {pool.role.value}\n\n| choice | value |\n|---|---|\n{rows}"
+    return f"## Role {name}\n\n| choice | value |\n|---|---|\n{rows}"
 
 
 def _how_to_start(job: ServingJob, num_hosts: int) -> str:

@@ -12,7 +12,7 @@ from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.serving.checkpoints import answering
 from meshplan.planner.emit.serving.load import Load
 from meshplan.planner.emit.text import published_name
-from meshplan.planner.serving.problem.config import Role, ServingConfig, serving_config_from_document
+from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig, serving_config_from_document
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
 
 DEFAULT_SERVING_PORT = 8000  # of vllm serve and trtllm-serve
@@ -58,7 +58,7 @@ class ServingRequest:
         quantized_checkpoint: the checkpoint is in the plan's formats already; None: as the model is published.
         draft_model: checkpoint of the draft of speculative decoding, for models without prediction layers.
         max_sequence_length: longest prompt and answer together, tokens; None: as the model's configuration says.
-        memory: of each pool's fullest device; roles may be missing.
+        memory: of each pool's fullest device, by the name of the pool; pools may be missing.
         hosts: names or addresses by host number; empty: each launch reads MESHPLAN_HOSTS.
         port: TCP port that clients use.
         image: container image; empty for a name that the user has to replace.
@@ -74,7 +74,7 @@ class ServingRequest:
     quantized_checkpoint: bool | None = None
     draft_model: str = ""
     max_sequence_length: int | None = None
-    memory: Mapping[Role, WorkerMemory] = field(default_factory=dict)
+    memory: Mapping[str, WorkerMemory] = field(default_factory=dict)
     hosts: tuple[str, ...] = ()
     port: int = DEFAULT_SERVING_PORT
     image: str = ""
@@ -109,6 +109,11 @@ class ServingRequest:
             for pool in config.pools
         )
         return replace(config, pools=pools)
+
+    def pool_name(self, pool: Pool) -> str:
+        """The name of a pool of the plan, for files and objects; see :attr:`ServingConfig.pool_names`."""
+        config = self.config
+        return config.pool_names[config.pools.index(pool)]
 
     @property
     def model(self) -> str:

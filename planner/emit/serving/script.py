@@ -214,9 +214,10 @@ def _first_program(launch: ServingLaunch) -> str:
 def _gpu_checks(request: ServingRequest) -> str:
     """Bash that compares the GPUs of a worker with what its pool was planned for, by role."""
     branches = []
-    for pool in request.config.pools:
+    config = request.config
+    for name, pool in zip(config.pool_names, config.pools, strict=True):
         checks = gpu_checks(request.host_type(pool.node_type).device)
-        branches.append(f"  if [[ $1 == {pool.role.value} ]]; then\n  :\n{checks}\n  fi")
+        branches.append(f"  if [[ $1 == {name} ]]; then\n  :\n{checks}\n  fi")
     return "\n".join(branches)
 
 

@@ -85,8 +85,8 @@ def _memory(request: ServingRequest, pool: Pool) -> Arguments:
     """Weights and KV cache over memory; SGLang leaves activations out of its share."""
     fraction = pool.limits.memory_fraction
     device = request.host_type(pool.node_type).device
-    if device is not None and pool.role in request.memory:
-        fraction -= request.memory[pool.role].activations_bytes / device.memory_bytes
+    if device is not None and request.pool_name(pool) in request.memory:
+        fraction -= request.memory[request.pool_name(pool)].activations_bytes / device.memory_bytes
     if fraction < _LEAST_FRACTION:
         raise CannotExpressError(
             SGLANG.name,
@@ -229,6 +229,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
         node += ["--nnodes", str(num_nodes), "--node-rank", Template(text="{node_rank}")]
         node += ["--dist-init-addr", Template(text="{head}:{internal_port}")]
     return PoolProgram(
+        name=request.pool_name(pool),
         pool=pool,
         num_nodes=num_nodes,
         flags=flags,
@@ -258,7 +259,7 @@ def _router(request: ServingRequest) -> RouterOf | None:
 
 def _notes(request: ServingRequest) -> Sequence[str]:
     notes = []
-    if any(pool.role not in request.memory for pool in request.config.pools):
+    if any(request.pool_name(pool) not in request.memory for pool in request.config.pools):
         notes.append(
             "SGLang's memory share excludes activations, the plan's includes them: lower it if memory runs out."
         )

@@ -25,6 +25,7 @@ from meshplan.planner.emit.serving.job import (
     RouterProgram,
     Template,
 )
+from meshplan.planner.emit.serving.nginx import NGINX_METHODS, address_text, nginx_router, router_program_of
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, Term, count, nested, write_all
@@ -39,32 +40,8 @@ _ROUTERS: Mapping[Router, Mapping[str, Any]] = {
     Router.LEAST_LOADED: {"type": "load_balancing", "args": {"use_tokens": True}},
     Router.PREFIX_AWARE: {"type": "kv_cache_aware"},
 }
-_NGINX_METHODS = {Router.ROUND_ROBIN: "", Router.LEAST_LOADED: "    least_conn;\n"}
 _DISAGGREGATED_FILE = "disaggregated.yaml"
-_NGINX_FILE = "nginx.conf"
 _ROLES = {Role.PREFILL: "context_servers", Role.DECODE: "generation_servers"}
-_NGINX = """\
-# least_conn counts connections, one per request; answers stream, so nothing is buffered.
-daemon off;
-pid /tmp/meshplan-nginx.pid;
-error_log stderr;
-events {{ worker_connections 65536; }}
-http {{
-  access_log off;
-  client_max_body_size 0;
-  upstream workers {{
-{method}{servers}  }}
-  server {{
-    listen {port};
-    location / {{
-      proxy_pass http://workers;
-      proxy_http_version 1.1;
-      proxy_buffering off;
-      proxy_read_timeout 3600s;
-    }}
-  }}
-}}
-"""
 _STAGE = "--tp_size"
 _ATTENTION_DATA = "enable_attention_dp"
 _GRAPHS = "cuda_graph_config"
@@ -83,9 +60,9 @@ def free_fraction(request: ServingRequest, pool: Pool) -> float:
     """
     fraction = pool.limits.memory_fraction
     device = request.host_type(pool.node_type).device
-    if device is None or pool.role not in request.memory:
+    if device is None or request.pool_name(pool) not in request.memory:
         return fraction
-    parts = request.memory[pool.role]
+    parts = request.memory[request.pool_name(pool)]
     taken_bytes = parts.weights_bytes + parts.activations_bytes
     left_bytes = fraction * device.memory_bytes - taken_bytes
     if left_bytes <= 0:
@@ -216,15 +193,15 @@ def options(request: ServingRequest, pool: Pool) -> dict[str, Any]:
     return {"backend": "pytorch", **nested(keys)}
 
 
-def options_path(pool: Pool) -> PurePosixPath:
+def options_path(request: ServingRequest, pool: Pool) -> PurePosixPath:
     """File of the options of a pool's servers."""
-    return PurePosixPath(f"{pool.role.value}_options.yaml")
+    return PurePosixPath(f"{request.pool_name(pool)}_options.yaml")
 
 
 def _options_file(request: ServingRequest, pool: Pool) -> tuple[Artifact, ...]:
     head = commented(stamp(request.plan, None))
     body = yaml_text(options(request, pool), width=120)
-    return (Artifact(path=options_path(pool), content=head + body),)
+    return (Artifact(path=options_path(request, pool), content=head + body),)
 
 
 def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) -> PoolProgram:
@@ -236,11 +213,12 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
             *("trtllm-llmapi-launch", *before),
         )
     return PoolProgram(
+        name=request.pool_name(pool),
         pool=pool,
         num_nodes=num_nodes,
         flags=flags,
         before=before,
-        head=("--extra_llm_api_options", Template(text=f"{{files}}/{options_path(pool)}"), *SERVE_ON),
+        head=("--extra_llm_api_options", Template(text=f"{{files}}/{options_path(request, pool)}"), *SERVE_ON),
         environment={},
     )
 
@@ -248,7 +226,11 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
 def _router(request: ServingRequest) -> RouterOf | None:
     if request.config.is_disaggregated:
         return _leader(request)
-    return _nginx(request) if request.config.pools[0].num_workers > 1 else None
+    if request.config.router not in NGINX_METHODS:
+        raise CannotExpressError(
+            TRTLLM.name, f"a router that is {request.config.router.value} before whole workers", "router least_loaded"
+        )
+    return nginx_router(request) if request.config.num_workers > 1 else None
 
 
 def _leader(request: ServingRequest) -> RouterOf:
@@ -259,40 +241,17 @@ def _leader(request: ServingRequest) -> RouterOf:
         lines = [f"hostname: {EVERY_INTERFACE}\nport: {request.port}\nbackend: pytorch\n"]
         for role, section in _ROLES.items():
             block = yaml_text({"router": dict(rule)}, default_flow_style=None, width=120)
-            urls = "".join(f'    - "{_text(address)}"\n' for address in addresses[role])
+            urls = "".join(f'    - "{address_text(address)}"\n' for address in addresses[role])
             escaped = "".join(f"  {line}\n" for line in block.replace("{", "{{").replace("}", "}}").splitlines())
             lines.append(f"{section}:\n  num_instances: {len(addresses[role])}\n{escaped}  urls:\n{urls}")
-        return _router_program(("trtllm-serve", "disaggregated"), _DISAGGREGATED_FILE, "".join(lines))
+        return router_program_of(("trtllm-serve", "disaggregated"), _DISAGGREGATED_FILE, "".join(lines))
 
     return router
-
-
-def _nginx(request: ServingRequest) -> RouterOf:
-    if request.config.router not in _NGINX_METHODS:
-        raise CannotExpressError(
-            TRTLLM.name, f"a router that is {request.config.router.value} before whole workers", "router least_loaded"
-        )
-    method = _NGINX_METHODS[request.config.router]
-
-    def router(addresses: Mapping[Role, Sequence[Argument]]) -> RouterProgram:
-        servers = "".join(f"    server {_text(address)};\n" for address in addresses[Role.MIXED])
-        text = _NGINX.replace("{method}", method).replace("{servers}", servers).replace("{port}", str(request.port))
-        return _router_program(("nginx",), _NGINX_FILE, text)
-
-    return router
-
-
-def _router_program(command: tuple[str, ...], name: str, text: str) -> RouterProgram:
-    return RouterProgram(command=(*command, "-c", Template(text="{router_file}")), file=(name, Template(text=text)))
-
-
-def _text(address: Argument) -> str:
-    return address.text if isinstance(address, Template) else address
 
 
 def _notes(request: ServingRequest) -> Sequence[str]:
     notes = ["No parser has checked these files: TensorRT-LLM cannot be imported without CUDA."]
-    if any(pool.role not in request.memory for pool in request.config.pools):
+    if any(request.pool_name(pool) not in request.memory for pool in request.config.pools):
         notes.insert(
             0, "TensorRT-LLM's KV-cache share is of free memory, the plan's of all memory: it is larger than intended."
         )

@@ -195,6 +195,7 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
             "VLLM_NIXL_SIDE_CHANNEL_PORT": Template(text="{side_port}"),
         }
     return PoolProgram(
+        name=request.pool_name(pool),
         pool=pool,
         num_nodes=num_nodes,
         flags=flags,

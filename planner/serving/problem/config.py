@@ -1,8 +1,8 @@
 """A deployment: the choices of a serving plan, and the plain JSON in which a plan stores them.
 
 A *layout* splits one engine instance (a worker) over its devices, a *pool* is a number of identical workers with one
-role, a *configuration* is the pools: one of the role ``mixed`` (aggregated), or ``prefill`` and ``decode``
-(disaggregated, arXiv:2401.09670, arXiv:2311.18677).
+role, a *configuration* is the pools: of the role ``mixed`` (aggregated; several pools where kinds of workers stand
+behind one router), or ``prefill`` and ``decode`` (disaggregated, arXiv:2401.09670, arXiv:2311.18677).
 """
 
 from __future__ import annotations
@@ -149,6 +149,7 @@ class Pool:
         quantization: formats of weights and KV cache.
         node_type: catalog name of the nodes that the workers run on.
         kv_tier: second tier of KV cache; None: prefixes evicted from the devices are lost.
+        weight: of each worker, for a router between pools of one role; relative to the others' weights.
     """
 
     role: Role
@@ -158,6 +159,7 @@ class Pool:
     quantization: Quantization
     node_type: str
     kv_tier: KvTier | None = None
+    weight: int = 1
 
     @property
     def num_devices(self) -> int:
@@ -202,6 +204,7 @@ class Router(Enum):
     ROUND_ROBIN = "round_robin"
     LEAST_LOADED = "least_loaded"  # fewest tokens waiting and running
     PREFIX_AWARE = "prefix_aware"  # the worker that holds the longest prefix, unless it is overloaded
+    LEAST_CONNECTIONS = "least_connections"  # fewest requests in flight for the weight of the worker's pool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -210,7 +213,8 @@ class ServingConfig:
 
     Args:
         engine: ``vllm``, ``sglang`` or ``trtllm``.
-        pools: one of role MIXED, or one PREFILL and one DECODE.
+        pools: one or more of role MIXED, or one PREFILL and one DECODE. Several pools of one role are behind one
+            router, with a name and a weight for each kind of worker.
         router: see :class:`Router`.
         speculation: None without a draft.
     """
@@ -223,7 +227,21 @@ class ServingConfig:
     @property
     def is_disaggregated(self) -> bool:
         """Prefill and decode run in different workers."""
-        return len(self.pools) > 1
+        return any(pool.role is not Role.MIXED for pool in self.pools)
+
+    @property
+    def num_workers(self) -> int:
+        """Workers of all pools."""
+        return sum(pool.num_workers for pool in self.pools)
+
+    @property
+    def pool_names(self) -> tuple[str, ...]:
+        """A name for each pool: its role, numbered where several pools have that role."""
+        roles = [pool.role for pool in self.pools]
+        return tuple(
+            role.value if roles.count(role) == 1 else f"{role.value}_{roles[: index + 1].count(role)}"
+            for index, role in enumerate(roles)
+        )
 
     @property
     def num_devices(self) -> int:
@@ -281,7 +299,8 @@ def serving_config_from_document(document: Mapping[str, Any]) -> ServingConfig:
 def _pool_document(pool: Pool) -> dict[str, Any]:
     limits = asdict(pool.limits)
     del limits["admission"]  # not a choice of a plan
-    tier = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
+    tier: dict[str, Any] = {} if pool.kv_tier is None else {"kv_tier": asdict(pool.kv_tier)}
+    weight = {} if pool.weight == 1 else {"weight": pool.weight}
     return {
         "role": pool.role.value,
         "layout": asdict(pool.layout),
@@ -291,6 +310,7 @@ def _pool_document(pool: Pool) -> dict[str, Any]:
         "quantization": asdict(pool.quantization),
         "node_type": pool.node_type,
         **tier,
+        **weight,
     }
 
 
@@ -303,4 +323,5 @@ def _pool_from(document: Mapping[str, Any]) -> Pool:
         quantization=Quantization(**document["quantization"]),
         node_type=str(document["node_type"]),
         kv_tier=KvTier(**document["kv_tier"]) if "kv_tier" in document else None,
+        weight=int(document.get("weight", 1)),
     )

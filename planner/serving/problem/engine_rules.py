@@ -9,7 +9,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.serving.problem import engine_layouts as layouts
-from meshplan.planner.serving.problem.config import EngineLimits, Pool, Role, ServingConfig
+from meshplan.planner.serving.problem.config import EngineLimits, Pool, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.quantization import Quantization
 
 
@@ -101,6 +101,8 @@ class EngineRules:
                 for pool in config.pools
                 if pool.layout.pipeline_parallel > 1
             ]
+        if (config.router is Router.LEAST_CONNECTIONS) != (len(config.pools) > 1 and not config.is_disaggregated):
+            wrong.append("router: least_connections weighs kinds of mixed workers, and only it does")
         if config.is_disaggregated:
             wrong += self._broken_pair(config.pool(Role.PREFILL), config.pool(Role.DECODE))
         return tuple(wrong)

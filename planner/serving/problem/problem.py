@@ -32,15 +32,19 @@ class ServingObjective(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingLimits:
-    """Limits on money and power; None = no limit.
+    """Limits on devices, money and power; None = no limit.
 
     Args:
-        max_usd_per_hour: price of the devices in use.
+        max_devices: devices of all node types together.
+        max_usd_per_hour: price of the nodes in use.
         max_power_w: average power of the devices in use.
+        rents_devices: single devices are rented, at their share of a node's price; otherwise whole nodes are.
     """
 
+    max_devices: int | None = None
     max_usd_per_hour: float | None = None
     max_power_w: float | None = None
+    rents_devices: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +120,12 @@ class ServingProblem:
         """Model, hardware and engine alone."""
         constants = {name: calibration.constants for name, calibration in self.calibrations.items()}
         return Site(shape=self.shape, machines=self.machines, recipe=self.recipe, constants=constants)
+
+    @property
+    def num_devices(self) -> int:
+        """Devices that a plan may use."""
+        have = sum(machine.num_devices for machine in self.machines.values())
+        return min(have, self.limits.max_devices or have)
 
     @property
     def has_free_load(self) -> bool:

@@ -141,6 +141,9 @@ class ServingConstraintsSpec(SpecModel):
     max_devices: Count | None = None
     max_usd_per_hour: Dollars | None = None
     max_power_w: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    rent: Literal["node", "device"] = Field(
+        default="node", description="what is paid for: whole nodes, or single devices at a share of the node's price"
+    )
     target: Literal["vllm", "sglang", "trtllm"] = Field(default="vllm", description="engine whose rules the plan obeys")
     price: PriceSpec = PriceSpec()
 

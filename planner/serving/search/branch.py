@@ -1,32 +1,49 @@
 """Branch and bound over deployments: which is simulated next, at which rate, and when the best is known.
 
-Every deployment c has a bound s̲(c) on its score (smaller is better); a heap orders them by it. Under a given load one
-simulation settles a deployment. Where the load is free, scores fall as 1/rate and the highest rate that meets every SLO
-is unknown: a deployment then has a bracket of rates, [met, violated], with the bound s(violated), and each simulation
-narrows it. The deployment with the smallest bound is always the next, and no bracket is narrowed further than needed:
-the first rate tried is the one at which it would equal the incumbent, and a deployment that violates an SLO there is
-dropped.
+A heap orders what is left by its bound on the score (smaller is better): families of deployments
+(:mod:`meshplan.planner.serving.search.families`), their members, and members whose highest rate is being searched for.
+The smallest bound is always the next; once the incumbent is within :data:`TIE` of it, nothing left is better by more.
+
+*Under a given load* one simulation settles a member. Where it violates an SLO, members with one more worker follow. Of
+one kind of worker the step doubles, and the numbers that were passed over are looked at again once one suffices: fewer
+identical workers under the same load are taken never to be better, so a violation rules out all smaller numbers.
+
+*Where the load is free*, scores fall as 1/rate and the highest rate that meets every SLO is unknown: a member then has
+a bracket of rates, [met, violated], with the bound s(violated), and each simulation narrows it. No bracket is narrowed
+further than needed: the first rate tried is the one at which it would equal the incumbent, and a member that violates
+an SLO there is dropped.
+
+*Bound.* The least of: the bounds of everything that was not simulated, and of each member with a bracket s(violated).
 """
 
 from __future__ import annotations
 
 import heapq
 import itertools
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress
+from meshplan.planner.serving.problem.config import ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.candidates import INFINITE, Candidate, rechunked, score_of
-from meshplan.planner.serving.search.slo_judgement import HighestRate, Judged, judge
+from meshplan.planner.serving.search.candidates import Candidate, candidate_of, score_of, smaller_batches
+from meshplan.planner.serving.search.families import Counts, Family
+from meshplan.planner.serving.search.scores import INFINITE
+from meshplan.planner.serving.search.slo_judgement import RATE_TOLERANCE, HighestRate, Judged, judge
+from meshplan.planner.serving.search.trials import FEWEST
 
 # Deployments that are simulated at most: a hundred simulations cost about two seconds.
 MAX_SIMULATED = 60
 # Deployments that are simulated though the bound already proves the incumbent: the runners-up of the table.
 MIN_SIMULATED = 6
-# Sampling noise of a simulated throughput; a bound within it of the incumbent proves nothing better is to be found.
-NOISE = 0.01
+# Of these, so many should meet every SLO.
+MIN_MET = 3
+# Deployments that are simulated at most once the incumbent is proven: simpler ones that may tie with it, runners-up.
+MAX_TIED = 12
+# Scores that differ by less are a tie: a highest rate is known no better than its bracket is wide.
+TIE = RATE_TOLERANCE
 # Rates that differ by less are one rate.
 SAME = 1e-9
 
@@ -46,21 +63,51 @@ class Simulated:
     score: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A member of a family that has not been simulated.
+
+    Args:
+        family: its kinds.
+        counts: number of each.
+        least: of one kind of worker, the smallest number that is not ruled out: the bound is that number's.
+        step: by how many workers the next one is larger, should this one violate an SLO.
+    """
+
+    family: Family
+    counts: Counts
+    least: int
+    step: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bracket:
+    """A candidate whose highest rate is being searched for."""
+
+    candidate: Candidate
+    search: HighestRate
+
+
 class Branch:
     """The search over deployments; see the module's text.
 
     Args:
         problem: the question.
-        candidates: deployments with their bounds.
+        families: of which deployments may be made.
         seed: for drawing the requests.
         budget: once it is spent, what was simulated is the answer; None for no limit.
         on_progress: called after every simulation.
+
+    Attributes:
+        simulated: every deployment that was simulated.
+        rejected: reason → number of members that the engine or a limit refuses.
+        num_members: members whose bound was looked at, and families of which none was.
     """
 
     def __init__(
         self,
         problem: ServingProblem,
-        candidates: Iterable[Candidate],
+        families: Iterable[Family],
         *,
         seed: int = 0,
         budget: Budget | None = None,
@@ -68,86 +115,212 @@ class Branch:
     ) -> None:
         self.problem, self.seed, self.budget, self.on_progress = problem, seed, budget or Budget(), on_progress
         self.order = itertools.count()
-        self.left: list[tuple[float, int, Candidate, HighestRate | None]] = []
-        for candidate in candidates:
-            self._put(candidate.score, candidate, None)
-        self.num_started = 0
-        self.incumbent = INFINITE
+        # (bound, what is simpler first among equal bounds, order of arrival, item).
+        self.left: list[tuple[float, tuple[float, ...], int, Family | Member | Candidate | Bracket]] = []
+        for family in families:
+            self._put(family.bound, family)
+        self.num_members = len(self.left)
+        self.num_started = self.num_met = 0
+        self.incumbent, self.unseen = INFINITE, INFINITE
+        # Least score of what was given up without being shown to violate an SLO at every better rate.
+        self.not_refuted = INFINITE
+        self.simplest: tuple[float, ...] = (INFINITE,)
         self.simulated: list[Simulated] = []
+        self.rejected: Counter[str] = Counter()
+        self.seen: set[ServingConfig] = set()
 
     def run(self) -> tuple[list[Simulated], float]:
-        """Every deployment that was simulated, and the bound on all others."""
-        unseen = INFINITE
+        """Every deployment that was simulated, and the bound on all deployments."""
         while self.left:
-            bound, _, candidate, search = heapq.heappop(self.left)
-            proven = self.incumbent <= bound * (1.0 + NOISE)
+            bound, simplicity, _, item = heapq.heappop(self.left)
+            proven = self.incumbent <= bound * (1.0 + TIE)
             is_late = bool(self.budget.stopped)
-            if search is not None:
-                if proven or is_late:
-                    self._end(candidate, search.judged())
-                    unseen = min(unseen, INFINITE if proven else bound)
+            if isinstance(item, Bracket):
+                if proven and not is_late and item.search.look_above():
+                    self._note(bound, item)
+                elif proven or is_late:
+                    self._end(item.candidate, item.search.judged())
+                    self.unseen = min(self.unseen, bound)
                 else:
-                    self._narrow(bound, candidate, search)
-            elif (self.num_started < MAX_SIMULATED and not is_late) and not (
-                proven and self.num_started >= MIN_SIMULATED
-            ):
-                self.num_started += 1
-                self._start(candidate)
-            elif not proven:
-                unseen = min(unseen, bound)
+                    self._narrow(bound, item)
+            elif is_late or self.num_started >= self._most(bound, simplicity, is_proven=proven):
+                self.unseen = min(self.unseen, bound)
+            elif isinstance(item, Family):
+                self._open(item)
+            else:
+                self._start(bound, item)
             if self.on_progress is not None:
                 note = f"{len(self.simulated)} simulated"
                 self.on_progress(Progress(incumbent=self.incumbent, bound=bound, note=note))
-        return self.simulated, min(self.incumbent, unseen)
+        return self.simulated, min(self.incumbent, self.unseen)
 
-    def _put(self, bound: float, candidate: Candidate, search: HighestRate | None) -> None:
-        heapq.heappush(self.left, (bound, next(self.order), candidate, search))
+    @property
+    def is_complete(self) -> bool:
+        """Nothing was left out that a bound does not rule out."""
+        return self.unseen >= min(self.incumbent / (1.0 + TIE), INFINITE)
 
-    def _start(self, candidate: Candidate) -> None:
-        if _has_free_rate(self.problem):
+    def _most(self, bound: float, simplicity: tuple[float, ...], *, is_proven: bool) -> int:
+        """Deployments that may have been simulated for one more to be."""
+        if not is_proven:
+            return MAX_SIMULATED
+        may_tie = bound <= self.incumbent * (1.0 + SAME) and simplicity < self.simplest
+        if may_tie:
+            return MAX_TIED
+        return MIN_SIMULATED if self.num_met >= MIN_MET else MIN_SIMULATED + MIN_MET
+
+    def _put(self, bound: float, item: Family | Member | Candidate | Bracket) -> None:
+        simplicity: tuple[float, ...] = ()
+        if isinstance(item, (Member, Candidate)):
+            simplicity = item.family.simplicity(item.counts)
+        heapq.heappush(self.left, (bound, simplicity, next(self.order), item))
+
+    def _open(self, family: Family) -> None:
+        """The members of a family that the search begins with, unless the engine refuses the family."""
+        members = family.first()
+        self.num_members += len(members) - 1
+        if not members:
+            return
+        broken = self.problem.rules.broken(self.problem.shape, candidate_of(family, members[0]).config)
+        if broken:
+            self.rejected[f"{self.problem.rules.name}: {broken[0]}"] += len(members)
+            self.num_members -= len(members)
+            return
+        for counts in members:
+            self._put(family.score(counts), Member(family=family, counts=counts, least=counts[0]))
+
+    # --- one deployment -----------------------------------------------------------------------------------------------
+
+    def _start(self, bound: float, item: Member | Candidate) -> None:
+        candidate = candidate_of(item.family, item.counts) if isinstance(item, Member) else item
+        reason = self._refused(candidate)
+        if reason is not None or candidate.config in self.seen:
+            self.rejected.update([reason] if reason else [])
+            return
+        self.seen.add(candidate.config)
+        self.num_started += 1
+        if has_free_rate(self.problem):
             costs = [worker.cost for worker, _ in candidate.parts]
             rate = candidate.request_rate_per_s
             search = HighestRate(self.problem, candidate.config, high_per_s=rate, seed=self.seed, costs=costs)
-            self._narrow(candidate.score, candidate, search)
-        else:
-            self._end(candidate, judge_once(self.problem, candidate, seed=self.seed))
+            self._narrow(bound, Bracket(candidate=candidate, search=search))
+            return
+        cannot_win = bound * (1.0 - TIE) > self.incumbent * (1.0 + TIE)
+        judged = judge_once(self.problem, candidate, seed=self.seed, num_requests=FEWEST if cannot_win else None)
+        self._end(candidate, judged)
+        if self.problem.workload.request_rate_per_s is not None and isinstance(item, Member):
+            self._follow(item, judged)
 
-    def _narrow(self, bound: float, candidate: Candidate, search: HighestRate) -> None:
+    def _refused(self, candidate: Candidate) -> str | None:
+        """The limit on money or power that a deployment exceeds."""
+        limits = self.problem.limits
+        if limits.max_usd_per_hour is not None and (candidate.usd_per_hour or 0.0) > limits.max_usd_per_hour:
+            return "cost per hour is above max_usd_per_hour"
+        if limits.max_power_w is not None and (candidate.power_w or 0.0) > limits.max_power_w:
+            return "average power is above max_power_w"
+        return None
+
+    def _follow(self, item: Member, judged: Judged) -> None:
+        """What is left to look at around a member that was simulated under a given load."""
+        family, counts, least = item.family, item.counts, item.least
+        if not judged.violated:
+            if len(counts) == 1 and counts[0] > least:  # a smaller number that was passed over may do
+                middle = (least + counts[0] - 1) // 2
+                self._add(Member(family=family, counts=(middle,), least=least))
+            return
+        if len(counts) > 1:
+            wants_prefill = any(slo.metric in ("ttft", "e2e") for slo, _ in judged.violated)
+            for more in family.following(counts, wants_prefill=wants_prefill):
+                self._add(Member(family=family, counts=more, least=more[0]))
+            return
+        for step in (item.step, 1):
+            if family.fits((counts[0] + step,)):
+                more = (counts[0] + step,)
+                self._add(Member(family=family, counts=more, least=counts[0] + 1, step=2 * step))
+                return
+
+    def _add(self, member: Member) -> None:
+        self.num_members += 1
+        least = (member.least,) if len(member.counts) == 1 else member.counts
+        self._put(member.family.score(least), member)
+
+    def _narrow(self, bound: float, item: Bracket) -> None:
         """One more simulation of a deployment whose highest rate is searched for."""
+        candidate, search = item.candidate, item.search
         most = candidate.request_rate_per_s
         tokens_per_s = most * search.tokens_per_request
         at_most = score_of(self.problem, candidate, request_rate_per_s=most, tokens_per_s=tokens_per_s)
         equal = min(at_most / self.incumbent, 1.0) * most
         untried = search.met_per_s * (1.0 + SAME) < equal < search.violated_per_s or not search.num_runs
         search.narrow(equal if equal > 0.0 and untried else None)
+        self._note(bound, item)
+
+    def _note(self, bound: float, item: Bracket) -> None:
+        """A deployment's bracket has changed: the incumbent, and what is left of the deployment."""
+        candidate, search = item.candidate, item.search
+        most = candidate.request_rate_per_s
+        tokens_per_s = most * search.tokens_per_request
+        at_most = score_of(self.problem, candidate, request_rate_per_s=most, tokens_per_s=tokens_per_s)
         if search.met_per_s:
             self.incumbent = min(self.incumbent, at_most * most / search.met_per_s)
-        if search.is_closed:
+        reached = max(bound, at_most * most / search.violated_per_s)
+        if search.is_closed and not search.look_above():
             self._end(candidate, search.judged())
+            self.unseen = min(self.unseen, reached if search.met_per_s else INFINITE)
         else:
-            self._put(max(bound, at_most * most / search.violated_per_s), candidate, search)
+            self._put(reached, item)
 
     def _end(self, candidate: Candidate, judged: Judged) -> None:
-        """Record a result. A violated SLO on the time between tokens adds candidates with smaller prefill chunks."""
+        """Record a result. A violated SLO on the time between tokens adds candidates with smaller batches."""
         score = INFINITE if judged.violated else score_judged(self.problem, candidate, judged)
+        self.num_met += score < INFINITE
         self.simulated.append(Simulated(candidate=candidate, judged=judged, score=score))
+        if score < INFINITE and score <= self.incumbent * (1.0 + SAME):
+            simplicity = candidate.family.simplicity(candidate.counts)
+            self.simplest = simplicity if score < self.incumbent * (1.0 - SAME) else min(self.simplest, simplicity)
         self.incumbent = min(self.incumbent, score)
+        if judged.refuted_per_s:
+            tokens_per_s = judged.refuted_per_s * self.problem.workload.mean_lengths[1]
+            at_refuted = score_of(
+                self.problem, candidate, request_rate_per_s=judged.refuted_per_s, tokens_per_s=tokens_per_s
+            )
+            self.not_refuted = min(self.not_refuted, at_refuted)
         if any(slo.metric in ("tpot", "itl") for slo, _ in judged.violated):
-            for smaller in rechunked(self.problem, candidate):
-                self._put(smaller.score, smaller, None)
+            for smaller in smaller_batches(candidate):
+                self._put(smaller.score, smaller)
 
 
 def simulate_candidate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> Simulated:
     """One candidate, whatever the others do."""
-    simulated, _ = Branch(problem, [candidate], seed=seed).run()
-    return simulated[0]
+    if has_free_rate(problem):
+        costs = [worker.cost for worker, _ in candidate.parts]
+        rate = candidate.request_rate_per_s
+        judged = HighestRate(problem, candidate.config, high_per_s=rate, seed=seed, costs=costs).close().judged()
+    else:
+        judged = judge_once(problem, candidate, seed=seed)
+    score = INFINITE if judged.violated else score_judged(problem, candidate, judged)
+    return Simulated(candidate=candidate, judged=judged, score=score)
 
 
-def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int) -> Judged:
-    """Simulate a candidate once under the given load; if the load is free, at its maximum concurrency."""
+def judge_once(problem: ServingProblem, candidate: Candidate, *, seed: int, num_requests: int | None = None) -> Judged:
+    """Simulate a candidate under the given load; if the load is free, at its maximum concurrency.
+
+    Args:
+        problem: the question.
+        candidate: the deployment.
+        seed: for drawing the requests.
+        num_requests: of one run, where the candidate cannot win; None: as many as decide it.
+    """
     costs = [worker.cost for worker, _ in candidate.parts]
     running = candidate.num_running if problem.has_free_load else None
-    return judge(problem, candidate.config, num_running=running, seed=seed, costs=costs)
+    return judge(
+        problem,
+        candidate.config,
+        num_running=running,
+        num_requests=num_requests,
+        supply_per_s=candidate.family.rate(candidate.counts),
+        seed=seed,
+        costs=costs,
+    )
 
 
 def score_judged(problem: ServingProblem, candidate: Candidate, judged: Judged) -> float:
@@ -156,6 +329,6 @@ def score_judged(problem: ServingProblem, candidate: Candidate, judged: Judged) 
     return score_of(problem, candidate, request_rate_per_s=rate, tokens_per_s=tokens_per_s)
 
 
-def _has_free_rate(problem: ServingProblem) -> bool:
+def has_free_rate(problem: ServingProblem) -> bool:
     """The load is free and an SLO limits the wait of a request (TTFT or E2E); without one, concurrency is fixed."""
     return problem.has_free_load and problem.limit_s("ttft", "e2e") < INFINITE

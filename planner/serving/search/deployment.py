@@ -17,7 +17,7 @@ from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role, ServingConfig
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
-from meshplan.planner.serving.search.max_rate import Serve
+from meshplan.planner.serving.search.trials import Serve
 from meshplan.planner.serving.simulation.arrivals import make_requests
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping
@@ -59,7 +59,10 @@ def server(
         link=_kv_link(site, config) if config.is_disaggregated else None,
         first_token_from_decode=True,
     )
-    outside_s = sum(site.constants[pool.node_type].first_token_offset_s for pool in config.pools)
+    outside = dict.fromkeys(Role, 0.0)
+    for pool in config.pools:
+        outside[pool.role] = max(outside[pool.role], site.constants[pool.node_type].first_token_offset_s)
+    outside_s = sum(outside.values())
 
     def served(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
         if stopping is not None:
@@ -79,6 +82,7 @@ def simulated_pool(site: Site, pool: Pool, workload: ServingWorkload, cost: Step
         num_workers=pool.num_workers,
         role=pool.role,
         tier=_tier_shape(pool, memory),
+        weight=pool.weight,
     )
 
 

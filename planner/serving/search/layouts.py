@@ -1,7 +1,8 @@
 """Every layout of one worker on one node type that the engine accepts and whose memory suffices.
 
-Tensor, pipeline and (for mixtures of experts) attention data-parallel degrees are powers of two; context parallelism is
-tried for long prompts. The rules of the engine then decide which of the layouts are legal.
+Tensor-parallel degrees divide the attention heads; pipelines have any number of stages; attention data-parallel degrees
+(for mixtures of experts) are powers of two; context parallelism is tried for long prompts. The rules of the engine then
+decide which of the layouts are legal.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from meshplan.catalogs.hardware import Device
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.estimator.memory import WorkerMemory, worker_memory
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role
@@ -86,8 +88,10 @@ def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layou
         return [pinned[name]] if name in pinned else free
 
     found = []
-    for tensor in degrees("tensor_parallel", _powers(min(MAX_TENSOR, most))):
-        for pipeline in degrees("pipeline_parallel", _powers(min(MAX_PIPELINE, most // tensor))):
+    heads = problem.shape.num_attention_heads
+    tensors = [degree for degree in range(1, min(MAX_TENSOR, most) + 1) if heads % degree == 0]
+    for tensor in degrees("tensor_parallel", tensors):
+        for pipeline in degrees("pipeline_parallel", _stages(problem, most // tensor)):
             for ranks in degrees("attention_data_parallel", _data_ranks(problem, most // (tensor * pipeline))):
                 for context in degrees("context_parallel", _contexts(problem, tensor)):
                     base = Layout(
@@ -108,6 +112,13 @@ def layouts(problem: ServingProblem, machine: Machine, role: Role) -> list[Layou
 def _powers(most: int) -> list[int]:
     """1, 2, 4 … up to ``most``."""
     return [2**exponent for exponent in range(max(most, 1).bit_length())]
+
+
+def _stages(problem: ServingProblem, most: int) -> list[int]:
+    """Every number of pipeline stages within a domain's devices, then powers of two."""
+    domain = max(machine.domain_size for machine in problem.machines.values())
+    most = min(MAX_PIPELINE, problem.shape.num_hidden_layers, most)
+    return [stages for stages in range(1, most + 1) if stages <= domain or stages & (stages - 1) == 0]
 
 
 def _data_ranks(problem: ServingProblem, most: int) -> list[int]:
@@ -140,24 +151,29 @@ def _placed(
     machine: Machine,
     layout: Layout,
     quantization: Quantization,
+    chunk: int | None = None,
 ) -> PlacedWorker | None:
-    """The worker with as many running requests as its cache holds; None where one does not fit."""
-    pinned, workload = problem.pinned.of(role), problem.workload
-    limits = problem.rules.default_limits(machine.device)
-    ranks = layout.attention_data_parallel
-    wanted = pinned.get("max_num_seqs", limits.max_num_seqs * ranks)
-    limits = replace(
-        limits,
-        max_num_seqs=wanted,
-        max_batched_tokens=pinned.get("max_batched_tokens", limits.max_batched_tokens),
-        prefix_caching=limits.prefix_caching and workload.prefix_hit_rate > 0.0,
-    )
-    held = workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
+    """The worker with as many running requests as its cache holds; None where one does not fit.
+
+    Args:
+        problem: the question.
+        role: of its pool.
+        node_type: catalog name of its nodes.
+        machine: device, links and price.
+        layout: degrees of parallelism.
+        quantization: formats.
+        chunk: token budget of one iteration; None for the engine's own. It bounds the running requests of a rank.
+    """
+    ranks, held = layout.attention_data_parallel, tokens_held(problem, role)
+    limits = default_limits(problem, role, machine.device, layout)
+    if chunk is not None:
+        most = min(limits.max_num_seqs, chunk * ranks)
+        limits = replace(limits, max_batched_tokens=chunk, max_num_seqs=most)
     memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
     if memory.kv_capacity_tokens < held * ranks:
         return None
-    if "max_num_seqs" not in pinned:
-        limits = replace(limits, max_num_seqs=min(wanted, _whole(memory.kv_capacity_tokens / held, ranks)))
+    if "max_num_seqs" not in problem.pinned.of(role):
+        limits = replace(limits, max_num_seqs=min(limits.max_num_seqs, _whole(memory.kv_capacity_tokens / held, ranks)))
     return PlacedWorker(
         role=role,
         node_type=node_type,
@@ -167,6 +183,30 @@ def _placed(
         limits=limits,
         memory=memory,
     )
+
+
+def with_chunk(problem: ServingProblem, placed: PlacedWorker, chunk: int) -> PlacedWorker | None:
+    """The worker with another token budget of one iteration, whose workspace and running requests follow it."""
+    return _placed(
+        problem, placed.role, placed.node_type, placed.machine, placed.layout, placed.quantization, chunk=chunk
+    )
+
+
+def default_limits(problem: ServingProblem, role: Role, device: Device, layout: Layout) -> EngineLimits:
+    """The engine's own limits of one worker, or the pinned ones, before its cache caps them."""
+    pinned, limits = problem.pinned.of(role), problem.rules.default_limits(device)
+    return replace(
+        limits,
+        max_num_seqs=pinned.get("max_num_seqs", limits.max_num_seqs * layout.attention_data_parallel),
+        max_batched_tokens=pinned.get("max_batched_tokens", limits.max_batched_tokens),
+        prefix_caching=limits.prefix_caching and problem.workload.prefix_hit_rate > 0.0,
+    )
+
+
+def tokens_held(problem: ServingProblem, role: Role) -> float:
+    """Tokens of KV cache that one request of the longest kind holds at its end."""
+    workload = problem.workload
+    return workload.input_length + (1.0 if role is Role.PREFILL else workload.output_length)
 
 
 def _whole(number: float, ranks: int) -> int:

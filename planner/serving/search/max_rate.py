@@ -4,84 +4,63 @@ All rates use the same requests with their arrivals stretched (common random num
 rate alone. The rate is halved until the SLOs are met; then the bracket between a rate that meets them and one that does
 not is closed. With y = limit/latency, which falls to 0 at saturation much as the spare capacity does, the crossing y =
 1 is estimated by the secant through both ends. The next rate is half a tolerance beyond it, on the side of the end that
-did not move last, so that two good estimates end the search; while the same end keeps moving, the distance doubles. A
-run that is certain to violate an SLO by far is stopped (:mod:`meshplan.planner.serving.simulation.early_stopping`).
+did not move last, so that two good estimates end the search; while the same end keeps moving, the distance doubles.
+Whether a rate meets the SLOs is decided with confidence (:mod:`meshplan.planner.serving.search.trials`): one that is
+not shown to meet them ends the bracket, and the lowest that is shown to violate them ends the interval of the answer.
 
-Latencies are not strictly monotone in the rate, because which requests share a batch changes with it. Where there are
-several crossings, one of them is found.
-
-A short run at too high a rate may end before its queue is long. The search is therefore bounded by the saturated rate:
-the rate at which requests leave while the queue never empties (all of them arrive at once, measured over the middle
-half of the departures).
+The answer is the highest rate at which the SLOs are shown to hold, not a promise for every lower one: latencies are not
+strictly monotone in the rate, because which requests share a batch changes with it. So a rate that does not meet them
+ends nothing by itself: :meth:`RateSearch.look_above` tries some between it and the lowest that is shown to violate
+them, by short runs. One that meets them opens the bracket again, one that violates them narrows the interval.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Self
 
-import numpy as np
+from meshplan.planner.serving.search.trials import Trial, Verdict
 
-from meshplan.planner.serving.problem.requests import Requests
-from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.simulation.arrivals import scaled
-from meshplan.planner.serving.simulation.early_stopping import EarlyStopping, SloViolatedError
-from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.slo_attainment import worst_ratio
-
-Serve = Callable[[Requests, EarlyStopping | None], ServingRun]
-# Relative width of the closed bracket: below the sampling noise of a thousand requests.
-TOLERANCE = 0.01
-# A run whose latency is certain to exceed this multiple of its limit is stopped: nearer ones tell where to look next.
-FAR = 1.3
-# Factor of each step down from the saturated rate until the SLOs are met, and the most steps.
+Try = Callable[[float, bool, bool], Trial]
+# Factor of each step down from the upper limit until the SLOs are met, and the most steps.
 DOWN, MAX_DOWN = 0.5, 12
-# Smallest latency/limit that is divided by; it is 0 where no request waits.
-LEAST_RATIO = 1e-3
+# Rates tried above a closed bracket, and the relative distance to the lowest that fails which is not worth a try.
+LOOKS_ABOVE, LEAST_ABOVE = 3, 0.03
+# Smallest latency/limit that is divided by, which is 0 where no request waits; largest limit/latency of a violation.
+LEAST_RATIO, BELOW_ONE = 1e-3, 1.0 - 1e-6
 
 
 class RateSearch:
     """The search, one rate at a time.
 
     Args:
-        requests: open arrivals, at any rate.
-        serve: simulates requests; given an early-stopping rule, it may stop.
-        slos: what must be met. A rejected request violates all.
-        high_per_s: upper limit of the search; None for the saturated rate, which takes a run.
-        tolerance: relative tolerance of the rate.
+        attempt: (rate, may stop early, first run only) → whether the SLOs hold at a rate.
+        high_per_s: upper limit of the search.
+        tolerance: relative width of the closed bracket.
 
     Attributes:
-        low: the highest rate tried that meets the SLOs; 0 if none has.
-        high: the lowest rate tried that does not; infinite if all have.
-        low_run: the run at ``low``.
-        high_run: the run at ``high``; None where it was stopped early.
-
-    Raises:
-        SpecError: all requests arrive at once.
+        low: the highest rate tried at which the SLOs hold; 0 if there is none.
+        high: the lowest rate tried above it at which they do not, or not for certain; infinite if there is none.
+        refuted: the lowest rate at which an SLO is violated for certain; infinite if there is none.
+        low_trial: the trial at ``low``.
+        high_trial: the trial at ``high``.
     """
 
-    def __init__(
-        self,
-        requests: Requests,
-        serve: Serve,
-        slos: Sequence[Slo],
-        *,
-        high_per_s: float | None = None,
-        tolerance: float = TOLERANCE,
-    ) -> None:
-        self.requests, self.serve, self.slos = requests, serve, slos
-        self.stopping = EarlyStopping(slos=slos, margin=FAR)
+    def __init__(self, attempt: Try, *, high_per_s: float, tolerance: float) -> None:
+        self.attempt, self.most = attempt, high_per_s
         self.num_runs = 0
-        self.most = self._saturated_rate() if high_per_s is None else high_per_s
         # In logarithms; slightly less, so that a bracket of one step counts as closed.
         self.step = math.log1p(tolerance) * (1.0 - 1e-6)
-        self.low, self.high = 0.0, math.inf
-        self.low_run: ServingRun | None = None
-        self.high_run: ServingRun | None = None
+        self.low, self.high, self.refuted = 0.0, math.inf, math.inf
+        self.low_trial: Trial | None = None
+        self.high_trial: Trial | None = None
         # limit/latency at both ends, and how often the same end has moved in a row: negative for the upper end.
         self.low_ratio, self.high_ratio, self.in_a_row = math.inf, 0.0, 0
+
+    def start_from(self, rate: float, ratio: float) -> None:
+        """Begin at a rate that is known to meet the SLOs, with its largest latency/limit."""
+        self.low, self.low_ratio = rate, max(1.0 / max(ratio, LEAST_RATIO), 1.0)
 
     @property
     def is_closed(self) -> bool:
@@ -105,45 +84,50 @@ class RateSearch:
         return math.exp(min(max(guess, low + step), high - step))
 
     def try_rate(self, rate: float, *, may_stop_early: bool = True) -> bool:
-        """Whether a rate meets the SLOs; it becomes one end of the bracket."""
+        """Whether the SLOs hold at a rate; it becomes one end of the bracket."""
         self.num_runs += 1
-        run = None
-        try:
-            run = self.serve(scaled(self.requests, rate), self.stopping if may_stop_early else None)
-            ratio = worst_ratio(run, self.slos)
-        except SloViolatedError:
-            ratio = FAR
+        trial = self.attempt(rate, may_stop_early, False)
+        is_met = trial.verdict is Verdict.MET
+        ratio = max(trial.ratio, LEAST_RATIO)
         is_first = not self.low or self.high == math.inf
-        if ratio <= 1.0:
-            self.low, self.low_run, self.low_ratio = rate, run, 1.0 / max(ratio, LEAST_RATIO)
+        if is_met:
+            self.low, self.low_trial, self.low_ratio = rate, trial, max(1.0 / ratio, 1.0)
             self.in_a_row = 0 if is_first else max(self.in_a_row, 0) + 1
         else:
-            self.high, self.high_run, self.high_ratio = rate, run, 1.0 / ratio
+            self.high, self.high_trial, self.high_ratio = rate, trial, min(1.0 / ratio, BELOW_ONE)
             self.in_a_row = 0 if is_first else min(self.in_a_row, 0) - 1
-        return ratio <= 1.0
+        if trial.verdict is Verdict.VIOLATED:
+            self.refuted = min(self.refuted, rate)
+        return is_met
+
+    def look_above(self) -> bool:
+        """Whether a rate above the bracket is shown to meet the SLOs; it is then the lower end of a new bracket.
+
+        Each try halves, in logarithms, what is left between rates that are undecided and the lowest shown to fail.
+        """
+        if self.high == math.inf:
+            return False
+        below = self.high
+        for _ in range(LOOKS_ABOVE):
+            above = min(self.refuted, self.most)
+            if above <= below * (1.0 + LEAST_ABOVE):
+                break
+            rate = math.sqrt(below * above)
+            self.num_runs += 1
+            trial = self.attempt(rate, True, True)
+            if trial.verdict is Verdict.VIOLATED:
+                self.refuted = rate
+            elif trial.verdict is Verdict.MET:
+                self.low, self.low_trial, self.low_ratio = rate, trial, max(1.0 / max(trial.ratio, LEAST_RATIO), 1.0)
+                self.high, self.high_trial, self.high_ratio = self.refuted, None, 0.0
+                self.in_a_row = 0
+                return True
+            else:
+                below = rate
+        return False
 
     def close(self) -> Self:
         """Try rates until the bracket is closed."""
-        while not self.is_closed:
+        while not self.is_closed or self.look_above():
             self.try_rate(self.next_rate())
         return self
-
-    def _saturated_rate(self) -> float:
-        self.num_runs += 1
-        at_once = replace(self.requests, arrival_s=np.zeros(len(self.requests)))
-        return saturated_rate(self.serve(at_once, None))
-
-
-def saturated_rate(run: ServingRun) -> float:
-    """Requests/s that leave a run whose requests all arrive at once: over the middle half of them, or over all.
-
-    The middle half excludes the first fill and the drain; where all requests fit in one batch it overestimates, never
-    underestimates.
-    """
-    finish = np.sort(run.finish_s[run.is_served])
-    num = len(finish)
-    if not num:
-        return 0.0
-    first, last = finish[num // 4], finish[(3 * num) // 4]
-    middle = ((3 * num) // 4 - num // 4) / (last - first) if last > first else 0.0
-    return float(max(middle, num / finish[-1]))

@@ -11,23 +11,24 @@ once the incumbent's s is at most the next s̲, no candidate left can beat it. W
 runs out first, the smallest s̲ left is the bound and the gap is reported.
 
 What is proven and what is sampled: enumeration and bound are exact under the estimator; latencies at a percentile are
-sampled with ``num_requests`` requests, and the plan carries their confidence interval.
+sampled, and decided with a stated confidence (:mod:`meshplan.planner.serving.search.trials`).
 """
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Solution, Status, relative_gap, status_of
 from meshplan.planner.serving.problem.config import Role
-from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
-from meshplan.planner.serving.search.branch import NOISE, Branch, Simulated, score_judged, simulate_candidate
-from meshplan.planner.serving.search.candidates import Candidate, aggregated, disaggregated
+from meshplan.planner.serving.search.branch import SAME, TIE, Branch, Simulated, score_judged, simulate_candidate
+from meshplan.planner.serving.search.candidates import candidate_of
+from meshplan.planner.serving.search.families import families
+from meshplan.planner.serving.search.scores import INFINITE
 from meshplan.planner.serving.search.slo_judgement import HighestRate
 from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
 
@@ -41,12 +42,14 @@ class ServingReport:
         num_candidates: deployments in closed form.
         rejected: reason → number of workers or deployments rejected for it.
         mixed: priced mixed workers, for the Pareto front.
+        is_complete: nothing was left out that a bound does not rule out.
     """
 
     simulated: tuple[Simulated, ...]
     num_candidates: int
     rejected: Counter[str]
     mixed: tuple[PricedWorker, ...]
+    is_complete: bool = True
 
 
 def search_serving(
@@ -60,27 +63,30 @@ def search_serving(
     start_wall, start_cpu = time.perf_counter(), time.process_time()
     rejected: Counter[str] = Counter()
     mixed, prefill, decode = _workers(problem, rejected)
-    candidates = [one for worker in mixed for one in aggregated(problem, worker)]
-    candidates += disaggregated(problem, prefill, decode)
-    candidates = _within_limits(problem, candidates, rejected)
-    candidates.sort(key=lambda one: (one.score, one.config.num_devices, _complexity(one), one.tpot_s))
-    simulated, bound = Branch(problem, candidates, seed=seed, budget=budget, on_progress=on_progress).run()
+    found = families(problem, mixed, prefill, decode)
+    branch = Branch(problem, found, seed=seed, budget=budget, on_progress=on_progress)
+    simulated, bound = branch.run()
     simulated.sort(key=lambda one: (one.score, len(one.judged.violated), one.candidate.score))
-    _simplest_first(simulated)
+    _simplest_first(simulated, bound)
+    rejected.update(branch.rejected)
     report = ServingReport(
         simulated=tuple(simulated),
-        num_candidates=len(candidates),
+        num_candidates=branch.num_members,
         rejected=rejected,
         mixed=tuple(mixed),
+        is_complete=branch.is_complete,
     )
-    best = simulated[0] if simulated and simulated[0].score < float("inf") else None
+    best = simulated[0] if simulated and simulated[0].score < INFINITE else None
     if best is None and budget is not None and budget.stopped:
         budget.nothing_found("deployment that meets every SLO")
     objective = None if best is None else best.score
-    if objective is not None:  # within the sampling noise of the best counts as equal
-        bound = min(bound, objective)
+    status = Status.INFEASIBLE
+    if objective is not None and best is not None:
+        status = status_of(objective, bound, tolerance=TIE + SAME)
+        # What is stated covers the sampling too: rates that were neither shown to hold nor to fail.
+        bound = min(bound, objective * (1.0 - _sampling_error(problem, best)), branch.not_refuted)
     return Solution(
-        status=Status.INFEASIBLE if objective is None else status_of(objective, bound, tolerance=NOISE),
+        status=status,
         assignment=best,
         objective=objective,
         bound=None if objective is None else bound,
@@ -93,20 +99,29 @@ def search_serving(
     ), report
 
 
-def _simplest_first(simulated: list[Simulated]) -> None:
-    """Among deployments within the sampling noise of the best, put the simplest first."""
-    best = simulated[0].score if simulated else float("inf")
-    if best == float("inf"):
+def _sampling_error(problem: ServingProblem, best: Simulated) -> float:
+    """Relative uncertainty of a simulated rate that the objective depends on; 0 where the load is offered."""
+    depends = problem.objective is not ServingObjective.NUM_DEVICES and best.judged.refuted_per_s is None
+    return min(best.judged.rate_error, 1.0) if depends else 0.0
+
+
+def _simplest_first(simulated: list[Simulated], bound: float) -> None:
+    """Among deployments that the bound cannot tell from the best, within the tie, put the simplest first.
+
+    The chosen one is at most :data:`TIE` from the bound, unless none is.
+    """
+    best = simulated[0].score if simulated else INFINITE
+    if best == INFINITE:
         return
-    equal = [one for one in simulated if one.score <= best * (1.0 + NOISE)]
-    simulated[: len(equal)] = sorted(equal, key=lambda one: (_complexity(one.candidate), one.score))
+    tied = [one for one in simulated if one.score <= max(best * (1.0 + SAME), bound / (1.0 - TIE))]
+    simulated[: len(tied)] = sorted(tied, key=_simplicity)
 
 
-def _complexity(candidate: Candidate) -> tuple[int, int, int]:
-    """Kinds of workers, stages, and devices of the largest worker, which is what one failure takes down."""
-    layouts = [pool.layout for pool in candidate.config.pools]
-    stages = max(layout.pipeline_parallel for layout in layouts)
-    return len(layouts), stages, max(layout.num_devices for layout in layouts)
+def _simplicity(simulated: Simulated) -> tuple[float, ...]:
+    """As :meth:`Family.simplicity`, then the end-to-end latency."""
+    candidate = simulated.candidate
+    latency = simulated.judged.metrics.latencies["e2e"].mean
+    return (*candidate.family.simplicity(candidate.counts), latency)
 
 
 def _workers(
@@ -120,29 +135,17 @@ def _workers(
     return mixed, priced_workers(problem, Role.PREFILL, rejected), priced_workers(problem, Role.DECODE, rejected)
 
 
-def _within_limits(problem: ServingProblem, candidates: Iterable[Candidate], rejected: Counter[str]) -> list[Candidate]:
-    """Candidates that the engine accepts, within the limits on money and power."""
-    limits = problem.limits
-    kept = []
-    for one in candidates:
-        broken = problem.rules.broken(problem.shape, one.config)
-        if broken:
-            rejected[f"{problem.rules.name}: {broken[0]}"] += 1
-        elif limits.max_usd_per_hour is not None and (one.usd_per_hour or 0.0) > limits.max_usd_per_hour:
-            rejected["cost per hour is above max_usd_per_hour"] += 1
-        elif limits.max_power_w is not None and (one.power_w or 0.0) > limits.max_power_w:
-            rejected["average power is above max_power_w"] += 1
-        else:
-            kept.append(one)
-    return kept
-
-
-def sustainable_rate(problem: ServingProblem, candidate: Candidate, *, seed: int = 0) -> float:
-    """The highest Poisson rate at which a deployment meets every SLO, requests/s; at least the question's own."""
-    supply = min(worker.best_rate_per_s * count for worker, count in candidate.parts)
+def sustainable_rate(problem: ServingProblem, chosen: Simulated, *, seed: int = 0) -> float:
+    """The highest Poisson rate at which a deployment is shown to meet every SLO, requests/s; at least the question's
+    own, which it meets.
+    """
+    candidate = chosen.candidate
+    supply = candidate.family.rate(candidate.counts)
     rate = problem.workload.request_rate_per_s or 0.0
     costs = [worker.cost for worker, _ in candidate.parts]
     search = HighestRate(problem, candidate.config, high_per_s=max(supply, rate), seed=seed, costs=costs)
+    if rate and not chosen.judged.violated:
+        search.start_from(rate, chosen.judged.worst_ratio)
     search.close()
     return max(rate, search.met_per_s)
 
@@ -155,13 +158,14 @@ def estimate_pinned(problem: ServingProblem, *, seed: int = 0) -> tuple[Simulate
     """
     rejected: Counter[str] = Counter()
     without_slos = replace(problem, slos=())
+    mixed: list[PricedWorker] = []
     if problem.pinned.is_disaggregated:
-        prefill, decode = (priced_workers(without_slos, role, rejected)[:1] for role in (Role.PREFILL, Role.DECODE))
-        mixed: list[PricedWorker] = []
-        candidates = disaggregated(without_slos, prefill, decode)
+        pair = [priced_workers(without_slos, role, rejected)[:1] for role in (Role.PREFILL, Role.DECODE)]
+        found = families(without_slos, [], *pair)
     else:
-        mixed, prefill, decode = priced_workers(without_slos, Role.MIXED, rejected)[:1], [], []
-        candidates = [one for worker in mixed for one in aggregated(without_slos, worker)]
+        mixed = priced_workers(without_slos, Role.MIXED, rejected)[:1]
+        found = families(without_slos, mixed, [], [])
+    candidates = [candidate_of(family, counts) for family in found for counts in family.first()]
     if not candidates:
         reason = rejected.most_common(1)[0][0] if rejected else "the pinned degrees need more devices than there are"
         raise ValueError(f"this configuration cannot run: {reason}")

@@ -1,32 +1,43 @@
 """Is a deployment within the SLO? It is simulated under a load, and its latencies are held against every limit.
 
-:func:`judge` simulates one load; :class:`HighestRate` looks for the highest Poisson rate at which every SLO is met. A
-large deployment of identical workers is simulated in part, with its part of the load.
+:func:`judge` simulates one load; :class:`HighestRate` looks for the highest Poisson rate at which every SLO is met. How
+long a simulation is, and when it decides, is in :mod:`meshplan.planner.serving.search.trials`. A large deployment of
+identical workers is simulated in part, with its part of the load.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import ServingConfig
-from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
+from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingProblem
+from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.search.deployment import serve, server
+from meshplan.planner.serving.search.deployment import server
 from meshplan.planner.serving.search.max_rate import RateSearch
-from meshplan.planner.serving.simulation.arrivals import make_requests
-from meshplan.planner.serving.simulation.metrics import Metrics, summarize
+from meshplan.planner.serving.search.trials import FEWEST, Load, Trial, tried
+from meshplan.planner.serving.simulation.arrivals import default_num_requests, make_requests, scaled
+from meshplan.planner.serving.simulation.metrics import (
+    CONFIDENCE_T,
+    DECISION_T,
+    NUM_BATCHES,
+    Metrics,
+    confidence_interval,
+    summarize,
+)
 from meshplan.planner.serving.simulation.run import ServingRun
-from meshplan.planner.serving.simulation.slo_attainment import violations
+from meshplan.planner.serving.simulation.slo_attainment import latency_interval
 
-# Relative distance between the highest rate that meets the SLOs and the lowest that does not: about the sampling noise
-# of a thousand requests.
+# Relative distance between the highest rate that meets the SLOs and the lowest that is not shown to.
 RATE_TOLERANCE = 0.02
 # Identical workers that are simulated together; more of them are represented by so many, with their share of the load.
 MOST_SIMULATED_WORKERS = 4
+# Arrivals of which a question may ask for any number.
+OPEN_ENDED = (Arrival.POISSON, Arrival.GAMMA)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,24 +45,44 @@ class Judged:
     """A simulated deployment held against the SLOs.
 
     Args:
-        metrics: as clients see them.
+        metrics: as clients see them, after the warm-up.
         output_tokens_per_s: rate of all devices; under open arrivals the offered load, since the run's own figure
             includes the time in which the last requests drain.
         requests_per_s: likewise.
-        violated: the violated SLOs with their simulated latencies, s; a rejected request violates all.
-        run: what was simulated: all workers, or a part of many identical ones.
+        interval_s: SLO → the interval by which it is decided, s.
+        violated: the SLOs that are not shown to hold, with their simulated latencies, s: the upper end of the interval
+            where the latency itself is within the limit. A rejected request violates all.
+        run: what was simulated and measured: all workers, or a part of many identical ones.
+        rate_error: relative half-width of the 95 % interval of the rates where they are simulated, 0 where the load is
+            offered; the width of the bracket where the highest rate was searched for.
+        refuted_per_s: the lowest rate that was shown to violate an SLO, where the highest rate was searched for.
+        is_exact: the number of requests was given, so that latencies are what that run says.
     """
 
     metrics: Metrics
     output_tokens_per_s: float
     requests_per_s: float
+    interval_s: Mapping[Slo, tuple[float, float]]
     violated: tuple[tuple[Slo, float], ...]
     run: ServingRun
+    rate_error: float = 0.0
+    refuted_per_s: float | None = None
+    is_exact: bool = False
 
     @property
     def worst_violation(self) -> tuple[Slo, float]:
         """The violated SLO whose latency exceeds its limit by the largest factor, and that latency, s."""
         return max(self.violated, key=lambda item: item[1] / item[0].limit_s)
+
+    @property
+    def worst_ratio(self) -> float:
+        """The largest latency/limit at the upper ends of the intervals; 0 without an SLO."""
+        return max((high / slo.limit_s for slo, (_, high) in self.interval_s.items()), default=0.0)
+
+    def shown_s(self, slo: Slo) -> float:
+        """The least limit, s, under which the latency of an SLO would be shown to hold."""
+        exact = self.metrics.value(slo)
+        return exact if self.is_exact else max(exact, latency_interval(self.run, slo, DECISION_T)[1])
 
 
 def judge(
@@ -60,6 +91,8 @@ def judge(
     *,
     request_rate_per_s: float | None = None,
     num_running: int | None = None,
+    num_requests: int | None = None,
+    supply_per_s: float = math.inf,
     seed: int = 0,
     costs: Sequence[StepCost] | None = None,
 ) -> Judged:
@@ -70,6 +103,8 @@ def judge(
         config: the choices.
         request_rate_per_s: rate of Poisson arrivals, where the question leaves the load free.
         num_running: requests kept in flight instead, over all workers.
+        num_requests: of one run, where nothing depends on its verdict; None: as the question says, or the confidence.
+        supply_per_s: highest rate of the configuration by the closed form: near it a run has to be long.
         seed: for drawing the requests.
         costs: iteration tables of the pools, if they are known already.
     """
@@ -78,13 +113,20 @@ def judge(
         workload = replace(workload, arrival=Arrival.CLOSED_LOOP, concurrency=num_running)
     elif problem.has_free_load:
         workload = replace(workload, arrival=Arrival.POISSON, request_rate_per_s=request_rate_per_s)
+    if num_requests is not None and workload.num_requests is None:
+        workload = replace(workload, num_requests=num_requests)
     part, part_load, copies = _representative_part(config, workload)
-    run = serve(problem.site, part, part_load, seed=seed, costs=costs)
-    return _judged(problem, workload, run, part, copies)
+    serve = server(problem.site, part, part_load, costs=costs)
+    load = _load(part_load, seed, (workload.request_rate_per_s or 0.0) / supply_per_s)
+    trial = tried(load, serve, problem.slos, may_stop_early=False)
+    return _judged(problem, workload, trial, part, copies)
 
 
 class HighestRate(RateSearch):
-    """Search for the highest Poisson rate up to ``high_per_s`` at which a configuration meets every SLO.
+    """Search for the highest Poisson rate at which a configuration meets every SLO.
+
+    ``high_per_s`` is its highest rate by the closed form, of which :data:`MAX_UTILIZATION` may be used: nearer to it
+    queues rise and fall more slowly than a run can show.
 
     It can be stopped at any time: ``met_per_s`` and ``violated_per_s`` are the bracket reached so far.
     """
@@ -101,12 +143,23 @@ class HighestRate(RateSearch):
         self.problem = problem
         self.workload = replace(problem.workload, arrival=Arrival.POISSON, request_rate_per_s=high_per_s)
         self.part, part_load, self.copies = _representative_part(config, self.workload)
-        super().__init__(
-            make_requests(part_load, seed=seed),
-            server(problem.site, self.part, part_load, costs=costs),
-            problem.slos,
-            high_per_s=high_per_s / self.copies,
-            tolerance=RATE_TOLERANCE,
+        self.drawn = _load(part_load, seed)
+        self.supply_per_s = high_per_s / self.copies
+        self.serve = server(problem.site, self.part, part_load, costs=costs)
+        super().__init__(self._attempt, high_per_s=MAX_UTILIZATION * self.supply_per_s, tolerance=RATE_TOLERANCE)
+
+    def _attempt(self, rate_per_s: float, may_stop_early: bool, is_first_only: bool) -> Trial:
+        at_rate = replace(
+            self.drawn,
+            requests=lambda num: scaled(self.drawn.requests(num), rate_per_s),
+            utilization=rate_per_s / self.supply_per_s,
+        )
+        return tried(
+            at_rate,
+            self.serve,
+            self.problem.slos,
+            may_stop_early=may_stop_early,
+            is_first_only=is_first_only,
         )
 
     @property
@@ -116,13 +169,22 @@ class HighestRate(RateSearch):
 
     @property
     def violated_per_s(self) -> float:
-        """Upper end of the bracket: the lowest rate tried that violates an SLO, or the search limit if none has."""
+        """Upper end of the bracket: the lowest rate tried that is not shown to, or the limit if all are."""
         return min(self.high, self.most) * self.copies
 
     @property
+    def refuted_per_s(self) -> float:
+        """The lowest rate tried that is shown to violate an SLO, or the search limit if none is."""
+        return min(self.refuted, self.most) * self.copies
+
+    @property
     def tokens_per_request(self) -> float:
-        """Mean output length of the simulated requests, tokens."""
-        return float(self.requests.output_length.mean())
+        """Mean output length of a request, tokens."""
+        return self.workload.mean_lengths[1]
+
+    def start_from(self, rate: float, ratio: float) -> None:
+        """Begin at a rate of the whole deployment, requests/s, that is known to meet the SLOs."""
+        super().start_from(rate / self.copies, ratio)
 
     def narrow(self, rate_per_s: float | None = None) -> None:
         """Simulate one more rate: a given one to its end, or else the next of the search, which may stop early."""
@@ -136,22 +198,38 @@ class HighestRate(RateSearch):
 
         A run that was stopped early is repeated to its end.
         """
-        if self.low_run is not None and (self.is_closed or self.high == math.inf):
-            return self._judged(self.low_run, self.met_per_s)
-        if self.high_run is None:
+        if self.low_trial is not None and (self.is_closed or self.high == math.inf):
+            return self._judged(self.low_trial, self.met_per_s)
+        if self.high_trial is None or self.high_trial.run is None:
             self.narrow(self.violated_per_s)
-        assert self.high_run is not None  # noqa: S101  (that run was made to its end)
-        return self._judged(self.high_run, self.violated_per_s)
+        trial = self.high_trial or self.low_trial
+        assert trial is not None  # noqa: S101  (that run was made to its end)
+        return self._judged(trial, self.violated_per_s)
 
-    def _judged(self, run: ServingRun, rate_per_s: float) -> Judged:
+    def _judged(self, trial: Trial, rate_per_s: float) -> Judged:
         at = replace(self.workload, request_rate_per_s=rate_per_s)
-        return _judged(self.problem, at, run, self.part, self.copies)
+        found = _judged(self.problem, at, trial, self.part, self.copies)
+        return replace(found, rate_error=RATE_TOLERANCE, refuted_per_s=self.refuted_per_s)
+
+
+def _load(workload: ServingWorkload, seed: int, utilization: float = 0.0) -> Load:
+    """The requests of a workload; in any number where arrivals go on and the question gives no number."""
+
+    def drawn(num: int) -> Requests:
+        return make_requests(replace(workload, num_requests=num), seed=seed)
+
+    given = workload.num_requests
+    if given is None and workload.arrival not in OPEN_ENDED:
+        given = max(default_num_requests(workload), FEWEST)
+    return Load(requests=drawn, given=given, num_prefixes=workload.num_prefixes or 0, utilization=utilization)
 
 
 def _judged(
-    problem: ServingProblem, workload: ServingWorkload, run: ServingRun, part: ServingConfig, copies: float
+    problem: ServingProblem, workload: ServingWorkload, trial: Trial, part: ServingConfig, copies: float
 ) -> Judged:
-    """The whole deployment from the run of a part of it: rates and counts in flight scale, latencies do not."""
+    """The whole deployment from a trial of a part of it: rates and counts in flight scale, latencies do not."""
+    run = trial.run
+    assert run is not None  # noqa: S101  (the trial was made to its end)
     metrics = summarize(run, num_devices=part.num_devices)
     if copies != 1.0:
         metrics = replace(
@@ -162,14 +240,31 @@ def _judged(
             mean_queued=copies * metrics.mean_queued,
         )
     offered = None if workload.arrival is Arrival.CLOSED_LOOP else workload.request_rate_per_s
-    each = metrics.output_tokens_per_s / metrics.requests_per_s if metrics.requests_per_s else 0.0
     return Judged(
         metrics=metrics,
-        output_tokens_per_s=metrics.output_tokens_per_s if offered is None else offered * each,
+        output_tokens_per_s=metrics.output_tokens_per_s if offered is None else offered * workload.mean_lengths[1],
         requests_per_s=metrics.requests_per_s if offered is None else offered,
-        violated=violations(metrics, problem.slos),
+        interval_s=trial.interval_s,
+        violated=tuple(
+            (slo, metrics.value(slo) if not slo.is_met(metrics.value(slo)) else high)
+            for slo, (_, high) in trial.interval_s.items()
+            if not slo.is_met(high)
+        ),
         run=run,
+        rate_error=_rate_error(run) if offered is None else 0.0,
+        is_exact=trial.is_exact,
     )
+
+
+def _rate_error(run: ServingRun) -> float:
+    """Relative half-width of the 95 % interval of the rate at which requests leave."""
+    finish: FloatArray = run.finish_s[run.is_served]
+    if len(finish) <= NUM_BATCHES:
+        return 1.0
+    finish.sort()
+    gaps = finish[1:] - finish[:-1]
+    low, high = confidence_interval(gaps, "mean", CONFIDENCE_T)
+    return (high - low) / 2.0 / float(gaps.mean()) if gaps.mean() > 0.0 else 1.0
 
 
 def _representative_part(
@@ -178,13 +273,20 @@ def _representative_part(
     """A part of a large deployment with its part of the load, and how many such parts there are.
 
     Splitting Poisson arrivals at random gives Poisson arrivals; a router that knows the load does better, so the part
-    is no faster than the whole. Traces, shared prefixes and several pools are simulated whole.
+    is no faster than the whole. Several kinds behind one router are divided by a common divisor of their numbers, as
+    far as :data:`MOST_SIMULATED_WORKERS` are left. Traces, shared prefixes, and prefill with decode stay whole.
     """
-    workers = config.pools[0].num_workers
+    workers = config.num_workers
     is_one = workload.trace is not None or workload.num_prefixes is not None
     if config.is_disaggregated or workers <= MOST_SIMULATED_WORKERS or is_one:
         return config, workload, 1.0
-    copies = workers / MOST_SIMULATED_WORKERS
+    each = [pool.num_workers for pool in config.pools]
+    if len(each) == 1:
+        copies, part_of_each = workers / MOST_SIMULATED_WORKERS, [MOST_SIMULATED_WORKERS]
+    else:
+        divisors = [d for d in range(1, math.gcd(*each) + 1) if math.gcd(*each) % d == 0]
+        whole = max(d for d in divisors if d == 1 or workers // d >= MOST_SIMULATED_WORKERS)
+        copies, part_of_each = float(whole), [number // whole for number in each]
     rate, concurrency = workload.request_rate_per_s, workload.concurrency
     part = replace(
         workload,
@@ -194,4 +296,5 @@ def _representative_part(
         if workload.arrival is Arrival.ALL_AT_ONCE
         else workload.num_requests,
     )
-    return replace(config, pools=(replace(config.pools[0], num_workers=MOST_SIMULATED_WORKERS),)), part, copies
+    pools = (replace(pool, num_workers=number) for pool, number in zip(config.pools, part_of_each, strict=True))
+    return replace(config, pools=tuple(pools)), part, copies

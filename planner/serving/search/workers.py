@@ -7,6 +7,7 @@ a percentile above the mean can only be stricter, so a load that violates an SLO
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +18,10 @@ from meshplan.planner.serving.estimator.steady_state import SteadyState, prefill
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.problem.config import Pool, Role
 from meshplan.planner.serving.problem.problem import ServingProblem
-from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers
+from meshplan.planner.serving.search.layouts import PlacedWorker, placed_workers, with_chunk
+
+# Chunks of prefill are made smaller by this factor, down to the least that keeps products compute-bound.
+CHUNK_STEP, LEAST_CHUNK = 4, 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,7 @@ class PricedWorker:
         steady: steady states by running requests.
         feasible: [N] whether the closed form meets every SLO at that number of running requests.
         first_token_s: TTFT of a request on an idle worker.
+        capped: its scheduler runs fewer requests than its cache holds, so that the time between tokens stays short.
     """
 
     placed: PlacedWorker
@@ -37,6 +42,7 @@ class PricedWorker:
     steady: SteadyState
     feasible: NDArray[np.bool_]
     first_token_s: float
+    capped: bool = False
 
     @property
     def num_devices(self) -> int:
@@ -58,18 +64,53 @@ def priced_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
     found = []
     for placed in placed_workers(problem, role, rejected):
         worker = price_worker(problem, placed)
-        if worker.feasible.any():
-            found.append(worker)
-        else:
+        kinds = [worker, *_faster_chunks(problem, worker)]
+        feasible = [kind for kind in kinds if kind.feasible.any()]
+        found += feasible
+        if not feasible:
             rejected[_violated_slo(problem, worker)] += 1
     return found
 
 
-def price_worker(problem: ServingProblem, placed: PlacedWorker) -> PricedWorker:
-    """Iteration times, steady states and the loads that meet every SLO."""
+def smaller_chunk(problem: ServingProblem, placed: PlacedWorker) -> PlacedWorker | None:
+    """A mixed worker with the next smaller chunks of prefill; None where they are pinned or as small as they may be."""
+    pinned, ranks = problem.pinned.of(placed.role), placed.layout.attention_data_parallel
+    chunk = max(placed.limits.max_batched_tokens // CHUNK_STEP, LEAST_CHUNK, pinned.get("max_num_seqs", 0) // ranks)
+    is_fixed = "max_batched_tokens" in pinned or problem.recipe.whole_prompts
+    if placed.role is not Role.MIXED or is_fixed or chunk >= placed.limits.max_batched_tokens:
+        return None
+    smaller = with_chunk(problem, placed, chunk)
+    if smaller is None:
+        return None
+    # The room that smaller activations leave is not given to more requests: the tables of iterations end there.
+    most = min(smaller.limits.max_num_seqs, placed.limits.max_num_seqs)
+    return replace(smaller, limits=replace(smaller.limits, max_num_seqs=most))
+
+
+def _faster_chunks(problem: ServingProblem, worker: PricedWorker) -> Iterator[PricedWorker]:
+    """The worker with smaller chunks, each where its closed form allows a higher rate than all larger ones: under an
+    SLO on the time between tokens it may. The others are looked at where the larger chunk violates that SLO.
+    """
+    best, placed = worker.best_rate_per_s, smaller_chunk(problem, worker.placed)
+    while placed is not None:
+        smaller = price_worker(problem, placed, worker.cost)
+        if smaller.best_rate_per_s > best:
+            best = smaller.best_rate_per_s
+            yield smaller
+        placed = smaller_chunk(problem, placed)
+
+
+def price_worker(problem: ServingProblem, placed: PlacedWorker, cost: StepCost | None = None) -> PricedWorker:
+    """Iteration times, steady states and the loads that meet every SLO.
+
+    Args:
+        problem: the question.
+        placed: the worker.
+        cost: its iteration tables where they are known; tables for larger batches do.
+    """
     workload, constants = problem.workload, problem.calibrations[placed.node_type].constants
     pool = pool_of(problem, placed, 1)
-    cost = pool_worker(problem.site, pool, workload, problem.speculation).step_cost()
+    cost = cost or pool_worker(problem.site, pool, workload, problem.speculation).step_cost()
     limits = scheduled(pool, problem.recipe, workload)
     prompt, output = workload.mean_lengths
     cached = prompt * workload.prefix_hit_rate

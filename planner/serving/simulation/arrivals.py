@@ -1,7 +1,11 @@
 """From a workload to requests: arrival times, prompt lengths and output lengths.
 
-Lengths are drawn before arrivals, and gaps have mean 1 before they are scaled, so that two rates with one seed have the
-same requests in the same order (common random numbers).
+Under open arrivals, prompts, answers, gaps and prefixes come from a stream of random numbers each, so that with one
+seed a longer run begins with the requests of a shorter one, and two rates have the same requests in the same order
+(common random numbers).
+
+A rate is everywhere the realised one, requests after the first over the time from the first to the last: drawn gaps are
+stretched to it (for Poisson arrivals the process given its count), and :func:`scaled` keeps to it.
 """
 
 from __future__ import annotations
@@ -42,11 +46,13 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
         assert workload.trace is not None  # noqa: S101  (checked with the rest of the workload)
         return _replayed(workload, workload.trace)
     rng = np.random.default_rng(seed)
-    num = num_requests(workload)
-    inputs = _lengths(rng, workload.input_length, workload.length_ratio, num)
-    outputs = _lengths(rng, workload.output_length, workload.length_ratio, num)
+    is_open = workload.arrival in (Arrival.POISSON, Arrival.GAMMA)
+    of_inputs, of_outputs, of_gaps, of_prefixes = rng.spawn(4) if is_open else [rng] * 4
+    num = default_num_requests(workload)
+    inputs = _lengths(of_inputs, workload.input_length, workload.length_ratio, num)
+    outputs = _lengths(of_outputs, workload.output_length, workload.length_ratio, num)
     closed = workload.arrival is Arrival.CLOSED_LOOP
-    arrivals = _arrivals(rng, workload, num)
+    arrivals = _arrivals(of_gaps, workload, num)
     prefixes = workload.num_prefixes
     return Requests(
         arrival_s=arrivals,
@@ -55,11 +61,11 @@ def make_requests(workload: ServingWorkload, *, seed: int = 0) -> Requests:
         concurrency=workload.concurrency if closed else None,
         think_s=workload.think_s,
         cached_tokens=_cached(inputs, workload.prefix_hit_rate),
-        prefix=None if prefixes is None else rng.integers(0, prefixes, num),
+        prefix=None if prefixes is None else of_prefixes.integers(0, prefixes, num),
     )
 
 
-def num_requests(workload: ServingWorkload) -> int:
+def default_num_requests(workload: ServingWorkload) -> int:
     """Number of requests of a run: as given, or by the kind of arrival."""
     if workload.num_requests is not None:
         return workload.num_requests
@@ -125,8 +131,7 @@ def scaled(requests: Requests, rate_per_s: float) -> Requests:
     if span <= 0.0 or requests.concurrency is not None:
         message = "all requests arrive at once: a rate needs arrivals that are spread over time"
         raise SpecError([Problem(path="arrival_s", message=message)], of="the requests")
-    recorded_rate = (len(requests) - 1) / span
-    return replace(requests, arrival_s=requests.arrival_s * (recorded_rate / rate_per_s))
+    return replace(requests, arrival_s=requests.arrival_s * (_rate(requests.arrival_s) / rate_per_s))
 
 
 def _named(name: str, values: NDArray[np.generic], wrong: NDArray[np.bool_], message: str) -> list[Problem]:
@@ -180,7 +185,7 @@ def _positive(value: float | None) -> bool:
 
 
 def _replayed(workload: ServingWorkload, trace: Requests) -> Requests:
-    num = num_requests(workload)
+    num = default_num_requests(workload)
     if num < len(trace):
         columns = {name: getattr(trace, name) for name in COLUMNS}
         first: dict[str, Any] = {name: None if column is None else column[:num] for name, column in columns.items()}
@@ -201,6 +206,23 @@ def _arrivals(rng: np.random.Generator, workload: ServingWorkload, num: int) -> 
     rate = workload.request_rate_per_s
     if workload.arrival not in (Arrival.POISSON, Arrival.GAMMA) or rate is None:
         return np.zeros(num)
-    spread = workload.burstiness if workload.arrival is Arrival.GAMMA else 1.0
-    gaps = rng.gamma(1.0 / spread**2, spread**2, num)
-    return np.cumsum(gaps) / rate
+    return open_arrivals(rng, num, rate, burstiness=workload.burstiness if workload.arrival is Arrival.GAMMA else 1.0)
+
+
+def open_arrivals(rng: np.random.Generator, num: int, rate_per_s: float, *, burstiness: float) -> NDArray[np.float64]:
+    """[num] arrival times, s, at a realised rate; gaps of a Gamma distribution, exponential for a burstiness of 1.
+
+    Args:
+        rng: source of the gaps.
+        num: arrivals.
+        rate_per_s: realised rate.
+        burstiness: coefficient of variation of the gaps.
+    """
+    arrivals = np.cumsum(rng.gamma(1.0 / burstiness**2, burstiness**2, num))
+    spread_over_time = arrivals[-1] > arrivals[0]  # the gaps of a very bursty stream may all vanish
+    return arrivals * ((_rate(arrivals) if spread_over_time else 1.0) / rate_per_s)
+
+
+def _rate(arrival_s: NDArray[np.float64]) -> float:
+    """Realised rate, requests/s: those after the first over the time from the first to the last."""
+    return (len(arrival_s) - 1) / float(arrival_s[-1] - arrival_s[0])

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -57,6 +57,7 @@ class SimulatedPool:
         num_workers: behind the router.
         role: see :class:`Role`.
         tier: second tier of KV cache for prefixes; None: evicted prefixes are lost. Not for DECODE.
+        weight: of each worker, for a router between several pools of one role.
     """
 
     cost: StepCost
@@ -65,6 +66,7 @@ class SimulatedPool:
     num_workers: int = 1
     role: Role = Role.MIXED
     tier: TierShape | None = None
+    weight: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,7 @@ class KvLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServingSystem:
-    """A serving system: one pool of role MIXED, or one PREFILL and one DECODE with a link.
+    """A serving system: pools of role MIXED behind one router, or one PREFILL and one DECODE with a link.
 
     Args:
         pools: see above, in this order.
@@ -139,10 +141,10 @@ def simulate_together(requests: Requests, system: ServingSystem, stopping: Early
 def _check_system(system: ServingSystem) -> None:
     problems = []
     roles = [pool.role for pool in system.pools]
-    if roles not in ([Role.MIXED], [Role.PREFILL, Role.DECODE]):
+    if set(roles) != {Role.MIXED} and roles != [Role.PREFILL, Role.DECODE]:
         named = ", ".join(role.value for role in roles) or "none"
-        problems.append(Problem(path="pools", message=f"{named}: give one mixed pool, or prefill and decode"))
-    elif len(roles) > 1 and (system.link is None or system.link.bandwidth_bytes_per_s <= 0.0):
+        problems.append(Problem(path="pools", message=f"{named}: give mixed pools, or prefill and decode"))
+    elif Role.DECODE in roles and (system.link is None or system.link.bandwidth_bytes_per_s <= 0.0):
         problems.append(
             Problem(path="link", message="disaggregated prefill and decode need a link with a bandwidth above 0")
         )
@@ -162,21 +164,26 @@ class _Cluster:
         self.state = RequestState(requests)
         # (time, kind, request or worker, worker that is left or pool that is arrived at).
         self.events: list[tuple[float, int, int, int]] = []
-        self.pools = [self._pool(i) for i in range(len(system.pools))]
+        roles = dict.fromkeys(pool.role for pool in system.pools)
+        self.pools = [self._pool(role) for role in roles]
         self.workers = [worker for pool in self.pools for worker in pool.workers]
         self.pool_of = [pool for pool in self.pools for _ in pool.workers]
         self.link_free_s = [0.0] * len(self.workers)
         self.tiers = [
             None if worker.prefixes is None or pool.tier is None else KvTier(self.state, pool.tier, worker.prefixes)
-            for pool, workers in zip(system.pools, self.pools, strict=True)
-            for worker in workers.workers
+            for worker, pool in zip(self.workers, self._of_workers(system.pools), strict=True)
         ]
         self.following: Iterator[int] = iter(())
 
-    def _pool(self, which: int) -> Pool:
-        pool, block = self.system.pools[which], self.system.kv_block_tokens
-        first = sum(before.num_workers for before in self.system.pools[:which])
-        output = 0.0 if pool.role is Role.PREFILL else float(np.mean(self.requests.output_length))
+    @staticmethod
+    def _of_workers(pools: Iterable[SimulatedPool]) -> list[SimulatedPool]:
+        return [pool for pool in pools for _ in range(pool.num_workers)]
+
+    def _pool(self, role: Role) -> Pool:
+        """All workers of a role behind their router."""
+        block, behind = self.system.kv_block_tokens, self._of_workers(p for p in self.system.pools if p.role is role)
+        first = 0 if role is not Role.DECODE else self.system.pools[0].num_workers
+        output = 0.0 if role is Role.PREFILL else float(np.mean(self.requests.output_length))
         workers = [
             Worker(
                 pool.cost,
@@ -188,9 +195,10 @@ class _Cluster:
                 on_leave=partial(self._will_leave, first + j),
                 pauses=True,
             )
-            for j in range(pool.num_workers)
+            for j, pool in enumerate(behind)
         ]
-        return Pool(workers, self.system.router, self.state, first=first, expected_output=output)
+        weights = [pool.weight for pool in behind]
+        return Pool(workers, self.system.router, self.state, first=first, expected_output=output, weights=weights)
 
     def run(self, stopping: EarlyStopping | None) -> None:
         """Handle events until none is left, or the run is stopped early."""

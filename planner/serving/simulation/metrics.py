@@ -24,6 +24,9 @@ QUANTILES = {name: int(name[1:]) / 100.0 for name in PERCENTILES if name != "mea
 CONFIDENCE_Z = 1.959963984540054
 # Batches for the interval of a mean: between 10 and 30 are usual (Law, Simulation Modeling and Analysis, §9.5.3).
 NUM_BATCHES = 20
+# Student's quantiles with NUM_BATCHES − 1 degrees of freedom, two-sided: of intervals that are shown (95 %), and of
+# those by which an SLO is decided (99 %).
+CONFIDENCE_T, DECISION_T = 2.093, 2.861
 # A segment of equal gaps is given this width, as a share of the gap: wide enough for its density to be summed.
 LEAST_WIDTH = 1e-7
 
@@ -159,33 +162,59 @@ def itl(workers: Sequence[WorkerRun]) -> Latency:
     return Latency(count=total, mean=mean, p50=p50, p90=p90, p95=p95, p99=p99)
 
 
-def confidence_interval(samples: FloatArray, percentile: str, z: float = CONFIDENCE_Z) -> tuple[float, float]:
+def confidence_interval(samples: FloatArray, percentile: str, t: float = CONFIDENCE_T) -> tuple[float, float]:
     """Interval of a mean or a percentile of one run's samples, in order of arrival, which depend on each other.
 
-    The samples are cut into NUM_BATCHES batches. A mean has the normal interval of the batches' means. A percentile
-    has the order statistics around n·q whose distance is the spread of the number of samples below it: that of the
-    batches, or that of independent samples, √(n·q·(1 − q)), where it is larger.
+    The samples are cut into NUM_BATCHES batches. A mean has Student's interval of the batches' means. For a percentile
+    q, n·p samples are expected beyond its true value, p = 1 − q, with the relative standard deviation e = √(v·q/(n·p)),
+    v ≥ 1 being the variance of the batches' numbers over that of independent samples. The interval is that of the
+    percentiles at 1 − p·(1 ± t·e/2)², the square root of a count having an even spread; where few samples decide
+    (t·e > 1) its upper end goes on as an exponential. Beyond the largest sample the tail is taken as exponential, with
+    the mean excess of the samples beyond the percentile, so that a short run has a wide interval.
+
+    Args:
+        samples: [n], in order of arrival.
+        percentile: one of :data:`PERCENTILES`.
+        t: Student's quantile for NUM_BATCHES − 1 degrees of freedom.
     """
     num = len(samples)
     if not num:
         return 0.0, 0.0
-    num_batches = min(NUM_BATCHES, num)
-    batches = np.array_split(samples, num_batches)
+    batches = np.array_split(samples, min(NUM_BATCHES, num))
     if percentile == "mean":
-        means = np.array([batch.mean() for batch in batches])
-        half = z * float(means.std(ddof=1)) / math.sqrt(num_batches) if num_batches > 1 else math.inf
-        mean = float(samples.mean())
-        return max(mean - half, float(samples.min())), min(mean + half, float(samples.max()))
-    share = QUANTILES[percentile]
-    cut = float(np.quantile(samples, share))
-    below = np.array([np.count_nonzero(batch <= cut) for batch in batches], dtype=float)
-    spread = math.sqrt(num * share * (1.0 - share))
-    if num_batches > 1:
-        spread = max(spread, float(below.std(ddof=1)) * math.sqrt(num_batches))
-    ordered = np.sort(samples)
-    low = min(max(math.floor(num * share - z * spread), 0), num - 1)
-    high = min(math.ceil(num * share + z * spread), num - 1)
-    return float(ordered[low]), float(ordered[high])
+        return _interval_of_mean([float(batch.mean()) for batch in batches], float(samples.mean()), t)
+    beyond = 1.0 - QUANTILES[percentile]
+    cut = float(np.quantile(samples, 1.0 - beyond))
+    counts = np.array([np.count_nonzero(batch > cut) for batch in batches], dtype=float)
+    independent = num * beyond * (1.0 - beyond)
+    spread = max(len(counts) * float(counts.var(ddof=1)) / independent, 1.0) if len(counts) > 1 else 1.0
+    error = t * math.sqrt(spread * (1.0 - beyond) / (num * beyond))
+    fewer = beyond * ((1.0 - error / 2.0) ** 2 if error < 1.0 else 0.25 * math.exp(2.0 * (1.0 - error)))
+    more = min(beyond * (1.0 + error / 2.0) ** 2, 1.0)
+    high = float(np.quantile(samples, 1.0 - fewer))
+    if num * fewer < 1.0:
+        excess = samples[samples > cut] - cut
+        high = float(samples.max()) - math.log(num * fewer) * (float(excess.mean()) if len(excess) else 0.0)
+    return float(np.quantile(samples, 1.0 - more)), high
+
+
+def itl_interval(run: ServingRun, percentile: str, t: float = CONFIDENCE_T) -> tuple[float, float]:
+    """Interval of an inter-token latency: gaps are not kept per request, so its batches are NUM_BATCHES spans of time.
+
+    Student's interval of the batches' values, about the value of the whole run.
+    """
+    first = float(run.arrival_s.min(initial=math.inf))
+    edges = np.linspace(min(first, run.end_s), run.end_s, NUM_BATCHES + 1)[1:-1]
+    batches = [itl([worker.within(edges, i) for worker in run.workers]) for i in range(NUM_BATCHES)]
+    values = [batch.value(percentile) for batch in batches if batch.count]
+    return _interval_of_mean(values, itl(run.workers).value(percentile), t)
+
+
+def _interval_of_mean(values: Sequence[float], middle: float, t: float) -> tuple[float, float]:
+    if len(values) < 2:  # noqa: PLR2004 - one batch has no spread
+        return 0.0, math.inf
+    half = t * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return middle - half, middle + half
 
 
 def _gaps(workers: Sequence[WorkerRun]) -> tuple[FloatArray, FloatArray, FloatArray]:

@@ -19,20 +19,29 @@ class Pool:
     """Workers of a pool and the router's view of them.
 
     Args:
-        workers: identical ones.
+        workers: identical ones, or several kinds of one role.
         router: the rule.
         state: the requests of the run.
         first: number of the first worker among those of all pools.
         expected_output: output tokens that the router assumes for every request: the mean, as it cannot know them.
+        weights: of each worker, for LEAST_CONNECTIONS; None for equal ones.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], router: Router, state: RequestState, *, first: int, expected_output: float
+        self,
+        workers: Sequence[Worker],
+        router: Router,
+        state: RequestState,
+        *,
+        first: int,
+        expected_output: float,
+        weights: Sequence[int] | None = None,
     ) -> None:
+        self.weights = weights or [1] * len(workers)
         self.workers, self.router, self.state, self.first = workers, router, state, first
         self.expected_output = expected_output
         self.num_routed = 0
-        self.num_requests = [0] * len(workers)
+        self.num_requests, self.num_sent = [0] * len(workers), [0] * len(workers)
         self.tokens = [0.0] * len(workers)
         self.routed_to: dict[int, int] = {}
 
@@ -40,12 +49,15 @@ class Pool:
         """The worker for an arriving request, which counts as its load until :meth:`forget`."""
         if self.router is Router.ROUND_ROBIN:
             chosen = self.num_routed % len(self.workers)
+        elif self.router is Router.LEAST_CONNECTIONS:
+            chosen = self._least_connections()
         else:
             chosen = self.tokens.index(min(self.tokens))
             if self.router is Router.PREFIX_AWARE:
                 chosen = self._holder(request, chosen)
         self.num_routed += 1
         self.num_requests[chosen] += 1
+        self.num_sent[chosen] += 1
         self.tokens[chosen] += self._tokens(request)
         self.routed_to[request] = chosen
         return chosen
@@ -55,6 +67,15 @@ class Pool:
         chosen = self.routed_to.pop(request)
         self.num_requests[chosen] -= 1
         self.tokens[chosen] -= self._tokens(request)
+
+    def _least_connections(self) -> int:
+        """The worker with the fewest requests in flight for its weight; among equals, in turn by weight (``least_conn``
+        of nginx, https://nginx.org/en/docs/http/ngx_http_upstream_module.html#least_conn).
+        """
+        return min(
+            range(len(self.workers)),
+            key=lambda i: (self.num_requests[i] / self.weights[i], (self.num_sent[i] + 1) / self.weights[i]),
+        )
 
     def _tokens(self, request: int) -> float:
         return self.state.input_length[request] + self.expected_output

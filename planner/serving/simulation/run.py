@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +50,9 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start_s)
 
+    def __getitem__(self, chosen: BoolArray) -> Segments:
+        return Segments(**{name: getattr(self, name)[chosen] for name in self.__dataclass_fields__})
+
     @property
     def last_step_s(self) -> FloatArray:
         """Duration of the last decode iteration of each segment: durations grow linearly, so 2·mean − first."""
@@ -74,6 +77,18 @@ class WorkerRun:
     gap_count: FloatArray
     kv_capacity_tokens: int
     num_preemptions: int
+
+    def within(self, edges_s: FloatArray, which: int) -> WorkerRun:
+        """What began in one of the spans of time between rising edges; single gaps, whose times are not kept, in parts.
+
+        Args:
+            edges_s: [k] inner edges of k + 1 spans, s.
+            which: the span, from 0.
+        """
+        chosen = np.searchsorted(edges_s, self.segments.start_s, side="right") == which
+        bounds = np.linspace(0, len(self.gap_s), len(edges_s) + 2).astype(int)
+        gaps = slice(bounds[which], bounds[which + 1])
+        return replace(self, segments=self.segments[chosen], gap_s=self.gap_s[gaps], gap_count=self.gap_count[gaps])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +117,19 @@ class ServingRun:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def after(self, first: int) -> ServingRun:
+        """The run without its first requests, and without the iterations before the next one came: the warm-up."""
+        if not first:
+            return self
+        columns = ("arrival_s", "input_length", "output_length", "is_served", "admitted_s", "first_token_s", "finish_s")
+        start = np.array([self.arrival_s[first]])
+        return ServingRun(
+            **{name: getattr(self, name)[first:] for name in columns},
+            workers=tuple(
+                replace(worker, segments=worker.segments[worker.segments.start_s >= start]) for worker in self.workers
+            ),
+        )
 
     @property
     def num_rejected(self) -> int:

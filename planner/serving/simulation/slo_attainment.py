@@ -9,7 +9,16 @@ import numpy as np
 
 from meshplan.planner.core.arrays import BoolArray
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.simulation.metrics import CONFIDENCE_Z, Latency, Metrics, itl, latency, samples_of
+from meshplan.planner.serving.simulation.metrics import (
+    CONFIDENCE_Z,
+    Latency,
+    Metrics,
+    confidence_interval,
+    itl,
+    itl_interval,
+    latency,
+    samples_of,
+)
 from meshplan.planner.serving.simulation.run import ServingRun
 
 
@@ -27,6 +36,21 @@ def worst_ratio(run: ServingRun, slos: Sequence[Slo]) -> float:
     for metric in {slo.metric for slo in slos}:
         seen[metric] = itl(run.workers) if metric == "itl" else latency(samples_of(run, metric))
     return max((seen[slo.metric].value(slo.percentile) / slo.limit_s for slo in slos), default=0.0)
+
+
+def latency_interval(run: ServingRun, slo: Slo, t: float) -> tuple[float, float]:
+    """Interval of the latency that an SLO limits, s; (∞, ∞) if a request was rejected, (0, 0) where it is undefined.
+
+    Args:
+        run: the part of a run that is measured.
+        slo: whose metric and percentile.
+        t: Student's quantile, see :func:`~meshplan.planner.serving.simulation.metrics.confidence_interval`.
+    """
+    if run.num_rejected:
+        return math.inf, math.inf
+    if slo.metric == "itl":
+        return itl_interval(run, slo.percentile, t)
+    return confidence_interval(samples_of(run, slo.metric), slo.percentile, t)
 
 
 def goodput(run: ServingRun, slos: Sequence[Slo]) -> float:

@@ -131,10 +131,6 @@ class Worker(DecodeBatch):
         while True:
             if self.next_arrival <= self.clock:
                 self._accept()
-            if self.waiting:
-                is_empty = not (self.num_decoding or self.prefilling or self.ready)
-                for rank in self.waiting.admit(self.num_iterations, is_empty):
-                    heapq.heappush(self.ready, rank)
             if self.is_idle:
                 self.wake_s = self.next_arrival
                 if self.next_arrival >= until_s:
@@ -144,6 +140,10 @@ class Worker(DecodeBatch):
             if self.clock >= until_s:
                 self.wake_s = self.clock
                 return
+            if self.waiting:
+                is_empty = not (self.num_decoding or self.prefilling or self.ready)
+                for rank in self.waiting.admit(self.num_iterations, is_empty):
+                    heapq.heappush(self.ready, rank)
             if self.num_decoding and self.context + self.num_decoding * (self.speed + self.block) > self.room:
                 self._make_room()
             if self.ready and self.role is Role.DECODE:

@@ -27,7 +27,7 @@ from __future__ import annotations
 import heapq
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -93,8 +93,6 @@ class DegreeSearch:
         self.objective = Objective(problem)
         self.open_splits = OpenSplits(problem, self.objective, applies=not usual_splits)
         self._is_closing = False
-        # (candidates, their steps, which of them matter) → larger steps, where a bound is searched and not a plan.
-        self.raised: Callable[[Candidates, FloatArray, FloatArray], FloatArray] | None = None
 
     def _illegal(self) -> Mapping[str, tuple[str, ...]]:
         """Degrees that no rule allows, and more devices than a network joins."""
@@ -334,8 +332,6 @@ class DegreeSearch:
             return
         estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
         step_s = estimate.step_s
-        if self.raised is not None:
-            step_s = self.raised(batch, step_s, self._may_replace(batch, step_s))
         keep = np.ones(len(batch), dtype=bool)
         if problem.limits.max_step_s is not None:
             keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)

@@ -42,7 +42,6 @@ from meshplan.planner.training.search.rank_placement import (
     usable_order,
 )
 from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, order_of
-from meshplan.planner.training.search.slow_cut import CutBound
 from meshplan.planner.training.search.ties import settle_ties
 
 SOLVER_NAME = "enumeration with bounds + rank mapping"
@@ -185,7 +184,6 @@ class _Joint:
         self.searched: set[tuple[int, ...]] = set()
         self.budget = budget
         self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP))
-        self.search.raised = CutBound(self.under_best_links).least_step_s
 
     def run(self, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()

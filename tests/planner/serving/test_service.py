@@ -118,7 +118,7 @@ def test_every_objective_finds_a_plan(objective: str, catalog: Catalog) -> None:
 
 
 def test_an_impossible_slo_names_what_would_do(catalog: Catalog) -> None:
-    made = make_plan(spec(slo={"tpot_p95_s": 0.015}, fixed={"mode": "aggregated"}), catalog)
+    made = make_plan(spec(slo={"tpot_p95_s": 0.01}, fixed={"mode": "aggregated"}), catalog)
     assert made.solution["status"] == "infeasible"
     assert not made.config
     assert made.solution["binding_constraint"].startswith("tpot_p95_s")
@@ -256,3 +256,40 @@ def test_a_trace_is_replayed(catalog: Catalog, tmp_path: Path) -> None:
     made = make_plan(spec(workload={"trace": "requests.csv"}), catalog, base=tmp_path)
     assert made.config
     assert made.predicted["requests_per_s"].value == pytest.approx(2.0, rel=0.3)
+
+
+@pytest.mark.parametrize("mode", ["aggregated", "disaggregated"])
+def test_the_reference_simulation_agrees_with_a_plan(catalog: Catalog, mode: str) -> None:
+    made = make_plan(spec(fixed={"mode": mode}), catalog, certify=True)
+    assert made.certificate is not None
+    assert made.certificate["outcome"] == "agrees", made.certificate
+    assert len(made.certificate["checks"]) >= 5
+
+
+def test_a_partly_used_node_is_paid_whole_unless_devices_are_rented(catalog: Catalog) -> None:
+    fixed = {"tensor_parallel": 4, "num_workers": 1, "mode": "aggregated"}
+    usd = [
+        estimate_plan(spec(fixed=fixed, constraints={"rent": rent}), catalog).predicted["usd_per_hour"].value
+        for rent in ("node", "device")
+    ]
+    assert usd[0] == pytest.approx(2.0 * usd[1])
+
+
+def small(device: str, **changes: Any) -> dict[str, Any]:
+    devices = {"devices": {"type": device, "per_node": 4, "nodes": 1}}
+    links = {"links": {"intra_node": {"bandwidth": "31 GB/s", "latency": "5 us"}}}
+    return spec(cluster={**devices, **links}, objective="num_devices", **changes)
+
+
+def test_too_many_requests_are_a_lack_of_capacity(catalog: Catalog) -> None:
+    workload = {"input_length": 1000, "output_length": 200, "request_rate_per_s": 500, "num_requests": 200}
+    made = make_plan(small("l40s", model="llama-3.1-8b", workload=workload, slo={"tpot_p95_s": 0.05}), catalog)
+    assert made.solution["binding_constraint"].startswith("capacity: 4 devices")
+    assert any("devices instead of 4" in change["change"] for change in made.solution["least_change"])
+    assert made.solution["tried"]
+
+
+def test_a_model_that_does_not_fit_lacks_memory(catalog: Catalog) -> None:
+    made = make_plan(small("l4", fixed={"tensor_parallel": 1, "pipeline_parallel": 1}), catalog)
+    assert made.solution["binding_constraint"].startswith("memory: ")
+    assert "are missing" in made.solution["binding_constraint"]

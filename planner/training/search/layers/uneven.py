@@ -197,14 +197,15 @@ class UnevenSplits:
         usual = -(-self.problem.shape.num_hidden_layers // p)
         point = [usual - 1 if kinds == 1 else 0, *[0] * (kinds - 1)]
         ends = {self._ends(stage) for stage in range(p)}
-        asked, where = [], {}
+        asked: list[StageClass] = []
+        where: dict[tuple[bool, bool], int] = {}
         for first, head in sorted(ends):
-            share = {"vocabulary_share": 1.0 / p} if split.vocabulary_parallel else {}
+            share = 1.0 / p if split.vocabulary_parallel else 0.0
             where[first, head] = len(asked)
-            asked.append(replace(_stage(point, first=first, head=head), **share))
+            asked.append(replace(_stage(point, first=first, head=head), vocabulary_share=share))
             for kind in range(kinds):
                 more = [count + (index == kind) for index, count in enumerate(point)]
-                asked.append(replace(_stage(more, first=first, head=head), **share))
+                asked.append(replace(_stage(more, first=first, head=head), vocabulary_share=share))
         seconds = self.model.stages_s(asked)
         plain = where[False, False] if (False, False) in where else min(where.values())
         units = [seconds[plain + 1 + kind] - seconds[plain] for kind in range(kinds)]
@@ -490,7 +491,8 @@ class UnevenSplits:
                 return self.model.around_s() + np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
         longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
         kinds = len(self.kinds)
-        ending = [sum(self.model.ending_s(_stage(_unit(kind, kinds, usual)), longest_s)) for kind in range(kinds)]
+        ends_s = [self.model.ending_s(_stage(_unit(kind, kinds, usual)), longest_s) for kind in range(kinds)]
+        ending = [exposed_s + optimizer_s for exposed_s, optimizer_s in ends_s]
         return self.model.around_s() + np.minimum.reduce(ending)
 
     # --- splits -------------------------------------------------------------------------------------------------------

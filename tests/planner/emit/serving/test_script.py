@@ -303,7 +303,7 @@ def read_arguments(text: str) -> list[str]:
 
 
 def test_memory_is_written_in_each_engine_s_own_share() -> None:
-    memory = {Role.MIXED: WorkerMemory(weights_bytes=20e9, activations_bytes=4e9)}
+    memory = {"mixed": WorkerMemory(weights_bytes=20e9, activations_bytes=4e9)}
     limits = EngineLimits(memory_fraction=0.9)
 
     def flag(engine: str, name: str) -> float:

@@ -17,7 +17,8 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.serving.problem.config import EngineLimits, Role
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
-from meshplan.planner.serving.search.max_rate import TOLERANCE, RateSearch, saturated_rate
+from meshplan.planner.serving.search.max_rate import RateSearch
+from meshplan.planner.serving.search.trials import DECISIVE, FEWEST, MOST, Load, Trial, Verdict, tried
 from meshplan.planner.serving.simulation.arrivals import make_requests, scaled
 from meshplan.planner.serving.simulation.cluster import KvLink, ServingSystem, SimulatedPool, simulate_system
 from meshplan.planner.serving.simulation.early_stopping import EarlyStopping, SloViolatedError
@@ -26,6 +27,7 @@ from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.slo_attainment import worst_ratio
 
 COST = linear_cost()
+TOLERANCE = 0.01
 WORKLOAD = ServingWorkload(
     arrival=Arrival.POISSON, input_length=800, output_length=100, request_rate_per_s=1.0, num_requests=600
 )
@@ -45,6 +47,24 @@ SYSTEMS = {
 
 def serve(requests: Requests, stopping: EarlyStopping | None = None, *, capacity: int = 200_000) -> ServingRun:
     return simulate(requests, COST, EngineLimits(max_num_seqs=64), kv_capacity_tokens=capacity, stopping=stopping)
+
+
+def saturated_rate(run: ServingRun) -> float:
+    """Requests/s that leave a run whose requests all arrive at once: over the middle half of them."""
+    finish = np.sort(run.finish_s)
+    return float(len(finish) / 2 / (finish[3 * len(finish) // 4] - finish[len(finish) // 4]))
+
+
+def searched(requests: Requests, slos: list[Slo], *, high: float = 0.0, capacity: int = 200_000) -> RateSearch:
+    """By one run of the given requests at each rate."""
+    load, served = Load(requests=lambda num: requests, given=len(requests)), partial(serve, capacity=capacity)
+
+    def attempt(rate: float, may_stop_early: bool, is_first_only: bool) -> Trial:
+        at_rate = replace(load, requests=lambda num: scaled(requests, rate))
+        return tried(at_rate, served, slos, may_stop_early=may_stop_early, is_first_only=is_first_only)
+
+    high = high or saturated_rate(serve(replace(requests, arrival_s=np.zeros(len(requests)))))
+    return RateSearch(attempt, high_per_s=high, tolerance=TOLERANCE).close()
 
 
 def meets(requests: Requests, slos: list[Slo], rate: float) -> bool:
@@ -79,7 +99,7 @@ of_each = pytest.mark.parametrize("slos", ASKED, ids=lambda slos: "-".join(slo.k
 
 @of_each
 def test_the_rate_is_met_and_the_next_is_not(slos: list[Slo]) -> None:
-    found = RateSearch(REQUESTS, serve, slos).close()
+    found = searched(REQUESTS, slos)
     assert found.low < found.high <= 1.01 * found.low
     assert worst_ratio(serve(scaled(REQUESTS, found.low)), slos) <= 1.0
     assert worst_ratio(serve(scaled(REQUESTS, found.high)), slos) > 1.0
@@ -93,7 +113,7 @@ def test_the_rate_is_met_and_the_next_is_not(slos: list[Slo]) -> None:
 def test_it_is_the_rate_of_a_plain_bisection(slos: list[Slo], seed: int) -> None:
     """Within the tolerance, unless the SLO is met again above a rate at which it is not: then either is right."""
     requests = make_requests(replace(WORKLOAD, length_ratio=0.5), seed=seed)
-    found = RateSearch(requests, serve, slos).close()
+    found = searched(requests, slos)
     high = saturated_rate(serve(replace(requests, arrival_s=np.zeros(600))))
     low, violated = bisected(requests, slos, high)
     if found.low != pytest.approx(low, rel=1.01 * TOLERANCE):
@@ -141,30 +161,91 @@ def test_a_run_that_is_far_too_slow_is_stopped_early() -> None:
 
 
 def test_lax_slos_leave_saturation_as_the_limit() -> None:
-    found = RateSearch(REQUESTS, serve, [slo("e2e", "p99", 1e6)]).close()
+    found = searched(REQUESTS, [slo("e2e", "p99", 1e6)])
     assert found.low == pytest.approx(saturated_rate(serve(replace(REQUESTS, arrival_s=np.zeros(600)))))
-    assert found.num_runs == 2
+    assert found.num_runs == 1
 
 
 def test_nothing_meets_an_slo_below_one_prefill() -> None:
-    found = RateSearch(REQUESTS, serve, [slo("ttft", "p50", 1e-4)]).close()
+    found = searched(REQUESTS, [slo("ttft", "p50", 1e-4)])
     assert found.low == 0.0
-    assert found.low_run is None
+    assert found.low_trial is None
 
 
 def test_a_request_that_fits_nowhere_meets_nothing() -> None:
-    found = RateSearch(REQUESTS, partial(serve, capacity=100), [slo("e2e", "p99", 1e6)]).close()
+    found = searched(REQUESTS, [slo("e2e", "p99", 1e6)], high=10.0, capacity=100)
     assert found.low == 0.0
 
 
-def test_the_saturated_rate_is_that_of_a_long_queue() -> None:
-    workload = replace(WORKLOAD, arrival=Arrival.CLOSED_LOOP, concurrency=64, num_requests=3000)
-    run = serve(make_requests(workload))
-    steady = 2000 / (np.sort(run.finish_s)[2500] - np.sort(run.finish_s)[500])
-    at_once = serve(make_requests(replace(WORKLOAD, arrival=Arrival.ALL_AT_ONCE)))
-    assert saturated_rate(at_once) == pytest.approx(steady, rel=0.05)
+def trial(verdict: Verdict, ratio: float) -> Trial:
+    one = slo("ttft", "p99", 1.0)
+    run = serve(scaled(make_requests(replace(WORKLOAD, num_requests=2)), 1.0))
+    return Trial(verdict=verdict, run=run, interval_s={one: (ratio, ratio)}, num_requests=2)
+
+
+def test_a_rate_that_fails_below_one_that_holds_ends_nothing() -> None:
+    """Held up to 4 requests/s, not shown from 4 to 5, held again from 5 to 7, violated beyond."""
+
+    def attempt(rate: float, *_: bool) -> Trial:
+        if rate > 7.0:
+            return trial(Verdict.VIOLATED, 1.5)
+        return trial(Verdict.OPEN, 1.1) if 4.0 <= rate < 5.0 else trial(Verdict.MET, 0.9)
+
+    found = RateSearch(attempt, high_per_s=16.0, tolerance=TOLERANCE)
+    found.try_rate(8.0)
+    found.try_rate(4.5)
+    found.close()
+    assert 7.0 / (1.0 + TOLERANCE) <= found.low <= 7.0 <= found.refuted < 7.0 * (1.0 + TOLERANCE)
+
+
+def test_what_is_neither_shown_to_hold_nor_to_fail_lies_within_the_stated_interval() -> None:
+    def attempt(rate: float, *_: bool) -> Trial:
+        if rate > 6.0:
+            return trial(Verdict.VIOLATED, 1.5)
+        return trial(Verdict.OPEN, 1.1) if rate > 5.0 else trial(Verdict.MET, 0.9)
+
+    found = RateSearch(attempt, high_per_s=16.0, tolerance=TOLERANCE).close()
+    assert 5.0 / (1.0 + TOLERANCE) <= found.low <= 5.0
+    assert 6.0 < found.refuted < 6.3
+
+
+def drawn(rate: float, **changes: float) -> Load:
+    workload = replace(WORKLOAD, request_rate_per_s=rate, num_requests=None)
+    return Load(requests=lambda num: make_requests(replace(workload, num_requests=num)), **changes)
+
+
+def test_a_clear_case_takes_the_fewest_requests_and_a_close_one_more() -> None:
+    clear = tried(drawn(4.0), serve, [slo("ttft", "p99", 5.0)], may_stop_early=True)
+    assert (clear.verdict, clear.num_requests) == (Verdict.MET, FEWEST)
+    hopeless = tried(drawn(60.0), serve, [slo("ttft", "p99", 0.1)], may_stop_early=True)
+    assert (hopeless.verdict, hopeless.run, hopeless.ratio) == (Verdict.VIOLATED, None, DECISIVE)
+    high = clear.interval_s[slo("ttft", "p99", 5.0)][1]
+    close = tried(drawn(4.0), serve, [slo("ttft", "p99", 1.2 * high)], may_stop_early=True)
+    assert close.num_requests >= MOST
+
+
+def test_a_question_that_gives_the_number_gets_one_run_of_it() -> None:
+    one = tried(drawn(4.0, given=300), serve, [slo("ttft", "p99", 5.0)], may_stop_early=True)
+    assert one.run is not None
+    assert len(one.run) == one.num_requests == 300
+
+
+def test_a_run_is_longer_than_its_requests_stay() -> None:
+    """Many requests in the system at once: the first thousand say nothing of the rest."""
+    rate, limits = 60.0, EngineLimits(max_num_seqs=4096)
+    cost = linear_cost(most_seqs=4096)
+
+    def many(requests: Requests, stopping: EarlyStopping | None) -> ServingRun:
+        return simulate(requests, cost, limits, kv_capacity_tokens=10**8, stopping=stopping)
+
+    workload = replace(WORKLOAD, input_length=1, output_length=300, request_rate_per_s=rate, num_requests=None)
+    load = Load(requests=lambda num: make_requests(replace(workload, num_requests=num)))
+    found = tried(load, many, [slo("e2e", "p99", 1e4)], may_stop_early=True)
+    assert found.run is not None
+    span = found.run.arrival_s[-1] - found.run.arrival_s[0]
+    assert span > 5.0 * (found.run.finish_s - found.run.arrival_s).mean()
 
 
 def test_requests_at_once_have_no_rate() -> None:
     with pytest.raises(SpecError, match="at once"):
-        RateSearch(replace(REQUESTS, arrival_s=np.zeros(600)), serve, []).close()
+        searched(replace(REQUESTS, arrival_s=np.zeros(600)), [], high=1.0)

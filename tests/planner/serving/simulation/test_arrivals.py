@@ -31,6 +31,29 @@ def test_two_rates_meet_the_same_requests() -> None:
     assert slow.arrival_s == pytest.approx(2.0 * fast.arrival_s)
 
 
+def test_a_longer_run_begins_with_the_requests_of_a_shorter_one() -> None:
+    workload = replace(POISSON, length_ratio=0.5, prefix_hit_rate=0.5, num_prefixes=9)
+    short, long = (make_requests(replace(workload, num_requests=num)) for num in (500, 5000))
+    assert short.prefix is not None
+    assert long.prefix is not None
+    for name in ("input_length", "output_length", "prefix"):
+        assert np.array_equal(getattr(short, name), getattr(long, name)[:500])
+    ratio = short.arrival_s / long.arrival_s[:500]
+    assert ratio == pytest.approx(np.full(500, ratio[0]))
+
+
+@pytest.mark.parametrize("num", [1, 2, 150])
+@pytest.mark.parametrize("spread", [1.0, 2.0, 100.0])
+def test_a_rate_means_the_same_however_the_requests_are_made(num: int, spread: float) -> None:
+    """The realised rate: drawn at a rate, or drawn at another and scaled to it."""
+    workload = replace(POISSON, arrival=Arrival.GAMMA, burstiness=spread, num_requests=num)
+    direct = make_requests(replace(workload, request_rate_per_s=7.0))
+    span = direct.arrival_s[-1] - direct.arrival_s[0]
+    if span > 0.0:
+        assert (num - 1) / span == pytest.approx(7.0)
+        assert scaled(make_requests(workload), 7.0).arrival_s == pytest.approx(direct.arrival_s)
+
+
 @pytest.mark.parametrize(("arrival", "spread"), [(Arrival.POISSON, 1.0), (Arrival.GAMMA, 3.0), (Arrival.GAMMA, 0.3)])
 def test_gaps_have_the_rate_and_the_burstiness(arrival: Arrival, spread: float) -> None:
     workload = replace(POISSON, arrival=arrival, burstiness=spread, num_requests=200_000)

@@ -216,8 +216,8 @@ def test_gaps_of_disaggregated_pools_include_the_transfer() -> None:
 @pytest.mark.parametrize(
     ("system", "named"),
     [
-        (ServingSystem(pools=()), "give one mixed pool"),
-        (ServingSystem(pools=(replace(MIXED, role=Role.DECODE),)), "give one mixed pool"),
+        (ServingSystem(pools=()), "give mixed pools"),
+        (ServingSystem(pools=(replace(MIXED, role=Role.DECODE),)), "give mixed pools"),
         (replace(disaggregated(), link=None), "bandwidth above 0"),
         (ServingSystem(pools=(replace(MIXED, num_workers=0),)), "0 workers"),
     ],

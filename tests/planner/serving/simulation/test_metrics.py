@@ -85,7 +85,7 @@ def test_metrics_are_held_against_slos() -> None:
     assert violations(metrics, [met, missed]) == ((missed, limit),)
 
 
-@pytest.mark.parametrize("percentile", ["mean", "p50", "p90", "p95"])
+@pytest.mark.parametrize("percentile", ["mean", "p50", "p90", "p95", "p99"])
 def test_confidence_intervals_cover_the_truth(percentile: str) -> None:
     random = np.random.default_rng(7)
     truth = 1.0 if percentile == "mean" else -np.log(1.0 - int(percentile[1:]) / 100.0)

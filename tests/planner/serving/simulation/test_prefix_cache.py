@@ -74,9 +74,7 @@ def entered(requests: Requests, tier: TierShape, capacity: int) -> tuple[list[fl
     return when, found
 
 
-# Known disagreement of the worker with its own rule 1, found 2026-11-22: one that falls idle lets in those who wait
-# before it has seen who else arrives until the iteration begins. Derandomized until that is mended; see the case below.
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150, deadline=None)
 @given(
     seed=st.integers(0, 2**32 - 1),
     num=st.integers(1, 50),
@@ -129,7 +127,6 @@ def test_a_worker_with_a_tier_agrees_with_the_reference(
     assert run.arrival_s[run.is_served].tolist() == requests.arrival_s[run.is_served].tolist()
 
 
-@pytest.mark.xfail(strict=True, reason="mending it changes answers of serving plans: a change of its own")
 def test_a_worker_that_falls_idle_sees_all_who_have_come() -> None:
     """Rule 1: an idle worker admits whoever has arrived when its iteration begins, the last of them without lag."""
     test_a_worker_with_a_tier_agrees_with_the_reference.hypothesis.inner_test(

@@ -1,0 +1,185 @@
+"""Which constraint leaves no deployment: in the order in which a plan has to meet them, with what is missing.
+
+Devices for one worker, the engine's rules, memory, the SLOs of one request alone, capacity for the rate, limits on
+money and power, the SLOs under load. The first that nothing passes binds; everything is closed form except the last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from meshplan.catalogs.units import format_bytes, format_duration
+from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.core.text import counted
+from meshplan.planner.serving.estimator.memory import worker_memory
+from meshplan.planner.serving.problem.config import Layout, Role
+from meshplan.planner.serving.problem.problem import ServingProblem
+from meshplan.planner.serving.problem.quantization import Quantization
+from meshplan.planner.serving.search.branch import Simulated
+from meshplan.planner.serving.search.candidates import layout_label
+from meshplan.planner.serving.search.families import Family, families
+from meshplan.planner.serving.search.layouts import default_limits, layouts, tokens_held
+from meshplan.planner.serving.search.search import ServingReport
+from meshplan.planner.serving.search.workers import PricedWorker, priced_workers
+
+DEVICES, RULE, MEMORY, ALONE, CAPACITY, LIMIT, LOAD = "devices", "rule", "memory", "alone", "capacity", "limit", "load"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binding:
+    """The constraint that binds.
+
+    Args:
+        kind: one of the constants above.
+        text: in words, with the numbers.
+        capacity_per_s: most requests/s of all devices in closed form, where that is short.
+        shortage: memory that is needed over memory that there is, where that is short.
+    """
+
+    kind: str
+    text: str
+    capacity_per_s: float = 0.0
+    shortage: float = 1.0
+
+
+def binding_constraint(problem: ServingProblem, report: ServingReport) -> Binding:
+    """The first constraint that no deployment passes; see the module's text."""
+    role = Role.DECODE if problem.pinned.is_disaggregated else Role.MIXED
+    considered = list(_layouts(problem, role))
+    if not considered:
+        return Binding(kind=DEVICES, text=_too_few_devices(problem, role))
+    legal = [one for one in considered if not any(True for _ in _violated(problem, *one[1:]))]
+    if not legal:
+        return Binding(kind=RULE, text=_binding_rule(problem, considered))
+    missing = [_missing(problem, role, *one) for one in legal]
+    if min(missing)[0] > 0.0:
+        _, text, shortage = min(missing)
+        return Binding(kind=MEMORY, text=text, shortage=shortage)
+    kinds = priced_workers(problem, role, Counter())
+    if not kinds:
+        return Binding(kind=ALONE, text=_alone(problem, role))
+    rate = problem.workload.request_rate_per_s
+    most = _capacity(problem, kinds)
+    if rate is not None and most < rate:
+        text = (
+            f"capacity: {counted(problem.num_devices, 'device')} finish at most {most:.3g} requests/s within the SLOs, "
+            f"asked are {rate:g}"
+        )
+        return Binding(kind=CAPACITY, text=text, capacity_per_s=most)
+    refused = [reason for reason in report.rejected if "is above max_" in reason]
+    if refused and not report.simulated:
+        return Binding(kind=LIMIT, text=refused[0])
+    return Binding(kind=LOAD, text=_under_load(problem, report))
+
+
+def _layouts(problem: ServingProblem, role: Role) -> Iterator[tuple[str, Layout, Quantization]]:
+    for node_type, machine in problem.machines.items():
+        for quantization in problem.quantizations:
+            if not quantization.missing_on(machine.device):
+                for layout in layouts(problem, machine, role):
+                    yield node_type, layout, quantization
+
+
+def _violated(problem: ServingProblem, layout: Layout, quantization: Quantization) -> Iterator[LegalityRule]:
+    for rule in problem.rules.layout_rules(quantization):
+        if not rule.holds(problem.shape, layout):
+            yield rule
+
+
+def _pins_text(problem: ServingProblem, role: Role) -> str:
+    pins = problem.pinned.of(role)
+    return ", ".join(f"{name} {value}" for name, value in pins.items())
+
+
+def _too_few_devices(problem: ServingProblem, role: Role) -> str:
+    have = max(machine.num_devices for machine in problem.machines.values())
+    pins = _pins_text(problem, role)
+    return f"devices: one worker with {pins} needs more than the {counted(have, 'device')} of a node type"
+
+
+def _binding_rule(problem: ServingProblem, considered: list[tuple[str, Layout, Quantization]]) -> str:
+    """The rule that every layout breaks; where none is, the one that the layout with the fewest broken rules breaks."""
+    broken = [list(_violated(problem, layout, quantization)) for _, layout, quantization in considered]
+    everywhere = [rule for rule in broken[0] if all(rule in others for others in broken[1:])]
+    binding = everywhere[0] if everywhere else min(broken, key=len)[0]
+    pins = _pins_text(problem, Role.MIXED)
+    return f"{problem.rules.name}: {binding.message}" + (f" (pinned: {pins})" if pins else "")
+
+
+def _missing(
+    problem: ServingProblem, role: Role, node_type: str, layout: Layout, quantization: Quantization
+) -> tuple[float, str, float]:
+    """Bytes that the fullest device of a worker lacks for one request of each rank, at most 0 where it fits; in words;
+    and what is needed over what there is.
+    """
+    device = problem.machines[node_type].device
+    held = tokens_held(problem, role)
+    limits = default_limits(problem, role, device, layout)
+    memory = worker_memory(problem.shape, device, layout, limits, quantization, context=held)
+    cache = held * memory.kv_bytes_per_token
+    needed = memory.weights_bytes + memory.workspace_bytes + cache
+    text = (
+        f"memory: {layout_label(layout)} on {node_type} needs {format_bytes(needed)} on a device (weights "
+        f"{format_bytes(memory.weights_bytes)}, workspace {format_bytes(memory.workspace_bytes)}, the KV cache of "
+        f" one request {format_bytes(cache)}), the engine may use {format_bytes(memory.budget_bytes)}: "
+        f"{format_bytes(max(needed - memory.budget_bytes, 0.0))} are missing"
+    )
+    fits = memory.kv_capacity_tokens >= held * layout.attention_data_parallel
+    return (0.0 if fits else max(needed - memory.budget_bytes, 1.0)), text, needed / memory.budget_bytes
+
+
+def _alone(problem: ServingProblem, role: Role) -> str:
+    """The SLO that even one request alone violates on every worker, with the least latency that there is."""
+    kinds = priced_workers(replace(problem, slos=()), role, Counter())
+    output = problem.workload.mean_lengths[1]
+    least = {
+        "tpot": min(float(kind.steady.tpot_s[0]) for kind in kinds),
+        "ttft": min(kind.first_token_s for kind in kinds),
+        "e2e": min(kind.first_token_s + max(output - 1.0, 0.0) * float(kind.steady.tpot_s[0]) for kind in kinds),
+    }
+    least["itl"] = least["tpot"]
+    late = [slo for slo in problem.slos if least[slo.metric] > slo.limit_s]
+    texts = [
+        f"{slo.key}: SLO {slo.limit_s:g} s, one request alone takes at least {format_duration(least[slo.metric])}"
+        for slo in late
+    ]
+    together = " and ".join(f"{slo.key}: SLO {slo.limit_s:g} s" for slo in problem.slos)
+    return "; ".join(texts) or f"{together}: no worker meets them together with one request running"
+
+
+def _capacity(problem: ServingProblem, kinds: list[PricedWorker]) -> float:
+    """Most requests/s that all devices finish in closed form."""
+    pairs: list[list[PricedWorker]] = [[], []]
+    mixed = kinds
+    if problem.pinned.is_disaggregated is not False:
+        pairs = [priced_workers(problem, role, Counter()) for role in (Role.PREFILL, Role.DECODE)]
+        mixed = [] if problem.pinned.is_disaggregated else kinds
+    best: dict[str, float] = {}
+    for kind in mixed:
+        most = Family(problem=problem, kinds=(kind,)).most(0) * kind.best_rate_per_s
+        best[kind.placed.node_type] = max(best.get(kind.placed.node_type, 0.0), most)
+    apart = max((family.most_rate for family in families(problem, [], *pairs)), default=0.0)
+    return max(sum(best.values()), apart)
+
+
+def _under_load(problem: ServingProblem, report: ServingReport) -> str:
+    """The SLO that is missed by the smallest factor in simulation."""
+    nearest = nearest_miss(report)
+    if nearest is None:
+        reasons = report.rejected.most_common(1)
+        return reasons[0][0] if reasons else "nothing was simulated"
+    slo, value = nearest.judged.worst_violation
+    return f"{slo.key}: {slo.excess_text(value)} under load with the nearest deployment"
+
+
+def nearest_miss(report: ServingReport) -> Simulated | None:
+    """The simulated deployment whose worst violation exceeds its SLO by the smallest factor."""
+    missed = [simulated for simulated in report.simulated if simulated.judged.violated]
+
+    def excess(simulated: Simulated) -> float:
+        slo, value = simulated.judged.worst_violation
+        return value / slo.limit_s
+
+    return min(missed, key=excess, default=None)

@@ -1,0 +1,393 @@
+"""Kinds of workers that may stand together, and how many of each: the space of deployments, opened by its bounds.
+
+A *family* is what a deployment is made of: one kind of mixed worker, several kinds of mixed workers behind one router
+(one kind for each node type in use), or a kind of prefill and a kind of decode worker. Its members differ in the number
+c of each kind. With r the best rate of a worker in closed form, an upper bound on what a simulation can reach, a member
+carries at most::
+
+    R(c) = Σ c_i·r_i                     mixed kinds
+    R(c) = min(c_prefill·r, c_decode·r)  prefill and decode
+
+*Given rate λ.* Members with R(c) < λ are ruled out: their queue grows for ever. The search starts from the least
+members that carry λ and adds workers where one violates an SLO; more workers under the same load are taken never to be
+worse, so nothing below a violation is looked at again.
+
+*Given concurrency.* Every number of workers up to the number of requests.
+
+*Free load.* One more identical worker adds its rate, so for the highest rate no device stays idle, and for a ratio
+(tokens per device, per dollar) a union of kinds lies between its parts (the mediant): one kind, or a pair, is best.
+
+Every bound here is on the score of :func:`~meshplan.planner.serving.search.candidates.score_at`, smaller is better, and
+no member of a family scores below the family's bound.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from meshplan.planner.serving.estimator.energy import average_power_w
+from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.problem.nodes import by_node_type, fit_nodes, nodes_needed, usd_per_hour
+from meshplan.planner.serving.problem.problem import ServingObjective, ServingProblem
+from meshplan.planner.serving.search.scores import INFINITE, score_at
+from meshplan.planner.serving.search.workers import PricedWorker
+
+Counts = tuple[int, ...]
+# Ratios of prefill to decode workers are tried up to this many decode workers; a larger deployment repeats them.
+MOST_IN_RATIO = 64
+# Kinds of each node type that stand together with those of two or more other types: the fastest per device.
+MOST_OF_A_TYPE = 8
+# Rates are sums of floating-point numbers.
+ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What a deployment is made of; see the module's text.
+
+    Args:
+        problem: the question.
+        kinds: one or several mixed workers, or a prefill and a decode worker.
+    """
+
+    problem: ServingProblem
+    kinds: tuple[PricedWorker, ...]
+
+    @property
+    def is_disaggregated(self) -> bool:
+        """A prefill and a decode worker."""
+        return self.kinds[0].placed.role is not Role.MIXED
+
+    @cached_property
+    def rates(self) -> tuple[float, ...]:
+        """Most requests/s of one worker of each kind within the SLOs."""
+        return tuple(kind.best_rate_per_s for kind in self.kinds)
+
+    def rate(self, counts: Counts) -> float:
+        """R(c), requests/s."""
+        each = [count * rate for count, rate in zip(counts, self.rates, strict=True)]
+        return min(each) if self.is_disaggregated else sum(each)
+
+    def _groups(self, counts: Counts) -> dict[str, list[tuple[int, int]]]:
+        return by_node_type(
+            (kind.placed.node_type, kind.num_devices, count) for kind, count in zip(self.kinds, counts, strict=True)
+        )
+
+    def num_devices(self, counts: Counts) -> int:
+        """Devices of a member."""
+        return sum(count * kind.num_devices for kind, count in zip(self.kinds, counts, strict=True))
+
+    def usd_per_hour(self, counts: Counts) -> float | None:
+        """Price of the nodes of a member; None without prices."""
+        by_device = self.problem.limits.rents_devices
+        return usd_per_hour(self._groups(counts), self.problem.machines, by_device=by_device)
+
+    def power_w(self, counts: Counts, rates: Sequence[float]) -> float | None:
+        """Average power of a member whose kinds finish ``rates`` requests/s; None without board powers."""
+        power = 0.0
+        for kind, count, rate in zip(self.kinds, counts, rates, strict=True):
+            watts = average_power_w(kind.placed.machine.device, kind.prefill_share(rate / count))
+            if watts is None:
+                return None
+            power += watts * kind.num_devices * count
+        return power
+
+    def shares(self, counts: Counts, rate: float) -> tuple[float, ...]:
+        """Requests/s that each kind finishes: mixed kinds by their speed, prefill and decode workers all of them."""
+        if self.is_disaggregated:
+            return (rate, rate)
+        most = self.rate(counts)
+        return tuple(rate * count * each / most for count, each in zip(counts, self.rates, strict=True))
+
+    def simplicity(self, counts: Counts) -> tuple[float, ...]:
+        """What an operator would rather not have, the worst first: kinds of workers, a dearer rent (or, without prices,
+        more devices), partly used nodes, a router, pipeline stages.
+        """
+        machines = self.problem.machines
+        idle = sum(
+            nodes_needed(found, machines[name].domain_size) * machines[name].domain_size
+            - sum(size * count for size, count in found)
+            for name, found in self._groups(counts).items()
+        )
+        usd = self.usd_per_hour(counts)
+        return (
+            len(counts),
+            float(self.num_devices(counts)) if usd is None else usd,
+            float(idle > 0),
+            float(sum(counts) > 1),
+            float(max(kind.placed.layout.pipeline_parallel for kind in self.kinds)),
+        )
+
+    def fits(self, counts: Counts) -> bool:
+        """Whether the nodes suffice, and every pinned number of workers is kept."""
+        problem = self.problem
+        for kind, count in zip(self.kinds, counts, strict=True):
+            if problem.pinned.of(kind.placed.role).get("num_workers", count) != count:
+                return False
+        most = problem.limits.max_devices
+        if most is not None and self.num_devices(counts) > most:
+            return False
+        return fit_nodes(self._groups(counts), problem.machines) and self._joined(counts)
+
+    def _joined(self, counts: Counts) -> bool:
+        """Whether KV caches have a way from prefill to decode workers: a network, or one node for all."""
+        machines = {kind.placed.node_type: kind.placed.machine for kind in self.kinds}
+        if not self.is_disaggregated or all(machine.is_joined for machine in machines.values()):
+            return True
+        return len(machines) == 1 and self.num_devices(counts) <= next(iter(machines.values())).domain_size
+
+    def most(self, which: int) -> int:
+        """Most workers of one kind if it had the devices alone."""
+        kind = self.kinds[which]
+        machine, size = kind.placed.machine, kind.num_devices
+        have = min(machine.num_devices, self.problem.limits.max_devices or machine.num_devices)
+        if size >= machine.domain_size:
+            return min(machine.num_devices // (-(-size // machine.domain_size) * machine.domain_size), have // size)
+        whole, rest = divmod(machine.num_devices, machine.domain_size)
+        return min(whole * (machine.domain_size // size) + rest // size, have // size)
+
+    def pinned(self, which: int) -> int | None:
+        """The pinned number of workers of one kind."""
+        return self.problem.pinned.of(self.kinds[which].placed.role).get("num_workers")
+
+    def score(self, counts: Counts) -> float:
+        """Bound on the score of a member."""
+        problem, workload = self.problem, self.problem.workload
+        rate = workload.request_rate_per_s or self.rate(counts)
+        if workload.concurrency is not None:
+            rate = min(rate, self._closed_rate(counts))
+        needs_power = problem.objective is ServingObjective.ENERGY
+        needs_price = problem.objective is ServingObjective.USD_PER_MILLION_TOKENS
+        return score_at(
+            problem.objective,
+            num_devices=self.num_devices(counts),
+            usd_per_hour=self.usd_per_hour(counts) if needs_price else None,
+            power_w=self.power_w(counts, self.shares(counts, rate)) if needs_power else None,
+            request_rate_per_s=rate,
+            tokens_per_s=rate * workload.mean_lengths[1],
+        )
+
+    def _closed_rate(self, counts: Counts) -> float:
+        """Rate of a closed loop in which every request decodes at once, spread evenly: more do not run."""
+        concurrency = self.problem.workload.concurrency or 0
+        if len(counts) > 1:
+            return INFINITE
+        steady = self.kinds[0].steady
+        at = min(int(np.searchsorted(steady.num_seqs, -(-concurrency // counts[0]))), len(steady.num_seqs) - 1)
+        return counts[0] * float(np.maximum.accumulate(steady.rate_per_s)[at])
+
+    # --- members ----------------------------------------------------------------------------------------------------
+
+    def first(self) -> list[Counts]:
+        """Members that the search begins with; :meth:`following` reaches the others, whose bounds are no better."""
+        if not all(rate > 0.0 for rate in self.rates):
+            return []
+        workload = self.problem.workload
+        if workload.request_rate_per_s is not None:
+            found = self._least(workload.request_rate_per_s)
+        elif workload.concurrency is not None and not self.is_disaggregated:
+            found = self._up_to(workload.concurrency)
+        elif self.is_disaggregated:
+            found = self._balanced()
+        else:
+            found = self._full()
+        return [counts for counts in found if self.fits(counts)]
+
+    def _least(self, rate: float) -> list[Counts]:
+        """The least members that carry a rate."""
+        pinned = [self.pinned(which) for which in range(len(self.kinds))]
+        needed = [max(math.ceil(rate / each * (1.0 - ROUNDING)), 1) for each in self.rates]
+        if self.is_disaggregated or len(self.kinds) == 1:
+            counts = tuple(pin or least for pin, least in zip(pinned, needed, strict=True))
+            return [counts]
+        found = []
+        most = [min(self.most(which), needed[which]) for which in range(len(self.kinds) - 1)]
+        for head in itertools.product(*(range(1, number + 1) for number in most)):
+            left = rate - sum(count * each for count, each in zip(head, self.rates, strict=False))
+            last = math.ceil(left / self.rates[-1] * (1.0 - ROUNDING))
+            # One worker less of any other kind would do as well with so much to spare.
+            if last >= 1:
+                found.append((*head, last))
+        return found
+
+    def _up_to(self, concurrency: int) -> list[Counts]:
+        """Numbers of workers of a closed loop; the closed form meets the SLOs with an even share of the requests."""
+        if len(self.kinds) > 1:
+            return []
+        kind, found = self.kinds[0], list[Counts]()
+        for count in range(1, min(self.most(0), concurrency) + 1):
+            at = min(int(np.searchsorted(kind.steady.num_seqs, -(-concurrency // count))), len(kind.feasible) - 1)
+            if kind.feasible[at]:
+                found.append((count,))
+        return found
+
+    def _full(self) -> list[Counts]:
+        """Members to which no worker can be added."""
+        most = [self.most(which) for which in range(len(self.kinds))]
+        pinned = [self.pinned(which) for which in range(len(self.kinds))]
+        if None not in pinned:
+            return [tuple(pin or 1 for pin in pinned)]
+        limit = self.problem.limits.max_devices
+        total = sum(number * kind.num_devices for number, kind in zip(most, self.kinds, strict=True))
+        if len(most) == 1:
+            return [(most[0],), *self._whole_nodes(most[0])]
+        if limit is None or total <= limit:
+            return [tuple(most)]
+        found = []
+        for head in itertools.product(*(range(1, number + 1) for number in most[:-1])):
+            used = sum(count * kind.num_devices for count, kind in zip(head, self.kinds, strict=False))
+            last = min((limit - used) // self.kinds[-1].num_devices, most[-1])
+            if last >= 1:
+                found.append((*head, last))
+        return found
+
+    def _whole_nodes(self, most: int) -> list[Counts]:
+        """The most workers that leave no rented node in part unused, where that is fewer."""
+        kind = self.kinds[0]
+        each = kind.placed.machine.domain_size // kind.num_devices
+        whole = most // each * each if each > 1 else most
+        return [(whole,)] if 0 < whole < most else []
+
+    def _balanced(self) -> list[Counts]:
+        """Pairs in which prefill and decode can finish about as much, for every number of decode workers."""
+        prefill, decode = self.rates
+        most = (self.most(0), self.most(1))
+        seconds = range(1, (most[1] if self._fills else min(most[1], MOST_IN_RATIO)) + 1)
+        found: set[Counts] = set()
+        pinned = self.pinned(1)
+        for second in seconds if pinned is None else [pinned]:
+            ratio = math.floor(second * decode / prefill)
+            if self.pinned(0):
+                found.add((self.pinned(0) or 1, second))
+            elif self._fills:
+                fitting = (first for first in range(most[0], 0, -1) if self.fits((first, second)))
+                found |= {(first, second) for first in itertools.islice(fitting, 1)}
+            else:
+                found |= {(first, second) for first in range(max(ratio - 1, 1), min(ratio + 2, most[0]) + 1)}
+        return sorted(found)
+
+    @property
+    def _fills(self) -> bool:
+        """The objective is the highest rate: no device stays idle that another worker could use."""
+        return self.problem.has_free_load and self.problem.objective is ServingObjective.MAX_REQUEST_RATE
+
+    def following(self, counts: Counts, *, wants_prefill: bool = True) -> Iterator[Counts]:
+        """Members with one more worker, for a member that violates an SLO under a given load.
+
+        Args:
+            counts: the member that violates it.
+            wants_prefill: more prefill workers may help; they do not where only the time between tokens is too long.
+        """
+        for which in range(len(counts)):
+            if self.is_disaggregated and not which and not wants_prefill:
+                continue
+            more = (*counts[:which], counts[which] + 1, *counts[which + 1 :])
+            if self.fits(more):
+                yield more
+
+    @property
+    def most_rate(self) -> float:
+        """No member carries more, requests/s."""
+        most = [self.most(which) for which in range(len(self.kinds))]
+        if not self.is_disaggregated:
+            return self.rate(tuple(most))
+        apart = min(number * rate for number, rate in zip(most, self.rates, strict=True))
+        if len({kind.placed.node_type for kind in self.kinds}) > 1:
+            return apart
+        needed = sum(kind.num_devices / rate for kind, rate in zip(self.kinds, self.rates, strict=True) if rate > 0.0)
+        have = self.kinds[0].placed.machine.num_devices
+        return min(apart, have / needed) if apart > 0.0 else 0.0
+
+    # --- the bound of the family --------------------------------------------------------------------------------------
+
+    @cached_property
+    def bound(self) -> float:
+        """No member has a better score: as if parts of workers and of nodes could be had."""
+        problem, workload = self.problem, self.problem.workload
+        rate = workload.request_rate_per_s
+        objective = problem.objective
+        if objective is ServingObjective.MAX_REQUEST_RATE:
+            most = self.most_rate
+            return 1.0 / (rate or most) if rate or most else INFINITE
+        if not all(each > 0.0 for each in self.rates):
+            return INFINITE
+        costs = [self._cost(kind) / each for kind, each in zip(self.kinds, self.rates, strict=True)]
+        per_rate = sum(costs) if self.is_disaggregated else min(costs)
+        ones = sum(self._cost(kind) for kind in self.kinds)
+        if rate is not None:
+            least = self._cost_of(rate, per_rate, ones)
+        elif objective is ServingObjective.NUM_DEVICES:
+            least = ones
+        else:
+            least = per_rate
+        if objective is ServingObjective.NUM_DEVICES:
+            return least
+        rate = rate or 1.0
+        tokens_per_s = rate * workload.mean_lengths[1]
+        usd = objective is ServingObjective.USD_PER_MILLION_TOKENS
+        return score_at(
+            objective,
+            num_devices=least,
+            usd_per_hour=least if usd else None,
+            power_w=least,
+            request_rate_per_s=rate,
+            tokens_per_s=tokens_per_s,
+        )
+
+    def _cost_of(self, rate: float, per_rate: float, ones: float) -> float:
+        """Least cost of a given rate with at least one worker of each kind."""
+        if self.is_disaggregated:
+            return max(per_rate * rate, ones)
+        return ones + max(rate - sum(self.rates), 0.0) * per_rate
+
+    def _cost(self, kind: PricedWorker) -> float:
+        """What the objective counts of one worker: devices, USD/h or the least power of them, W."""
+        match self.problem.objective:
+            case ServingObjective.USD_PER_MILLION_TOKENS:
+                return kind.num_devices * (kind.placed.machine.usd_per_hour_per_device or 0.0)
+            case ServingObjective.ENERGY:
+                return kind.num_devices * (average_power_w(kind.placed.machine.device, 0.0) or 0.0)
+            case _:
+                return float(kind.num_devices)
+
+
+# --- which kinds stand together ---------------------------------------------------------------------------------------
+
+
+def families(
+    problem: ServingProblem, mixed: list[PricedWorker], prefill: list[PricedWorker], decode: list[PricedWorker]
+) -> Iterator[Family]:
+    """Every family of a question, unordered."""
+    for kind in mixed:
+        yield Family(problem=problem, kinds=(kind,))
+    for first in prefill:
+        for second in decode:
+            if first.placed.quantization.kv_cache == second.placed.quantization.kv_cache:
+                yield Family(problem=problem, kinds=(first, second))
+    if problem.workload.request_rate_per_s is None and problem.objective is not ServingObjective.MAX_REQUEST_RATE:
+        return  # a ratio of a union lies between those of its parts
+    if problem.workload.concurrency is not None or "num_workers" in problem.pinned.of(Role.MIXED):
+        return
+    yield from _unions(problem, mixed)
+
+
+def _unions(problem: ServingProblem, mixed: list[PricedWorker]) -> Iterator[Family]:
+    """Mixed kinds of different node types behind one router."""
+    by_type: dict[str, list[PricedWorker]] = {}
+    for kind in mixed:
+        if kind.best_rate_per_s > 0.0:
+            by_type.setdefault(kind.placed.node_type, []).append(kind)
+    for kinds_of in by_type.values():
+        kinds_of.sort(key=lambda kind: -kind.best_rate_per_s / kind.num_devices)
+    for number in range(2, len(by_type) + 1):
+        most = None if number == 2 else MOST_OF_A_TYPE  # noqa: PLR2004 - a pair of types
+        for types in itertools.combinations(by_type.values(), number):
+            for kinds in itertools.product(*(kinds_of[:most] for kinds_of in types)):
+                if len({kind.placed.quantization.kv_cache for kind in kinds}) == 1:
+                    yield Family(problem=problem, kinds=kinds)

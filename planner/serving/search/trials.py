@@ -1,0 +1,184 @@
+"""One load, simulated until the confidence decides whether every SLO holds (a sequential test).
+
+*How long.* The first run has :data:`FEWEST` requests. Near saturation waits rise and fall over thousands of requests,
+of which a short run sees one part: unless it is met clearly, an SLO is met by a run of :data:`MOST` only. A run that
+meets it has :data:`STAYS` times the requests that are in the system together (arrival rate × mean end-to-end latency,
+Little's law; at least half of that once they are counted in that run), :data:`RELAXATION`/(1 − utilization)² and ten
+times the shared prefixes: its first tenth, the warm-up, then fills batches and caches and is not measured. A longer run
+begins with the requests of the shorter one, and all deployments and rates see the same requests (common random
+numbers).
+
+*When it is decided.* An SLO is violated once the lower end of its latency's 99 % interval is above the limit, or an
+unfinished run is certain to exceed :data:`DECISIVE` times the limit: a system that starts empty is at its best. It is
+met once the upper end is within the limit and the run is long enough, or within :data:`CLEARLY` of it for a short one.
+A longer run is made unless its narrower interval (as 1/√requests) would not show that the SLOs are met either. What is
+still open counts as not met, so that a plan keeps its SLOs with the stated confidence. Where the question gives the
+number of requests, it is one run of that many, and the SLOs are held against its percentiles as they are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from meshplan.planner.serving.problem.requests import Requests
+from meshplan.planner.serving.problem.slo import Slo
+from meshplan.planner.serving.simulation.early_stopping import EarlyStopping, SloViolatedError
+from meshplan.planner.serving.simulation.metrics import DECISION_T, itl, latency, samples_of
+from meshplan.planner.serving.simulation.run import ServingRun
+from meshplan.planner.serving.simulation.slo_attainment import latency_interval
+
+Serve = Callable[[Requests, EarlyStopping | None], ServingRun]
+
+# Requests of the first run, and of one that decides: about a quarter of a second. Llama-70B on 8 H100 just below
+# saturation: the interval of 1,024 requests misses the p99 wait of 20,000 in every third draw, by up to a third; that
+# of 8,192 in none of twelve (three rates, four seeds).
+FEWEST, MOST = 1024, 8192
+# Share of its limit within which a latency is met clearly: waits of a short run are too low by up to a third, times per
+# token by a few per cent.
+CLEARLY = {"ttft": 0.5, "e2e": 0.5, "tpot": 0.8, "itl": 0.8}
+# Requests of a run over those in the system together, and the most that this asks for: beyond, a deployment of that
+# many busy workers is measured over fewer stays.
+STAYS, MOST_FOR_STAYS = 12, 65_536
+# Requests of a run times the square of the share of the capacity that is left free. A queue forgets its start over
+# about 4/(1 − ρ)² arrivals (relaxation time of the M/M/1 queue, 1/(μ(1 − √ρ)²), for ρ near 1); five times that is 8,000
+# requests at ρ = 0.95.
+RELAXATION = 20.0
+# Share of the requests that comes before the measured ones, and its inverse.
+WARM_UP = 0.1
+# Multiple of a limit beyond which an unfinished run is given up.
+DECISIVE = 2.0
+
+
+class Verdict(Enum):
+    """Whether every SLO holds."""
+
+    MET = "met"
+    VIOLATED = "violated"
+    OPEN = "open"  # not decided with the stated confidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """A load that was simulated.
+
+    Args:
+        verdict: see :class:`Verdict`.
+        run: the measured part; None where it was stopped.
+        interval_s: SLO → 99 % interval of its latency, s; twice the latency itself where the number of requests was
+            given.
+        num_requests: simulated, the warm-up included.
+        is_exact: that number was given.
+    """
+
+    verdict: Verdict
+    run: ServingRun | None
+    interval_s: Mapping[Slo, tuple[float, float]]
+    num_requests: int
+    is_exact: bool = False
+
+    @property
+    def ratio(self) -> float:
+        """The largest latency/limit at the upper ends of the intervals; :data:`DECISIVE` where the run was stopped."""
+        if self.run is None:
+            return DECISIVE
+        return max((high / slo.limit_s for slo, (_, high) in self.interval_s.items()), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Requests that can be had in any number.
+
+    Args:
+        requests: number → the first so many.
+        given: the number that the question asks for; None: as many as the confidence needs.
+        num_prefixes: distinct shared prefixes.
+        utilization: rate over the highest that the closed form allows.
+    """
+
+    requests: Callable[[int], Requests]
+    given: int | None = None
+    num_prefixes: int = 0
+    utilization: float = 0.0
+
+    @property
+    def relaxing(self) -> float:
+        """Requests of a run in which a queue forgets its start several times; ∞ for one that only grows."""
+        free = 1.0 - self.utilization
+        return RELAXATION / free**2 if free > 0.0 else math.inf
+
+
+def tried(load: Load, serve: Serve, slos: Sequence[Slo], *, may_stop_early: bool, is_first_only: bool = False) -> Trial:
+    """Simulate a load until it is decided; see the module's text.
+
+    Args:
+        load: the requests.
+        serve: simulates them.
+        slos: what must be met. A rejected request violates all.
+        may_stop_early: a run that is certain to violate an SLO by far need not end.
+        is_first_only: what the first run leaves open stays open.
+    """
+    stopping = EarlyStopping(slos=slos, margin=DECISIVE) if may_stop_early and slos else None
+    num = load.given or FEWEST
+    while True:
+        try:
+            whole = serve(load.requests(num), stopping)
+        except SloViolatedError:
+            return Trial(verdict=Verdict.VIOLATED, run=None, interval_s={}, num_requests=num)
+        if load.given is not None:  # one run, as asked
+            exact = {slo: (value, value) for slo, value in latencies(whole, slos).items()}
+            return Trial(verdict=_verdict(exact), run=whole, interval_s=exact, num_requests=num, is_exact=True)
+        run = whole.after(math.ceil(WARM_UP * num))
+        found = {slo: latency_interval(run, slo, DECISION_T) for slo in slos}
+        verdict = _verdict(found)
+        enough = max(_long_enough(run, load.num_prefixes), math.ceil(min(load.relaxing, MOST_FOR_STAYS)))
+        is_clear = all(high <= CLEARLY[slo.metric] * slo.limit_s for slo, (_, high) in found.items())
+        enough = enough if is_clear else max(enough, MOST)
+        is_long = num >= enough or FEWEST < num >= enough / 2
+        if verdict is Verdict.MET and load.relaxing > MOST_FOR_STAYS:
+            return Trial(verdict=Verdict.OPEN, run=run, interval_s=found, num_requests=num)
+        if is_first_only and not is_long and verdict is Verdict.MET:
+            verdict = Verdict.OPEN
+        is_over = verdict is Verdict.VIOLATED or is_long or is_first_only
+        if is_over or _is_futile(num, enough, found, latencies(run, slos)):
+            return Trial(verdict=verdict, run=run, interval_s=found, num_requests=num)
+        num = enough
+
+
+def _is_futile(
+    num: int, longer: int, interval_s: Mapping[Slo, tuple[float, float]], latency_s: Mapping[Slo, float]
+) -> bool:
+    """Even a longer run would not show that every SLO holds, as far as ``num`` requests tell."""
+    narrower = math.sqrt(num / longer)
+    return any(
+        latency_s[slo] + narrower * (high - latency_s[slo]) > slo.limit_s for slo, (_, high) in interval_s.items()
+    )
+
+
+def latencies(run: ServingRun, slos: Sequence[Slo]) -> dict[Slo, float]:
+    """The latency that each SLO limits, s; ∞ if a request was rejected, 0 where it is undefined."""
+    if run.num_rejected:
+        return dict.fromkeys(slos, math.inf)
+    seen = {
+        metric: itl(run.workers) if metric == "itl" else latency(samples_of(run, metric))
+        for metric in {slo.metric for slo in slos}
+    }
+    return {slo: seen[slo.metric].value(slo.percentile) for slo in slos}
+
+
+def _verdict(interval_s: Mapping[Slo, tuple[float, float]]) -> Verdict:
+    if any(low > slo.limit_s for slo, (low, _) in interval_s.items()):
+        return Verdict.VIOLATED
+    return Verdict.MET if all(slo.is_met(high) for slo, (_, high) in interval_s.items()) else Verdict.OPEN
+
+
+def _long_enough(run: ServingRun, num_prefixes: int) -> int:
+    """Requests of a run in which the warm-up fills batches and caches and the rest sees many stays."""
+    arrival = run.arrival_s
+    span = float(arrival[-1] - arrival[0]) if len(arrival) > 1 else 0.0
+    if span <= 0.0 or run.num_rejected:
+        return FEWEST
+    together = float((run.finish_s - arrival).mean()) * (len(run) - 1) / span
+    return min(max(math.ceil(STAYS * together), math.ceil(num_prefixes / WARM_UP), FEWEST), MOST_FOR_STAYS)
