@@ -10,7 +10,7 @@ offload only add to it. The slowest stage is busy for m of them, and β' as in
 
     T ≥ max(m·max_i t_i, (m + β'·(p − 1))·mean_i t_i) + fixed overhead
 
-to which stage-to-stage messages are added. Where stages may hold other numbers of layers the first term is left out:
+to which stage-to-stage messages are added. For every split of the layers at once the first term is left out:
 the sum of all stages is the same under every split of the layers, its slowest stage is not. Gradient reduction and the
 optimizer are left out. Candidates that recompute every layer have the same bound with the τ_k of full recompute.
 
@@ -36,7 +36,6 @@ from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
-from meshplan.planner.training.search.layers.uneven import may_be_uneven
 from meshplan.planner.training.search.templates import Templates, candidates_with
 
 # Keeps the bound below the estimate, whose sums run in another order.
@@ -78,6 +77,7 @@ class CellBounds:
         mode: Recompute = Recompute.NONE,
         *,
         messages: bool = True,
+        other_layers: bool = False,
     ) -> FloatArray:
         """Lower bound of the step of every candidate of some templates, s [n].
 
@@ -86,6 +86,7 @@ class CellBounds:
             rows: the templates.
             mode: ``NONE``: of all candidates; ``FULL``: of those that recompute every layer.
             messages: with the messages between stages, which take as long to price as all the rest.
+            other_layers: the bound holds for any other split of the layers over these stages and chunks, too.
         """
         table = self._table(mode)[:, rows]
         layers, embedding, head = table[:-2], table[-2], table[-1]
@@ -100,8 +101,7 @@ class CellBounds:
             split.schedule, pipeline_parallel=p, virtual_pipeline_stages=split.virtual_pipeline_stages
         )
         busy = (m + bubble * (p - 1)) * total / p
-        if not may_be_uneven(self.problem):
-            # The slowest stage of this split; another split of the layers may have a faster one.
+        if not other_layers:
             busy = np.maximum(m * slowest, busy)
         overhead = float(np.min(self.problem.calibration.time.step_overhead_s))
         between = self._messages_s(split, rows) if messages else 0.0

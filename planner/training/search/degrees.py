@@ -194,10 +194,13 @@ class DegreeSearch:
         mode: Recompute = Recompute.NONE,
         *,
         messages: bool = True,
+        other_layers: bool | None = None,
     ) -> FloatArray:
-        """The least objective of the templates ``rows`` under a split, [n]."""
+        """The least objective of the templates ``rows`` under a split, [n]; under others of its layers, if they count."""
         devices = self.space.templates.stage_devices[rows] * split.pipeline_parallel
-        return self.objective.of(self.space.bounds.least_s(split, rows, mode, messages=messages), devices)
+        others = self.open_splits.applies if other_layers is None else other_layers
+        least_s = self.space.bounds.least_s(split, rows, mode, messages=messages, other_layers=others)
+        return self.objective.of(least_s, devices)
 
     def _visit(self, queue: list[Portion]) -> None:
         """Price the most promising templates of the most promising split."""
@@ -236,6 +239,18 @@ class DegreeSearch:
         self.report.ruled_out += count
 
     def _price(self, split: PipelineSplit, rows: IntArray) -> None:
+        """Price the candidates of some templates; those that only another split of the layers can save are noted."""
+        if self.open_splits.applies and split.pipeline_parallel > 1:
+            may_win = self._bounds(split, rows, other_layers=False) <= self._limit
+            if not may_win.all():
+                asked = template_candidates(self.problem, self.space.templates, rows[~may_win], split)
+                self._rule_out(len(asked))
+                self._note_splits(legal_candidates(self.problem, asked, self.report.refused))
+                rows = rows[may_win]
+        if len(rows):
+            self._price_templates(split, rows)
+
+    def _price_templates(self, split: PipelineSplit, rows: IntArray) -> None:
         everything = template_candidates(self.problem, self.space.templates, rows, split)
         whole = everything.recompute == Recompute.FULL
         if whole.any() and math.isfinite(self.threshold):

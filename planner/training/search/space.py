@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Space:
         return cls(templates=templates, splits=tuple(pipeline_splits(problem)), bounds=CellBounds(problem, templates))
 
     def pinned(self, problem: TrainingProblem, choices: Mapping[str, Any]) -> Space:
-        """The part of the space that has some choices.
+        """The part of the space that has some choices, with chunks that are alike.
 
         Args:
             problem: the question with these choices pinned.
@@ -46,6 +46,7 @@ class Space:
             split
             for split in self.splits
             if all(getattr(split, one.split) == choices[one.name] for one in SPLIT if one.name in choices)
+            and (split.virtual_pipeline_stages == 1 or _are_alike(split.layers_per_chunk))
         )
         return Space(templates=templates, splits=splits, bounds=self.bounds.pinned(rows))
 
@@ -65,3 +66,9 @@ class Portion:
     index: int
     rows: IntArray = field(compare=False)
     bounds: FloatArray | None = field(compare=False, default=None)
+
+
+def _are_alike(layers_per_chunk: Sequence[int]) -> bool:
+    """Whether all chunks hold as many layers, the embedding and the LM head counted as one each if need be."""
+    first, *between, last = layers_per_chunk
+    return len({first, *between, last}) == 1 or len({first + 1, *between, last + 1}) == 1
