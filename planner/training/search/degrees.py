@@ -196,7 +196,7 @@ class DegreeSearch:
         messages: bool = True,
         other_layers: bool | None = None,
     ) -> FloatArray:
-        """The least objective of the templates ``rows`` under a split, [n]; of its other layer splits if these count."""
+        """The least objective of templates under a split, [n], and under others of its layers if these count."""
         devices = self.space.templates.stage_devices[rows] * split.pipeline_parallel
         others = self.open_splits.applies if other_layers is None else other_layers
         least_s = self.space.bounds.least_s(split, rows, mode, messages=messages, other_layers=others)
