@@ -9,6 +9,11 @@ fail() {
   exit 1
 }
 
+if [[ -f $here/SHA256SUMS && ${MESHPLAN_SKIP_CHECKS:-0} != 1 ]]; then
+  changed=$(cd -- "$here" && sha256sum --check --quiet SHA256SUMS 2>&1) || fail \
+    "files differ from what meshplan wrote: $changed; emit them again, or set MESHPLAN_SKIP_CHECKS=1"
+fi
+
 [[ ${1:-} =~ ^[0-9]+$ ]] || fail "usage: launch.sh HOST [more flags]; host numbers are in workers.txt"
 host=$1
 shift
