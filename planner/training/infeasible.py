@@ -110,7 +110,8 @@ _LIFTED: dict[str, tuple[Callable[[TrainingLimits], TrainingLimits], TrainingObj
 
 
 def _try(problem: TrainingProblem) -> ScoredConfig | None:
-    solution, _ = search_degrees(problem, keep=1)
+    # A change is offered once a usual split of the layers stays within it; finer splits are the plan's own business.
+    solution, _ = search_degrees(problem, keep=1, usual_splits=True)
     return solution.assignment
 
 
