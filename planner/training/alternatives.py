@@ -118,7 +118,7 @@ def instead(
         solution, search = search_degrees(pinned, keep=1, space=part, usual_splits=part is not None, budget=budget)
         report, config = search.report, None if solution.assignment is None else solution.assignment.config
     else:
-        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, budget=budget)
+        found = search_plans(pinned, keep=1, mapped=MAPPED_ALTERNATIVES, usual_splits=space is not None, budget=budget)
         report = found.search.report
         config = None if found.solution.assignment is None else found.solution.assignment.config
         if found.placement is not None:

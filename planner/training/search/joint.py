@@ -95,6 +95,7 @@ def search_plans(
     keep: int = KEEP,
     mapped: int = MAPPED,
     order: tuple[int, ...] | None = None,
+    usual_splits: bool = False,
     budget: Budget | None = None,
     on_progress: OnProgress | None = None,
 ) -> JointResult:
@@ -106,6 +107,7 @@ def search_plans(
         keep: candidates to return.
         mapped: candidates that are mapped.
         order: a given mapping; None to search for one.
+        usual_splits: see :class:`~meshplan.planner.training.search.degrees.DegreeSearch`.
         budget: what it may spend.
         on_progress: called with incumbent and bound during the search.
     """
@@ -121,7 +123,9 @@ def search_plans(
         solution = settle_ties(search, solution)
         placement = None if solution.assignment is None else given(problem, solution.assignment.config, order)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
-    return _Joint(problem, network, seed=seed, keep=keep, mapped=mapped, budget=budget or Budget()).run(on_progress)
+    spend = budget or Budget()
+    search = _Joint(problem, network, seed=seed, keep=keep, mapped=mapped, usual_splits=usual_splits, budget=spend)
+    return search.run(on_progress)
 
 
 def place_config(
@@ -174,7 +178,15 @@ class _Joint:
     """State of one search over degrees and mappings."""
 
     def __init__(
-        self, problem: TrainingProblem, network: Network, *, seed: int, keep: int, mapped: int, budget: Budget
+        self,
+        problem: TrainingProblem,
+        network: Network,
+        *,
+        seed: int,
+        keep: int,
+        mapped: int,
+        usual_splits: bool,
+        budget: Budget,
     ) -> None:
         self.problem, self.network = problem, network
         self.seed, self.keep, self.mapped = seed, keep, mapped
@@ -183,7 +195,7 @@ class _Joint:
         self.placed: dict[TrainingConfig, Placed] = {}
         self.searched: set[tuple[int, ...]] = set()
         self.budget = budget
-        self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP))
+        self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP), usual_splits=usual_splits)
 
     def run(self, on_progress: OnProgress | None) -> JointResult:
         wall, cpu = time.perf_counter(), time.process_time()
@@ -252,7 +264,9 @@ class _Joint:
             return []
         self.searched.add(order)
         try:
-            _, search = search_degrees(placed_problem(self.problem, order), keep=self.keep, budget=self.budget)
+            _, search = search_degrees(
+                placed_problem(self.problem, order), keep=self.keep, usual_splits=True, budget=self.budget
+            )
         except SolverError:  # the budget was spent before anything was found under this order
             return []
         return [scored.config for scored in search.best[: max(1, self.mapped // 4)]]
