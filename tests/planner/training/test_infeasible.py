@@ -10,6 +10,8 @@ import pytest
 from core_cases import DENSE, MOE, problem_of
 
 from meshplan.catalogs.errors import SpecError
+from meshplan.planner.core.budget import Budget
+from meshplan.planner.core.solution import Progress
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.infeasible import explain_infeasible
 from meshplan.planner.training.pinned import fixed_config
@@ -26,7 +28,15 @@ def explained(problem: TrainingProblem) -> dict[str, Any]:
 
 
 def fits(problem: TrainingProblem, **limits: Any) -> bool:
-    solution, _ = search_degrees(replace(problem, limits=replace(problem.limits, **limits)), keep=1)
+    """Whether there is any plan: the search ends with the first one."""
+    budget = Budget()
+
+    def stop(progress: Progress) -> None:
+        if progress.incumbent is not None:
+            budget.interrupt()
+
+    changed = replace(problem, limits=replace(problem.limits, **limits))
+    solution, _ = search_degrees(changed, keep=1, budget=budget, on_progress=stop)
     return solution.assignment is not None
 
 

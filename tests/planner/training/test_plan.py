@@ -29,6 +29,7 @@ from meshplan.planner.training.plan import (
 )
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.mapping_report import rank_table
+from meshplan.planner.training.search.report import TIE_WIDTH
 from meshplan.planner.training.service import resolve
 
 SPEC: dict[str, Any] = {
@@ -141,7 +142,8 @@ def test_the_chosen_plan_stands_first_and_equals_once(plan: Plan) -> None:
     assert [row["chosen"] for row in ranked] == [True] + [False] * (len(ranked) - 1)
     assert ranked[0]["config"] == dict(plan.config)
     times = [row["iteration_s"] for row in ranked]
-    assert times == sorted(times)
+    assert times[1:] == sorted(times[1:])
+    assert times[0] <= min(times) / (1.0 - TIE_WIDTH), "the simplest of the plans that tie is chosen"
     assert len({(row["iteration_s"], row["safe_bytes"]) for row in ranked}) == len(ranked)
 
 

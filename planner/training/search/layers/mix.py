@@ -11,8 +11,9 @@ them do what matters, not which: both terms add up, whatever layers carry both, 
 *Solution.* For a given k time does not fall with r and memory does not grow, so the least r that fits is the best
 (:meth:`~meshplan.planner.training.estimator.memory.MemoryModel.least_recomputed`): L candidates instead of L².
 
-*Bound.* T(k, r) ≥ T(L, 0), without a look at the memory. Candidates are visited by this bound, best first, and left out
-once it is no better than the K-th best incumbent.
+*Bound.* T(k, r) ≥ T(L, 0), without a look at the memory; less X, its exposed data-parallel communication, where smaller
+sharding groups are tried later (:func:`~meshplan.planner.training.search.variants.without_communication_s`).
+Candidates are visited by this bound, best first, and left out once it is no better than the K-th best incumbent.
 
 Assumes: layers of different kinds (dense, experts) are taken in the model's order.
 """
@@ -29,6 +30,8 @@ from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.templates import tries_smaller_groups
+from meshplan.planner.training.search.variants import COMMUNICATION, without_communication_s
 
 NAME = "gathered_num_layers"
 # Candidates expanded at once: each of them is copied once for every number of gathered layers.
@@ -58,7 +61,7 @@ def gathered_mixes(problem: TrainingProblem, batch: Candidates, hopeful: Hopeful
     longest = max(full.split.layers_per_chunk)
     pinned = int(problem.fixed.get(NAME, 0))
     numbers = [min(pinned, longest)] if pinned else list(range(1, longest + 1))
-    bound_s = _step_s(problem, replace(full, gathered_num_layers=np.full(len(full), longest)))
+    bound_s = _least_s(problem, replace(full, gathered_num_layers=np.full(len(full), longest)))
     order = np.argsort(bound_s, kind="stable")
     for start in range(0, len(order), ROWS_AT_ONCE):
         rows = order[start : start + ROWS_AT_ONCE]
@@ -69,6 +72,10 @@ def gathered_mixes(problem: TrainingProblem, batch: Candidates, hopeful: Hopeful
         yield replace(mixed, gathered_num_layers=np.tile(np.array(numbers, dtype=np.int64), len(rows)))
 
 
-def _step_s(problem: TrainingProblem, batch: Candidates) -> FloatArray:
+def _least_s(problem: TrainingProblem, batch: Candidates) -> FloatArray:
+    """Steps of candidates, or what is left of them under the best size of their sharding groups, s [n]."""
     estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
-    return np.asarray(estimate.step_s)
+    step_s = np.asarray(estimate.step_s)
+    if not tries_smaller_groups(problem):
+        return step_s
+    return np.minimum(step_s, without_communication_s(batch, step_s, estimate.breakdown_s[COMMUNICATION]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.errors import SpecError
+from meshplan.catalogs.errors import CannotExpressError, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.service import emit_plan, make_plan
 from meshplan.planner.training.estimator.priced import Priced, price
@@ -173,8 +173,8 @@ def test_the_script_is_told(catalog: Catalog, phase: str, modules: str) -> None:
 def test_a_trainer_without_adapters_says_so(catalog: Catalog) -> None:
     spec = {**SPEC, "workload": {**SPEC["workload"], "phase": "lora"}, "constraints": {"target": "megatron"}}
     plan = make_plan(spec, catalog)
-    readme = next(file for file in emit_plan(plan, "megatron", catalog).artifacts if file.path.name == "README.md")
-    assert "trains every weight" in readme.content
+    with pytest.raises(CannotExpressError, match=r"trains every weight\. Nearest it can: target accelerate or deepspeed"):
+        emit_plan(plan, "megatron", catalog)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from rank_layout import rank_coordinates
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
+from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
@@ -52,12 +53,14 @@ CONFIGS = st.builds(
 )
 
 
+SHARED = tuple(choice.name for choice in SPLIT)
+
+
 def columns(configs: list[TrainingConfig]) -> SimpleNamespace:
-    """A struct of arrays, as the enumeration holds its candidates."""
+    """A struct of arrays, as the enumeration holds its candidates: all of them share one pipeline split."""
     rows = [asdict(config) for config in configs]
-    return SimpleNamespace(
-        **{name: np.array([row[name] for row in rows]) for name in rows[0] if name != "layers_per_chunk"}
-    )
+    shared = {name: getattr(configs[0], name) for name in SHARED}
+    return SimpleNamespace(**{name: np.array([row[name] for row in rows]) for name in rows[0]} | shared)
 
 
 ALL_RULES = {rule.name: rule for rules in FRAMEWORKS.values() for rule in rules.rules}
@@ -69,8 +72,9 @@ ALL_RULES = {rule.name: rule for rules in FRAMEWORKS.values() for rule in rules.
 def test_columns_and_single_plans_agree(
     rule: LegalityRule, choices: list[dict[str, object]], shape: ModelShape
 ) -> None:
-    configs = [config_for(shape, **choice) for choice in choices]
-    by_column = rule.holds(shape, columns(configs))
+    split = {name: choices[0][name] for name in SHARED if name in choices[0]}
+    configs = [config_for(shape, **{**choice, **split}) for choice in choices]
+    by_column = np.broadcast_to(rule.holds(shape, columns(configs)), len(configs))
     assert by_column.dtype == bool
     assert by_column.tolist() == [bool(rule.holds(shape, config)) for config in configs]
 
