@@ -2,9 +2,10 @@
 
 One line α + bytes/β cannot follow NCCL, which changes algorithm and protocol with the size (held-out error 6 to 22 %
 in the median), and the measured points zigzag by up to 20 %. So the points are kept, smoothed as far as each predicts
-the others best (:mod:`meshplan.profiler.fitting.curve_fit`), and interpolated linearly in the logarithms. A point that
-is faster than a smaller one counts as slow as that, so that more bytes never take less time. Below the smallest size
-time is constant (latency), above the largest it grows in proportion (bandwidth).
+the others best (:mod:`meshplan.profiler.fitting.curve_fit`), and interpolated linearly in the logarithms. Points out of
+order are pooled to their geometric mean (isotonic regression of the logarithms), so that more bytes never take less
+time and one outlier lifts its neighbours a little only. Below the smallest size time is constant (latency), above the
+largest it grows in proportion (bandwidth).
 
 Sizes are full buffers, as nccl-tests counts them. Besides NCCL, the serving engines' own all-reduce kernels (inside a
 CUDA graph, 16-bit elements) are there under the engine's name.
@@ -13,7 +14,8 @@ CUDA graph, 16-bit elements) are there under the engine's name.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -63,6 +65,22 @@ def collective_curve(device: str, collective: str, num_devices: int, library: st
     return shipped_curves().get((device, collective, num_devices, library))
 
 
+def never_falling(times_s: Sequence[float]) -> tuple[float, ...]:
+    """The rising sequence nearest to positive times in least squares of their logarithms: pool-adjacent-violators.
+
+    >>> [round(time, 3) for time in never_falling([1.0, 4.0, 1.0, 8.0])]
+    [1.0, 2.0, 2.0, 8.0]
+    """
+    pools: list[tuple[float, int]] = []
+    for time_s in times_s:
+        mean, count = math.log(time_s), 1
+        while pools and pools[-1][0] > mean:
+            before, members = pools.pop()
+            mean, count = (before * members + mean * count) / (members + count), members + count
+        pools.append((mean, count))
+    return tuple(math.exp(mean) for mean, count in pools for _ in range(count))
+
+
 @cache
 def shipped_curves(path: Path = CURVE_FILE) -> Mapping[tuple[str, str, int, str], CollectiveCurve]:
     """(device, collective, number of devices, library) → curve, for all that ship."""
@@ -71,7 +89,7 @@ def shipped_curves(path: Path = CURVE_FILE) -> Mapping[tuple[str, str, int, str]
         CollectiveCurve(
             **{name: row[name] for name in ("device", "collective", "num_devices", "library", "median_error")},
             sizes_bytes=tuple(row["sizes_bytes"]),
-            times_s=tuple(np.maximum.accumulate(row["times_s"]).tolist()),
+            times_s=never_falling(row["times_s"]),
             source=f"{content['source']}, {row['library']} {row['version']}",
         )
         for row in content["curves"]

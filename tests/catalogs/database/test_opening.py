@@ -93,7 +93,9 @@ def test_a_read_only_database_reads_and_says_so_on_a_write(database_file: Path) 
     catalog = Catalog.open(f"sqlite:///file:{database_file}?mode=ro&uri=true")
     assert catalog.device("t4").architecture == "turing"
     with pytest.raises(CatalogError, match=r"read-only; make it writable \(chmod u\+w\)"):
-        catalog.put_calibration("megatron", "hopper", {"x": 1}, source="a test of the catalog")
+        catalog.put_calibration(
+            "megatron", "hopper", {"framework": "megatron", "architecture": "hopper"}, source="a test of the catalog"
+        )
 
 
 def test_a_missing_folder_is_named_with_the_fix(tmp_path: Path) -> None:

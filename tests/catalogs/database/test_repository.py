@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -61,17 +62,22 @@ def test_models_are_stored_as_their_configuration(catalog: Catalog) -> None:
         catalog.model("tiny-2b")
 
 
+def constants(framework: str, gemm_efficiency: float) -> dict[str, Any]:
+    return {"framework": framework, "architecture": "hopper", "time": {"gemm_efficiency": gemm_efficiency}}
+
+
 def test_calibrations_are_put_and_replaced(catalog: Catalog) -> None:
     assert catalog.calibration("a-framework", "hopper") is None
-    catalog.put_calibration("a-framework", "hopper", {"gemm_efficiency": 0.7}, source="fit of 2026-11-20")
-    catalog.put_calibration("a-framework", "hopper", {"gemm_efficiency": 0.8}, source="fit of 2026-11-21")
-    assert catalog.calibration("a-framework", "hopper") == {"gemm_efficiency": 0.8}
+    for day, efficiency in ((20, 0.7), (21, 0.8)):
+        document = constants("a-framework", efficiency)
+        catalog.put_calibration("a-framework", "hopper", document, source=f"fit of 2026-11-{day}")
+    assert catalog.calibration("a-framework", "hopper") == constants("a-framework", 0.8)
 
 
 def test_the_users_calibration_replaces_the_shipped_one(catalog: Catalog) -> None:
     assert catalog.calibration("megatron", "hopper") is not None
-    catalog.put_calibration("megatron", "hopper", {"gemm_efficiency": 0.8}, source="fit of 2026-11-21")
-    assert catalog.calibration("megatron", "hopper") == {"gemm_efficiency": 0.8}
+    catalog.put_calibration("megatron", "hopper", constants("megatron", 0.8), source="fit of 2026-11-21")
+    assert catalog.calibration("megatron", "hopper") == constants("megatron", 0.8)
 
 
 def measured(value: float) -> Fact:

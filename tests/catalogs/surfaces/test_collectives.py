@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.catalogs.database.repository import Catalog
-from meshplan.catalogs.surfaces.collectives import collective_curve, shipped_curves
+from meshplan.catalogs.surfaces.collectives import collective_curve, never_falling, shipped_curves
 
 
 @pytest.mark.parametrize("key", sorted(shipped_curves()))
@@ -59,3 +59,15 @@ def test_outside_it_is_a_latency_and_a_bandwidth(size: float, factor: float) -> 
 
 def test_no_curve_for_what_was_not_measured() -> None:
     assert collective_curve("mi300x", "all_reduce", 8) is None
+
+
+@given(st.lists(st.floats(min_value=1e-6, max_value=1.0), min_size=1, max_size=12))
+def test_times_in_order_stay_and_others_are_pooled(times: list[float]) -> None:
+    pooled = never_falling(times)
+    assert list(pooled) == sorted(pooled)
+    assert np.log(pooled).sum() == pytest.approx(np.log(times).sum())
+    np.testing.assert_allclose(never_falling(sorted(times)), sorted(times))
+
+
+def test_one_outlier_does_not_lift_the_curve() -> None:
+    assert max(never_falling([1.0, 1.0, 3.0, *[1.0] * 10])) < 1.2
