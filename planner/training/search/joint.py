@@ -7,7 +7,8 @@ no mapping can beat (:class:`~meshplan.planner.cluster.network_model.BestLinks`)
 
 *Method.* The degree search runs under two fixed mappings (rank order, single-linkage order) and under L. The best
 candidates of each are mapped, in the order of their L; then degrees are searched under the best mappings found and the
-results mapped, until nothing changes; the best few are mapped once more with more steps.
+results mapped, until nothing changes. Searches under a mapping keep to the usual splits of the layers; the others are
+searched once, under the best mapping. The best few are mapped once more with more steps.
 
 *Bound.* The minimum of: the bounds of the mapped candidates; L of the other candidates that the search under L kept;
 and the largest L kept, because all other candidates have a larger one.
@@ -195,6 +196,7 @@ class _Joint:
         self.placed: dict[TrainingConfig, Placed] = {}
         self.searched: set[tuple[int, ...]] = set()
         self.budget = budget
+        self.usual_splits = usual_splits
         self.search = DegreeSearch(self.under_best_links, keep=max(keep, BOUND_KEEP), usual_splits=usual_splits)
 
     def run(self, on_progress: OnProgress | None) -> JointResult:
@@ -229,6 +231,9 @@ class _Joint:
             self._map([scored.config], QUICK_STEPS)
             self._report(on_progress, "mapped")
         self._alternate(on_progress)
+        if not self.usual_splits:  # other splits of the layers, under the best mapping alone: each search costs seconds
+            for item in self._ranked()[:1]:
+                self._map(self._best_under(item.placement.order, usual_splits=False), QUICK_STEPS)
         self._map([item.scored.config for item in self._ranked()[:POLISHED]], FULL_STEPS)
 
     def _result(
@@ -258,14 +263,14 @@ class _Joint:
             solution=solution, search=self.search, best=tuple(self.search.best), placement=best.placement
         )
 
-    def _best_under(self, order: tuple[int, ...]) -> list[TrainingConfig]:
-        """The best few degrees under one mapping."""
-        if order in self.searched:
+    def _best_under(self, order: tuple[int, ...], *, usual_splits: bool = True) -> list[TrainingConfig]:
+        """The best few degrees under one mapping, where it was not searched yet."""
+        if usual_splits and order in self.searched:
             return []
         self.searched.add(order)
         try:
             _, search = search_degrees(
-                placed_problem(self.problem, order), keep=self.keep, usual_splits=True, budget=self.budget
+                placed_problem(self.problem, order), keep=self.keep, usual_splits=usual_splits, budget=self.budget
             )
         except SolverError:  # the budget was spent before anything was found under this order
             return []

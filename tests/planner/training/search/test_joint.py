@@ -16,6 +16,7 @@ from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.joint import placed_problem, search_plans
 from meshplan.planner.training.search.rank_placement import UNIFORM
+from meshplan.planner.training.search.report import TIE_WIDTH
 
 
 def network_of(rates: np.ndarray, *, latency: float = 5e-6, trunks: tuple[Trunk, ...] = ()) -> Network:
@@ -39,19 +40,19 @@ def problem_on(network: Network, **fields: object) -> TrainingProblem:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_beats_the_answer(seed: int) -> None:
-    """Every candidate under every mapping of four nodes, by the degree search itself."""
-    rates = np.random.default_rng(seed).choice([50e9, 10e9, 1e9, 0.2e9], (4, 4))
+    """Every candidate under every mapping of three nodes, by the degree search itself."""
+    rates = np.random.default_rng(seed).choice([50e9, 10e9, 1e9, 0.2e9], (3, 3))
     problem = problem_on(network_of(rates), fixed={"micro_batch_size": 1, "activation_recompute": "none"})
     found = search_plans(problem)
     assert found.solution.objective is not None
     assert found.solution.bound is not None
     complete = [
         search_degrees(placed_problem(problem, order), keep=1)[0].objective
-        for order in itertools.permutations(range(4))
+        for order in itertools.permutations(range(3))
     ]
     best = min(value for value in complete if value is not None)
     assert found.solution.bound <= best * (1.0 + 1e-9)
-    assert found.solution.objective == pytest.approx(best, rel=1e-9)
+    assert found.solution.objective <= best / (1.0 - TIE_WIDTH)
     assert found.placement is not None
     assert found.placement.step_s == found.solution.objective
 
