@@ -101,8 +101,8 @@ def explained(place: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or place
-        raise EmitError(f"cannot write {where}: {error.strerror}; choose another place or mend its rights") from error
+        # The place that was asked for, not the temporary file beside it.
+        raise EmitError(f"cannot write {place}: {error.strerror}; choose another place or mend its rights") from error
 
 
 def _temporary(place: Path) -> Path:

@@ -15,6 +15,7 @@ from meshplan.planner.core.plan import Plan, canonical_json, shape_from_document
 from meshplan.planner.emit.artifact import plan_artifact
 from meshplan.planner.service import emit_plan, estimate_plan, explain_instead, make_plan, plan_target
 from meshplan.planner.training.search.degrees import search_degrees
+from meshplan.planner.training.search.report import TIE_WIDTH
 from meshplan.planner.training.service import resolve
 
 SPEC: dict[str, Any] = {
@@ -38,7 +39,7 @@ def problems(spec: dict[str, Any], catalog: Catalog, base: Path = Path()) -> dic
 
 def test_a_plan_is_optimal_and_within_its_limits(plan: Plan) -> None:
     assert plan.solution["status"] == "optimal"
-    assert plan.solution["gap"] == 0.0
+    assert 0.0 <= plan.solution["gap"] <= TIE_WIDTH
     assert plan.memory["worst"]["safe_bytes"] <= plan.memory["limit_bytes"]
     assert plan.rank_table is not None
     assert len(set(plan.rank_table)) == plan.config["world_size"] <= 8
@@ -121,7 +122,7 @@ def test_every_unknown_name_is_reported_at_once_with_the_closest(catalog: Catalo
 
 def test_an_unknown_device_in_place_gets_the_closest_names(catalog: Catalog) -> None:
     link = {"bandwidth": "450 GB/s", "latency": "3 us"}
-    cluster = {"devices": {"type": "h100-sxm", "per_node": 8, "nodes": 1}, "links": {"intra_node": link}}
+    cluster = {"devices": {"type": "h100-sxn", "per_node": 8, "nodes": 1}, "links": {"intra_node": link}}
     assert "h100-sxm-80gb" in problems({**SPEC, "cluster": cluster}, catalog)["cluster.devices.type"]
 
 

@@ -226,11 +226,13 @@ def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) 
 def _router(request: ServingRequest) -> RouterOf | None:
     if request.config.is_disaggregated:
         return _leader(request)
+    if request.config.num_workers == 1:
+        return None
     if request.config.router not in NGINX_METHODS:
         raise CannotExpressError(
             TRTLLM.name, f"a router that is {request.config.router.value} before whole workers", "router least_loaded"
         )
-    return nginx_router(request) if request.config.num_workers > 1 else None
+    return nginx_router(request)
 
 
 def _leader(request: ServingRequest) -> RouterOf:

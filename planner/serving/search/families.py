@@ -125,8 +125,10 @@ class Family:
         )
 
     def fits(self, counts: Counts) -> bool:
-        """Whether the nodes suffice, and every pinned number of workers is kept."""
+        """Whether there is a worker of each kind, the nodes suffice, and every pinned number of workers is kept."""
         problem = self.problem
+        if min(counts) < 1:
+            return False
         for kind, count in zip(self.kinds, counts, strict=True):
             if problem.pinned.of(kind.placed.role).get("num_workers", count) != count:
                 return False
@@ -176,11 +178,12 @@ class Family:
     def _closed_rate(self, counts: Counts) -> float:
         """Rate of a closed loop in which every request decodes at once, spread evenly: more do not run."""
         concurrency = self.problem.workload.concurrency or 0
-        if len(counts) > 1:
+        if len(counts) > 1 and not self.is_disaggregated:
             return INFINITE
-        steady = self.kinds[0].steady
-        at = min(int(np.searchsorted(steady.num_seqs, -(-concurrency // counts[0]))), len(steady.num_seqs) - 1)
-        return counts[0] * float(np.maximum.accumulate(steady.rate_per_s)[at])
+        kind, count = self.kinds[-1], counts[-1]  # the one that decodes
+        steady = kind.steady
+        at = min(int(np.searchsorted(steady.num_seqs, -(-concurrency // count))), len(steady.num_seqs) - 1)
+        return count * float(np.maximum.accumulate(steady.rate_per_s)[at])
 
     # --- members ----------------------------------------------------------------------------------------------------
 

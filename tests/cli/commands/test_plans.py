@@ -169,7 +169,7 @@ def test_explain_says_why_another_choice_does_not_fit(meshplan: Command, plan_id
         ("tpp=4", "unknown choice; did you mean 'tp'"),
         ("tensor_parallel=3", "does not divide"),
         ("tensor_parallel", "CHOICE=VALUE"),
-        ("tensor_parallel=many", "valid integer"),
+        ("tensor_parallel=many", "whole number"),
         ("sequence_parallel=1", "valid boolean"),
     ],
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.core.budget import Budget
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION, ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival
@@ -100,7 +100,7 @@ def test_a_deployment_that_meets_its_slo_at_no_rate_is_judged_where_it_violates_
 def test_out_of_time_the_bound_is_that_of_what_was_not_seen(catalog: Catalog) -> None:
     problem = problem_of(catalog, **QUESTIONS["70B, long prompts"])
     found = kinds_of(problem)
-    simulated, bound = Branch(problem, found, deadline=time.perf_counter() - 1.0).run()
+    simulated, bound = Branch(problem, found, budget=Budget(0.0)).run()
     assert not simulated
     assert bound == min(family.bound for family in found)
 
@@ -117,3 +117,16 @@ def test_no_member_of_a_family_has_a_better_bound(
             candidate = candidate_of(family, counts)
             assert family.bound <= family.score(counts) * (1.0 + 1e-9)
             assert family.score(counts) == pytest.approx(candidate.score, rel=1e-9)
+
+
+def test_pairs_do_not_crowd_a_closed_loop(catalog: Catalog) -> None:
+    """Prefill and decode workers together finish no more than the requests in flight let the decode workers finish."""
+    workload = {"input_length": 1000, "output_length": 200, "concurrency": 32, "num_requests": NUM_REQUESTS}
+    question = {"model": "llama-3.1-8b", "workload": workload}
+    free, report = search_serving(problem_of(catalog, **question))
+    one = {"mode": "aggregated", "num_workers": 1, "tensor_parallel": 1}
+    pinned, _ = search_serving(problem_of(catalog, **question, fixed=one))
+    assert free.objective is not None
+    assert pinned.objective is not None
+    assert free.objective <= pinned.objective * (1.0 + TIE)
+    assert report.is_complete
