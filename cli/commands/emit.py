@@ -27,6 +27,15 @@ PodResourceOption = Annotated[
         show_default=False,
     ),
 ]
+ImageOption = Annotated[
+    str, typer.Option("--image", metavar="NAME", help="Container image, for targets that need one.", show_default=False)
+]
+ModelPathOption = Annotated[
+    str,
+    typer.Option(
+        "--model-path", metavar="PATH", help="Checkpoint to serve. Default: as published.", show_default=False
+    ),
+]
 
 
 @app.command()
@@ -55,16 +64,8 @@ def emit(
             "--script", metavar="FILE", help="Your training script, where the framework has none.", show_default=False
         ),
     ] = "",
-    image: Annotated[
-        str,
-        typer.Option("--image", metavar="NAME", help="Container image, for targets that need one.", show_default=False),
-    ] = "",
-    model_path: Annotated[
-        str,
-        typer.Option(
-            "--model-path", metavar="PATH", help="Checkpoint to serve. Default: as published.", show_default=False
-        ),
-    ] = "",
+    image: ImageOption = "",
+    model_path: ModelPathOption = "",
     pod_resource: PodResourceOption = None,
     force: ForceOption = False,
     db: DatabaseOption = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -54,6 +55,34 @@ def _size(text: str) -> str:
     return text
 
 
+TimeLimitOption = Annotated[
+    float | None,
+    typer.Option(
+        "--time-limit",
+        metavar="S",
+        callback=_finite,
+        help="Seconds after which the best so far is taken, with its gap.",
+        show_default=False,
+    ),
+]
+MemoryLimitOption = Annotated[
+    str,
+    typer.Option(
+        "--memory-limit",
+        metavar="SIZE",
+        callback=_size,
+        help="Memory of the process, as in '2 GiB', from which on the same happens.",
+    ),
+]
+CertifyOption = Annotated[bool, typer.Option("--certify", help="Check the answer again by a second, independent way.")]
+StoreOption = Annotated[bool, typer.Option("--store/--no-store", help="Keep the plan in the database.")]
+NameOption = Annotated[str, typer.Option("--name", help="What you call the plan.", show_default=False)]
+TagOption = Annotated[
+    str | None, typer.Option("--tag", help="Unique handle; moves here from another plan.", show_default=False)
+]
+FullOption = Annotated[bool, typer.Option("--full", help="The whole report, not the first screen alone.")]
+
+
 @app.command()
 def plan(
     spec: SpecOrOptions = None,
@@ -71,37 +100,16 @@ def plan(
     target: TargetOption = None,
     settings: SetOption = None,
     top: Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Candidates to show and keep.")] = 5,
-    time_limit: Annotated[
-        float | None,
-        typer.Option(
-            "--time-limit",
-            metavar="S",
-            callback=_finite,
-            help="Seconds after which the best so far is taken, with its gap.",
-            show_default=False,
-        ),
-    ] = None,
-    memory_limit: Annotated[
-        str,
-        typer.Option(
-            "--memory-limit",
-            metavar="SIZE",
-            callback=_size,
-            help="Memory of the process, as in '2 GiB', from which on the same happens.",
-        ),
-    ] = "2 GiB",
+    time_limit: TimeLimitOption = None,
+    memory_limit: MemoryLimitOption = "2 GiB",
     seed: SeedOption = 0,
-    certify: Annotated[
-        bool, typer.Option("--certify", help="Check the answer again by a second, independent way.")
-    ] = False,
+    certify: CertifyOption = False,
     out: OutOption = None,
     force: ForceOption = False,
-    store: Annotated[bool, typer.Option("--store/--no-store", help="Keep the plan in the database.")] = True,
-    name: Annotated[str, typer.Option("--name", help="What you call the plan.", show_default=False)] = "",
-    tag: Annotated[
-        str | None, typer.Option("--tag", help="Unique handle; moves here from another plan.", show_default=False)
-    ] = None,
-    full: Annotated[bool, typer.Option("--full", help="The whole report, not the first screen alone.")] = False,
+    store: StoreOption = True,
+    name: NameOption = "",
+    tag: TagOption = None,
+    full: FullOption = False,
     db: DatabaseOption = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -113,8 +121,7 @@ def plan(
     when --certify finds that the second way disagrees.
     """
     from meshplan.cli.progress import progress_line
-    from meshplan.cli.render import show_text
-    from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
+    from meshplan.cli.reports.plan import is_infeasible
     from meshplan.planner.core.certificate import disagrees
     from meshplan.planner.service import make_plan
 
@@ -146,23 +153,43 @@ def plan(
             certify=certify,
             since_start=True,
         )
-    # A plan may have taken long to find: it is shown before anything that can fail.
+    keep = Keep(store=store, name=name, tag=tag, out=out, force=force, db=db)
+    _show_and_keep(made, catalog, keep, form, full=full)
+    if disagrees(made.certificate):
+        raise typer.Exit(EXIT_SOLVER)
+    if is_infeasible(made):
+        raise typer.Exit(EXIT_INFEASIBLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Keep:
+    """What becomes of a plan that was found: the options of that name."""
+
+    store: bool
+    name: str
+    tag: str | None
+    out: Path | None
+    force: bool
+    db: str | None
+
+
+def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, full: bool) -> None:
+    """Show a plan before anything that can fail, since it may have taken long to find; then store and write it."""
+    from meshplan.cli.render import show_text
+    from meshplan.cli.reports.plan import is_infeasible, show_plan, stored_text
+
     files: Sequence[Path] = ()
     stored = False
     try:
         show_plan(made, form, full=full)
     finally:
         try:
-            stored = store and not is_infeasible(made) and _save(made, catalog, name, tag)
-            if out is not None and not is_infeasible(made):
-                files = _write(made, catalog, out, force=force)
+            stored = keep.store and not is_infeasible(made) and _save(made, catalog, keep.name, keep.tag)
+            if keep.out is not None and not is_infeasible(made):
+                files = _write(made, catalog, keep.out, force=keep.force)
         finally:
             if form is Format.TABLE:
-                show_text(f"\n{stored_text(made, stored=stored, db=db, files=files, out=out)}")
-    if disagrees(made.certificate):
-        raise typer.Exit(EXIT_SOLVER)
-    if is_infeasible(made):
-        raise typer.Exit(EXIT_INFEASIBLE)
+                show_text(f"\n{stored_text(made, stored=stored, db=keep.db, files=files, out=keep.out)}")
 
 
 def _save(made: Plan, catalog: Catalog, name: str, tag: str | None) -> bool:

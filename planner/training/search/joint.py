@@ -125,8 +125,8 @@ def search_plans(
         placement = None if solution.assignment is None else given(problem, solution.assignment.config, order)
         return JointResult(solution=solution, search=search, best=tuple(search.best), placement=placement)
     spend = budget or Budget()
-    search = _Joint(problem, network, seed=seed, keep=keep, mapped=mapped, usual_splits=usual_splits, budget=spend)
-    return search.run(on_progress)
+    joint = _Joint(problem, network, seed=seed, keep=keep, mapped=mapped, usual_splits=usual_splits, budget=spend)
+    return joint.run(on_progress)
 
 
 def place_config(
