@@ -27,7 +27,7 @@ def test_an_answer_fits_one_screen_of_80_columns(question: tuple[str, ...], mesh
     assert any(line.lstrip().startswith("meshplan plans show ") for line in lines)
 
 
-@pytest.mark.parametrize("question", [ONE_LINE["training"], ONE_LINE["serving"]], ids=["training", "serving"])
+@pytest.mark.parametrize("question", [ONE_LINE["small training"], ONE_LINE["serving"]], ids=["training", "serving"])
 def test_the_first_screen_says_what_the_whole_report_says(question: tuple[str, ...], meshplan: Command) -> None:
     short, full = (" ".join(meshplan("plan", *question, *extra).out.split()) for extra in ((), ("--full",)))
     assert len(full) > 1.5 * len(short)
