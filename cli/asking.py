@@ -212,7 +212,7 @@ def question(spec: Path | None, asked: Asked, settings: Sequence[str], catalog: 
     Raises:
         SpecError: neither or both were given, or one cannot be read.
     """
-    from meshplan.planner.core.documents import parse_document, read_document  # start-up: --help needs no YAML
+    from meshplan.planner.core.reading.documents import parse_document, read_document  # start-up: --help needs no YAML
 
     if (spec is None) == asked.is_empty:
         what = "give a spec file or --model and --gpus" + ("" if spec is None else ", not both; --set overrides a file")
@@ -331,7 +331,7 @@ def with_settings(document: Mapping[str, Any], settings: Sequence[str]) -> dict[
 
 
 def _value(text: str) -> Any:
-    from meshplan.planner.core.documents import parse_document  # start-up: YAML is loaded for questions only
+    from meshplan.planner.core.reading.documents import parse_document  # start-up: YAML is loaded for questions only
 
     return parse_document(f"value: {text}", name=f"--set …={text}")["value"]
 

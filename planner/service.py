@@ -17,9 +17,9 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import EmitError, Problem, SpecError
 from meshplan.planner.core.budget import DEFAULT_MEMORY_BYTES, Budget, Spent, spent
 from meshplan.planner.core.certificate import Certificate
-from meshplan.planner.core.documents import read_spec_file
 from meshplan.planner.core.kinds import DEFAULT_TOP, KINDS, Kind, Question, certifier, kind_of, offered
-from meshplan.planner.core.spec_reader import plain_numbers
+from meshplan.planner.core.reading.documents import read_spec_file
+from meshplan.planner.core.reading.spec_reader import plain_numbers
 from meshplan.planner.emit.artifact import EmitOptions, plan_artifact
 from meshplan.planner.emit.writer import write_artifacts
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from meshplan.catalogs.errors import Problem, SpecError, StoreError, closest_names, did_you_mean
 from meshplan.catalogs.untrusted.documents import DocumentError
-from meshplan.planner.core.documents import read_document
 from meshplan.planner.core.kinds import KINDS
 from meshplan.planner.core.plan import CLOCK_FIELDS, NOT_IN_DIGEST, PLAN_ID_LENGTH, Plan, digest
 from meshplan.planner.core.plan_document import PlanDocument, document_problems
+from meshplan.planner.core.reading.documents import read_document
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.plan_rows import PlanRows, RecordedRun

@@ -20,7 +20,7 @@ def estimate(spec: SpecArgument, db: DatabaseOption = None, form: FormatOption =
     still printed.
     """
     from meshplan.cli.reports.plan import is_infeasible, show_plan
-    from meshplan.planner.core.documents import read_document
+    from meshplan.planner.core.reading.documents import read_document
     from meshplan.planner.service import estimate_plan
 
     made = estimate_plan(read_document(spec), open_catalog(db, or_shipped=True), base=spec.parent)

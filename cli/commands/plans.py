@@ -103,7 +103,7 @@ def record(
     from meshplan.cli.reports.comparison import measured_columns, measured_rows
     from meshplan.cli.stored import load_plan, plan_rows
     from meshplan.planner import store
-    from meshplan.planner.core.documents import read_document
+    from meshplan.planner.core.reading.documents import read_document
     from meshplan.planner.imports.logs import read_log
 
     if (measured is None) == (log is None):

@@ -64,7 +64,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a kind of specs, for editors that complete and check as you type."""
     from meshplan.planner.core.kinds import KINDS
-    from meshplan.planner.core.spec_reader import spec_schema
+    from meshplan.planner.core.reading.spec_reader import spec_schema
 
     asked = KINDS[kind.value]
     model = asked.offers("SPEC")
@@ -77,7 +77,7 @@ def fields(
 ) -> None:
     """List every key of a kind of specs: type, default, meaning; --format markdown makes a reference page."""
     from meshplan.planner.core.kinds import KINDS
-    from meshplan.planner.core.spec_reference import reference_rows
+    from meshplan.planner.core.reading.spec_reference import reference_rows
 
     show_rows(list(reference_rows(KINDS[kind.value].offers("SPEC"))), _FIELD_COLUMNS, form)
 

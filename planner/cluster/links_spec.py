@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from meshplan.planner.core.spec_fields import MAX_DEVICES, BytesPerS, Count, Latency, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import MAX_DEVICES, BytesPerS, Count, Latency, SpecModel, Whole
 
 _RANGE = re.compile(r"\s*(\d+)\s*(?:-\s*(\d+)\s*)?")
 

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from meshplan.planner.cluster.links_spec import ExcludeSpec, LinksSpec
-from meshplan.planner.core.spec_fields import Bytes, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import Bytes, Dollars, SpecModel, Whole
 
 
 class NodesSpec(SpecModel):

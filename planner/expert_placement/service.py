@@ -6,9 +6,9 @@ Placements for the experts of a plan, by recorded routing, are in :mod:`meshplan
 from __future__ import annotations
 
 from meshplan.planner.core.certificate import Certificate
-from meshplan.planner.core.instance_reader import AMOUNT, ARRAY, COUNT, TEXT, WHOLE, instance_schema
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.reading.instance_reader import AMOUNT, ARRAY, COUNT, TEXT, WHOLE, instance_schema
 from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.expert_placement.certify import certify_placement
 from meshplan.planner.expert_placement.problem.objectives import Objective, RobustMeasure

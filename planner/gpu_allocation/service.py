@@ -11,8 +11,8 @@ from meshplan.catalogs.errors import Problem, UnknownEntryError
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Interval, Plan, plain, plan_identity
+from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
-from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.gpu_allocation.answer import answer_document, config_document
 from meshplan.planner.gpu_allocation.infeasible import explain_allocation

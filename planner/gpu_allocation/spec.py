@@ -13,8 +13,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from meshplan.planner.core.spec_fields import MAX_USD, Count, Dollars, SpecModel, Whole
-from meshplan.planner.core.spec_reader import read_spec
+from meshplan.planner.core.reading.spec_fields import MAX_USD, Count, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.gpu_allocation.nodes.problem import FleetObjective, ScenarioPolicy
 from meshplan.planner.serving.problem.problem import MAX_UTILIZATION
 from meshplan.planner.serving.problem.slo import Slo, known_slos, slos_of

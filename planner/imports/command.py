@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import Problem, SpecError
 from meshplan.catalogs.untrusted.documents import read_text, require_plain
 from meshplan.catalogs.untrusted.limits import MAX_YAML_BYTES
-from meshplan.planner.core.documents import parse_document
+from meshplan.planner.core.reading.documents import parse_document
 from meshplan.planner.emit.terms import Arguments, flattened
 from meshplan.planner.emit.training.torchtitan import SUBCOMMAND
 from meshplan.planner.imports.containers import commands_of, is_manifest, task_of

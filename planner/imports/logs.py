@@ -25,8 +25,8 @@ from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.core.documents import parse_document
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.reading.documents import parse_document
 
 MAX_LOG_BYTES = 2**28
 _MS = 1e-3

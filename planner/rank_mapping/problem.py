@@ -16,7 +16,7 @@ import numpy as np
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.cluster.network import reached_from
 from meshplan.planner.core.arrays import BoolArray, FloatArray
-from meshplan.planner.core.instance_reader import InstanceReader
+from meshplan.planner.core.reading.instance_reader import InstanceReader
 
 KIND = "rank-mapping"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from meshplan.planner.core.certificate import Certificate
-from meshplan.planner.core.instance_reader import AMOUNT, ARRAY, COUNT, TEXT, instance_schema
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.reading.instance_reader import AMOUNT, ARRAY, COUNT, TEXT, instance_schema
 from meshplan.planner.core.stand_alone import answer_plan
 from meshplan.planner.rank_mapping.certify import certify_mapping
 from meshplan.planner.rank_mapping.pictures import MappingView

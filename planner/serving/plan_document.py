@@ -22,7 +22,7 @@ from meshplan.planner.core.plan_document import (
     Text,
     as_json,
 )
-from meshplan.planner.core.spec_fields import MAX_DEVICES
+from meshplan.planner.core.reading.spec_fields import MAX_DEVICES
 from meshplan.planner.serving.problem.config import (
     EngineLimits,
     KvTier,

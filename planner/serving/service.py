@@ -11,8 +11,8 @@ from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
+from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
-from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.serving.certify import certify_deployment
 from meshplan.planner.serving.infeasible import explain_infeasible
 from meshplan.planner.serving.measured.validate import row_validator

@@ -25,7 +25,7 @@ from meshplan.planner.core.plan_document import (
     SolutionDocument,
     Text,
 )
-from meshplan.planner.core.spec_fields import MAX_DEVICES
+from meshplan.planner.core.reading.spec_fields import MAX_DEVICES
 from meshplan.planner.training.problem.choices import BY_NAME
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.spec import TrainingSpec

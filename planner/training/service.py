@@ -12,8 +12,8 @@ from meshplan.planner.cluster.lookup import unknown_names
 from meshplan.planner.core.certificate import Certificate
 from meshplan.planner.core.kinds import Question
 from meshplan.planner.core.plan import Plan, plan_identity, shape_from_document
+from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
-from meshplan.planner.core.spec_reader import read_with_names
 from meshplan.planner.rank_mapping.pictures import MappingView
 from meshplan.planner.rank_mapping.view import training_view
 from meshplan.planner.training.alternatives import alternatives

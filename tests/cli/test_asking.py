@@ -14,7 +14,7 @@ from command_line import SPEC, Command
 from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.cli.asking import Asked, cluster_of, slo_of, with_settings
-from meshplan.planner.core.spec_reader import plain_numbers
+from meshplan.planner.core.reading.spec_reader import plain_numbers
 from meshplan.planner.training.problem.spec import TrainingSpec
 
 

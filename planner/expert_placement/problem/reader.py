@@ -11,7 +11,7 @@ import numpy as np
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.core.instance_reader import InstanceReader
+from meshplan.planner.core.reading.instance_reader import InstanceReader
 from meshplan.planner.expert_placement.problem.objectives import Objective, RobustMeasure
 
 KIND = "expert-placement"

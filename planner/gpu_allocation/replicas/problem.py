@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from meshplan.catalogs.errors import SpecError, closest_names, did_you_mean
-from meshplan.planner.core.instance_reader import InstanceReader, describe
+from meshplan.planner.core.reading.instance_reader import InstanceReader, describe
 
 KIND = "gpu-allocation"
 TERMS = ("on-demand", "spot", "reserved")

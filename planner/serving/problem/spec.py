@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
-from meshplan.planner.core.spec_fields import Count, Dollars, SpecModel, Whole
-from meshplan.planner.core.spec_reader import read_spec
+from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, Whole
+from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.serving.problem.config import KvTier, Speculation
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES

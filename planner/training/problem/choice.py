@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.planner.core.spec_fields import MAX_DEVICES
+from meshplan.planner.core.reading.spec_fields import MAX_DEVICES
 
 
 class Recompute(IntEnum):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, create_model, model_validator
 
 from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
-from meshplan.planner.core.spec_fields import (
+from meshplan.planner.core.reading.spec_fields import (
     Bytes,
     BytesPerS,
     Count,
@@ -24,7 +24,7 @@ from meshplan.planner.core.spec_fields import (
     TotalTokens,
     Whole,
 )
-from meshplan.planner.core.spec_reader import read_spec
+from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.choices import PINNABLE
 from meshplan.planner.training.problem.problem import Phase, TrainingObjective

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from meshplan.catalogs.errors import SpecError
-from meshplan.planner.core.spec_reader import spec_schema
+from meshplan.planner.core.reading.spec_reader import spec_schema
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.problem.spec import ServingSpec, read_serving_spec
 

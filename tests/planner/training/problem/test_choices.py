@@ -11,7 +11,7 @@ from core_cases import configured, problem_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshplan.planner.core.spec_reader import spec_schema
+from meshplan.planner.core.reading.spec_reader import spec_schema
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit
 from meshplan.planner.training.estimator.priced import candidates_of
 from meshplan.planner.training.problem.choice import (

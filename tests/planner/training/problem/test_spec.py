@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError, UnitError
 from meshplan.catalogs.units import EXAMPLES, UNITS, Dimension, parse_quantity
-from meshplan.planner.core.spec_reader import spec_schema
+from meshplan.planner.core.reading.spec_reader import spec_schema
 from meshplan.planner.training.problem.spec import FixedSpec, TrainingSpec, read_training_spec
 
 SPEC: dict[str, Any] = {

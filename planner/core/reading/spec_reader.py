@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from meshplan.catalogs.errors import Problem, SpecError, UnitError, closest_names, did_you_mean
 from meshplan.catalogs.units import parse_total_tokens
-from meshplan.planner.core.spec_fields import TOTAL_TOKENS, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, SpecModel, Whole
 
 
 def spec_schema(model: type[SpecModel]) -> dict[str, Any]:

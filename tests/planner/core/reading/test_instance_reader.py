@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from meshplan.planner.core.instance_reader import InstanceReader
+from meshplan.planner.core.reading.instance_reader import InstanceReader
 from meshplan.planner.expert_placement.problem.problem import ExpertPlacementProblem
 from meshplan.planner.gpu_allocation.replicas.problem import GpuAllocationProblem
 from meshplan.planner.rank_mapping.problem import RankMappingProblem

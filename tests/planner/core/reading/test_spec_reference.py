@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from meshplan.planner.core.kinds import KINDS
-from meshplan.planner.core.spec_reader import spec_schema
-from meshplan.planner.core.spec_reference import reference_rows
+from meshplan.planner.core.reading.spec_reader import spec_schema
+from meshplan.planner.core.reading.spec_reference import reference_rows
 
 
 def schema_keys(schema: dict[str, Any], part: dict[str, Any], prefix: str = "") -> set[str]:

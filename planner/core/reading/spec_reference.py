@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from meshplan.catalogs.units import EXAMPLES
-from meshplan.planner.core.spec_fields import TOTAL_TOKENS, Quantity, SpecModel, Whole
+from meshplan.planner.core.reading.spec_fields import TOTAL_TOKENS, Quantity, SpecModel, Whole
 
 Row = Mapping[str, Any]
 _PLAIN = {str: "text", bool: "true or false", int: "whole number", float: "number"}

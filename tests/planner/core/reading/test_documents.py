@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.errors import SpecError
 from meshplan.catalogs.untrusted.limits import MAX_ALIASES, MAX_DEPTH, MAX_YAML_BYTES
-from meshplan.planner.core.documents import parse_document, read_document
 from meshplan.planner.core.plan import digest
+from meshplan.planner.core.reading.documents import parse_document, read_document
 
 TEXTS = st.text(st.characters(exclude_categories=["Cc", "Cf", "Cs", "Zl", "Zp"]) | st.sampled_from("\n\t"))
 JSON_VALUES = st.recursive(

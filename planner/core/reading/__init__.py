@@ -1,0 +1,1 @@
+"""How specs, plan files and instances are read: models, quantities with units, limits, every problem at once."""
