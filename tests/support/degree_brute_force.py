@@ -2,14 +2,16 @@
 
 Only the definitions are taken from the code under test: the rules say what is legal, the estimator what it costs. Every
 degree, every size of sharding group, every split of the layers into chunks and every number of recomputed layers is
-tried.
+tried, and every way to split sequences where the question says so.
+
+Selective recompute is left out: with fused attention it is none to the estimator.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +23,9 @@ from meshplan.planner.training.problem.problem import TrainingConfig, TrainingOb
 
 # What each number of chunks may run under, without schedules that are pinned or asked for.
 SCHEDULES = {1: ("1f1b", "zb-1p", "zb-2p"), 2: ("interleaved", "zb-v")}
-MODES = ("none", "selective", "full")
+MODES = ("none", "full")
+# (layers, chunks) → layers of each chunk, of every split that counts.
+Splits = Callable[[int, int], Iterable[tuple[int, ...]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +64,9 @@ def layer_splits(layers: int, chunks: int) -> Iterator[tuple[int, ...]]:
             yield sizes
 
 
-def pipelines(problem: TrainingProblem) -> Iterator[tuple[int, int, str, tuple[int, ...]]]:
+def pipelines(
+    problem: TrainingProblem, splits: Splits = layer_splits
+) -> Iterator[tuple[int, int, str, tuple[int, ...]]]:
     """Stages, chunks of a stage, schedule, layers of each chunk."""
     layers, rules = problem.shape.num_hidden_layers, problem.rules
     for p in range(1, min(layers, problem.limits.max_devices) + 1):
@@ -68,7 +74,7 @@ def pipelines(problem: TrainingProblem) -> Iterator[tuple[int, int, str, tuple[i
             names = ("none",) if p == 1 else SCHEDULES.get(v, ("interleaved",))
             if problem.limits.unvalidated_schedules and p > 1 and v == 2:
                 names = (*names, "v-half", "v-min", "dualpipe-v")
-            for split in layer_splits(layers, p * v):
+            for split in splits(layers, p * v):
                 if not rules.uneven_layers and len(set(split)) > 1:
                     continue
                 for schedule in names:
@@ -115,6 +121,18 @@ def _degrees(
             )
 
 
+def _styled(problem: TrainingProblem, config: TrainingConfig) -> Iterator[TrainingConfig]:
+    """The plan with every way to split sequences, if it splits any and the question leaves the way open."""
+    yield config
+    c = config.context_parallel
+    if c == 1 or "context_parallel_style" not in problem.search_over:
+        return
+    for style in ("all-gather", "all-to-all"):
+        yield replace(config, context_parallel_style=style)
+    for heads in _dividing(c)[1:-1]:
+        yield replace(config, context_parallel_style="all-to-all+ring", context_parallel_heads=heads)
+
+
 def _states(d: int) -> list[tuple[int, int]]:
     """ZeRO stage and replicas that share one copy."""
     return [(0, 1), *((zero, shard) for zero in (1, 2, 3) for shard in _dividing(d))]
@@ -124,14 +142,14 @@ def _is_pinned(problem: TrainingProblem, config: TrainingConfig) -> bool:
     return all(getattr(config, name) == value for name, value in problem.fixed.items())
 
 
-def every_legal_config(problem: TrainingProblem) -> Iterator[TrainingConfig]:
+def every_legal_config(problem: TrainingProblem, splits: Splits = layer_splits) -> Iterator[TrainingConfig]:
     """All configurations that the rules allow within ``max_devices``, pins respected, recompute of blocks included."""
     legal: dict[tuple[int, int, str], list[TrainingConfig]] = {}
     modes = problem.rules.recompute_modes
-    for p, v, schedule, split in pipelines(problem):
+    for p, v, schedule, split in pipelines(problem, splits):
         if (p, v, schedule) not in legal:  # no rule asks for the layers of a full chunk
             full = (1,) * (p * v)
-            plain = _degrees(problem, p, v, schedule, full)
+            plain = (one for each in _degrees(problem, p, v, schedule, full) for one in _styled(problem, each))
             allowed = (config for config in plain if config.activation_recompute in modes)
             legal[p, v, schedule] = [one for one in allowed if not problem.rules.broken(problem.shape, one)]
         for one in legal[p, v, schedule]:

@@ -10,6 +10,7 @@ import pytest
 from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
 from degree_brute_force import every_legal_config
 
+from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
@@ -20,17 +21,43 @@ from meshplan.planner.training.search.templates import (
     make_templates,
     pipeline_splits,
     template_candidates,
+    tries_smaller_groups,
 )
+from meshplan.planner.training.search.variants import smaller_groups
 
 
-def enumerated(problem: TrainingProblem) -> list[TrainingConfig]:
-    """Everything that the search would price without its bound."""
+def enumerated(problem: TrainingProblem, *, groups: bool = False) -> list[TrainingConfig]:
+    """Everything that the search would price of the usual splits without its bound.
+
+    Args:
+        problem: the question.
+        groups: with the smaller sharding groups that it tries where they may win.
+    """
     templates, found = make_templates(problem), []
     for split in pipeline_splits(problem):
         rows = templates.between(1, problem.limits.max_devices / split.pipeline_parallel)
         batch = legal_candidates(problem, template_candidates(problem, templates, rows, split), Counter())
-        found += [config_of(batch, row, problem) for row in range(len(batch))]
+        parts = [batch]
+        if groups and tries_smaller_groups(problem):
+            whole = batch.take((batch.zero_stage > 0) & (batch.data_parallel > 1))
+            parts.append(legal_candidates(problem, smaller_groups(whole), Counter()))
+        found += [config_of(part, row, problem) for part in parts for row in range(len(part))]
     return found
+
+
+def usual(problem: TrainingProblem) -> set[TrainingConfig]:
+    """All legal configurations with usual layer splits, no block of recomputed layers, norms split if possible."""
+    splits_norms = bool(problem.fixed.get("sequence_parallel", True))
+    return {
+        config
+        for config in every_legal_config(problem, lambda layers, chunks: [split_layers_evenly(layers, chunks)])
+        if config.activation_recompute != "block"
+        and config.sequence_parallel == (config.tensor_parallel > 1 and splits_norms)
+    }
+
+
+def shards_over_all(config: TrainingConfig) -> bool:
+    return config.zero_stage == 0 or config.data_parallel_shard == config.data_parallel
 
 
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -61,10 +88,15 @@ CASES: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("rules", [ANY_FRAMEWORK, MEGATRON], ids=lambda rules: rules.name)
 @pytest.mark.parametrize("question", [case for _, case in CASES], ids=[name for name, _ in CASES])
 def test_enumerates_exactly_the_legal_configurations(question: dict[str, Any], rules: FrameworkRules) -> None:
+    """Templates shard over all replicas, smaller groups follow: together they are every legal plan, each once."""
     problem = problem_of(**question, rules=rules)
-    found = enumerated(problem)
+    legal = usual(problem)
+    whole, found = enumerated(problem), enumerated(problem, groups=True)
     assert len(found) == len(set(found)), "a candidate is enumerated twice"
-    assert set(found) == set(every_legal_config(problem))
+    assert set(found) == legal
+    if "data_parallel_shard" not in problem.fixed:
+        assert set(whole) == {config for config in legal if shards_over_all(config)}
+        assert set(whole) < set(found), "no smaller group is tried"
 
 
 @pytest.mark.parametrize("question", [case for _, case in CASES], ids=[name for name, _ in CASES])
