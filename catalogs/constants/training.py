@@ -114,6 +114,9 @@ class FrameworkRecipe:
             is not the tensor's first dimension; half of it where they overlap with the products.
         gathers_fp8: tensor-parallel gathers carry fp8 where the products are fp8 with one scale per tensor.
         full_recompute_keeps_input_sharded: the kept layer inputs are split over the tensor-parallel ranks.
+        is_fsdp: PyTorch's fully sharded data parallelism. ZeRO-2 keeps gathered copies of the parameters beside the
+            shards; a pipeline stage leaves parameters gathered after a backward pass and accumulates whole gradients
+            until its last micro-batch (torch.distributed.pipelining, stage.py, backward_maybe_with_nosync).
         source: citation.
     """
 
@@ -131,6 +134,7 @@ class FrameworkRecipe:
     restacks_sequences: bool = False
     gathers_fp8: bool = False
     full_recompute_keeps_input_sharded: bool = False
+    is_fsdp: bool = False
     source: str = ""
 
 

@@ -2,7 +2,9 @@
 
 With ZeRO 0 to 2 (arXiv:1910.02054) gradient reduction overlaps with the backward of the last micro-batch and parameter
 gathering with the forward of the first, up to the share ``data_parallel_window``; ZeRO-3 and FSDP gather and scatter in
-every micro-batch (arXiv:2304.11277); with HSDP the sharding groups all-reduce their gradients once per step.
+every micro-batch (arXiv:2304.11277); with HSDP the sharding groups all-reduce their gradients once per step. In a
+pipeline FSDP sums whole gradients and scatters them once per step; a backward pass leaves parameters gathered for the
+forward pass that follows it, so that ZeRO-3 gathers once per micro-batch.
 """
 
 from __future__ import annotations
@@ -70,6 +72,7 @@ class DataParallelModel:
             scatter = np.zeros_like(scatter)
         again = self._second_gather_s(stage)
         moved = (2.0 * gather if again is None else gather + np.where(self._hierarchical, again, gather)) + scatter
+        moved = np.where(self.states.accumulates_whole(), gather, moved)
         if batch.parameter_offload.any():
             moved = moved + np.where(batch.parameter_offload, self._fetch_s(stage), 0.0)
         hidden = self.calibration.time.fully_sharded_overlap * np.minimum(moved, busy)
@@ -156,7 +159,8 @@ class DataParallelModel:
 
         outside = exposed(reduce_s, BACKWARD_SHARE) + exposed(gather_s, FORWARD_SHARE)
         # ZeRO-3 gathers and scatters in every micro-batch; with HSDP the groups still all-reduce once per step.
-        copies = exposed(self._copies_reduce_s(stage), BACKWARD_SHARE)
+        once = np.where(self.states.accumulates_whole(), reduce_s, self._copies_reduce_s(stage))
+        copies = exposed(once, BACKWARD_SHARE)
         if batch.outer_zero_stage.any():
             reduced, gathered = self._outer_s(stage)
             outer = exposed(reduced, BACKWARD_SHARE) + exposed(gathered, FORWARD_SHARE)

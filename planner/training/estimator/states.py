@@ -5,6 +5,10 @@ States per parameter on a rank, with w, g, o the framework's bytes of a weight, 
 
     ZeRO 0: w + g + o      1: w + g + o/d      2: w + (g + o)/d      3: (w + g + o)/d  (+ gathered layers)
 
+PyTorch's FSDP keeps shards of w and gathers copies of c bytes: ZeRO 2 is (w + g + o)/d + c. In a pipeline of several
+micro-batches its backward passes leave the copies gathered and sum whole gradients of r bytes, which are scattered
+after the last one: (w + o)/d + c + r for ZeRO 2 and 3 (PyTorch, torch/distributed/pipelining/stage.py).
+
 Experts are split over expert- and expert-tensor-parallel ranks and sharded over their own replicas. Block-scaled
 precisions keep low-precision copies of the weights in addition to w (:data:`.WEIGHT_COPY_BYTES`).
 
@@ -27,7 +31,7 @@ import numpy as np
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.models.shapes import ModelShape
-from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.core.arrays import BoolArray, FloatArray, IntArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.offload import HOST_COPY_BYTES_PER_PARAMETER, NVME_BUFFER_BYTES
@@ -167,6 +171,12 @@ class StateModel:
         shards = batch.data_parallel_shard / batch.data_parallel
         return np.maximum(batch.expert_data_parallel * shards, 1.0)
 
+    def accumulates_whole(self) -> BoolArray:
+        """Whether a rank sums whole gradients over micro-batches though it owns shards: FSDP in a pipeline, [n]."""
+        batch = self.candidates
+        in_pipeline = self.calibration.recipe.is_fsdp and batch.split.pipeline_parallel > 1
+        return in_pipeline & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
+
     # --- bytes -----------------------------------------------------------------------------------------------------
 
     def on_device(self, stage: StageClass) -> Mapping[str, FloatArray]:
@@ -178,13 +188,20 @@ class StateModel:
         copies = WEIGHT_COPY_BYTES.get(self.workload.precision, 0.0)
         on_device = np.where(batch.optimizer_offload, 0.0, recipe.optimizer_bytes)
         outer = self.outer_copies()
+        has_shards = zero >= (ZERO_GRADIENTS if recipe.is_fsdp else ZERO_PARAMETERS)
+        whole = self.accumulates_whole()
         for parameters, trained, ranks in self._shares(stage):
-            resident = parameters / np.where(zero >= ZERO_PARAMETERS, ranks, 1)
+            resident = parameters / np.where(has_shards, ranks, 1)
             weights = weights + resident * (recipe.weight_bytes + copies)
-            gradients = gradients + trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
+            sharded = trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
+            gradients = gradients + np.where(whole, trained * recipe.gradient_reduce_bytes, sharded)
             states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
+        stays_gathered = has_shards & (whole | (zero < ZERO_PARAMETERS))
+        if stays_gathered.any():
+            parameters = self.dense_parameters(stage) + self.expert_parameters(stage)
+            gathered = np.where(stays_gathered, parameters * recipe.parameter_gather_bytes, gathered)
         if is_quantised(self.workload):
             weights = self._quantised_bytes(stage)
         if batch.parameter_offload.any():

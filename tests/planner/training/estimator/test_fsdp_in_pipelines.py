@@ -1,0 +1,70 @@
+"""FSDP under a pipeline: what PyTorch keeps unsharded over micro-batches, and what it moves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from core_cases import DENSE, configured, machine_with, problem_of
+
+from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.problem.problem import TrainingProblem
+
+DATA, STAGES, MICRO_BATCHES = 8, 4, 16
+TRANSFERS = "data-parallel communication"
+FP32, HALF = 4.0, 2.0
+
+
+def question(*, is_fsdp: bool = True) -> TrainingProblem:
+    devices = DATA * STAGES
+    problem = problem_of(
+        DENSE, num_devices=devices, global_batch_size=DATA * MICRO_BATCHES, machine=machine_with(devices)
+    )
+    calibration = problem.calibration.with_time(fully_sharded_overlap=0.0, data_parallel_window=0.0)
+    recipe = replace(
+        calibration.recipe,
+        weight_bytes=FP32,
+        gradient_bytes=FP32,
+        gradient_reduce_bytes=FP32,
+        parameter_gather_bytes=HALF,
+        is_fsdp=is_fsdp,
+    )
+    return replace(problem, calibration=replace(calibration, recipe=recipe))
+
+
+def priced(zero_stage: int, *, stages: int = STAGES, is_fsdp: bool = True) -> Priced:
+    problem = question(is_fsdp=is_fsdp)
+    data = DATA * STAGES // stages
+    config = configured(problem, zero_stage=zero_stage, data_parallel=data, pipeline_parallel=stages)
+    return price(problem, config)
+
+
+def parameters() -> float:
+    """Parameters of the fullest stage, from what ZeRO 0 keeps of them."""
+    return priced(0).worst_stage.components["weights"] / FP32
+
+
+@pytest.mark.parametrize("zero_stage", [2, 3])
+def test_a_stage_keeps_whole_parameters_and_gradients(zero_stage: int) -> None:
+    """Six bytes a parameter more than the shards: a 16-bit copy and a sum of fp32 gradients."""
+    found = priced(zero_stage).worst_stage.components
+    each = parameters()
+    assert found["weights"] == pytest.approx(each * (FP32 / DATA + HALF), rel=1e-6)
+    assert found["gradients"] == pytest.approx(each * FP32, rel=1e-6)
+
+
+def test_without_a_pipeline_gradients_are_scattered_at_once() -> None:
+    alone = priced(2, stages=1).worst_stage.components
+    whole = priced(0, stages=1).worst_stage.components
+    assert alone["gradients"] == pytest.approx(whole["gradients"] / (DATA * STAGES), rel=1e-6)
+    assert alone["weights"] == pytest.approx(whole["weights"] / FP32 * (FP32 / (DATA * STAGES) + HALF), rel=1e-6)
+
+
+def test_a_pipeline_scatters_once_a_step() -> None:
+    """ZeRO-3 gathers once per micro-batch; gradients cross the links once, as with ZeRO-2."""
+    problem = question()
+    other = question(is_fsdp=False)
+    config = configured(problem, zero_stage=3, data_parallel=DATA, pipeline_parallel=STAGES)
+    three, elsewhere = price(problem, config), price(other, config)
+    two = priced(2)
+    assert two.breakdown_s[TRANSFERS] < three.breakdown_s[TRANSFERS] < elsewhere.breakdown_s[TRANSFERS]
