@@ -25,6 +25,8 @@ class Unstated:
             the last stages; otherwise as Megatron-LM's recipes do.
         peak_is_allocated: a peak is what tensors held (torch's ``max_memory_allocated``); otherwise what the device
             had in use, context and caches included.
+        splits_experts: experts are split over tensor-parallel ranks as layers are (Megatron-Core's default of
+            ``expert_tensor_parallel_size``); otherwise whole.
         is_eager: memory-bound operators run one by one unless ``torch.compile`` is named; otherwise they are fused.
     """
 
@@ -33,6 +35,7 @@ class Unstated:
     sequence_parallel: bool = True
     deals_evenly: bool = False
     peak_is_allocated: bool = False
+    splits_experts: bool = False
     is_eager: bool = False
 
 
@@ -44,6 +47,7 @@ class Recipe:
         framework: our name.
         observed_as: names in published measurements.
         mixed_precision_mode: the mode of this behaviour, where the framework has a switch; empty where it has none.
+        precisions: those of this behaviour, where a later one has the same name and more; empty for all.
         calibrated_as: the framework whose constants it has: another one where it shares them.
         relatives: whose constants to take on hardware where the framework itself was not measured, best first.
         unstated: see :class:`Unstated`.
@@ -54,6 +58,7 @@ class Recipe:
     observed_as: tuple[str, ...]
     calibrated_as: str
     mixed_precision_mode: str = ""
+    precisions: tuple[str, ...] = ()
     relatives: tuple[str, ...] = ()
     unstated: Unstated = field(default_factory=Unstated)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
@@ -82,9 +87,19 @@ def recipe_named(framework: str) -> Recipe:
     return Recipe(framework=framework, observed_as=(framework,), calibrated_as=framework)
 
 
-def recipe_observed_as(name: str, mixed_precision_mode: str | None = None) -> Recipe:
-    """The framework that a measurement calls ``name``; of several entries that with its mixed-precision mode."""
-    found = [recipe for recipe in recipes().values() if name in recipe.observed_as]
+def recipe_observed_as(name: str, *, precision: str, mixed_precision_mode: str | None = None) -> Recipe:
+    """The framework that a measurement calls ``name``.
+
+    Args:
+        name: as published.
+        precision: of the run; it tells behaviours apart that have the same name.
+        mixed_precision_mode: of frameworks that have such a switch; None where it is not stated.
+    """
+    named = [recipe for recipe in recipes().values() if name in recipe.observed_as]
+    found = sorted(
+        (recipe for recipe in named if not recipe.precisions or precision in recipe.precisions),
+        key=lambda recipe: not recipe.precisions,
+    )
     for recipe in found:
         if recipe.mixed_precision_mode and recipe.mixed_precision_mode == mixed_precision_mode:
             return recipe

@@ -32,6 +32,9 @@ COPIES_RESTACKED = 4.0
 # ones stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
 COPIES_OVERLAPPED = 2.0
 
+# Share of a layer's kernel launches that are its forward pass: a product's backward is two products.
+FORWARD_LAUNCHES = 1.0 / 3.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerTimes:
@@ -92,16 +95,16 @@ class LayerModel:
             "expert-parallel communication": self._expert_parallel_s(kind, again),
         }
         device = sum(parts.values(), zero)
-        total = np.sqrt(device**2 + np.asarray(self._host_s(kind)) ** 2)
+        total = np.sqrt(device**2 + self._host_s(kind, again) ** 2)
         return LayerTimes(parts={**parts, "kernel-launch overhead": total - device}, total_s=total)
 
-    def _host_s(self, kind: LayerKind) -> FloatArray:
-        """Kernel-launch overhead of one layer, forward and backward."""
+    def _host_s(self, kind: LayerKind, again: FloatArray) -> FloatArray:
+        """Kernel-launch overhead of one layer, forward and backward; ``again``: how often the forward is repeated."""
         constants, practice = self.calibration.time, self.workload.practice
         waits = kind.is_moe and not self.workload.drops_tokens
         host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
         left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
-        return np.asarray(host) * left[practice.launches]
+        return np.asarray(host * left[practice.launches] * (1.0 + FORWARD_LAUNCHES * again))
 
     def _tensor_parallel_s(self, recompute_full: FloatArray) -> FloatArray:
         """Exposed time of a layer's tensor-parallel collectives.

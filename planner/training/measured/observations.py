@@ -44,6 +44,8 @@ SCHEDULES = {
 }
 # LoRA rank of observations that fine-tune adapters without stating their rank: that of the MLPerf benchmark.
 DEFAULT_LORA_RANK = 16
+# How formats of frozen four-bit weights begin.
+FOUR_BITS = ("nf4", "int4", "fp4")
 # How a source marks mixtures of experts that drop the tokens beyond an expert's capacity.
 DROPPING_MARK = "(tokendrop)"
 # torchtitan's checkpointing of every second layer: as many layers as half of each chunk.
@@ -118,14 +120,16 @@ class ObservationReader(MachineReader):
     def _training_run(self, row: Mapping[str, Any], calibration: Calibration) -> ObservedRun:
         sections = ("model", "hardware", "framework", "parallelism", "workload")
         model, hardware, framework, choices, workload = (Section(row, name) for name in sections)
+        precision = _precision(row)
         recipe = recipe_observed_as(
-            framework.text("name"), str(choices.values.get("mixed_precision_mode") or "") or None
+            framework.text("name"),
+            precision=precision,
+            mixed_precision_mode=str(choices.values.get("mixed_precision_mode") or "") or None,
         )
         shape = shape_from_observation(model.values)
         machine = self.machine(hardware)
-        phase = workload.one_of("phase", {phase.value: phase for phase in Phase}, Phase.PRETRAINING.value)
+        phase = _phase(workload)
         lora = Section(model.values, "lora", required=False)
-        precision = _precision(row)
         practice, unstated_switches = observed_practice(row, choices, precision, phase)
         problem = TrainingProblem(
             shape=shape,
@@ -163,6 +167,17 @@ class ObservationReader(MachineReader):
             filled=filled + unstated_switches,
             expects_oom=bool(measured.get("oom", False)),
         )
+
+
+def _phase(workload: Section) -> Phase:
+    """What is trained; adapters on weights frozen in four bits are a phase of their own."""
+    phase = workload.one_of("phase", {phase.value: phase for phase in Phase}, Phase.PRETRAINING.value)
+    frozen = str(workload.values.get("quantization") or "")
+    if not frozen or phase is Phase.QLORA:
+        return phase
+    if phase is Phase.LORA and frozen.startswith(FOUR_BITS):
+        return Phase.QLORA
+    raise UnsupportedError(f"{phase.value} on weights frozen in {shown(frozen)} is not modelled")
 
 
 def _precision(row: Mapping[str, Any]) -> str:
@@ -224,7 +239,7 @@ def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple
     micro = choices.whole("micro_batch_size", choices.whole("per_device_batch_size", 1))
     zero = _zero_stage(choices, filled, recipe)
     chunks = choices.whole("virtual_pipeline_stages", 1) if pipeline > 1 else 1
-    expert, expert_tensor = _expert_degrees(problem, choices, tensor * context * data)
+    expert, expert_tensor = _expert_degrees(problem, choices, recipe, tensor, tensor * context * data)
     recompute = _recompute(choices, filled, recipe)
     layers = _layers(problem, choices, recipe, pipeline * chunks)
     config = TrainingConfig(
@@ -251,9 +266,15 @@ def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple
     return config, tuple(filled)
 
 
-def _expert_degrees(problem: TrainingProblem, choices: Section, stage_devices: int) -> tuple[int, int]:
+def _expert_degrees(
+    problem: TrainingProblem, choices: Section, recipe: Recipe, layer_tensor: int, stage_devices: int
+) -> tuple[int, int]:
     """Expert and expert-tensor parallelism, checked against the experts and the devices of a stage."""
-    expert, tensor = choices.whole("expert_parallel", 1), choices.whole("expert_tensor_parallel", 1)
+    expert = choices.whole("expert_parallel", 1)
+    splits = recipe.unstated.splits_experts and problem.shape.moe is not None
+    # Where that does not divide the devices, the run must have asked for whole experts.
+    usual = layer_tensor if splits and stage_devices % (expert * layer_tensor) == 0 else 1
+    tensor = choices.whole("expert_tensor_parallel", usual)
     if problem.shape.moe is not None and problem.shape.moe.num_experts % expert:
         raise UnsupportedError(f"expert_parallel {expert} does not divide {problem.shape.moe.num_experts} experts")
     if stage_devices % (expert * tensor):

@@ -19,7 +19,7 @@ from meshplan.catalogs.constants.framework_recipes import recipe_named, recipe_o
     ],
 )
 def test_a_measurement_finds_its_recipe(name: str, mode: str | None, framework: str) -> None:
-    assert recipe_observed_as(name, mode).framework == framework
+    assert recipe_observed_as(name, precision="bf16", mixed_precision_mode=mode).framework == framework
 
 
 def test_megatron_bridge_reduces_gradients_in_16_bits_and_shares_its_constants() -> None:
@@ -32,3 +32,10 @@ def test_pure_mode_reduces_gradients_in_16_bits_and_shares_its_constants() -> No
     pure, usual = recipe_named("composer-pure"), recipe_named("composer")
     assert (pure.recipe.gradient_reduce_bytes, usual.recipe.gradient_reduce_bytes) == (2, 4)
     assert pure.calibrated_as == usual.calibrated_as == "composer"
+
+
+@pytest.mark.parametrize(("precision", "framework"), [("fp16", "megatron-2022"), ("fp8", "megatron")])
+def test_a_name_that_changed_its_behaviour_is_told_apart_by_what_only_the_later_one_can(
+    precision: str, framework: str
+) -> None:
+    assert recipe_observed_as("Megatron-LM", precision=precision).framework == framework
