@@ -62,7 +62,7 @@ class MachineReader:
         if not nodes:
             raise UnsupportedError(f"the catalog has no node type with {device.slug}, so its links are unknown")
         num_devices = hardware.whole("num_devices")
-        per_host = hardware.whole("devices_per_node", nodes[0].devices_per_host)
+        per_host = hardware.whole("devices_per_node", _first_that_holds(nodes, num_devices).devices_per_host)
         node = _typical_node([node for node in nodes if node.devices_per_host == per_host] or nodes)
         network = _network_bytes_per_s(str(hardware.values.get("inter_node") or ""), per_host)
         slices = hardware.whole("slices", 0, least=0, most=num_devices)
@@ -95,6 +95,15 @@ def _used_of_domain(num_devices: int, domain: int, per_host: int) -> int:
     fewest = -(-num_devices // domain)
     equal = (count for count in range(fewest, num_devices // per_host + 1) if num_devices % (count * per_host) == 0)
     return num_devices // next(equal, fewest)
+
+
+def _first_that_holds(nodes: list[NodeType], num_devices: int) -> NodeType:
+    """The first node type that holds a run of so many devices, else the largest.
+
+    The catalog also has nodes rented with a single device: they hold no run of several, which no network would join.
+    """
+    largest = max(node.devices_per_host for node in nodes)
+    return next(node for node in nodes if node.devices_per_host >= min(num_devices, largest))
 
 
 def _typical_node(nodes: list[NodeType]) -> NodeType:

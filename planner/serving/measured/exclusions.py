@@ -1,13 +1,12 @@
-"""Published serving runs that are excluded from errors and fits, by rules that look at the rows alone.
+"""Published serving runs that are excluded from errors and fits, by rules that look at one row alone.
 
-A rule reads what the publisher says of a row, or compares measurements with each other; none uses a prediction.
-``validate`` still predicts and lists the rows, with the reason.
+A rule reads what the publisher says of the row, or what it measured; none uses a prediction, and none excludes a row
+for what another row of its server shows. ``validate`` still predicts and lists the rows, with the reason.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -29,35 +28,12 @@ SICK_TTFT_S, SICK_CONCURRENCY, SICK_TOKENS = 5.0, 32, 32 * 8192
 def exclusions(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Id → reason, for the excluded rows."""
     found: dict[str, str] = {}
-    curves: dict[tuple[Any, ...], list[Mapping[str, Any]]] = defaultdict(list)
     for row in rows:
         if row.get("task") == "serving" and isinstance(row.get("id"), str):
-            if _predicts_tokens(row):
-                found[row["id"]] = PREDICTS_TOKENS
-            else:
-                curves[curve_of(row)].append(row)
-    for members in curves.values():
-        for applies, reason in _RULES:
-            if any(applies(row) for row in members):
-                found |= {row["id"]: reason for row in members}
-                break
+            reason = next((reason for applies, reason in _RULES if applies(row)), None)
+            if reason is not None:
+                found[row["id"]] = reason
     return found
-
-
-def curve_of(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What identifies one server as it was started: rows with the same key differ in concurrency or lengths only."""
-    section = _section(row)
-    server = next((part.strip() for part in section.split(";") if "config_id" in part), "")
-    workload = {key: value for key, value in _part(row, "workload").items() if key in ("quantization", "disaggregated")}
-    parts = [
-        row.get("group"),
-        server,
-        row.get("precision"),
-        _part(row, "framework"),
-        _part(row, "parallelism"),
-        workload,
-    ]
-    return tuple(repr(part) for part in parts)
 
 
 def _part(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -93,8 +69,8 @@ def _is_sick(row: Mapping[str, Any]) -> bool:
     return ttft >= SICK_TTFT_S and concurrency <= SICK_CONCURRENCY and concurrency * length <= SICK_TOKENS
 
 
-# Rules that exclude all rows of a server if one row matches.
 _RULES: tuple[tuple[Callable[[Mapping[str, Any]], bool], str], ...] = (
+    (_predicts_tokens, PREDICTS_TOKENS),
     (_is_planner_check, "planner self-check: the stated concurrency was not held"),
     (_is_sick, "sick server: seconds to the first token at a concurrency of 32 or less"),
 )

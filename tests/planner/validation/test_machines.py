@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from meshplan.planner.validation.machines import _network_bytes_per_s
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.validation.fields import Section
+from meshplan.planner.validation.machines import MachineReader, _network_bytes_per_s
 
 GB = 1e9
 
@@ -26,3 +30,14 @@ GB = 1e9
 )
 def test_published_networks(text: str, expected: float | None) -> None:
     assert _network_bytes_per_s(text, 8) == expected
+
+
+@pytest.mark.parametrize("num_devices", [1, 4, 8])
+def test_a_run_of_several_devices_is_not_read_as_single_nodes_without_a_network(
+    num_devices: int, tmp_path: Path
+) -> None:
+    """The catalog also has this device rented alone; four of them that talk to each other stand in one box."""
+    catalog = Catalog.open(str(tmp_path / "catalog.sqlite"))
+    row = {"hardware": {"device": "a100-pcie-80gb", "num_devices": num_devices}}
+    machine = MachineReader(catalog).machine(Section(row, "hardware"))
+    assert machine.domain_size >= num_devices
