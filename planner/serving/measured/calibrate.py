@@ -72,7 +72,7 @@ def calibrate_serving(
     folds: dict[str, list[HeldOut]] = {}
     for name, together in TOGETHER.items():
         log(f"{name} held out")
-        folds[name] = _left_out(rows, together, theta, lambda kept: solve(linear, owners, prior, kept=kept))
+        folds[name] = _left_out(rows, together, lambda kept: solve(linear, owners, prior, kept=kept))
     found = [item for items in folds.values() for item in items]
     return Calibrated(
         calibrations=_sets(rows, theta, found, source=source, date=date or today()),
@@ -84,17 +84,17 @@ def calibrate_serving(
 def _left_out(
     rows: Sequence[Row],
     together: Callable[[Row], Hashable],
-    theta: Callable[[Key], FloatArray],
     solved: Callable[[Callable[[Row], bool]], Callable[[Key], FloatArray]],
 ) -> list[HeldOut]:
     """Every row predicted by what was solved for without those that are left out together with it.
 
-    The problem stays linearised where all rows led; the rows that are left out are simulated, not linear.
+    The problem stays linearised where all rows led, but the solution is not held near theirs: that would tell what the
+    rows that are left out say. These are simulated, not linear.
     """
 
     def without(left: Hashable) -> tuple[Callable[[Key], FloatArray], set[Key]]:
         remaining = {row.key for row in rows if together(row) != left}
-        return _limited(theta, solved(lambda row: together(row) != left)), remaining
+        return solved(lambda row: together(row) != left), remaining
 
     return leave_one_out(
         sorted(rows, key=lambda row: row.group),
