@@ -90,7 +90,7 @@ test-netns: $(TORCH_STAMP)  ## profiler and a training run over network namespac
 	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
 
 # Which published runs the shipped constants are fitted to: files of the folder OBSERVATIONS, by kind and source. Fits of
-# training take 2 CPU-minutes, those of serving 20. Traces of serving runs lie in TRACES.
+# training take 2 CPU-minutes, those of serving 12. Traces of serving runs lie in TRACES.
 OBSERVATIONS ?= observations
 TRACES ?= $(OBSERVATIONS)/../traces
 FITTED_TRAINING := internevo korthikanti mlperf maxtext-tpu mpt megatron-bridge sc21 oneflow zero-bubble sailor \

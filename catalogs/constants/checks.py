@@ -62,6 +62,9 @@ def _errors(document: Mapping[str, Any]) -> Iterator[str]:
         return
     if errors and set(errors) != {"ttft", "tpot", "throughput"}:
         yield f"error_p90 must hold ttft, tpot and throughput, not {', '.join(map(str, errors))}"
+    basis = document.get("basis", {})
+    if not isinstance(basis, Mapping) or not all(isinstance(text, str) for text in (*basis, *basis.values())):
+        yield f"basis must map metrics to texts, not {basis!r}"
     found = {f"error_p90.{name}": value for name, value in errors.items()}
     found |= {name: document[name] for name in ("time_error_p90", "moe_time_error_p90") if name in document}
     for name, value in found.items():

@@ -46,7 +46,8 @@ class ServingCalibration:
         architecture: hardware generation, such as ``hopper``; ``any`` for the global set.
         constants: see :class:`ServingConstants`.
         error_p90: metric (``ttft``, ``tpot``, ``throughput``) → 90th percentile of |log(measured/predicted)| on runs
-            held out by group; the half-width of intervals, in the logarithm.
+            held out; the half-width of intervals, in the logarithm.
+        basis: metric → the runs that its error was taken on: an engine on a generation, an engine, all engines.
         num_runs: runs behind the fit; 0 where nothing was fitted.
         source: which observations, with their version.
         date: day of the fit, ISO 8601.
@@ -56,6 +57,7 @@ class ServingCalibration:
     architecture: str
     constants: ServingConstants = field(default_factory=ServingConstants)
     error_p90: Mapping[str, float] = field(default_factory=lambda: {"ttft": 1.0, "tpot": 0.45, "throughput": 0.45})
+    basis: Mapping[str, str] = field(default_factory=dict)
     num_runs: int = 0
     source: str = ""
     date: str = ""

@@ -26,6 +26,9 @@ SERVING_ERRORS = (
     Column(key="set", title="Serving constants of"),
     Column(key="metric", title="Metric"),
     *STATISTICS,
+    Column(
+        key="inside", title="inside interval", right=True, text=lambda share: "" if share is None else percent(share)
+    ),
 )
 MEMORY = (
     Column(key="set", title="Memory of"),
@@ -117,14 +120,23 @@ def training_sets(result: Calibrated[Any], source: str) -> FittedSets:
 
 def serving_sets(result: Calibrated[Any], source: str, *, own: bool) -> FittedSets:
     """Sets of serving constants; errors of a user's ``own`` runs, which are few, are also given by group."""
-    errors = _serving_errors(result.held_out, own=own)
+    errors, by_group = (_serving_errors(items, own=own) for items in (result.held_out, result.by_group))
+    title = "|error| on held-out serving runs" + ("" if own else ", their whole source held out")
     return FittedSets(
         kind="serving",
         title="serving constants",
         source=source,
         names=[item.engine for item in result.calibrations],
         documents=[item.to_document() for item in result.calibrations],
-        tables=(Table("held_out", "|error| on held-out serving runs", SERVING_ERRORS, errors),),
+        tables=(
+            Table("held_out", title, SERVING_ERRORS, errors),
+            Table(
+                "by_group",
+                "\n|error| on held-out serving runs, their model and device held out",
+                SERVING_ERRORS,
+                by_group,
+            ),
+        ),
     )
 
 
@@ -175,7 +187,16 @@ def _serving_errors(held_out: Iterable[HeldOut], *, own: bool) -> list[dict[str,
             sets.setdefault((name, item.metric), []).append(item)
     order = {"all": 0, "source": 1}
     keys = sorted(sets, key=lambda key: (order.get(key[0].split(" ", maxsplit=1)[0], 2), key))
-    return [{"set": name, "metric": metric, **_statistics(sets[name, metric])} for name, metric in keys]
+    return [
+        {"set": name, "metric": metric, **_statistics(sets[name, metric]), "inside": _inside(sets[name, metric])}
+        for name, metric in keys
+    ]
+
+
+def _inside(items: Sequence[HeldOut]) -> float | None:
+    """Share of measurements inside their interval; None where that is not judged."""
+    judged = [item.is_covered for item in items if item.is_covered is not None]
+    return sum(judged) / len(judged) if judged else None
 
 
 def _memory_errors(result: Calibrated[Any]) -> list[dict[str, Any]]:

@@ -248,11 +248,15 @@ def calibration_text(plan: Plan, width: int) -> str:
         if node_type not in used:
             continue
         errors = calibration["error_p90"]
-        shown = ", ".join(f"{name} ×/÷ {factor:.2f}" for name, factor in _factors(errors))
+        basis = calibration.get("basis", {})
+        shown = ", ".join(
+            f"{name} ×/÷ {factor:.2f}" + (f" (runs of {basis[name]})" if name in basis else "")
+            for name, factor in _factors(errors)
+        )
         if calibration["num_runs"]:
             runs = counted(calibration["num_runs"], "published run")
-            basis = f"{runs} ({calibration['engine']}, {calibration['architecture']})"
-            lines.append(f"Intervals on {node_type}: {shown}, 90 % of held-out runs; constants fitted to {basis}.")
+            fitted = f"{runs} ({calibration['engine']}, {calibration['architecture']})"
+            lines.append(f"Intervals on {node_type}: {shown}, 90 % of held-out runs; constants fitted to {fitted}.")
         else:
             lines.append(f"Intervals on {node_type}: {shown}, assumed: no constants are fitted for this engine here.")
     return "".join(paragraph(line, width) for line in lines)

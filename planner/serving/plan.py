@@ -258,6 +258,7 @@ def provenance(resolved: ResolvedServing) -> dict[str, Any]:
                 "architecture": calibration.architecture,
                 "num_runs": calibration.num_runs,
                 "error_p90": dict(calibration.error_p90),
+                "basis": dict(calibration.basis),
                 "source": calibration.source,
                 "date": calibration.date,
             }

@@ -137,6 +137,7 @@ class _Calibration(Section):
     architecture: Text
     num_runs: Count
     error_p90: dict[Text, Annotated[float, Field(ge=0.0, le=10.0)]]
+    basis: dict[Text, Text] = Field(default_factory=dict)
 
 
 class _Provenance(Section):

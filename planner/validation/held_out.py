@@ -40,6 +40,8 @@ class HeldOut:
         error: predicted / measured − 1.
         strategy: what kind of run it is, for summaries.
         is_moe: the model is a mixture of experts.
+        evidence: what the fit had still seen of its like, where intervals depend on that.
+        is_covered: the interval holds the measurement; None where that is not judged.
     """
 
     id: str
@@ -49,6 +51,13 @@ class HeldOut:
     error: float
     strategy: str = ""
     is_moe: bool = False
+    evidence: str = ""
+    is_covered: bool | None = None
+
+    @property
+    def source(self) -> str:
+        """Who published the run."""
+        return self.group.partition("|")[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +69,14 @@ class Calibrated(Generic[Constants]):
         held_out: every metric of every run, predicted without its group.
         unseen: every run predicted without its whole framework; empty where that is not asked.
         memory: framework → fit of the memory constants; empty where none was measured.
+        by_group: every metric of every run, predicted without its group, where ``held_out`` leaves whole sources out.
     """
 
     calibrations: tuple[Constants, ...]
     held_out: tuple[HeldOut, ...]
     unseen: tuple[HeldOut, ...] = ()
     memory: Mapping[str, Any] = field(default_factory=dict)
+    by_group: tuple[HeldOut, ...] = ()
 
 
 def leave_one_out(

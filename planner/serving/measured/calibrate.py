@@ -1,7 +1,8 @@
 """Fitting the serving constants to measured runs, and saying how well they carry over.
 
 The model is in :mod:`meshplan.planner.serving.measured.constants_fit`. *Published runs* give the sets that ship.
-*Error:* one (model, device) group is left out, all parts are solved for without it, and its runs are simulated anew.
+*Error:* a whole source is left out, all parts are solved for without it, and its runs are simulated anew; likewise one
+(model, device) group, one engine, one engine on one generation (:mod:`~meshplan.planner.serving.measured.evidence`).
 *A user's own runs* adapt the set of their engine, however few they are.
 """
 
@@ -10,8 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
 from meshplan.planner.core.arrays import FloatArray
@@ -26,16 +25,23 @@ from meshplan.planner.serving.measured.constants_fit import (
     refined,
     solve,
 )
+from meshplan.planner.serving.measured.evidence import (
+    FAMILY,
+    INTERVALS,
+    TOGETHER,
+    evidence_for,
+    half_width,
+    log_size,
+    with_coverage,
+)
 from meshplan.planner.serving.measured.prediction import PreparedRun
 from meshplan.planner.serving.resolve import ANY, ANY_ENGINE
 from meshplan.planner.validation.fitting import limited
 from meshplan.planner.validation.held_out import Calibrated, HeldOut, Key, leave_one_out, p90, refined_sets, today
 
 ITERATIONS = 3
-FEWEST_FOR_P90 = 8
-UNJUDGED_P90 = 1.0  # where no sample has enough runs
-# What intervals are given for → the metric whose error they take.
-INTERVALS = {"ttft": ("ttft_s",), "tpot": ("tpot_s",), "throughput": ("output_tokens_per_s", "latency_s")}
+FEWEST_OWN = 8  # held-out errors of own runs from which intervals are taken
+OWN_RUNS = "own runs"
 
 
 # --- published runs -------------------------------------------------------------------------------------------------
@@ -63,16 +69,38 @@ def calibrate_serving(
         log(f"fit {step + 1} of {ITERATIONS}: {len(rows)} runs")
         linear, owners = linearised(rows, theta)
         theta = _limited(theta, solve(linear, owners, prior))
-    log("held out")
-    # The runs that are left out are simulated, not linear.
-    held_out = leave_one_out(
-        sorted(rows, key=lambda row: row.group),
-        lambda row: row.group,
-        lambda group: _limited(theta, solve(linear, owners, prior, without=group)),
-        lambda row, without: row.held_out(without(row.key)),
-    )
+    folds: dict[str, list[HeldOut]] = {}
+    for name, together in TOGETHER.items():
+        log(f"{name} held out")
+        folds[name] = _left_out(rows, together, lambda kept: solve(linear, owners, prior, kept=kept))
+    found = [item for items in folds.values() for item in items]
     return Calibrated(
-        calibrations=_sets(rows, theta, held_out, source=source, date=date or today()), held_out=tuple(held_out)
+        calibrations=_sets(rows, theta, found, source=source, date=date or today()),
+        held_out=with_coverage(folds["source"], found),
+        by_group=tuple(folds["group"]),
+    )
+
+
+def _left_out(
+    rows: Sequence[Row],
+    together: Callable[[Row], Hashable],
+    solved: Callable[[Callable[[Row], bool]], Callable[[Key], FloatArray]],
+) -> list[HeldOut]:
+    """Every row predicted by what was solved for without those that are left out together with it.
+
+    The problem stays linearised where all rows led, but the solution is not held near theirs: that would tell what the
+    rows that are left out say. These are simulated, not linear.
+    """
+
+    def without(left: Hashable) -> tuple[Callable[[Key], FloatArray], set[Key]]:
+        remaining = {row.key for row in rows if together(row) != left}
+        return solved(lambda row: together(row) != left), remaining
+
+    return leave_one_out(
+        sorted(rows, key=lambda row: row.group),
+        together,
+        without,
+        lambda row, fitted: row.held_out(fitted[0](row.key), evidence_for(row.key, fitted[1])),
     )
 
 
@@ -85,7 +113,7 @@ def _limited(old: Callable[[Key], FloatArray], new: Callable[[Key], FloatArray])
 
 
 def _sets(
-    rows: Sequence[Row], theta: Callable[[Key], FloatArray], held_out: Sequence[HeldOut], *, source: str, date: str
+    rows: Sequence[Row], theta: Callable[[Key], FloatArray], found: Sequence[HeldOut], *, source: str, date: str
 ) -> tuple[ServingCalibration, ...]:
     seen = Counter(row.key for row in rows)
     engines = sorted({engine for engine, _ in seen})
@@ -95,28 +123,19 @@ def _sets(
 
     def made(key: Key) -> ServingCalibration:
         engine, generation = key
-        of_engine = [item for item in held_out if not engine or item.key[0] == engine]
-        own = [item for item in of_engine if not generation or item.key[1] == generation]
+        widths = {name: half_width(name, key, evidence_for(key, seen), found) for name in INTERVALS}
         return ServingCalibration(
             engine=engine or ANY_ENGINE,
             architecture=generation or ANY,
             constants=PARAMETERS.replaced(ServingConstants(), theta(key)),
-            error_p90={name: _p90(metrics, own, of_engine, held_out) for name, metrics in INTERVALS.items()},
+            error_p90={name: width for name, (width, _) in widths.items()},
+            basis={name: basis for name, (_, basis) in widths.items()},
             num_runs=sum(count for (e, g), count in seen.items() if engine in ("", e) and generation in ("", g)),
             source=source,
             date=date,
         )
 
     return tuple(made(key) for key in keys)
-
-
-def _p90(metrics: Sequence[str], *samples: Sequence[HeldOut]) -> float:
-    """90th percentile of |ln(predicted/measured)| in the first sample with enough runs."""
-    sizes = (
-        [float(abs(np.log1p(max(item.error, -0.999)))) for item in sample if item.metric in metrics]
-        for sample in samples
-    )
-    return p90(sizes, fewest=FEWEST_FOR_P90, otherwise=UNJUDGED_P90)
 
 
 # --- a user's own runs ----------------------------------------------------------------------------------------------
@@ -156,15 +175,21 @@ def refine_serving(
             return PARAMETERS.vector(refined(others, start.constants, free) if others else start.constants)
 
         found = leave_one_out(members, together, without, lambda row, theta: row.held_out(theta))
-        is_enough = len(found) >= FEWEST_FOR_P90
+        is_enough = len(found) >= FEWEST_OWN
+        own = {
+            name: p90(
+                [[log_size(item) for item in found if FAMILY[item.metric] == name]],
+                fewest=FEWEST_OWN,
+                otherwise=start.error_p90[name],
+            )
+            for name in INTERVALS
+        }
         made = replace(
             start,
             engine=members[0].key[0],
             constants=refined(members, start.constants, free),
-            error_p90={
-                name: _p90(metrics, found) if is_enough else start.error_p90[name]
-                for name, metrics in INTERVALS.items()
-            },
+            error_p90={name: own[name] if is_enough else start.error_p90[name] for name in INTERVALS},
+            basis=dict.fromkeys(INTERVALS, OWN_RUNS) if is_enough else start.basis,
         )
         return made, found
 

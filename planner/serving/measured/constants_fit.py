@@ -116,16 +116,22 @@ class Row:
             run.config.num_devices,
         )
 
+    @property
+    def source(self) -> str:
+        """Who published the run: the first part of its group."""
+        return self.group.partition("|")[0]
+
     def log_predicted(self, theta: FloatArray) -> FloatArray:
         """Ln f at θ; NaN where the run does not fit the device."""
         values = self.prepared.predicted(PARAMETERS.replaced(ServingConstants(), theta))
         return np.array([np.log(values[name]) if name in values else np.nan for name in self.metrics])
 
-    def held_out(self, theta: FloatArray) -> list[HeldOut]:
-        """The error of each metric under constants that were fitted without the run."""
+    def held_out(self, theta: FloatArray, evidence: str = "") -> list[HeldOut]:
+        """The error of each metric under constants that were fitted without the run, to such evidence as is named."""
         errors = np.exp(self.log_predicted(theta) - self.log_measured) - 1.0
+        run = self.prepared.run
         return [
-            HeldOut(id=self.prepared.run.id, group=self.group, key=self.key, metric=name, error=float(error))
+            HeldOut(id=run.id, group=self.group, key=self.key, metric=name, error=float(error), evidence=evidence)
             for name, error in zip(self.metrics, errors, strict=True)
             if np.isfinite(error)
         ]
@@ -152,7 +158,7 @@ def parts_of(key: Key) -> tuple[Part, ...]:
 
 
 def solve(
-    linear: Linear, owners: Sequence[Row], prior: FloatArray, *, without: str | None = None
+    linear: Linear, owners: Sequence[Row], prior: FloatArray, *, kept: Callable[[Row], bool] = lambda _: True
 ) -> Callable[[Key], FloatArray]:
     """The most probable parts, as a function from keys to θ.
 
@@ -160,9 +166,9 @@ def solve(
         linear: metrics of runs, from :func:`linearised`.
         owners: the run of each metric.
         prior: mean of μ.
-        without: group that is left out.
+        kept: rows that are not left out.
     """
-    chosen = [i for i, row in enumerate(owners) if row.group != without]
+    chosen = [i for i, row in enumerate(owners) if kept(row)]
     parts = sorted({part for i in chosen for part in parts_of(owners[i].key)} | {("", "")})
     offset = {part: i * len(SPREAD) for i, part in enumerate(parts)}
     size = len(SPREAD)

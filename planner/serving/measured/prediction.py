@@ -18,7 +18,7 @@ from meshplan.planner.serving.simulation.metrics import Metrics, summarize
 from meshplan.planner.serving.simulation.run import ServingRun
 
 # Latency and percentile in the observation format → in simulated metrics.
-LATENCIES = {"ttft": "ttft", "tpot": "tpot", "latency": "e2e"}
+LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "latency": "e2e"}
 PERCENTILES = {"": "mean", "_median": "p50", "_p90": "p90", "_p95": "p95", "_p99": "p99"}
 # Metrics that constants are fitted to: those that a benchmark measures independently of each other, by arrival.
 FITTED_METRICS: Mapping[Arrival, tuple[str, ...]] = {

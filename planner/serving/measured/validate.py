@@ -26,6 +26,8 @@ ServingCalibrationOf = Callable[[str, str], ServingCalibration]
 # Disaggregated runs with more requests in flight are summarised separately: their time to first token is the queue in
 # front of whichever pool is saturated, a small difference between two large rates.
 MOST_IN_FLIGHT = 128
+# First word of a metric → whose interval it takes; a tail has that of the mean, as too few rows print tails.
+INTERVAL_OF = {"ttft": "ttft", "tpot": "tpot", "itl": "tpot"}
 DOES_NOT_FIT = "not every request fits: weights and KV cache exceed the memory that the engine takes"
 
 
@@ -76,7 +78,7 @@ def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, exc
 
 def _interval(calibration: ServingCalibration, metric: str, value: float) -> Interval:
     kind = metric.split("_", maxsplit=1)[0]
-    factor = math.exp(calibration.error_p90[kind if kind in calibration.error_p90 else "throughput"])
+    factor = math.exp(calibration.error_p90[INTERVAL_OF.get(kind, "throughput")])
     return Interval(value=value, low=value / factor, high=value * factor)
 
 
