@@ -90,11 +90,11 @@ test-netns: $(TORCH_STAMP)  ## profiler and a training run over network namespac
 	$(TORCH_VENV)/bin/pytest -m 'netns or torch'
 
 # Which published runs the shipped constants are fitted to: files of the folder OBSERVATIONS, by kind and source. Fits of
-# training take 2 CPU-minutes, those of serving 12. Traces of serving runs lie in TRACES.
+# training take 8 CPU-minutes, those of serving 12. Traces of serving runs lie in TRACES.
 OBSERVATIONS ?= observations
 TRACES ?= $(OBSERVATIONS)/../traces
 FITTED_TRAINING := internevo korthikanti mlperf maxtext-tpu mpt megatron-bridge sc21 oneflow zero-bubble sailor \
-  megatron-core-moe torchtitan
+  megatron-core-moe torchtitan dgxc nemo nemo-automodel alpa qwen-finetune torchtune megatron-moe-modelzoo ms-swift litgpt
 FITTED_SERVING := argonne splitwise trtllm-v0.14 trtllm-v0.5 silicon-aggregated dstack-static
 
 constants: $(RUN_STAMP)  ## fit the shipped constants of training and serving anew, from a folder: OBSERVATIONS=…

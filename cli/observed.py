@@ -35,11 +35,18 @@ class Observed(Generic[Run]):
 
 
 def training_runs(rows: Iterable[Mapping[str, Any]], catalog: Catalog) -> Observed[ObservedRun]:
-    """The training runs among observations."""
+    """The training runs among observations, without those that are excluded from errors."""
+    from meshplan.planner.training.measured.exclusions import exclusion
     from meshplan.planner.training.measured.observations import ObservationReader
 
+    reader = ObservationReader(catalog)
+
+    def read(row: Mapping[str, Any]) -> ObservedRun | None:
+        run = reader.training_run(row)
+        return None if exclusion(run) else run
+
     training = [row for row in rows if row.get("task") == "training"]
-    return _readable(training, ObservationReader(catalog).training_run, name="runs", verb="priced")
+    return _readable(training, read, name="runs", verb="priced")
 
 
 def serving_runs(rows: Sequence[Mapping[str, Any]], catalog: Catalog, traces: Path | None) -> Observed[PreparedRun]:

@@ -8,7 +8,13 @@ from dataclasses import fields
 from typing import Any
 
 from meshplan.catalogs.constants.serving import ServingCalibration, ServingConstants
-from meshplan.catalogs.constants.training import Calibration, FrameworkRecipe, MemoryConstants, TimeConstants
+from meshplan.catalogs.constants.training import (
+    KINDS_OF_WORK,
+    Calibration,
+    FrameworkRecipe,
+    MemoryConstants,
+    TimeConstants,
+)
 from meshplan.catalogs.errors import closest_names, did_you_mean
 
 # Wide on purpose: a decade or more around everything that was fitted.
@@ -49,27 +55,30 @@ def calibration_problems(framework: object, architecture: object, document: Mapp
     runs = document.get("num_runs", 0)
     if not isinstance(runs, int) or isinstance(runs, bool) or not 0 <= runs <= _MOST_SAMPLES:
         yield f"num_runs must be a whole number of at least 0, not {runs!r}"
-    yield from _errors(document)
+    yield from _errors(document, serves=serves)
     for name in _TEXTS:
         if not isinstance(document.get(name, ""), str):
             yield f"{name} must be a text, not {document[name]!r}"
 
 
-def _errors(document: Mapping[str, Any]) -> Iterator[str]:
-    errors = document.get("error_p90", {})
-    if not isinstance(errors, Mapping):
-        yield f"error_p90 must map metrics to errors, not {errors!r}"
-        return
-    if errors and set(errors) != {"ttft", "tpot", "throughput"}:
-        yield f"error_p90 must hold ttft, tpot and throughput, not {', '.join(map(str, errors))}"
-    basis = document.get("basis", {})
-    if not isinstance(basis, Mapping) or not all(isinstance(text, str) for text in (*basis, *basis.values())):
+def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
+    """Problems of the intervals' half-widths, and of the words for what they rest on."""
+    wanted = ("ttft", "tpot", "throughput") if serves else KINDS_OF_WORK
+    for name in ("error_p90",) if serves else ("error_p90", "related_error_p90", "cluster_error_p90"):
+        errors = document.get(name, {})
+        if not isinstance(errors, Mapping):
+            yield f"{name} must map {'metrics' if serves else 'kinds of work'} to errors, not {errors!r}"
+            continue
+        if errors and set(errors) != set(wanted):
+            yield f"{name} must hold {', '.join(wanted)}, not {', '.join(map(str, errors))}"
+        for key, value in errors.items():
+            if not _is_number(value) or not 0.0 <= value <= _MOST_ERROR:
+                yield f"{name}.{key} must be within 0 and {_MOST_ERROR:g}, not {value!r}"
+    basis = document.get("basis", {} if serves else "")
+    if serves and not (isinstance(basis, Mapping) and all(isinstance(text, str) for text in (*basis, *basis.values()))):
         yield f"basis must map metrics to texts, not {basis!r}"
-    found = {f"error_p90.{name}": value for name, value in errors.items()}
-    found |= {name: document[name] for name in ("time_error_p90", "moe_time_error_p90") if name in document}
-    for name, value in found.items():
-        if not _is_number(value) or not 0.0 <= value <= _MOST_ERROR:
-            yield f"{name} must be within 0 and {_MOST_ERROR:g}, not {value!r}"
+    if not serves and not isinstance(basis, str):
+        yield f"basis must be a text, not {basis!r}"
 
 
 def _unknown(document: Mapping[str, Any], kind: type[Any], path: str) -> Iterator[str]:

@@ -11,11 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from enum import StrEnum
 from typing import Any
 
 from numpy.typing import NDArray
 
 Constant = float | NDArray[Any]
+
+
+# Kinds of work whose errors differ: pre-training and full fine-tuning of a dense model, adapters on frozen weights,
+# mixtures of experts.
+DENSE, ADAPTERS, EXPERTS = "dense", "adapters", "experts"
+KINDS_OF_WORK = (DENSE, ADAPTERS, EXPERTS)
+# Half-widths of intervals where nothing was fitted.
+ASSUMED_ERRORS: Mapping[str, float] = {DENSE: 0.35, ADAPTERS: 0.5, EXPERTS: 0.55}
+
+
+class Basis(StrEnum):
+    """What a set of constants was fitted to, the nearest to its user first."""
+
+    CLUSTER = "own runs"
+    FRAMEWORK = "framework and generation"
+    RELATED = "related framework"
+    ANY = "all frameworks"
+    LITERATURE = "literature"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,9 +167,12 @@ class Calibration:
         time: constants of the step time.
         memory: constants of the memory.
         recipe: documented behaviour of the framework.
-        time_error_p90: 90th percentile of |error| of a dense model's step time on runs held out by group; half-width
-            of the interval of what is predicted from this set.
-        moe_time_error_p90: the same for mixtures of experts.
+        error_p90: kind of work → half-width of the interval of a step time on a cluster whose runs nobody knows: the
+            interval is [predicted / (1 + w), predicted · (1 + w)] and holds 90 % of the runs of *sources held out
+            whole*.
+        related_error_p90: the same where the set stands in for a related framework.
+        cluster_error_p90: the same on a cluster that some runs are known from: what the user's own runs narrow it to.
+        basis: what the set was fitted to, as seen from whoever uses it: a :class:`Basis`.
         num_runs: published runs behind the fit; 0 where nothing was fitted.
         source: which observations, with their version.
         date: day of the fit, ISO 8601.
@@ -161,15 +183,17 @@ class Calibration:
     time: TimeConstants = field(default_factory=TimeConstants)
     memory: MemoryConstants = field(default_factory=MemoryConstants)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
-    time_error_p90: float = 0.35
-    moe_time_error_p90: float = 0.55
+    error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    related_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    cluster_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    basis: str = Basis.LITERATURE.value
     num_runs: int = 0
     source: str = ""
     date: str = ""
 
-    def error_p90(self, *, is_moe: bool) -> float:
-        """Half-width of the interval of a step time, as a fraction."""
-        return self.moe_time_error_p90 if is_moe else self.time_error_p90
+    def for_a_relative(self) -> Calibration:
+        """The set as a framework uses it that has no runs on this generation."""
+        return replace(self, error_p90=self.related_error_p90, basis=Basis.RELATED.value)
 
     def with_time(self, **constants: Constant) -> Calibration:
         """A copy with other time constants."""

@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 # Revision of migrations/versions that describes exactly the tables below.
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0003"
 
 metadata = MetaData()
 

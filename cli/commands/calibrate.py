@@ -27,8 +27,17 @@ app = typer.Typer(rich_markup_mode=None, add_completion=False)
 class HoldOut(StrEnum):
     """What is left out together."""
 
+    SOURCE = "source"
+    FRAMEWORK = "framework"
+    DEVICE = "device"
+    GROUP = "group"
     RUN = "run"
     LAYOUT = "layout"
+
+
+# What can be left out of the runs that all sets are fitted to, and of a user's own; the default first.
+OF_ALL_RUNS = (HoldOut.SOURCE, HoldOut.FRAMEWORK, HoldOut.DEVICE, HoldOut.GROUP)
+OF_OWN_RUNS = (HoldOut.RUN, HoldOut.LAYOUT, HoldOut.GROUP)
 
 
 @app.command()
@@ -47,8 +56,13 @@ def calibrate(
         typer.Option(metavar="DIR", help="Traces that serving runs replayed, named TYPE.csv[.gz].", show_default=False),
     ] = None,
     hold_out: Annotated[
-        HoldOut, typer.Option(help="What of your own serving runs is left out together when errors are taken.")
-    ] = HoldOut.RUN,
+        HoldOut | None,
+        typer.Option(
+            help="What is left out together when errors are taken: of your own runs run (default), layout or group; "
+            "from scratch, source (default), framework, device or group.",
+            show_default=False,
+        ),
+    ] = None,
     free: Annotated[
         str | None,
         typer.Option(
@@ -81,13 +95,30 @@ def calibrate(
 
     catalog = open_catalog(db)
     rows = [row for path in observations for row in read_rows(path)]
+    together = _held_out(hold_out, from_scratch=from_scratch)
     served = serving_runs(rows, catalog, traces)
     if served.runs:
-        fitted = _serving(served, catalog, None if from_scratch else hold_out.value, _serving_constants(free))
+        fitted = _serving(served, catalog, together, _serving_constants(free), from_scratch=from_scratch)
         _finish(fitted, catalog, form, dry_run=dry_run, export=export, force=force)
     if not served.runs or any(row.get("task") != "serving" for row in rows):
-        fitted = _training(training_runs(rows, catalog), catalog, from_scratch=from_scratch)
+        fitted = _training(training_runs(rows, catalog), catalog, together, from_scratch=from_scratch)
         _finish(fitted, catalog, form, dry_run=dry_run, export=export, force=force)
+
+
+def _held_out(asked: HoldOut | None, *, from_scratch: bool) -> str:
+    """What is left out together.
+
+    Raises:
+        SpecError: it cannot be left out of these runs.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
+
+    possible = OF_ALL_RUNS if from_scratch else OF_OWN_RUNS
+    if asked is not None and asked not in possible:
+        runs = "a fit from scratch" if from_scratch else "your own runs (without --from-scratch)"
+        message = f"{asked.value} cannot be left out of {runs}: choose {', '.join(item.value for item in possible)}"
+        raise SpecError([Problem(path="--hold-out", message=message)])
+    return (asked or possible[0]).value
 
 
 def _serving_constants(text: str | None) -> Sequence[str]:
@@ -107,15 +138,17 @@ def _serving_constants(text: str | None) -> Sequence[str]:
     return names
 
 
-def _serving(served: Observed[PreparedRun], catalog: Catalog, hold_out: str | None, free: Sequence[str]) -> FittedSets:
-    """Constants of serving engines, adapted to own runs; from scratch where ``hold_out`` is None."""
+def _serving(
+    served: Observed[PreparedRun], catalog: Catalog, hold_out: str, free: Sequence[str], *, from_scratch: bool
+) -> FittedSets:
+    """Constants of serving engines, fitted from scratch or adapted to own runs."""
     from meshplan.cli.reports.calibration import serving_sets
     from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
     from meshplan.planner.serving.resolve import serving_calibration
 
-    if hold_out is None:
+    if from_scratch:
         result = calibrate_serving(served.runs, source=served.source, log=log)
-        return serving_sets(result, served.source, own=False)
+        return serving_sets(result.headed_by(hold_out), served.source)
     result = refine_serving(
         served.runs,
         lambda *key: serving_calibration(catalog, *key),
@@ -123,10 +156,10 @@ def _serving(served: Observed[PreparedRun], catalog: Catalog, hold_out: str | No
         hold_out=hold_out,
         free=free,
     )
-    return serving_sets(result, served.source, own=True)
+    return serving_sets(result, served.source)
 
 
-def _training(trained: Observed[ObservedRun], catalog: Catalog, *, from_scratch: bool) -> FittedSets:
+def _training(trained: Observed[ObservedRun], catalog: Catalog, hold_out: str, *, from_scratch: bool) -> FittedSets:
     """Constants of training frameworks, fitted from scratch or adapted to own runs.
 
     Raises:
@@ -140,9 +173,11 @@ def _training(trained: Observed[ObservedRun], catalog: Catalog, *, from_scratch:
     if not trained.runs:
         raise SpecError([Problem(path="", message="no run in these files that can be priced")])
     if from_scratch:
-        result = calibrate(trained.runs, source=trained.source)
+        result = calibrate(trained.runs, source=trained.source, log=log).headed_by(hold_out)
     else:
-        result = refine(trained.runs, lambda *key: calibration_for(catalog, *key), source=trained.source)
+        result = refine(
+            trained.runs, lambda *key: calibration_for(catalog, *key), source=trained.source, hold_out=hold_out
+        )
     return training_sets(result, trained.source)
 
 

@@ -21,14 +21,15 @@ STATISTICS = (
     Column(key="p90", title="p90", right=True, text=percent),
     Column(key="signed", title="signed", right=True, text=SIGNED),
 )
-TRAINING_ERRORS = (Column(key="set", title="Constants of"), *STATISTICS)
+INSIDE = Column(
+    key="inside", title="inside interval", right=True, text=lambda share: "" if share is None else percent(share)
+)
+TRAINING_ERRORS = (Column(key="set", title="Constants of"), *STATISTICS, INSIDE)
 SERVING_ERRORS = (
     Column(key="set", title="Serving constants of"),
     Column(key="metric", title="Metric"),
     *STATISTICS,
-    Column(
-        key="inside", title="inside interval", right=True, text=lambda share: "" if share is None else percent(share)
-    ),
+    INSIDE,
 )
 MEMORY = (
     Column(key="set", title="Memory of"),
@@ -37,6 +38,15 @@ MEMORY = (
     Column(key="safe_mean", title="safe over measured, mean", right=True, text=percent),
     Column(key="safe_least", title="least", right=True, text=percent),
 )
+# What is left out together → words for it.
+HELD_OUT = {
+    "source": "whole source",
+    "group": "model and device",
+    "framework": "framework",
+    "device": "device",
+    "run": "each run",
+    "layout": "each layout",
+}
 # At the top of an exported seed file.
 HEADER = (
     "# {title} of the estimator, fitted per framework or engine and hardware generation: see\n"
@@ -104,7 +114,6 @@ class FittedSets:
 def training_sets(result: Calibrated[Any], source: str) -> FittedSets:
     """Sets of training constants; the recipe, which the framework's documentation decides, is not stored."""
     documents = [item.to_document() for item in result.calibrations]
-    errors, memory = _training_errors(result), _memory_errors(result)
     return FittedSets(
         kind="training",
         title="constants",
@@ -112,30 +121,28 @@ def training_sets(result: Calibrated[Any], source: str) -> FittedSets:
         names=[item.framework for item in result.calibrations],
         documents=[{key: value for key, value in document.items() if key != "recipe"} for document in documents],
         tables=(
-            Table("held_out", "|error| of the step time on held-out runs", TRAINING_ERRORS, errors),
-            Table("memory", "\nPeak memory on held-out runs", MEMORY, memory),
+            Table("held_out", "|error| of the step time on held-out runs", TRAINING_ERRORS, _training_errors(result)),
+            Table("memory", "\nPeak memory on held-out runs", MEMORY, _memory_errors(result)),
         ),
     )
 
 
-def serving_sets(result: Calibrated[Any], source: str, *, own: bool) -> FittedSets:
-    """Sets of serving constants; errors of a user's ``own`` runs, which are few, are also given by group."""
-    errors, by_group = (_serving_errors(items, own=own) for items in (result.held_out, result.by_group))
-    title = "|error| on held-out serving runs" + ("" if own else ", their whole source held out")
+def serving_sets(result: Calibrated[Any], source: str) -> FittedSets:
+    """Sets of serving constants, with a table for everything that was left out in turn."""
     return FittedSets(
         kind="serving",
         title="serving constants",
         source=source,
         names=[item.engine for item in result.calibrations],
         documents=[item.to_document() for item in result.calibrations],
-        tables=(
-            Table("held_out", title, SERVING_ERRORS, errors),
+        tables=tuple(
             Table(
-                "by_group",
-                "\n|error| on held-out serving runs, their model and device held out",
+                name,
+                f"{'' if number == 0 else chr(10)}|error| on serving runs, {HELD_OUT[name]} held out",
                 SERVING_ERRORS,
-                by_group,
-            ),
+                _serving_errors(items, headline=number == 0),
+            )
+            for number, (name, items) in enumerate(result.folds.items())
         ),
     )
 
@@ -143,7 +150,8 @@ def serving_sets(result: Calibrated[Any], source: str, *, own: bool) -> FittedSe
 def _statistics(items: Iterable[HeldOut]) -> dict[str, Any]:
     import numpy as np
 
-    errors = np.array([item.error for item in items])
+    members = list(items)
+    errors = np.array([item.error for item in members])
     size = np.abs(errors)
     return {
         "runs": len(errors),
@@ -151,6 +159,7 @@ def _statistics(items: Iterable[HeldOut]) -> dict[str, Any]:
         "mean": float(np.mean(size)),
         "p90": float(np.quantile(size, 0.9)),
         "signed": float(np.median(errors)),
+        "inside": _inside(members),
     }
 
 
@@ -166,31 +175,35 @@ def _set_name(item: HeldOut) -> str:
 
 
 def _training_errors(result: Calibrated[Any]) -> list[dict[str, Any]]:
-    """Over all runs, by strategy and by set of constants."""
-    return [
-        *_by(result.held_out, lambda _: "all, group held out"),
-        *_by(result.unseen, lambda _: "all, framework never seen"),
-        *_by(result.held_out, lambda item: f"{item.strategy}, group held out"),
-        *_by(result.held_out, _set_name),
+    """Over all runs by what was left out; for the headline also by basis, by kind of run, by source and by set."""
+    rows = [
+        {"set": f"all, {HELD_OUT[name]} held out", **_statistics(items)}
+        for name, items in result.folds.items()
+        if items
     ]
+    items = result.held_out
+    for label in (lambda item: f"basis {item.evidence}", _strategy, lambda item: f"source {item.source}", _set_name):
+        rows += _by(items, label)
+    return rows
 
 
-def _serving_errors(held_out: Iterable[HeldOut], *, own: bool) -> list[dict[str, Any]]:
-    """Over all runs, by source and by set of constants, of own runs also by group; one row per metric."""
+def _strategy(item: HeldOut) -> str:
+    return item.strategy
+
+
+def _serving_errors(held_out: Iterable[HeldOut], *, headline: bool) -> list[dict[str, Any]]:
+    """Over all runs, and for the headline by source, group and set of constants; one row per metric."""
     sets: dict[tuple[str, str], list[HeldOut]] = {}
     for item in held_out:
         source, _, model = item.group.partition("|")
-        names = ["all", f"source {source}", _set_name(item)]
-        if own:
-            names.append(f"source {source}: {model.replace('|', ', ')}")
+        names = ["all"]
+        if headline:
+            names += [f"source {source}", f"source {source}: {model.replace('|', ', ')}", _set_name(item)]
         for name in names:
             sets.setdefault((name, item.metric), []).append(item)
     order = {"all": 0, "source": 1}
     keys = sorted(sets, key=lambda key: (order.get(key[0].split(" ", maxsplit=1)[0], 2), key))
-    return [
-        {"set": name, "metric": metric, **_statistics(sets[name, metric]), "inside": _inside(sets[name, metric])}
-        for name, metric in keys
-    ]
+    return [{"set": name, "metric": metric, **_statistics(sets[name, metric])} for name, metric in keys]
 
 
 def _inside(items: Sequence[HeldOut]) -> float | None:

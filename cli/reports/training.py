@@ -26,7 +26,7 @@ from meshplan.cli.reports.quantities import (
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
-from meshplan.planner.training.explanation import Explanation
+from meshplan.planner.training.explanation import Explanation, calibration
 
 _RANK_COLUMN = "first_stage"
 NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
@@ -226,22 +226,12 @@ def predicted_section(plan: Plan, width: int) -> str:
 
 def calibration_text(plan: Plan, width: int) -> str:
     """The measured runs from which the intervals come."""
-    calibration = plan.provenance.get("calibration", {})
-    if not calibration:
+    basis = calibration(plan)
+    if not basis:
         return ""
     unvalidated = plan.provenance.get("not_validated", ())
     wider = "".join(paragraph(f"Not validated: {what}.{_wider(plan, what)}", width) for what in unvalidated)
-    runs, spread = calibration["num_runs"], percent(calibration["time_error_p90"])
-    if runs:
-        basis = f"{counted(runs, 'published run')} ({calibration['framework']}, {calibration['architecture']})"
-        text = f"Intervals: ±{spread}, the 90th percentile of the error on held-out runs; constants fitted to {basis}."
-        return paragraph(text, width) + wider
-    return (
-        paragraph(
-            f"Intervals: default constants, not calibrated for this framework and device; ±{spread} assumed.", width
-        )
-        + wider
-    )
+    return paragraph(f"Intervals: {basis}.", width) + wider
 
 
 def _wider(plan: Plan, what: str) -> str:

@@ -9,12 +9,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshplan.catalogs.constants.training import Basis
 from meshplan.catalogs.units import format_bytes
 from meshplan.planner.core.plan import Plan
+from meshplan.planner.core.text import counted
 
 # A limit binds where the plan uses this share of it or more.
 BINDING_SHARE = 0.9
 _NAMED_PARTS = 3
+LARGE_SPREAD = 0.5  # half-widths from here on read as factors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,18 +89,35 @@ def proof(plan: Plan) -> str:
 
 
 def calibration(plan: Plan) -> str:
-    """What the constants and the intervals rest on."""
+    """What the constants and the intervals rest on, as a sentence without its full stop."""
     found = plan.provenance.get("calibration")
     if not found:
         return ""
-    spread = f"{found['time_error_p90']:.0%}"
-    if not found["num_runs"]:
-        return f"constants of the literature, not calibrated on runs; an error of {spread} is assumed"
-    where = f"{found['framework']}, {found['architecture']}"
-    return (
-        f"constants fitted to {found['num_runs']} published runs ({where}); 90 % of the errors on held-out runs are "
-        f"within {spread}"
-    )
+    target = plan.spec.get("constraints", {}).get("target", "this framework")
+    runs, fitted = found["num_runs"], f"{found['framework']}, {found['architecture']}"
+    published = counted(runs, "published run")
+    width = _width(found["time_error_p90"])
+    held = f"{width}: 90 % of the runs of clusters left out of the fit are within"
+    unmeasured = f"no run of {target} on this generation of devices"
+    match found.get("basis"):
+        case Basis.CLUSTER:
+            return f"constants adapted to {counted(runs, 'own run')} ({fitted}); {width} is left"
+        case Basis.FRAMEWORK:
+            return f"constants fitted to {published} ({fitted}); {held}"
+        case Basis.RELATED:
+            return f"{unmeasured}: constants of {fitted} ({published}); {held}"
+        case Basis.ANY:
+            return f"{unmeasured}: constants of all frameworks ({published}); {held}"
+    return f"constants of the literature, not calibrated on runs; {width} is assumed"
+
+
+def _width(spread: float) -> str:
+    """A half-width as people read it: a percentage, or a factor where it is large.
+
+    >>> _width(0.12), _width(1.04)
+    ('±12 %', 'a factor of 2.0 either way')
+    """
+    return f"±{100.0 * spread:.0f} %" if spread < LARGE_SPREAD else f"a factor of {1.0 + spread:.1f} either way"
 
 
 def assumptions(plan: Plan) -> Iterator[str]:

@@ -51,7 +51,7 @@ def time_interval(
     A pipeline schedule without measured runs adds :data:`UNMEASURED_SCHEDULE_ERROR`, a part of the step that nobody
     measured (``unmeasured_share`` of it) adds itself: it may take twice as long.
     """
-    spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
+    spread = 1.0 + problem.calibration.error_p90[problem.kind_of_work]
     if not SCHEDULES[schedule].validated:
         spread += UNMEASURED_SCHEDULE_ERROR
     spread += unmeasured_share
@@ -158,7 +158,8 @@ def provenance(resolved: Resolved, priced: Priced) -> dict[str, Any]:
             "framework": calibration.framework,
             "architecture": calibration.architecture,
             "num_runs": calibration.num_runs,
-            "time_error_p90": calibration.error_p90(is_moe=problem.shape.moe is not None),
+            "time_error_p90": calibration.error_p90[problem.kind_of_work],
+            "basis": calibration.basis,
             "source": calibration.source,
             "date": calibration.date,
         },

@@ -108,6 +108,7 @@ class _Calibration(Section):
     architecture: Text
     num_runs: Count
     time_error_p90: Number
+    basis: Text = ""
 
 
 class _Provenance(Section):

@@ -196,14 +196,16 @@ def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Cali
     Fitted for both, else for a relative of the framework on the generation, else the global set, else the literature's.
     """
     recipe = recipe_named(framework)
-    for name, generation in (
-        (recipe.calibrated_as, architecture),
-        *((relative, architecture) for relative in recipe.relatives),
-        (ANY, ANY),
-    ):
-        document = catalog.calibration(name, generation)
+    own = catalog.calibration(recipe.calibrated_as, architecture)
+    if own is not None:
+        return replace(Calibration.from_document(own), recipe=recipe.recipe)
+    for relative in recipe.relatives:
+        document = catalog.calibration(relative, architecture)
         if document is not None:
-            return replace(Calibration.from_document(document), recipe=recipe.recipe)
+            return replace(Calibration.from_document(document).for_a_relative(), recipe=recipe.recipe)
+    shared = catalog.calibration(ANY, ANY)
+    if shared is not None:
+        return replace(Calibration.from_document(shared), recipe=recipe.recipe)
     return Calibration(framework=ANY, architecture=ANY, recipe=recipe.recipe, source="literature")
 
 

@@ -39,7 +39,7 @@ class HeldOut:
         metric: its name.
         error: predicted / measured − 1.
         strategy: what kind of run it is, for summaries.
-        is_moe: the model is a mixture of experts.
+        kind: of work, where intervals depend on that.
         evidence: what the fit had still seen of its like, where intervals depend on that.
         is_covered: the interval holds the measurement; None where that is not judged.
     """
@@ -50,7 +50,7 @@ class HeldOut:
     metric: str
     error: float
     strategy: str = ""
-    is_moe: bool = False
+    kind: str = ""
     evidence: str = ""
     is_covered: bool | None = None
 
@@ -66,17 +66,22 @@ class Calibrated(Generic[Constants]):
 
     Args:
         calibrations: sets of constants, the general ones first.
-        held_out: every metric of every run, predicted without its group.
-        unseen: every run predicted without its whole framework; empty where that is not asked.
+        folds: what was left out together → every metric of every run, predicted without it; the headline first.
         memory: framework → fit of the memory constants; empty where none was measured.
-        by_group: every metric of every run, predicted without its group, where ``held_out`` leaves whole sources out.
     """
 
     calibrations: tuple[Constants, ...]
-    held_out: tuple[HeldOut, ...]
-    unseen: tuple[HeldOut, ...] = ()
+    folds: Mapping[str, tuple[HeldOut, ...]]
     memory: Mapping[str, Any] = field(default_factory=dict)
-    by_group: tuple[HeldOut, ...] = ()
+
+    @property
+    def held_out(self) -> tuple[HeldOut, ...]:
+        """The errors of the headline."""
+        return next(iter(self.folds.values()), ())
+
+    def headed_by(self, name: str) -> Calibrated[Constants]:
+        """The same with another fold as the headline."""
+        return replace(self, folds={name: self.folds[name], **self.folds})
 
 
 def leave_one_out(
@@ -118,6 +123,7 @@ def refined_sets(
     *,
     source: str,
     date: str | None,
+    hold_out: str = "run",
 ) -> Calibrated[Constants]:
     """The catalog's sets, each adapted to the user's runs that belong to it.
 
@@ -127,6 +133,7 @@ def refined_sets(
         adapted: (runs of a key, the catalog's set) → the adapted set, and its errors on runs held out.
         source: what the runs are.
         date: day of the fit, ISO 8601; None for today.
+        hold_out: what was left out together where errors were taken.
     """
     made, held_out = [], []
     for key, members in sorted(by_key(rows).items()):
@@ -136,7 +143,7 @@ def refined_sets(
         named: Any = constants  # both kinds' sets have these fields
         origin = f"{source}; starting from: {named.source}"
         made.append(replace(named, architecture=key[1], num_runs=len(members), source=origin, date=date or today()))
-    return Calibrated(calibrations=tuple(made), held_out=tuple(held_out))
+    return Calibrated(calibrations=tuple(made), folds={hold_out: tuple(held_out)})
 
 
 def p90(samples: Iterable[Sequence[float]], *, fewest: int, otherwise: float) -> float:

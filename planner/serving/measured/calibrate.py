@@ -76,8 +76,7 @@ def calibrate_serving(
     found = [item for items in folds.values() for item in items]
     return Calibrated(
         calibrations=_sets(rows, theta, found, source=source, date=date or today()),
-        held_out=with_coverage(folds["source"], found),
-        by_group=tuple(folds["group"]),
+        folds={name: with_coverage(items, found) for name, items in folds.items()},
     )
 
 
@@ -141,10 +140,12 @@ def _sets(
 # --- a user's own runs ----------------------------------------------------------------------------------------------
 
 
-# What is left out together of a user's own runs: one run, or a whole layout, as for a user who plans to change it.
+# What is left out together of a user's own runs: one run, a whole layout, as for a user who plans to change
+# it, or all runs of a model on a device.
 HELD_OUT_TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
     "run": lambda row: row.prepared.run.id,
     "layout": lambda row: row.prepared.run.config.pools[-1].layout,
+    "group": lambda row: row.group,
 }
 
 
@@ -194,4 +195,4 @@ def refine_serving(
         return made, found
 
     rows = [row for row in (Row(run, OWN_NOISE) for run in runs) if row.metrics]
-    return refined_sets(rows, shipped, adapted, source=source, date=date)
+    return refined_sets(rows, shipped, adapted, source=source, date=date, hold_out=hold_out)

@@ -1,25 +1,22 @@
 """Fitting the estimator's named constants to measured training runs, and saying how well they carry over.
 
 *Published runs* give the sets that ship: a global one, whose prior is the literature, and one for each framework on a
-hardware generation, whose prior is the global one. *Error:* every group is predicted by global and local constants that
-were both fitted without it; starting from the constants of all rows, the fit without the group is first solved with all
-rows linearised. *A user's own runs* adapt the catalog's set, however few they are.
+hardware generation, whose prior is the global one. *Error:* a whole source is left out and its runs are predicted by
+sets that were fitted without it; likewise a framework, a device, a group
+(:mod:`~meshplan.planner.training.measured.unseen`). *A user's own runs* adapt the catalog's set, however few they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
-from meshplan.catalogs.constants.training import Calibration, MemoryConstants, TimeConstants
+from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, MemoryConstants, TimeConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.constants_fit import (
-    LOCAL_SPREAD,
-    LOSS,
-    MAX_MOVE,
     PARAMETERS,
     REFINED_SPREAD,
     SPREAD,
@@ -27,11 +24,18 @@ from meshplan.planner.training.measured.constants_fit import (
     fit,
     key_of,
     linearised,
-    weights_of,
 )
 from meshplan.planner.training.measured.memory_fit import UNMEASURED_SAFE_FACTOR, calibrate_memory
 from meshplan.planner.training.measured.observations import ObservedRun
-from meshplan.planner.validation.fitting import Linear, Prior, most_probable
+from meshplan.planner.training.measured.unseen import (
+    TOGETHER,
+    half_width,
+    judged,
+    left_out,
+    local_prior,
+    with_coverage,
+)
+from meshplan.planner.validation.fitting import Prior
 from meshplan.planner.validation.held_out import (
     Calibrated,
     HeldOut,
@@ -43,48 +47,41 @@ from meshplan.planner.validation.held_out import (
     today,
 )
 
-FEWEST_FOR_P90 = 5
-# When a group is left out, the constants of all rows are moved as far as the linearised rows say; what moves farther
-# than FAR, in fit units, is fitted again from there.
-LINEAR_ROUNDS = 6
-WARM_ITERATIONS = 2
-FAR = 0.6
-# Half-width where nothing at all could be held out: two frameworks are needed to predict one from the other.
-UNJUDGED_P90 = 0.5
+FEWEST_FOR_P90 = 5  # own runs of a kind of work from which their own errors are the interval
 UNMEASURED = MemoryConstants(safe_factor=UNMEASURED_SAFE_FACTOR)
 
 
-def _without(rows: Sequence[Row], linear: Linear, is_left_out: Callable[[Row], bool], prior: Prior) -> FloatArray:
-    """Most probable constants for the other rows, as far as the linearised rows tell."""
-    kept = [index for index, row in enumerate(rows) if not is_left_out(row)]
-    others = replace(linear.only(kept), weight=weights_of([rows[index] for index in kept]))
-    return most_probable(others, prior, LOSS, rounds=LINEAR_ROUNDS, max_step=MAX_MOVE)
-
-
-def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = None) -> Calibrated[Calibration]:
-    """Fit all sets and their held-out errors.
+def calibrate(
+    runs: Iterable[ObservedRun],
+    *,
+    source: str,
+    date: str | None = None,
+    log: Callable[[str], None] = lambda _: None,
+) -> Calibrated[Calibration]:
+    """Fit all sets and their errors on what is held out.
 
     Args:
         runs: measured training runs; those without ``iteration_s`` serve the memory constants only.
         source: what the observations are, stored with every set.
         date: day of the fit, ISO 8601; None for today.
+        log: called with a line per step.
     """
     observed = list(runs)
     rows = [Row(run) for run in observed if run.measured.get("iteration_s")]
     literature = Prior(mean=PARAMETERS.vector(TimeConstants()), spread=SPREAD)
+    log(f"fit: {len(rows)} runs")
     overall = fit(rows, literature)
     linear = linearised(rows, overall)
-    sets = by_key(rows)
-    fitted = {key: fit(members, _local(overall)) for key, members in sorted(sets.items())}
-    held_out = [
-        item for key, members in sets.items() for item in _held_out(members, fitted[key], rows, linear, literature)
-    ]
-    unseen = _unseen(rows, linear, literature)
+    folds: dict[str, tuple[HeldOut, ...]] = {}
+    for together in TOGETHER:
+        log(f"{together} held out")
+        folds[together] = left_out(rows, linear, literature, together)
+    # What a new cluster meets: a device that was left out says nothing more, and would count its sources twice.
+    found = [*folds["source"], *folds["framework"]]
     memory = calibrate_memory(observed)
 
-    def made(key: Key, theta: FloatArray, members: Sequence[Row], own: Sequence[HeldOut]) -> Calibration:
+    def made(key: Key, theta: FloatArray, members: Sequence[Row], basis: Basis) -> Calibration:
         framework, architecture = key
-        samples = (own, held_out, unseen)
         return Calibration(
             framework=framework,
             architecture=architecture,
@@ -94,82 +91,46 @@ def calibrate(runs: Iterable[ObservedRun], *, source: str, date: str | None = No
             num_runs=len(members),
             source=source,
             date=date or today(),
-            time_error_p90=_p90(samples, is_moe=False),
-            moe_time_error_p90=_p90(samples, is_moe=True),
+            error_p90=_widths(found, basis, framework),
+            related_error_p90=_widths(found, Basis.RELATED, framework),
+            cluster_error_p90=_widths(folds["group"], Basis.CLUSTER, framework),
+            basis=basis.value,
         )
 
     local = [
-        made(key, theta, sets[key], [item for item in held_out if item.key == key]) for key, theta in fitted.items()
+        made(key, fit(members, local_prior(overall)), members, Basis.FRAMEWORK)
+        for key, members in sorted(by_key(rows).items())
     ]
     return Calibrated(
-        calibrations=(made(("any", "any"), overall, rows, unseen), *local),
-        held_out=tuple(held_out),
-        unseen=tuple(unseen),
+        calibrations=(made(("any", "any"), overall, rows, Basis.ANY), *local),
+        folds={
+            name: with_coverage(items, folds["group"] if name == "group" else found) for name, items in folds.items()
+        },
         memory=memory,
     )
 
 
-def _local(overall: FloatArray) -> Prior:
-    return Prior(mean=overall, spread=LOCAL_SPREAD)
+def _widths(found: Sequence[HeldOut], basis: Basis, framework: str) -> dict[str, float]:
+    """Kind of work → half-width as a fraction."""
+    return {
+        kind: _fraction(half_width(found, basis=basis, kind=kind, framework=framework)) for kind in KINDS_OF_WORK
+    }
 
 
-def _sizes(errors: Sequence[HeldOut], *, is_moe: bool) -> list[float]:
-    return [abs(item.error) for item in errors if item.is_moe == is_moe]
+def _fraction(log_width: float) -> float:
+    return round(float(np.expm1(log_width)), 4)
 
 
-def _p90(samples: Iterable[Sequence[HeldOut]], *, is_moe: bool) -> float:
-    sizes = (_sizes(sample, is_moe=is_moe) for sample in samples)
-    return p90(sizes, fewest=FEWEST_FOR_P90, otherwise=UNJUDGED_P90)
+# --- a user's own runs ----------------------------------------------------------------------------------------------
 
 
-def _judged(row: Row, theta: FloatArray) -> list[HeldOut]:
-    error = float(np.exp(row.log_predicted(theta[None])[0] - row.log_measured) - 1.0)
-    return [
-        HeldOut(
-            id=row.run.id,
-            group=row.group,
-            key=row.key,
-            metric="iteration_s",
-            error=error,
-            strategy=row.run.strategy,
-            is_moe=row.run.problem.shape.moe is not None,
-        )
-    ]
-
-
-def _held_out(
-    members: Sequence[Row], fitted: FloatArray, rows: Sequence[Row], linear: Linear, literature: Prior
-) -> list[HeldOut]:
-    """Each group of a set predicted by a global set and a local set that were both fitted without it."""
-    local = linearised(members, fitted)
-
-    def without(group: str) -> FloatArray:
-        theta = _without(rows, linear, lambda row: row.group == group, literature)
-        if np.max(np.abs(theta - linear.at)) > FAR:
-            kept = [row for row in rows if row.group != group]
-            theta = fit(kept, literature, start=linear.at, iterations=WARM_ITERATIONS)
-        others = [row for row in members if row.group != group]
-        if not others:
-            return theta
-        start = _without(members, local, lambda row: row.group == group, _local(theta))
-        return fit(others, _local(theta), start=start, iterations=WARM_ITERATIONS)
-
-    by_group = sorted(members, key=lambda row: row.group)
-    return leave_one_out(by_group, lambda row: row.group, without, _judged)
-
-
-def _unseen(rows: Sequence[Row], linear: Linear, literature: Prior) -> list[HeldOut]:
-    """Each framework predicted by the global set of all the others."""
-
-    def without(framework: str) -> FloatArray:
-        others = [row for row in rows if row.key[0] != framework]
-        if not others:
-            return literature.mean
-        start = _without(rows, linear, lambda row: row.key[0] == framework, literature)
-        return fit(others, literature, start=start, iterations=WARM_ITERATIONS)
-
-    by_framework = sorted(rows, key=lambda row: row.key[0])
-    return leave_one_out(by_framework, lambda row: row.key[0], without, _judged)
+# What is left out together of a user's own runs: one run, a whole layout, as for a user who plans to change it, or all
+# runs of a model on a device.
+OWN_TOGETHER: Mapping[str, Callable[[Row], Hashable]] = {
+    "run": lambda row: row.run.id,
+    "layout": lambda row: replace(row.run.config, micro_batch_size=1, num_microbatches=1, global_batch_size=1),
+    "group": lambda row: row.group,
+}
 
 
 def refine(
@@ -178,18 +139,21 @@ def refine(
     *,
     source: str,
     date: str | None = None,
+    hold_out: str = "run",
 ) -> Calibrated[Calibration]:
     """Adapt the catalog's constants to a user's own runs, however few.
 
     Every set starts from the one in the catalog, which is also the prior, so three runs move the constants that they
-    depend on and leave the rest. Held out: every run in turn.
+    depend on and leave the rest.
 
     Args:
         runs: measured training runs of the user.
         shipped: (framework, architecture) → the catalog's set.
         source: what the runs are.
         date: day of the fit, ISO 8601; None for today.
+        hold_out: what is left out together when errors are taken; a key of :data:`OWN_TOGETHER`.
     """
+    together = OWN_TOGETHER[hold_out]
     observed = list(runs)
     rows = [Row(run, shipped(*key_of(run)).time) for run in observed if run.measured.get("iteration_s")]
     memory = calibrate_memory(observed)
@@ -197,27 +161,50 @@ def refine(
     def adapted(members: Sequence[Row], start: Calibration) -> tuple[Calibration, list[HeldOut]]:
         prior = Prior(mean=PARAMETERS.vector(start.time), spread=REFINED_SPREAD)
 
-        def without(left_out: Row) -> FloatArray:
-            others = [row for row in members if row is not left_out]
+        def without(left: Hashable) -> FloatArray:
+            others = [row for row in members if together(row) != left]
             return fit(others, prior) if others else prior.mean
 
-        found = leave_one_out(members, lambda row: row, without, _judged)
+        found = leave_one_out(members, together, without, lambda row, theta: [judged(row, theta, Basis.CLUSTER)])
         framework = members[0].key[0]
         made = replace(
             start,
             framework=framework,
             time=PARAMETERS.replaced(start.time, fit(members, prior)),
             memory=memory[framework].constants if framework in memory else start.memory,
-            time_error_p90=_refined_p90(found, start, is_moe=False),
-            moe_time_error_p90=_refined_p90(found, start, is_moe=True),
+            error_p90={kind: _own_width(found, start, kind) for kind in KINDS_OF_WORK},
+            basis=Basis.CLUSTER.value,
         )
         return made, found
 
-    return replace(refined_sets(rows, shipped, adapted, source=source, date=date), memory=memory)
+    made = refined_sets(rows, shipped, adapted, source=source, date=date, hold_out=hold_out)
+    return replace(made, memory=memory)
 
 
-def _refined_p90(found: Sequence[HeldOut], start: Calibration, *, is_moe: bool) -> float:
-    """The user's own held-out error where there are enough runs; else never narrower than the catalog's."""
-    sizes = _sizes(found, is_moe=is_moe)
-    own = p90([sizes], fewest=1, otherwise=0.0)
-    return own if len(sizes) >= FEWEST_FOR_P90 else max(own, start.error_p90(is_moe=is_moe))
+def _own_width(found: Sequence[HeldOut], start: Calibration, kind: str) -> float:
+    """The error of own runs that were held out; where they are few, the catalog's width narrowed by their number."""
+    sizes = [abs(item.error) for item in found if item.kind == kind]
+    catalogs = start.error_p90[kind]
+    narrow = narrowed(catalogs, start.cluster_error_p90[kind], len(sizes))
+    return p90([sizes], fewest=FEWEST_FOR_P90, otherwise=narrow)
+
+
+def narrowed(unknown: float, known: float, num_runs: int) -> float:
+    """Half-width of an interval on a cluster that ``num_runs`` runs are known of, as a fraction.
+
+    The error of a run is that of its cluster, with variance u² − k², plus its own, with variance k²; both normal, in
+    the logarithm. A mean of n runs leaves of the cluster's variance 1/(1/(u² − k²) + n/k²).
+
+    Args:
+        unknown: half-width where no run of the cluster is known.
+        known: half-width on a cluster whose error is known.
+        num_runs: n.
+
+    >>> [round(narrowed(0.30, 0.10, runs), 2) for runs in (0, 1, 3)]
+    [0.3, 0.14, 0.12]
+    """
+    outer, inner = np.log1p(unknown) ** 2, np.log1p(known) ** 2
+    if num_runs == 0 or outer <= inner or inner == 0.0:
+        return unknown
+    cluster = 1.0 / (1.0 / (outer - inner) + num_runs / inner)
+    return _fraction(float(np.sqrt(inner + cluster)))

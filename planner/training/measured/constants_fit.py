@@ -55,24 +55,14 @@ FRACTIONS = frozenset(
     if name.endswith(("efficiency", "overlap", "inside", "window", "share")) and name != "low_precision_efficiency"
 )
 PARAMETERS = Parameters(names=tuple(FITTED), fractions=FRACTIONS)
-# Spread of a framework's constants about the global ones, relative to the prior of the global ones. Chosen by nested
-# cross-validation (planner/training/README.md): constants that only mixtures of experts depend on are held closer,
-# because no set has more than a handful of groups with experts.
-LOOSE, TIGHT = 2.0, 0.3
-EXPERT_CONSTANTS = frozenset(name for name in FITTED if "expert" in name or "moe" in name)
-# Host time of a dense layer stands in for whatever else a few large runs lack: left loose, eleven runs of Megatron on
-# Hopper made it 8 ms per layer, where eager frameworks were measured at 1 to 3. Held-out errors are alike.
-HOST = 0.5
-# The cost of a rank is extrapolated to thousands of them: from a few sizes a set made it 5 ms, where a source that it
-# had not seen measured none at 2,048 GPUs.
-HELD_CLOSE = EXPERT_CONSTANTS | {"data_parallel_s_per_rank"}
-LOCAL_SPREAD = SPREAD * np.array(
-    [TIGHT if name in HELD_CLOSE else HOST if name == "host_s_per_layer" else LOOSE for name in FITTED]
-)
-# How far a user's cluster may be from the catalog's set: as far as the global set from the literature. Adapted to three
-# runs each, twelve sets whose framework the start was not fitted to have 9.0 % mean error on the other runs
-# (LOCAL_SPREAD 9.6 %, half of this 10.6 %), 33 groups of known sets 3.7 % (3.7 %, 3.8 %; 4.3 % without adapting).
-REFINED_SPREAD = SPREAD
+# How far the constants of a framework on a generation may be from the global ones, and those of one cluster from its
+# framework's, relative to how far the global ones may be from the literature. With whole sources left out, shares of
+# 0.1 to 0.5 predict alike (7.5 % median error) and 2 worse (9.1 %): what a source has of its own is not its
+# framework's. Adapted to the other runs of their cluster, groups are predicted as well from such a set as from a loose
+# one.
+FRAMEWORK_SHARE, CLUSTER_SHARE = 0.3, 1.0
+LOCAL_SPREAD = FRAMEWORK_SHARE * SPREAD
+REFINED_SPREAD = CLUSTER_SHARE * SPREAD
 NOISE = 0.05  # run-to-run and version noise of a measured step, relative (repeat_spread of the observations)
 LOSS = Loss(huber=2.0)
 STEP = 1e-3  # by which constants are perturbed for derivatives, in fit units
@@ -91,6 +81,7 @@ class Row:
 
     def __init__(self, run: ObservedRun, unfitted: TimeConstants | None = None) -> None:
         self.run, self.group = run, run.group
+        self.source = run.group.partition("|")[0]
         self.key = key_of(run)
         self.log_measured = float(np.log(run.measured["iteration_s"]))
         self._unfitted = unfitted or TimeConstants()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.training.estimator.compute import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
+from meshplan.planner.training.measured.exclusions import exclusion
 from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.resolve import calibration_for
@@ -63,7 +64,7 @@ def interval_of(problem: TrainingProblem, metric: str, priced: Priced, value: fl
     """The interval of one predicted metric."""
     if metric in ("peak_memory_bytes", "total_memory_bytes"):
         return Interval(value=value, low=value / 1.1, high=priced.safe_bytes)
-    spread = 1.0 + problem.calibration.error_p90(is_moe=problem.shape.moe is not None)
+    spread = 1.0 + problem.calibration.error_p90[problem.kind_of_work]
     return Interval(value=value, low=value / spread, high=value * spread)
 
 
@@ -79,13 +80,15 @@ def validate_run(run: ObservedRun) -> ValidatedRow:
     for name in dict.fromkeys(["iteration_s", "peak_memory_bytes", *measured]):
         if name in METRICS:
             predicted[name] = interval_of(run.problem, name, priced, METRICS[name](run, priced))
+    reason = exclusion(run)
     error = {name: predicted[name].value / measured[name] - 1.0 for name in predicted if measured.get(name)}
     return ValidatedRow(
         id=run.id,
         group=run.group,
         question=_question(run),
         labels=_labels(run),
-        status="ok",
+        status="ok" if reason is None else "excluded",
+        reason=reason or "",
         predicted=predicted,
         measured=measured,
         error=error,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any
 
-from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.constants.training import ADAPTERS, DENSE, EXPERTS, Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
@@ -244,6 +244,13 @@ class TrainingProblem:
             "expert_dispatcher": str(self.fixed.get("expert_dispatcher", ALL_TO_ALL)),
             "expert_parallel_overlap": bool(self.fixed.get("expert_parallel_overlap", False)),
         }
+
+    @property
+    def kind_of_work(self) -> str:
+        """What intervals depend on; of :data:`~meshplan.catalogs.constants.training.KINDS_OF_WORK`."""
+        if self.shape.moe is not None:
+            return EXPERTS
+        return ADAPTERS if self.workload.phase.has_adapters else DENSE
 
     @property
     def most_devices(self) -> int:

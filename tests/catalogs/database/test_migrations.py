@@ -13,6 +13,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy.engine import Engine
 
+from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.connection import connect, parse_url, stored_revision
 from meshplan.catalogs.database.migrations import known_revisions, upgrade
 from meshplan.catalogs.database.opening import open_database
@@ -21,6 +22,7 @@ from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.database.tables import SCHEMA_REVISION, metadata
 from meshplan.catalogs.database.upgrade import upgrade_database
 
+NAMES = {"framework": "megatron", "architecture": "mine"}
 DUMPS = sorted((Path(__file__).parent / "fixtures").glob("revision_*.sql"))
 
 
@@ -96,6 +98,19 @@ def test_an_old_database_is_upgraded_with_the_users_rows(dump: Path, tmp_path: P
     rows = PlanRows(catalog.engine)
     assert rows.get("best").plan_id == "abcdef012345"
     assert [run.document for run in rows.runs("best")] == [{"tokens_per_s": 1.0}]
+
+
+def test_constants_of_an_earlier_revision_keep_their_errors(tmp_path: Path) -> None:
+    path = tmp_path / "old.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.executescript((DUMPS[0].parent / "revision_0002.sql").read_text(encoding="utf-8"))
+        document = '{"time_error_p90": 0.2, "moe_time_error_p90": 0.4, "num_runs": 3}'
+        connection.execute("UPDATE calibrations SET document = ?", (document,))
+    connection.close()
+    upgrade_database(str(path))
+    found = Calibration.from_document({**NAMES, **(Catalog.open(str(path)).calibration(*NAMES.values()) or {})})
+    assert found.num_runs == 3
+    assert found.error_p90 == found.cluster_error_p90 == {"dense": 0.2, "adapters": 0.2, "experts": 0.4}
 
 
 def test_a_second_upgrade_does_nothing(database_file: Path) -> None:

@@ -53,7 +53,7 @@ def test_training_and_serving_runs_of_one_file_are_both_fitted(meshplan: Command
     path = file_of(tmp_path, [*some_rows("training", "torchtitan", 2), *served])
     done = meshplan("calibrate", path, "--export", tmp_path / "own.yaml")
     assert done.code == 0
-    assert "held-out serving runs" in done.out
+    assert "on serving runs, each run held out" in done.out
     assert "step time on held-out runs" in done.out
     assert "stored 1 sets of serving constants" in done.err
     assert "stored 1 sets of constants" in done.err

@@ -146,7 +146,7 @@ def test_own_constants_are_named_and_layouts_held_out(meshplan: Command, tmp_pat
     path.write_text(json.dumps({**row, "workload": {**row["workload"], "concurrency": 2, "output_length": 64}}) + "\n")
     options = ("calibrate", path, "--dry-run", "--hold-out", "layout", "--format", "json")
     document = meshplan(*options, "--constants", "decode_factor, host_step_s").json
-    assert {item["runs"] for item in document["held_out"]} == {1}
+    assert {item["runs"] for item in document["layout"]} == {1}
     refused = meshplan(*options, "--constants", "decode_faktor")
     assert refused.code == 2
     assert "decode_faktor" in refused.err

@@ -1,0 +1,237 @@
+"""What was left out whole – a source, a framework, a device, a group – and the intervals that its errors justify.
+
+A user's cluster is in no published source. What he meets is therefore the error on a *source held out whole*: all its
+runs are priced with constants that were fitted without it, found as for a plan, and nothing else is known about it.
+
+*Basis.* Constants come from the nearest :class:`~meshplan.catalogs.constants.training.Basis` that is left: what was
+found in other sources of the same framework and generation is closer than what all frameworks share.
+
+*Intervals.* The half-width at a level is the 90th percentile of |ln(predicted/measured)| over the runs that were priced
+from it, each source weighing the same, because the next cluster is a new source and not a new run of an old one. A
+source is judged by the width that the *other* sources give, so that no run decides its own interval.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
+
+import numpy as np
+
+from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.training import Basis
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.training.measured.constants_fit import (
+    LOCAL_SPREAD,
+    LOSS,
+    MAX_MOVE,
+    REFINED_SPREAD,
+    Row,
+    fit,
+    weights_of,
+)
+from meshplan.planner.validation.fitting import Linear, Prior, most_probable
+from meshplan.planner.validation.held_out import HeldOut, Key, by_key, leave_one_out
+
+# When rows are left out, the constants of all rows are moved as far as the linearised rows say, and fitted from there.
+LINEAR_ROUNDS = 6
+# Solutions that move no constant farther than FAR, in fit units, are taken as they are. Fits of one set start at its
+# prior, which is near.
+WARM_ITERATIONS = 2
+OWN_ITERATIONS = 3
+FAR = 0.6
+COVERED = 0.9  # share of the runs that an interval is to hold
+FEWEST_SOURCES = 3  # below these a level has no percentile of its own, and takes that of all levels
+UNJUDGED = 0.5  # half-width where nothing at all could be held out
+# A hundredth of what was measured: what a prediction is worse than is not told apart.
+LEAST_ERROR = -0.99
+
+
+# What is left out together. The source is the headline: whoever asks brings a cluster that no source has measured.
+TOGETHER: Mapping[str, Callable[[Row], str]] = {
+    "source": lambda row: row.source,
+    "framework": lambda row: row.key[0],
+    "device": lambda row: row.run.problem.machine.device.slug,
+    "group": lambda row: row.group,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sets:
+    """Constants fitted to the runs that are left.
+
+    Args:
+        overall: the global set.
+        local: key → set of a framework on a generation; where it has runs.
+        own: (source, key) → set adapted to the source's own runs; where they count as the user's.
+    """
+
+    overall: FloatArray
+    local: Mapping[Key, FloatArray]
+    own: Mapping[tuple[str, Key], FloatArray] = field(default_factory=dict)
+
+    def of(self, row: Row) -> tuple[FloatArray, Basis]:
+        """The set that a plan of this framework on this hardware would be priced with, and its basis."""
+        generation = row.key[1]
+        if (row.source, row.key) in self.own:
+            return self.own[row.source, row.key], Basis.CLUSTER
+        if row.key in self.local:
+            return self.local[row.key], Basis.FRAMEWORK
+        for relative in recipe_named(row.run.framework).relatives:
+            if (relative, generation) in self.local:
+                return self.local[relative, generation], Basis.RELATED
+        return self.overall, Basis.ANY
+
+
+def local_prior(overall: FloatArray) -> Prior:
+    """Where the constants of a framework on a generation are expected."""
+    return Prior(mean=overall, spread=LOCAL_SPREAD)
+
+
+def left_out(rows: Sequence[Row], linear: Linear, literature: Prior, together: str) -> tuple[HeldOut, ...]:
+    """Every run priced with sets that were fitted without all that is left out together with it.
+
+    Where a group is left out, the other runs of its source are taken for the user's own: its set is adapted to them as
+    :func:`~meshplan.planner.training.measured.calibrate.refine` does.
+
+    Args:
+        rows: measured runs.
+        linear: the rows linearised at the global set fitted to all of them: where the fits without a label start.
+        literature: prior of the global set.
+        together: what is left out; a key of :data:`TOGETHER`.
+    """
+    label = TOGETHER[together]
+    sets = by_key(rows)
+
+    def fitted_without(left: str) -> Sets:
+        others = [row for row in rows if label(row) != left]
+        if not others:
+            return Sets(overall=literature.mean, local={})
+        overall = _global_without(rows, linear, lambda row: label(row) != left, literature)
+        members = {
+            key: [row for row in sets.get(key, ()) if label(row) != left]
+            for key in _keys(row for row in rows if label(row) == left)
+        }
+        local = {
+            key: fit(kept, local_prior(overall), iterations=OWN_ITERATIONS) for key, kept in members.items() if kept
+        }
+        own = _own(rows, left, members, local) if together == "group" else {}
+        return Sets(overall=overall, local=local, own=own)
+
+    return tuple(leave_one_out(sorted(rows, key=label), label, fitted_without, _errors))
+
+
+def _own(
+    rows: Sequence[Row], left: str, members: Mapping[Key, Sequence[Row]], local: Mapping[Key, FloatArray]
+) -> dict[tuple[str, Key], FloatArray]:
+    """The sets of the group ``left``, adapted to the other runs of its source."""
+    own = {}
+    for source, key in {(row.source, row.key) for row in rows if row.group == left}:
+        known = [row for row in members[key] if row.source == source]
+        if known:
+            prior = Prior(mean=local[key], spread=REFINED_SPREAD)
+            own[source, key] = fit(known, prior, iterations=OWN_ITERATIONS)
+    return own
+
+
+def _global_without(rows: Sequence[Row], linear: Linear, keeps: Callable[[Row], bool], literature: Prior) -> FloatArray:
+    """The global set of the rows that are kept: solved with linearised rows, fitted from there if that is far."""
+    start = _linear_solution(rows, linear, keeps, literature)
+    if np.max(np.abs(start - linear.at)) <= FAR:
+        return start
+    return fit([row for row in rows if keeps(row)], literature, start=start, iterations=WARM_ITERATIONS)
+
+
+def _linear_solution(rows: Sequence[Row], linear: Linear, keeps: Callable[[Row], bool], prior: Prior) -> FloatArray:
+    """Most probable constants for the rows that are kept, as far as the linearised rows tell."""
+    kept = [index for index, row in enumerate(rows) if keeps(row)]
+    others = replace(linear.only(kept), weight=weights_of([rows[index] for index in kept]))
+    return most_probable(others, prior, LOSS, rounds=LINEAR_ROUNDS, max_step=MAX_MOVE)
+
+
+def _keys(rows: Iterable[Row]) -> set[Key]:
+    """The sets that plans of these rows' frameworks and generations may be priced with."""
+    keys = set()
+    for row in rows:
+        keys.add(row.key)
+        keys |= {(relative, row.key[1]) for relative in recipe_named(row.run.framework).relatives}
+    return keys
+
+
+def _errors(row: Row, sets: Sets) -> list[HeldOut]:
+    return [judged(row, *sets.of(row))]
+
+
+def judged(row: Row, theta: FloatArray, basis: str = "") -> HeldOut:
+    """The error of a run priced with ``theta``."""
+    return HeldOut(
+        id=row.run.id,
+        group=row.group,
+        key=row.key,
+        metric="iteration_s",
+        error=float(np.exp(row.log_predicted(theta[None])[0] - row.log_measured) - 1.0),
+        strategy=row.run.strategy,
+        kind=row.run.problem.kind_of_work,
+        evidence=basis,
+    )
+
+
+def half_width(found: Sequence[HeldOut], *, basis: str, kind: str, framework: str) -> float:
+    """Half-width in the logarithm of the interval of a step time.
+
+    Args:
+        found: errors on what was held out.
+        basis: what its constants were fitted to.
+        kind: of work.
+        framework: that ran it.
+
+    Returns:
+        :func:`balanced_p90` of the framework's runs with that basis of that kind, if :data:`FEWEST_SOURCES` sources
+        have such runs. Else that of all frameworks' runs with that basis of that kind, else of that kind, else of all –
+        and no less than the framework's own runs of that kind have shown: a framework whose releases differ more than
+        those of others is not known as well as they are.
+    """
+    alike = [item for item in found if item.kind == kind]
+    near = [item for item in alike if item.evidence == basis]
+    own = [item for item in near if item.key[0] == framework]
+    if _is_enough(own):
+        return balanced_p90(own)
+    pooled = balanced_p90(next((items for items in (near, alike) if _is_enough(items)), found))
+    return max(pooled, balanced_p90(own)) if own else pooled
+
+
+def _is_enough(items: Sequence[HeldOut]) -> bool:
+    return len({item.source for item in items}) >= FEWEST_SOURCES
+
+
+def balanced_p90(items: Sequence[HeldOut]) -> float:
+    """90th percentile of |ln(predicted/measured)|, every source weighing the same."""
+    if not items:
+        return float(np.log1p(UNJUDGED))
+    counts = Counter(item.source for item in items)
+    sizes = np.array([log_size(item) for item in items])
+    weight = np.array([1.0 / counts[item.source] for item in items])
+    order = np.argsort(sizes)
+    passed = np.cumsum(weight[order]) / weight.sum()
+    return float(sizes[order][min(int(np.searchsorted(passed, COVERED)), len(order) - 1)])
+
+
+def log_size(item: HeldOut) -> float:
+    """|ln(predicted/measured)|."""
+    return float(abs(np.log1p(max(item.error, LEAST_ERROR))))
+
+
+def with_coverage(items: Iterable[HeldOut], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
+    """The predictions, each with whether the interval that the other sources in ``found`` justify holds the run."""
+
+    @cache
+    def width(source: str, basis: str, kind: str, framework: str) -> float:
+        others = [item for item in found if item.source != source]
+        return half_width(others, basis=basis, kind=kind, framework=framework)
+
+    return tuple(
+        replace(item, is_covered=log_size(item) <= width(item.source, item.evidence, item.kind, item.key[0]))
+        for item in items
+    )

@@ -1,0 +1,45 @@
+"""A row that is faster than its devices can be is set aside, whatever is predicted for it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from core_cases import DENSE, configured, machine_with, problem_of
+
+from meshplan.planner.training.estimator.compute import peak_flops_per_s
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.exclusions import exclusion
+from meshplan.planner.training.measured.observations import ObservedRun
+from meshplan.planner.training.measured.validate import validate_run
+
+
+def run_of(share_of_peak: float, recompute: str) -> ObservedRun:
+    """A run whose model FLOPs take ``share_of_peak``."""
+    problem = problem_of(DENSE, num_devices=8, global_batch_size=64, machine=machine_with(8))
+    config = configured(problem, data_parallel=8, activation_recompute=recompute)
+    peak = 8 * peak_flops_per_s(problem.machine.device, problem.workload.precision)
+    return ObservedRun(
+        id="run",
+        group="source|dense|h100",
+        problem=problem,
+        config=config,
+        framework="megatron",
+        measured={"iteration_s": price(problem, config).model_flops / (share_of_peak * peak)},
+        derived={},
+        filled=(),
+        expects_oom=False,
+    )
+
+
+def test_beyond_the_peak_nothing_was_measured() -> None:
+    assert exclusion(run_of(0.9, "none")) is None
+    assert exclusion(run_of(0.7, "full")) is None
+    reason = exclusion(run_of(0.9, "full"))  # a third more with recompute
+    assert reason is not None
+    assert "peak" in reason
+    validated = validate_run(run_of(0.9, "full"))
+    assert (validated.status, validated.reason) == ("excluded", reason)
+
+
+def test_without_a_step_time_there_is_nothing_to_say() -> None:
+    assert exclusion(replace(run_of(2.0, "none"), measured={})) is None
