@@ -157,6 +157,7 @@ def _workload(spec: TrainingSpec) -> TrainingWorkload:
         precision=spec.workload.precision,
         phase=spec.workload.phase,
         lora_rank=spec.workload.lora_rank or 0,
+        trains_vocabulary=spec.workload.trains_vocabulary,
         drops_tokens=spec.workload.has_capacity,
         expert_capacity_factor=spec.workload.expert_capacity_factor or 1.0,
         expert_imbalance=spec.workload.expert_imbalance,

@@ -119,13 +119,14 @@ class Section:
         return tuple(value)
 
     def measurements(self) -> dict[str, Any]:
-        """All values, numbers checked to be finite and above zero."""
-        for key, value in self.values.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+        """Flags, and numbers that are finite and above zero; a value that was not measured (null) is left out."""
+        stated = {key: value for key, value in self.values.items() if value is not None}
+        for key, value in stated.items():
+            if isinstance(value, bool):
                 continue
-            if not _is_positive(value):
+            if not isinstance(value, int | float) or not _is_positive(value):
                 raise self.wrong(key, "a finite number above 0")
-        return dict(self.values)
+        return stated
 
     def _stated(self, key: str, default: Any) -> Any:
         if self.states(key):

@@ -12,7 +12,7 @@ from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Reading
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.spec import FixedSpec
-from meshplan.planner.training.problem.switches import ALL_TO_ALL
+from meshplan.planner.training.problem.switches import ALL_TO_ALL, FRAMEWORKS_OWN, USUAL_MODULES
 
 # The framework's own file of each target.
 FILES = {
@@ -56,6 +56,9 @@ NEEDS_NO_ARGUMENT = {
     "zero_hpz_partition_size": 1,
     "outer_zero_stage": 0,
     "gathered_num_layers": 0,
+    "recompute_modules": USUAL_MODULES,
+    "gradient_precision": FRAMEWORKS_OWN,
+    "cuda_graphs": "none",
 }
 
 

@@ -12,6 +12,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.training.problem.problem import Phase
 
+_VOCABULARY = ("embed_tokens", "lm_head")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 # PEFT's name for every linear layer but the LM head.
 _ALL_LINEAR = "all-linear"
@@ -21,6 +22,7 @@ def adapters_of(plan: Plan) -> dict[str, Any]:
     """Phase, rank and place of the adapters, how frozen weights are kept; empty where all weights are trained."""
     workload = plan.spec.get("workload", {})
     phase = workload.get("phase")
+    whole = {"modules_to_save": list(_VOCABULARY)} if workload.get("trains_vocabulary") else {}
     if phase == Phase.QLORA.value:
         weights = {"quant_type": "nf4", "use_double_quant": True, "compute_dtype": workload.get("precision", "bf16")}
         return {
@@ -28,9 +30,10 @@ def adapters_of(plan: Plan) -> dict[str, Any]:
             "lora_rank": workload["lora_rank"],
             "target_modules": _ALL_LINEAR,
             "frozen_weights": weights,
+            **whole,
         }
     if phase == Phase.LORA.value:
-        return {"phase": phase, "lora_rank": workload["lora_rank"], "target_modules": list(_ATTENTION)}
+        return {"phase": phase, "lora_rank": workload["lora_rank"], "target_modules": list(_ATTENTION), **whole}
     return {}
 
 
@@ -60,9 +63,10 @@ def adapter_notes(plan: Plan, *, script: str) -> tuple[str, ...]:
         return ()
     rank, modules = adapters["lora_rank"], adapters["target_modules"]
     where = modules if isinstance(modules, str) else ", ".join(modules)
+    saved = f", modules_to_save {', '.join(_VOCABULARY)}" if "modules_to_save" in adapters else ""
     made = (
         f"Only adapters are trained: the script must wrap the model with PEFT, LoraConfig(r {rank}, target_modules "
-        f"{where}); the choices are under adapters in training_config.json."
+        f"{where}{saved}); the choices are under adapters in training_config.json."
     )
     if "frozen_weights" not in adapters:
         return (made,)

@@ -114,6 +114,7 @@ def with_adapters(model: Any, adapters: dict[str, Any]) -> Any:
         r=rank,
         lora_alpha=int(os.environ.get("LORA_ALPHA", str(2 * rank))),
         target_modules=adapters["target_modules"],
+        modules_to_save=adapters.get("modules_to_save"),
         task_type="CAUSAL_LM",
     )
     model.enable_input_require_grads()  # recomputation needs a gradient at the input of the first layer

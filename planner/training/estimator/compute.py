@@ -215,7 +215,7 @@ class ComputeModel:
         curve, width = gemm_curve(self.device, name), ELEMENT_BYTES[name]
         forward = gemm_s(curve, m, n, k, efficiency=efficiency, element_bytes=width)
         backward = gemm_s(curve, m, k, n, efficiency=efficiency, element_bytes=width)
-        if not self.workload.phase.has_adapters:
+        if not self.workload.phase.has_adapters or (whole and self.workload.trains_vocabulary):
             backward = backward + gemm_s(curve, n, k, m, efficiency=efficiency, element_bytes=width)
         cost = Cost(forward_s=forward, backward_s=backward)
         if is_quantised(self.workload) and not whole:
@@ -271,17 +271,27 @@ class ComputeModel:
             inputs = self.gemm(tokens, width, h * ones)
             return inputs + self.gemm(tokens, h * ones, a * shape.head_dim / t)
         latent = shape.latent
-        query_width = a * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) / t
         if latent.q_lora_rank is None:
+            query_width = a * (latent.qk_nope_head_dim + latent.qk_rope_head_dim) / t
             cost = self.gemm(tokens, query_width, h * ones)
         else:
             rank = float(latent.q_lora_rank) * ones
-            cost = self.gemm(tokens, rank, h * ones) + self.gemm(tokens, query_width, rank)
-        compressed = float(latent.kv_lora_rank)
-        cost = cost + self.gemm(tokens, (compressed + latent.qk_rope_head_dim) * ones, h * ones)
-        expanded = a * (latent.qk_nope_head_dim + latent.v_head_dim) / t
-        cost = cost + self.gemm(tokens, expanded, compressed * ones)
-        return cost + self.gemm(tokens, h * ones, a * latent.v_head_dim / t)
+            cost = self.gemm(tokens, rank, h * ones)
+        cost = cost + self.gemm(tokens, (latent.kv_lora_rank + latent.qk_rope_head_dim) * ones, h * ones)
+        return cost + self.latent_expansion() + self.gemm(tokens, h * ones, a * latent.v_head_dim / t)
+
+    def latent_expansion(self) -> Cost:
+        """The products of latent attention that expand compressed queries, keys and values."""
+        latent, tokens = self.shape.latent, self.tokens
+        if latent is None:
+            return Cost(forward_s=np.zeros_like(tokens), backward_s=np.zeros_like(tokens))
+        ones, heads = np.ones_like(tokens), self.shape.num_attention_heads / self.candidates.tensor_parallel
+        expanded = heads * (latent.qk_nope_head_dim + latent.v_head_dim)
+        cost = self.gemm(tokens, expanded, latent.kv_lora_rank * ones)
+        if latent.q_lora_rank is None:
+            return cost
+        query_width = heads * (latent.qk_nope_head_dim + latent.qk_rope_head_dim)
+        return cost + self.gemm(tokens, query_width, latent.q_lora_rank * ones)
 
     # --- MLP and experts --------------------------------------------------------------------------------------------
 
@@ -312,25 +322,33 @@ class ComputeModel:
 
     def elementwise(self, kind: LayerKind) -> Cost:
         """Norms, residuals, rotary embedding, activation function, expert permutation of one layer."""
-        shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        shape, t = self.shape, self.candidates.tensor_parallel
         traffic = self._traffic
         elements = traffic.hidden * shape.hidden_size * self.sharded_tokens
-        activation = traffic.activation(shape.mlp_matrices)
         rotary = traffic.rotary * (shape.num_attention_heads + shape.num_key_value_heads) * shape.head_dim
-        elements = elements + rotary * self.tokens / t
+        plain = self.memory_op(self.activation_bytes * (elements + rotary * self.tokens / t))
         if kind.is_moe and shape.moe is not None:
-            moe = shape.moe
-            routed = self.tokens / t * moe.num_experts_per_token * batch.expert_tensor_parallel
-            passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else activation
-            activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
-            load = arriving_load(self.workload, moe, batch.expert_parallel)
-            passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
-            sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.hidden_size
-            elements = elements + routed * (load * activated + sorted_twice)
-            elements = elements + self.tokens * activation * moe.shared_intermediate_size / t
-        else:
-            elements = elements + self.tokens * activation * shape.intermediate_size / t
-        return self.memory_op(self.activation_bytes * elements)
+            shared = self.activation(shape.moe.shared_intermediate_size / t)
+            return plain + self.expert_operators() + shared
+        return plain + self.activation(shape.intermediate_size / t)
+
+    def activation(self, width: FloatArray | float) -> Cost:
+        """Activation function of an MLP of ``width`` elements a token on this device."""
+        passes = self._traffic.activation(self.shape.mlp_matrices)
+        return self.memory_op(self.activation_bytes * self.tokens * passes * width)
+
+    def expert_operators(self) -> Cost:
+        """Activation function of the routed experts, and the sorting of their tokens."""
+        shape, batch, moe = self.shape, self.candidates, self.shape.moe
+        if moe is None:
+            return self.memory_op(np.zeros_like(self.tokens))
+        routed = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
+        passes = CLAMPED_ACTIVATION_PASSES if moe.expert_bias else self._traffic.activation(shape.mlp_matrices)
+        activated = passes * moe.expert_intermediate_size / batch.expert_tensor_parallel
+        load = arriving_load(self.workload, moe, batch.expert_parallel)
+        passes = FUSED_HIDDEN_PASSES if self.workload.practice.fused_dispatch else ROUTED_HIDDEN_PASSES
+        sorted_twice = 0.5 * (leaving_load(self.workload) + load) * passes * shape.hidden_size
+        return self.memory_op(self.activation_bytes * routed * (load * activated + sorted_twice))
 
     def embedding(self) -> Cost:
         """Input embedding: lookup, and accumulation of its gradient."""

@@ -63,11 +63,12 @@ class DataParallelModel:
             return np.zeros_like(busy)
         size, stride = self._data_group()
         gather = self.links.gather_s(self.states.gathered_dense_bytes(stage), size, stride)
-        scatter = self.links.gather_s(self.states.dense_parameters(stage) * recipe.gradient_reduce_bytes, size, stride)
+        width = self.states.gradient_reduce_bytes
+        scatter = self.links.gather_s(self.states.dense_parameters(stage) * width, size, stride)
         expert_size, expert_stride = self._expert_data_group()
         experts = self.states.expert_parameters(stage)
         gather = gather + self.links.gather_s(experts * recipe.parameter_gather_bytes, expert_size, expert_stride)
-        scatter = scatter + self.links.gather_s(experts * recipe.gradient_reduce_bytes, expert_size, expert_stride)
+        scatter = scatter + self.links.gather_s(experts * width, expert_size, expert_stride)
         if self.workload.phase.has_adapters:
             scatter = np.zeros_like(scatter)
         again = self._second_gather_s(stage)
@@ -97,11 +98,11 @@ class DataParallelModel:
 
     def _fetch_s(self, stage: StageClass) -> FloatArray:
         """Transfer time of offloaded parameters per micro-batch, [n]; with offloaded optimizer also of gradients."""
-        batch, recipe = self.candidates, self.calibration.recipe
+        batch = self.candidates
         passes = np.where(batch.recompute == Recompute.FULL, 3.0, 2.0)
         shard = self.states.shard_bytes(stage)
         fetched = fetch_s(shard, self.machine, self._ranks_on_host(), on_nvme=batch.on_nvme, passes=passes)
-        gradients = self.states.owned_parameters(stage) * recipe.gradient_reduce_bytes
+        gradients = self.states.owned_parameters(stage) * self.states.gradient_reduce_bytes
         leaving = gradients / host_link_bytes_per_s(self.machine.device)
         return fetched + np.where(batch.optimizer_offload, leaving, 0.0)
 
@@ -140,7 +141,7 @@ class DataParallelModel:
             (dense, self._data_group(), full),
             (experts, self._expert_data_group(), full_experts),
         ):
-            gradient_bytes = parameters * recipe.gradient_reduce_bytes
+            gradient_bytes = parameters * self.states.gradient_reduce_bytes
             whole = links.all_reduce_s(gradient_bytes, *everyone)
             sharded = links.gather_s(gradient_bytes, *shard) + self._replica_reduce_s(gradient_bytes, shard[0])
             reduce_s = reduce_s + np.where(batch.zero_stage == 0, whole, sharded)
@@ -173,7 +174,7 @@ class DataParallelModel:
 
     def _copies_reduce_s(self, stage: StageClass) -> FloatArray:
         """All-reduce of a stage's gradients between sharding groups (HSDP)."""
-        width = self.calibration.recipe.gradient_reduce_bytes
+        width = self.states.gradient_reduce_bytes
         dense, experts = self.states.trained_parameters(stage)
         shards, expert_shards = self._data_group()[0], self._expert_data_group()[0]
         return self._replica_reduce_s(dense * width, shards) + self._replica_reduce_s(experts * width, expert_shards)
@@ -187,7 +188,7 @@ class DataParallelModel:
         recipe = self.calibration.recipe
         dense, experts = self.states.trained_parameters(stage)
         trained = dense / self._data_group()[0] + experts / self._expert_data_group()[0]
-        reduced = self.links.gather_s(trained * recipe.gradient_reduce_bytes, *self._copies)
+        reduced = self.links.gather_s(trained * self.states.gradient_reduce_bytes, *self._copies)
         return reduced, self.links.gather_s(trained * recipe.parameter_gather_bytes, *self._copies)
 
     def optimizer_s(self, stage: StageClass) -> FloatArray:
@@ -211,7 +212,7 @@ class DataParallelModel:
             self.machine,
             self._ranks_on_host(),
             on_nvme=batch.on_nvme,
-            gradient_bytes=self.calibration.recipe.gradient_reduce_bytes,
+            gradient_bytes=self.states.gradient_reduce_bytes,
             weight_bytes=self.calibration.recipe.weight_bytes,
             adam_bytes=ADAM_BYTES_PER_PARAMETER,
             state_bytes=self.calibration.recipe.optimizer_bytes,

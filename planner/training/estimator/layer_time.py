@@ -19,6 +19,7 @@ from meshplan.planner.training.estimator.communication import CommunicationModel
 from meshplan.planner.training.estimator.compute import LOW_PRECISION, ComputeModel, Cost, activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
 from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.switches import Launches
@@ -81,22 +82,30 @@ class LayerModel:
         again = (batch.recompute == (Recompute.BLOCK if in_block else Recompute.FULL)).astype(np.float64)
         recipe = self.calibration.recipe
         selective = batch.recompute == Recompute.SELECTIVE
-        core_again = again if recipe.flash_attention else np.maximum(again, selective)
+        modules = self._modules
+        fused = recipe.flash_attention or not modules.repeats_attention
+        core_again = again if fused else np.maximum(again, selective)
         again = again + selective * (1.0 - recipe.selective_kept_share)
+        modules_s = zero if modules.is_usual else selective * modules.again_s(kind, compute)
         parts = {
             "matrix products": products.total_s,
             "attention": attention.total_s,
             "experts": experts.total_s,
             "memory-bound operators": elementwise.total_s,
             "recompute": again * (products.forward_s + experts.forward_s + elementwise.forward_s)
-            + core_again * attention.forward_s,
+            + core_again * attention.forward_s
+            + modules_s,
             "tensor-parallel communication": self._tensor_parallel_s(again),
             "context-parallel communication": self._context_parallel_s(attention, core_again),
-            "expert-parallel communication": self._expert_parallel_s(kind, again),
+            "expert-parallel communication": self._expert_parallel_s(kind, again + modules.repeats_experts),
         }
         device = sum(parts.values(), zero)
         total = np.sqrt(device**2 + self._host_s(kind, again) ** 2)
         return LayerTimes(parts={**parts, "kernel-launch overhead": total - device}, total_s=total)
+
+    @property
+    def _modules(self) -> ModuleRecompute:
+        return ModuleRecompute(shape=self.shape, workload=self.workload, candidates=self.candidates)
 
     def _host_s(self, kind: LayerKind, again: FloatArray) -> FloatArray:
         """Kernel-launch overhead of one layer, forward and backward; ``again``: how often the forward is repeated."""

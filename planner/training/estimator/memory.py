@@ -10,8 +10,9 @@ Korthikanti et al., arXiv:2205.05198, eq. 1–5, to gated MLPs, grouped queries,
     · dropout masks 2h where the framework keeps them · scores 5·a·s ÷t without flash attention
 
 Full recompute keeps 2h per layer and the working set of one layer; block recompute does so for the first layers of each
-chunk only; selective recompute drops the activations of the attention core. A stage holds as many micro-batches as the
-schedule keeps in flight (:mod:`~meshplan.planner.training.pipeline.closed_forms`). The last stage adds the logits.
+chunk only; selective recompute drops the activations of the attention core, or of other modules (:mod:`.recompute`). A
+stage holds as many micro-batches as the schedule keeps in flight
+(:mod:`~meshplan.planner.training.pipeline.closed_forms`). The last stage adds the logits.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind, StageClass
 from meshplan.planner.training.estimator.compute import activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
-from meshplan.planner.training.estimator.expert_load import arriving_load
 from meshplan.planner.training.estimator.offload import ACTIVATION_BUFFERS
+from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.estimator.states import StateModel, nextn_layers
 from meshplan.planner.training.pipeline.closed_forms import in_flight
 from meshplan.planner.training.problem.choice import Recompute
@@ -159,6 +160,20 @@ class MemoryModel:
         return layer if exchanged is None else layer + exchanged
 
     @property
+    def _modules(self) -> ModuleRecompute:
+        return ModuleRecompute(shape=self.shape, workload=self.workload, candidates=self.candidates)
+
+    def _kept_by_selective(self, kind: LayerKind, whole: FloatArray) -> FloatArray:
+        """Activations of one layer and micro-batch under selective recompute, of ``whole`` without, [n]."""
+        modules = self._modules
+        kept = whole - self.attention_core_bytes() * modules.repeats_attention
+        kept = kept * self.calibration.recipe.selective_kept_share
+        if modules.is_usual:
+            return kept
+        wide = activation_bytes(self.workload) / BYTES_16_BIT
+        return kept - wide * self._tokens * modules.dropped_bytes_per_token(kind, self._sequence_shards)
+
+    @property
     def _context_parallel(self) -> ContextParallelModel:
         return ContextParallelModel(
             shape=self.shape,
@@ -173,16 +188,12 @@ class MemoryModel:
         return self.workload.phase is Phase.LORA
 
     def _mlp_bytes_per_token(self, kind: LayerKind) -> FloatArray:
-        shape, batch, t = self.shape, self.candidates, self.candidates.tensor_parallel
+        shape, t = self.shape, self.candidates.tensor_parallel
         tensors = shape.mlp_matrices - self._frozen
         if not kind.is_moe or shape.moe is None:
             return BYTES_16_BIT * tensors * shape.intermediate_size / t
-        moe = shape.moe
-        routed = moe.num_experts_per_token * batch.expert_tensor_parallel / t
-        routed = routed * arriving_load(self.workload, moe, batch.expert_parallel)
-        width = moe.expert_intermediate_size / batch.expert_tensor_parallel
-        experts = routed * (2.0 * BYTES_16_BIT * shape.hidden_size + BYTES_16_BIT * shape.mlp_matrices * width)
-        return experts + BYTES_16_BIT * shape.mlp_matrices * moe.shared_intermediate_size / t
+        shared = BYTES_16_BIT * shape.mlp_matrices * shape.moe.shared_intermediate_size / t
+        return self._modules.expert_bytes_per_token() + shared
 
     def _activations(self, stage: StageClass) -> FloatArray:
         batch, shape = self.candidates, self.shape
@@ -196,7 +207,7 @@ class MemoryModel:
             if count == 0:
                 continue
             whole = self.layer_bytes(kind)
-            selective = (whole - self.attention_core_bytes()) * self.calibration.recipe.selective_kept_share
+            selective = self._kept_by_selective(kind, whole)
             kept = np.select(
                 [batch.recompute == Recompute.FULL, batch.recompute == Recompute.SELECTIVE],
                 [inputs, selective],

@@ -50,7 +50,7 @@ class Priced:
         stages: memory of every distinct stage, by first stage.
         gradient_reduce_s: gradient collectives of a step, hidden or not.
         model_flops: FLOPs of a step without recompute, of the job.
-        recompute_flops_share: recomputed forward FLOPs over model FLOPs.
+        recompute_flops_share: forward FLOPs of layers that are recomputed whole, over model FLOPs.
     """
 
     config: TrainingConfig

@@ -105,19 +105,23 @@ class StateModel:
             layer_split, layer_whole = self._layer_parameters(kind)
             split += count * layer_split
             whole += count * layer_whole
-        if stage.has_embedding:
-            split += shape.embedding_parameters
-        if stage.vocabulary_share:
-            tied = shape.tie_word_embeddings
-            vocabulary = shape.embedding_parameters + (0 if tied else shape.lm_head_parameters)
-            split += stage.vocabulary_share * vocabulary
+        split += self._vocabulary_parameters(stage)
         if stage.has_head:
-            copies_tied = shape.tie_word_embeddings and self.candidates.split.pipeline_parallel > 1
-            split += shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters
             # A multi-token-prediction layer also has a 2h-to-h projection and three more norms.
             split += shape.num_nextn_predict_layers * 2 * shape.hidden_size**2
             whole += shape.num_nextn_predict_layers * 3 * shape.norm_parameters
         return split / t + whole
+
+    def _vocabulary_parameters(self, stage: StageClass) -> float:
+        """Parameters of the embedding and the LM head on a stage, before tensor parallelism splits them."""
+        shape, tied = self.shape, self.shape.tie_word_embeddings
+        if stage.vocabulary_share:
+            return stage.vocabulary_share * (shape.embedding_parameters + (0 if tied else shape.lm_head_parameters))
+        held = float(shape.embedding_parameters) if stage.has_embedding else 0.0
+        if not stage.has_head:
+            return held
+        copies_tied = tied and self.candidates.split.pipeline_parallel > 1
+        return held + (shape.vocab_size * shape.hidden_size if copies_tied else shape.lm_head_parameters)
 
     def expert_parameters(self, stage: StageClass) -> FloatArray:
         """Parameters of the routed experts on one rank, [n]."""
@@ -131,14 +135,19 @@ class StateModel:
         return total / (batch.expert_parallel * batch.expert_tensor_parallel)
 
     def lora_parameters(self, stage: StageClass) -> FloatArray:
-        """Adapter parameters of one rank: rank·(inputs + outputs) of each adapted matrix, [n]."""
+        """Trained parameters of one rank beside frozen ones, [n].
+
+        Adapters: rank·(inputs + outputs) of each adapted matrix; embedding and LM head where they are trained whole.
+        """
         shape = self.shape
         queries, keys = shape.num_attention_heads * shape.head_dim, shape.num_key_value_heads * shape.head_dim
         widths = LORA_MATRICES_PER_LAYER * shape.hidden_size + 2 * queries + 2 * keys
         layers = float(sum(stage.layers))
         if self.workload.phase is Phase.QLORA:  # on every linear layer
             widths += shape.mlp_matrices * (shape.hidden_size + shape.intermediate_size)
-        return layers * self.workload.lora_rank * widths / self.candidates.tensor_parallel
+        adapters = layers * self.workload.lora_rank * widths
+        whole = self._vocabulary_parameters(stage) if self.workload.trains_vocabulary else 0.0
+        return (adapters + whole) / self.candidates.tensor_parallel
 
     def trained_parameters(self, stage: StageClass) -> tuple[FloatArray, FloatArray]:
         """Trained parameters of one rank, dense and experts, [n] each; adapters count as dense."""
@@ -177,6 +186,16 @@ class StateModel:
         in_pipeline = self.calibration.recipe.is_fsdp and batch.split.pipeline_parallel > 1
         return in_pipeline & (batch.zero_stage >= ZERO_GRADIENTS) & (batch.num_microbatches > 1)
 
+    @property
+    def gradient_bytes(self) -> float:
+        """Bytes of one gradient as it is kept."""
+        return self.workload.gradient_bytes or self.calibration.recipe.gradient_bytes
+
+    @property
+    def gradient_reduce_bytes(self) -> float:
+        """Bytes of one gradient on the wire."""
+        return self.workload.gradient_bytes or self.calibration.recipe.gradient_reduce_bytes
+
     # --- bytes -----------------------------------------------------------------------------------------------------
 
     def on_device(self, stage: StageClass) -> Mapping[str, FloatArray]:
@@ -193,8 +212,8 @@ class StateModel:
         for parameters, trained, ranks in self._shares(stage):
             resident = parameters / np.where(has_shards, ranks, 1)
             weights = weights + resident * (recipe.weight_bytes + copies)
-            sharded = trained * recipe.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
-            gradients = gradients + np.where(whole, trained * recipe.gradient_reduce_bytes, sharded)
+            sharded = trained * self.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
+            gradients = gradients + np.where(whole, trained * self.gradient_reduce_bytes, sharded)
             states = on_device + extra
             optimizer = optimizer + trained * states / np.where(zero >= ZERO_OPTIMIZER, ranks * outer, 1)
         gathered = np.where(zero >= ZERO_PARAMETERS, self._gathered_bytes(stage), 0.0)
@@ -254,7 +273,7 @@ class StateModel:
         largest = (self.dense_parameters(stage) + self.expert_parameters(stage)) / layers
         if is_quantised(self.workload):
             return GATHERED_LAYERS * self.gathered_dense_bytes(stage) / layers
-        in_use = GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * recipe.gradient_reduce_bytes
+        in_use = GATHERED_LAYERS * largest * recipe.parameter_gather_bytes + largest * self.gradient_reduce_bytes
         second = self._second_copy_bytes(stage)
         return in_use if second is None else second + in_use
 

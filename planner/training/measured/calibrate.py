@@ -112,9 +112,7 @@ def calibrate(
 
 def _widths(found: Sequence[HeldOut], basis: Basis, framework: str) -> dict[str, float]:
     """Kind of work → half-width as a fraction."""
-    return {
-        kind: _fraction(half_width(found, basis=basis, kind=kind, framework=framework)) for kind in KINDS_OF_WORK
-    }
+    return {kind: _fraction(half_width(found, basis=basis, kind=kind, framework=framework)) for kind in KINDS_OF_WORK}
 
 
 def _fraction(log_width: float) -> float:

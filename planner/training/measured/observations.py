@@ -8,7 +8,7 @@ cannot express is refused with a reason, never guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_observed_as
@@ -16,7 +16,8 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
-from meshplan.planner.training.measured.switches import observed_practice
+from meshplan.planner.training.measured.peaks import PEAKS, peak_left_out
+from meshplan.planner.training.measured.switches import observed_modules, observed_practice
 from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.problem import (
@@ -27,6 +28,7 @@ from meshplan.planner.training.problem.problem import (
     TrainingProblem,
     TrainingWorkload,
 )
+from meshplan.planner.training.problem.switches import RECOMPUTE_MODULES
 from meshplan.planner.validation.fields import Section, UnsupportedError, caveats, row_id, shown
 from meshplan.planner.validation.machines import MachineReader
 
@@ -70,6 +72,7 @@ class ObservedRun:
         derived: metric → value that rests on an assumption.
         filled: choices that the observation left out.
         expects_oom: the run ran out of memory.
+        peak_left_out: why a measured peak is not among ``measured``; empty where there is nothing to say.
     """
 
     id: str
@@ -81,6 +84,7 @@ class ObservedRun:
     derived: Mapping[str, Any]
     filled: tuple[str, ...]
     expects_oom: bool
+    peak_left_out: str = ""
 
     @property
     def architecture(self) -> str:
@@ -144,10 +148,12 @@ class ObservationReader(MachineReader):
                 phase=phase,
                 drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
                 lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
+                trains_vocabulary=phase.has_adapters and "lm_head" in (lora.values.get("trained_fully") or ()),
                 is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
                 scales_rows=_scales_rows(row),
                 overlaps_tensor_parallel=_overlaps_tensor_parallel(choices),
                 practice=practice,
+                recompute_modules=observed_modules(choices),
             ),
             limits=TrainingLimits(
                 memory_bytes=float(machine.device.usable_memory_bytes), max_devices=machine.num_devices
@@ -155,6 +161,7 @@ class ObservationReader(MachineReader):
         )
         config, filled = _config(problem, choices, recipe)
         measured = Section(row, "measured", required=False).measurements()
+        no_peak = peak_left_out(row, choices, replace(problem, calibration=framework_layout(recipe)), config, measured)
         name = row_id(row)
         return ObservedRun(
             id=name,
@@ -162,11 +169,17 @@ class ObservationReader(MachineReader):
             problem=problem,
             config=config,
             framework=recipe.framework,
-            measured=measured,
+            measured={name: value for name, value in measured.items() if not (no_peak and name in PEAKS)},
             derived=Section(row, "derived", required=False).measurements(),
             filled=filled + unstated_switches,
             expects_oom=bool(measured.get("oom", False)),
+            peak_left_out=no_peak,
         )
+
+
+def framework_layout(recipe: Recipe) -> Calibration:
+    """Constants of the literature under a framework's own layout."""
+    return replace(UNCALIBRATED, recipe=recipe.recipe)
 
 
 def _phase(workload: Section) -> Phase:
@@ -217,7 +230,7 @@ def _recompute(choices: Section, filled: list[str], recipe: Recipe) -> str:
     mode = stated.replace(",", " ").lower().partition(" ")[0]
     if mode in ("none", "full", "selective"):
         return mode
-    if mode in ("mlp", "layernorm"):
+    if mode in RECOMPUTE_MODULES:
         return "selective"
     raise UnsupportedError(f"recompute {shown(stated)} is not modelled")
 
@@ -254,6 +267,7 @@ def _config(problem: TrainingProblem, choices: Section, recipe: Recipe) -> tuple
         sequence_parallel=choices.flag("sequence_parallel", default=recipe.unstated.sequence_parallel) and tensor > 1,
         zero_stage=zero,
         activation_recompute=recompute,
+        recompute_modules=workload.recompute_modules,
         recompute_num_layers=max(layers) // 2 if recompute == "block" else 0,
         pipeline_schedule=_schedule(choices, pipeline, chunks),
         layers_per_chunk=layers,

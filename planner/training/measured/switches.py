@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from meshplan.catalogs.constants.training_benchmarks import TrainingBenchmark, practice_of
 from meshplan.planner.training.problem.problem import Phase
-from meshplan.planner.training.problem.switches import Launches, TrainingPractice
+from meshplan.planner.training.problem.switches import (
+    CORE_ATTENTION,
+    CUDA_GRAPHS,
+    EXPERT_ACTIVATION,
+    LAYER_NORM,
+    SHARED_EXPERTS,
+    USUAL_MODULES,
+    Launches,
+    TrainingPractice,
+    in_order,
+)
 from meshplan.planner.validation.fields import Section
 
-# Values of the keys in ``parallelism`` that state the switches of TrainingPractice.
-GRAPHS = {"none": Launches.EAGER, "partial": Launches.PARTLY_GRAPHED, "full": Launches.GRAPHED}
+# Values of a key in ``parallelism`` that states a switch of TrainingPractice.
 DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
 # Switch → the key that states it.
 ROW_KEYS = {
@@ -19,6 +29,24 @@ ROW_KEYS = {
     "fused_dispatch": "expert_dispatcher",
     "overlaps_experts": "expert_parallel_overlap",
 }
+# Words of published tables for modules that selective recompute repeats → Megatron-Core's names.
+MODULE_WORDS = {
+    "norm": LAYER_NORM,
+    "act": EXPERT_ACTIVATION,
+    "shared_expert": SHARED_EXPERTS,
+    "attention": CORE_ATTENTION,
+}
+
+
+def observed_modules(choices: Section) -> tuple[str, ...]:
+    """What selective recompute repeats in a measured run, such as ``selective (norm, act)`` or ``mlp, moe_act``.
+
+    Words that name no module, such as the name of a framework's own policy, leave the usual attention core.
+    """
+    stated = str(choices.values.get("activation_recompute") or "").lower()
+    words = re.findall(r"[a-z_]+", stated)
+    named = {MODULE_WORDS.get(word, word) for word in words}
+    return in_order(named) or USUAL_MODULES
 
 
 def observed_practice(
@@ -51,7 +79,7 @@ def observed_practice(
     )
     settings = dict(known)
     if choices.states("cuda_graphs"):
-        settings["launches"] = choices.one_of("cuda_graphs", GRAPHS)
+        settings["launches"] = choices.one_of("cuda_graphs", CUDA_GRAPHS)
     if choices.states("expert_dispatcher"):
         settings["fused_dispatch"] = choices.one_of("expert_dispatcher", DISPATCHERS)
     if choices.states("expert_parallel_overlap"):

@@ -88,7 +88,7 @@ def validate_run(run: ObservedRun) -> ValidatedRow:
         question=_question(run),
         labels=_labels(run),
         status="ok" if reason is None else "excluded",
-        reason=reason or "",
+        reason=reason or (f"peak memory is not compared: {run.peak_left_out}" if run.peak_left_out else ""),
         predicted=predicted,
         measured=measured,
         error=error,

@@ -43,7 +43,8 @@ class Choice:
         name: field of :class:`~meshplan.planner.training.problem.problem.TrainingConfig`; key of the spec.
         about: what it means, one sentence.
         section: section of a spec that gives it; empty where nothing in a spec gives it under this name.
-        kind: ``int``, ``float``, ``bool`` or ``tuple`` (of counts); of no meaning with ``values``.
+        kind: ``int``, ``float``, ``bool`` or ``tuple`` (of counts, or of some of ``values``); else of no meaning with
+            ``values``.
         values: the names that it may take, the code of each its position.
         least, most: bounds of a number, both allowed.
         default: the plain value where nobody pins it; None where it follows from other choices.
@@ -131,7 +132,7 @@ class Choice:
     def type_text(self) -> str:
         """The type for a reader, such as ``whole number from 1``."""
         if self.values:
-            return " | ".join(self.values)
+            return ("list of " if self.kind is tuple else "") + " | ".join(self.values)
         if self.kind is int:
             return f"{self.least} to {self.most}" if self.most not in (None, MAX_DEVICES) else f"from {self.least}"
         return {bool: "true | false", tuple: "list of counts"}.get(self.kind, "number")

@@ -16,7 +16,15 @@ from typing import Any
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES, RECOMPUTE_MODES, Choice
 from meshplan.planner.training.problem.precisions import PRECISIONS
 from meshplan.planner.training.problem.schedules import NO_PIPELINE, SCHEDULES
-from meshplan.planner.training.problem.switches import ALL_TO_ALL, FUSED_DISPATCHERS
+from meshplan.planner.training.problem.switches import (
+    ALL_TO_ALL,
+    CUDA_GRAPHS,
+    FRAMEWORKS_OWN,
+    FUSED_DISPATCHERS,
+    GRADIENT_BYTES,
+    RECOMPUTE_MODULES,
+    USUAL_MODULES,
+)
 
 # Replicas of the probes of the support matrix.
 PROBE_REPLICAS = 4
@@ -114,6 +122,34 @@ CHOICES: tuple[Choice, ...] = (
         default=0,
         is_optional=True,
         simplicity=15,
+    ),
+    Choice(
+        "recompute_modules",
+        "what activation_recompute 'selective' computes again, such as [moe_act, layernorm]",
+        kind=tuple,
+        values=RECOMPUTE_MODULES,
+        default=USUAL_MODULES,
+        is_optional=True,
+        probes=(USUAL_MODULES, ("layernorm", "mlp"), ("moe_act", "layernorm")),
+        probe_with={"expert_parallel": 4},
+        per="question",
+    ),
+    Choice(
+        "gradient_precision",
+        "format in which gradients are kept and summed; default: as the framework does",
+        values=(FRAMEWORKS_OWN, *GRADIENT_BYTES),
+        default=FRAMEWORKS_OWN,
+        is_optional=True,
+        per="question",
+    ),
+    Choice(
+        "cuda_graphs",
+        "kernels launched from CUDA graphs: none, those of attention, router or dense MLPs (partial), the step (full)",
+        values=tuple(CUDA_GRAPHS),
+        default="none",
+        is_optional=True,
+        short="graphs",
+        per="question",
     ),
     # With the optimizer states off the device, the optimizer's step runs on the host.
     Choice(

@@ -13,7 +13,17 @@ import numpy as np
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.training.problem.switches import ALL_TO_ALL
+from meshplan.planner.training.problem.switches import (
+    ALL_TO_ALL,
+    DENSE_MLP,
+    EXPERT_ACTIVATION,
+    EXPERT_LAYER,
+    FRAMEWORKS_OWN,
+    LATENT_PROJECTION,
+    LAYER_NORM,
+    SHARED_EXPERTS,
+    USUAL_MODULES,
+)
 
 ZERO_3 = 3
 
@@ -265,6 +275,72 @@ def expert_transport_rules(framework: str, source: str) -> tuple[LegalityRule, .
             source=source,
         ),
     )
+
+
+def switch_rules(framework: str, source: str) -> tuple[LegalityRule, ...]:
+    """Plans for the framework are made without CUDA graphs, with its own modules of recompute and its own gradients."""
+    return (
+        LegalityRule(
+            name=f"{framework}_has_no_recompute_modules",
+            holds=lambda _, config: np.asarray(config.recompute_modules == USUAL_MODULES),
+            message=f"recompute_modules: {framework} has no names for parts of a layer (Megatron-LM has)",
+            stage="parser",
+            source=source,
+            about=("recompute_modules",),
+        ),
+        LegalityRule(
+            name=f"{framework}_has_its_own_gradients",
+            holds=lambda _, config: np.equal(config.gradient_precision, FRAMEWORKS_OWN),
+            message=f"gradient_precision: plans for {framework} are made with its own format alone",
+            stage="parser",
+            source=source,
+            about=("gradient_precision",),
+        ),
+        LegalityRule(
+            name=f"{framework}_has_no_cuda_graphs",
+            holds=lambda _, config: np.equal(config.cuda_graphs, "none"),
+            message=f"cuda_graphs: plans for {framework} are made without",
+            stage="parser",
+            source=source,
+            about=("cuda_graphs",),
+        ),
+    )
+
+
+def modules_exist(shape: ModelShape, config: Any) -> Any:
+    """What is recomputed must be there: latent attention, dense layers, experts, a shared expert."""
+    is_there = {
+        LATENT_PROJECTION: shape.latent is not None,
+        DENSE_MLP: any(not shape.is_moe_layer(layer) for layer in range(shape.num_hidden_layers)),
+        EXPERT_ACTIVATION: shape.moe is not None,
+        EXPERT_LAYER: shape.moe is not None,
+        SHARED_EXPERTS: shape.moe is not None and shape.moe.shared_intermediate_size > 0,
+    }
+    return np.asarray(all(is_there.get(module, True) for module in config.recompute_modules))
+
+
+def outputs_can_be_quantised_again(_: ModelShape, config: Any) -> Any:
+    """fp8 with delayed scaling, which plans in fp8 are for, has seen the outputs that would be made again."""
+    made_again = {EXPERT_ACTIVATION, LAYER_NORM} & set(config.recompute_modules)
+    return np.not_equal(config.precision, "fp8") | (not made_again)
+
+
+def experts_are_not_repeated(_: ModelShape, config: Any) -> Any:
+    """Neither overlap of the exchange nor graphs of the router go with recompute of the whole layer of experts."""
+    is_graphed = np.equal(config.cuda_graphs, "partial")
+    return np.logical_not(config.expert_parallel_overlap | is_graphed) | (EXPERT_LAYER not in config.recompute_modules)
+
+
+def shapes_are_fixed(shape: ModelShape, config: Any) -> Any:
+    """The step is one graph only if no shape depends on the router."""
+    is_fixed = (np.asarray(config.expert_capacity_factor) > 0) | (shape.moe is None)
+    return np.not_equal(config.cuda_graphs, "full") | is_fixed
+
+
+def graphs_and_recompute(_: ModelShape, config: Any) -> Any:
+    """Recompute of whole layers covers graphs of their parts."""
+    whole = np.equal(config.activation_recompute, "full") | np.equal(config.activation_recompute, "block")
+    return np.logical_not(whole) | np.not_equal(config.cuda_graphs, "partial")
 
 
 def several_expert_ranks(_: ModelShape, config: Any) -> Any:

@@ -295,6 +295,48 @@ _MEGATRON_RULES = (
         stage="parser",
         source=_CONFIG,
     ),
+    LegalityRule(
+        name="recompute_modules_exist",
+        holds=legality.modules_exist,
+        message="recompute_modules: mla_up_proj needs latent attention, mlp a dense layer, moe and moe_act experts, "
+        "shared_experts a shared expert",
+        stage="parser",
+        source=_CONFIG,
+        about=("recompute_modules",),
+    ),
+    LegalityRule(
+        name="delayed_scaling_has_seen_its_tensors",
+        holds=legality.outputs_can_be_quantised_again,
+        message="recompute_modules: with precision fp8 (delayed scaling) neither moe_act nor layernorm can be computed "
+        "again (workload.precision: mxfp8)",
+        stage="parser",
+        source=_CONFIG,
+        about=("recompute_modules",),
+    ),
+    LegalityRule(
+        name="experts_are_not_repeated",
+        holds=legality.experts_are_not_repeated,
+        message="recompute_modules: moe goes neither with expert_parallel_overlap nor with cuda_graphs partial",
+        stage="parser",
+        source=_CONFIG,
+        about=("recompute_modules",),
+    ),
+    LegalityRule(
+        name="one_graph_needs_fixed_shapes",
+        holds=legality.shapes_are_fixed,
+        message="cuda_graphs full needs a dense model, or experts of a fixed capacity (workload.drops_tokens)",
+        stage="run time",
+        source=f"{_CORE}: core/full_cuda_graph.py; token counts of dropless experts reach the host",
+        about=("cuda_graphs",),
+    ),
+    LegalityRule(
+        name="graphs_lie_inside_what_is_recomputed",
+        holds=legality.graphs_and_recompute,
+        message="cuda_graphs partial does not go with recompute of whole layers (activation_recompute: selective)",
+        stage="parser",
+        source=_CONFIG,
+        about=("cuda_graphs",),
+    ),
     legality.whole_weights_rule("megatron", f"{_CORE}: training/arguments.py"),
     LegalityRule(
         name="hierarchies_need_full_sharding",
@@ -391,6 +433,8 @@ _ARITHMETIC = frozenset(
         "hierarchies_need_full_sharding",
         "second_copies_divide_the_first",
         "outer_sharding_needs_groups",
+        "recompute_modules_exist",
+        "one_graph_needs_fixed_shapes",
     }
 )
 ANY_FRAMEWORK = FrameworkRules(

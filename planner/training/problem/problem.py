@@ -14,8 +14,13 @@ from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
     AS_IT_COMES,
+    CUDA_GRAPHS,
+    FRAMEWORKS_OWN,
     FUSED_DISPATCHERS,
+    GRADIENT_BYTES,
+    USUAL_MODULES,
     TrainingPractice,
+    in_order,
 )
 
 
@@ -43,6 +48,7 @@ class TrainingWorkload:
         precision: of matrix products: ``bf16``, ``fp16``, ``fp32``, ``fp8``, ``mxfp8`` or ``nvfp4``.
         phase: see :class:`Phase`.
         lora_rank: rank of the adapters, 0 where none are trained.
+        trains_vocabulary: beside adapters, the embedding and the LM head are trained whole.
         drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
             the host waits in every layer to learn how many tokens arrived.
         expert_capacity_factor: with ``drops_tokens``, rows that every expert gets, padded, over the mean.
@@ -54,6 +60,8 @@ class TrainingWorkload:
         overlaps_tensor_parallel: tensor-parallel collectives run during the products they feed ("async TP", Transformer
             Engine's user buffers); None: as the framework does by default.
         practice: see :class:`TrainingPractice`.
+        recompute_modules: what selective recompute computes again, by Megatron-Core's names.
+        gradient_bytes: of one gradient, kept and on the wire; None: as the framework does.
     """
 
     sequence_length: int
@@ -61,6 +69,7 @@ class TrainingWorkload:
     precision: str
     phase: Phase = Phase.PRETRAINING
     lora_rank: int = 0
+    trains_vocabulary: bool = False
     drops_tokens: bool = False
     expert_capacity_factor: float = 1.0
     expert_imbalance: float = 1.0
@@ -68,6 +77,8 @@ class TrainingWorkload:
     scales_rows: bool = False
     overlaps_tensor_parallel: bool | None = None
     practice: TrainingPractice = AS_IT_COMES
+    recompute_modules: tuple[str, ...] = USUAL_MODULES
+    gradient_bytes: float | None = None
 
     @property
     def capacity_factor(self) -> float:
@@ -121,6 +132,9 @@ class TrainingConfig:
     outer_zero_stage: int = 0
     gathered_num_layers: int = 0
     vocabulary_parallel: bool = False
+    recompute_modules: tuple[str, ...] = USUAL_MODULES
+    gradient_precision: str = FRAMEWORKS_OWN
+    cuda_graphs: str = "none"
 
     @property
     def choices(self) -> dict[str, Any]:
@@ -223,14 +237,21 @@ class TrainingProblem:
     search_over: frozenset[str] = frozenset()
 
     def with_fixed(self, fixed: Mapping[str, Any]) -> TrainingProblem:
-        """The same question with other pins, and the workload's practice as they say."""
+        """The same question with other pins, and the workload's switches as they say."""
         problem = replace(self, fixed=dict(fixed))
-        practice = replace(
-            self.workload.practice,
-            fused_dispatch=problem.settled["expert_dispatcher"] in FUSED_DISPATCHERS,
-            overlaps_experts=problem.settled["expert_parallel_overlap"],
+        settled = problem.settled
+        practice = TrainingPractice(
+            launches=CUDA_GRAPHS[settled["cuda_graphs"]],
+            fused_dispatch=settled["expert_dispatcher"] in FUSED_DISPATCHERS,
+            overlaps_experts=settled["expert_parallel_overlap"],
         )
-        return replace(problem, workload=replace(self.workload, practice=practice))
+        workload = replace(
+            self.workload,
+            practice=practice,
+            recompute_modules=settled["recompute_modules"],
+            gradient_bytes=GRADIENT_BYTES.get(settled["gradient_precision"]),
+        )
+        return replace(problem, workload=workload)
 
     @property
     def settled(self) -> dict[str, Any]:
@@ -243,6 +264,9 @@ class TrainingProblem:
             "quantised_weights": self.workload.phase is Phase.QLORA,
             "expert_dispatcher": str(self.fixed.get("expert_dispatcher", ALL_TO_ALL)),
             "expert_parallel_overlap": bool(self.fixed.get("expert_parallel_overlap", False)),
+            "recompute_modules": in_order(self.fixed.get("recompute_modules", USUAL_MODULES)),
+            "gradient_precision": str(self.fixed.get("gradient_precision", FRAMEWORKS_OWN)),
+            "cuda_graphs": str(self.fixed.get("cuda_graphs", "none")),
         }
 
     @property

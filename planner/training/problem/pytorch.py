@@ -23,6 +23,7 @@ from meshplan.planner.training.problem.legality import (
     no_vocabulary_parallel,
     offload_rule,
     plain_sharding_rule,
+    switch_rules,
     whole_weights_rule,
 )
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
@@ -161,6 +162,7 @@ TORCHTITAN = FrameworkRules(
         _one("expert_tensor_parallel", "torchtitan", "experts are not split", f"{_TITAN}: config/configs.py"),
         *expert_transport_rules("torchtitan", f"{_TITAN}: config/configs.py (its own backends were not tried)"),
         capacity_rule("torchtitan", "its experts drop no tokens", f"{_TITAN}: models/common/moe.py"),
+        *switch_rules("torchtitan", f"{_TITAN}: config/configs.py (its own settings were not tried)"),
         whole_weights_rule("torchtitan", f"{_TITAN}: components/lora.py"),
         context_style_rule(
             "torchtitan", ("ring", "ring-plain"), f"{_TITAN}: config/configs.py (context_parallel_load_balancer)"
@@ -217,6 +219,7 @@ DEEPSPEED = FrameworkRules(
         ),
         *expert_transport_rules("deepspeed", f"{_SPEED}: moe/layer.py"),
         capacity_rule("deepspeed", "experts are built in code (deepspeed.moe)", f"{_SPEED}: moe/layer.py"),
+        *switch_rules("deepspeed", f"{_SPEED}: runtime/config.py (its own settings were not tried)"),
         whole_weights_rule("deepspeed", f"{_SPEED}: runtime/config.py (weights are those of the user's script)"),
         *_plain_sharding("deepspeed", f"{_SPEED}: runtime/zero/config.py", hpz=True),
         no_vocabulary_parallel("deepspeed"),
@@ -270,6 +273,7 @@ ACCELERATE = FrameworkRules(
             source=f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin",
         ),
         *expert_transport_rules("accelerate", f"{_ACCELERATE}: parallelism_config.py"),
+        *switch_rules("accelerate", f"{_ACCELERATE}: utils/dataclasses.py"),
         capacity_rule("accelerate", "experts are those of the user's model", f"{_ACCELERATE}: parallelism_config.py"),
         context_style_rule("accelerate", ("ring",), f"{_ACCELERATE}: parallelism_config.py (cp_size)"),
         *_plain_sharding("accelerate", f"{_ACCELERATE}: utils/dataclasses.py, FullyShardedDataParallelPlugin"),

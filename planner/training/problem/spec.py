@@ -50,6 +50,9 @@ class WorkloadSpec(SpecModel):
     optimizer: Literal["adam"] = "adam"
     phase: Phase = Phase.PRETRAINING
     lora_rank: Annotated[int, Whole(most=65536)] | None = None
+    trains_vocabulary: Annotated[bool, Field(strict=True)] = Field(
+        default=False, description="beside adapters the embedding and the LM head are trained whole (new tokens)"
+    )
     expert_imbalance: Annotated[float, Field(ge=1, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] = Field(
         default=1.0, description="token copies of the busiest expert-parallel rank over the mean; 1 balanced (dropless)"
     )
@@ -75,6 +78,8 @@ class WorkloadSpec(SpecModel):
             raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if self.phase.has_adapters != (self.lora_rank is not None):
             raise ValueError("phase 'lora' (or 'qlora') and lora_rank go together")
+        if self.trains_vocabulary and not self.phase.has_adapters:
+            raise ValueError("trains_vocabulary goes with phase 'lora' or 'qlora': the others train every weight")
         if self.drops_tokens is False and self.expert_capacity_factor is not None:
             raise ValueError(f"expert_capacity_factor {self.expert_capacity_factor:g} drops tokens: drops_tokens: true")
         if self.has_capacity and self.expert_imbalance > 1:
@@ -135,7 +140,9 @@ class ConstraintsSpec(SpecModel):
 def _pin_type(choice: Choice) -> Any:
     """The spec field of a choice."""
     if choice.values:
-        return Literal[choice.values]
+        one: Any = Literal[choice.values]
+        several: Any = list[one]
+        return Annotated[several, Field(min_length=1)] if choice.kind is tuple else one
     if choice.kind is tuple:
         return Annotated[list[CountOrNone], Field(min_length=1, max_length=MAX_CHUNKS)]
     if choice.kind is bool:
@@ -164,6 +171,12 @@ class FixedSpec(_Pins):
     def _block_has_layers(self) -> FixedSpec:
         if self.recompute_num_layers is not None and self.activation_recompute != "block":
             raise ValueError("recompute_num_layers goes with activation_recompute: block")
+        return self
+
+    @model_validator(mode="after")
+    def _modules_are_selected(self) -> FixedSpec:
+        if self.recompute_modules is not None and self.activation_recompute != "selective":
+            raise ValueError("recompute_modules goes with activation_recompute: selective")
         return self
 
     @model_validator(mode="after")

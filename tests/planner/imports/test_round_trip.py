@@ -21,6 +21,7 @@ from meshplan.planner.launch.registry import emit
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.switches import RECOMPUTE_MODULES, in_order
 
 DEGREES = {
     "tensor_parallel": st.sampled_from((1, 2, 4, 8)),
@@ -62,6 +63,11 @@ def megatron_plans(draw: st.DrawFn) -> tuple[ModelShape, TrainingConfig]:
         choices["expert_capacity_factor"] = draw(st.sampled_from((0.0, 0.5, 1.0, 1.25)))
         choices["expert_dispatcher"] = draw(st.sampled_from(("alltoall", "deepep", "hybridep")))
         choices["expert_parallel_overlap"] = draw(st.booleans())
+    choices["gradient_precision"] = draw(st.sampled_from(("default", "bf16")))
+    choices["cuda_graphs"] = draw(st.sampled_from(("none", "partial", "full")))
+    if choices["activation_recompute"] == "selective":
+        chosen = draw(st.sets(st.sampled_from(RECOMPUTE_MODULES), min_size=1))
+        choices["recompute_modules"] = in_order(chosen)
     chunks = stages * choices["virtual_pipeline_stages"]
     if draw(st.booleans()):
         cuts = draw(

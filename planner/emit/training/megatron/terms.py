@@ -12,6 +12,12 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments, count, stated
 from meshplan.planner.emit.training.megatron.experts import EXPERT_CAPACITY_FACTOR, EXPERT_DISPATCHER
 from meshplan.planner.emit.training.megatron.layers import LAYERS_PER_CHUNK
+from meshplan.planner.emit.training.megatron.switches import (
+    ACTIVATION_RECOMPUTE,
+    CUDA_GRAPHS,
+    GRADIENT_PRECISION,
+    RECOMPUTED_MODULES,
+)
 from meshplan.planner.emit.training.terms import TrainingRows
 from meshplan.planner.training.problem.problem import TrainingConfig
 
@@ -114,28 +120,6 @@ def _read_outer(arguments: Arguments) -> Mapping[str, Any]:
     return {"outer_zero_stage": 1} if strategy == "optim" and groups > 1 else {}
 
 
-def _recompute(config: TrainingConfig, _: ModelShape) -> Arguments:
-    if config.activation_recompute == "selective":
-        return {"--recompute-granularity": "selective", "--recompute-modules": "core_attn"}
-    if config.activation_recompute == "full":
-        return {"--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": "1"}
-    if config.activation_recompute == "block":
-        layers = str(config.recompute_num_layers)
-        return {"--recompute-granularity": "full", "--recompute-method": "block", "--recompute-num-layers": layers}
-    return {}
-
-
-def _read_recompute(arguments: Arguments) -> Mapping[str, Any]:
-    granularity = arguments.get("--recompute-granularity")
-    if granularity not in {None, "selective", "full"}:
-        raise ValueError(f"--recompute-granularity is selective or full, not {granularity!r}")
-    if granularity is None and "--recompute-activations" in arguments:
-        granularity = "selective"
-    if granularity == "full" and arguments.get("--recompute-method") == "block":
-        return stated(activation_recompute="block", recompute_num_layers=count(arguments, "--recompute-num-layers"))
-    return stated(activation_recompute=granularity)
-
-
 def _precision(config: TrainingConfig, _: ModelShape) -> Arguments:
     return _LOW_PRECISION.get(config.precision, {f"--{config.precision}": ""})
 
@@ -205,17 +189,10 @@ TERMS = (
         _OUTER,
         expressed_by=f"{_OUTER} optim (zero_stage 3 in groups)",
     ),
-    _rows.term(
-        "activation_recompute",
-        _recompute,
-        _read_recompute,
-        "--recompute-granularity",
-        "--recompute-activations",
-        "--recompute-modules",
-        "--recompute-method",
-        "--recompute-num-layers",
-        expressed_by="--recompute-granularity, --recompute-modules, --recompute-method, --recompute-num-layers",
-    ),
+    ACTIVATION_RECOMPUTE,
+    RECOMPUTED_MODULES,
+    GRADIENT_PRECISION,
+    CUDA_GRAPHS,
     EXPERT_DISPATCHER,
     _rows.switch("--overlap-moe-expert-parallel-comm", "expert_parallel_overlap"),
     # The optimizer on the host takes the precision-aware path, and the parser insists on both.

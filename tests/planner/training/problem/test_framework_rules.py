@@ -19,6 +19,7 @@ from meshplan.planner.training.problem.choices import SPLIT
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS, framework_rules
 from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.switches import USUAL_MODULES
 
 DEGREES = st.sampled_from((1, 2, 3, 4, 6, 8))
 CONFIGS = st.builds(
@@ -42,6 +43,9 @@ CONFIGS = st.builds(
     expert_dispatcher=st.sampled_from(("alltoall", "deepep", "hybridep")),
     expert_parallel_overlap=st.booleans(),
     quantised_weights=st.booleans(),
+    recompute_modules=st.sampled_from((USUAL_MODULES, ("layernorm", "moe_act"), ("mla_up_proj", "moe"), ("mlp",))),
+    gradient_precision=st.sampled_from(("default", "bf16")),
+    cuda_graphs=st.sampled_from(("none", "partial", "full")),
     context_parallel_style=st.sampled_from(CONTEXT_PARALLEL_STYLES),
     context_parallel_heads=st.sampled_from((1, 2, 4)),
     zero_hpz_partition_size=st.sampled_from((1, 2, 4)),
@@ -53,7 +57,8 @@ CONFIGS = st.builds(
 )
 
 
-SHARED = tuple(choice.name for choice in SPLIT)
+# What all candidates of a batch have in common: their split, and what their question says in several words.
+SHARED = (*(choice.name for choice in SPLIT), "recompute_modules")
 
 
 def columns(configs: list[TrainingConfig]) -> SimpleNamespace:
@@ -79,6 +84,7 @@ def test_columns_and_single_plans_agree(
     assert by_column.tolist() == [bool(rule.holds(shape, config)) for config in configs]
 
 
+SWITCHES = {"recompute_modules", "gradient_precision", "cuda_graphs"}
 SPLITTING = {"context_parallel_style", "context_parallel_heads"}
 SHARDING = {"zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"}
 
@@ -87,7 +93,7 @@ SHARDING = {"zero_hpz_partition_size", "outer_zero_stage", "gathered_num_layers"
 @given(choices=CONFIGS, shape=st.sampled_from(SHAPES))
 def test_a_rule_holds_at_the_defaults_of_what_it_is_about(choices: dict[str, object], shape: ModelShape) -> None:
     """The search does not ask such a rule then, but for what another one asks anyway."""
-    plain = {name: value for name, value in choices.items() if name not in SPLITTING | SHARDING}
+    plain = {name: value for name, value in choices.items() if name not in SPLITTING | SHARDING | SWITCHES}
     for rules in FRAMEWORKS.values():
         broken = rules.broken(shape, config_for(shape, **plain))
         about = [rule.name for rule in broken if rule.about]

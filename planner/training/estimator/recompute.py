@@ -1,0 +1,144 @@
+"""Selective recompute by module: what a layer no longer keeps, and what its backward pass computes again.
+
+The modules are Megatron-Core's (0.19.2, core/transformer/transformer_config.py, ``recompute_modules``). Of one token
+and layer, in bytes of 16-bit activations (h hidden, t tensor-parallel devices, s sequence shards, w MLP width):
+
+    layernorm       outputs of both norms, 4h/s                   again: the norms
+    mla_up_proj     queries, keys, values of latent attention      again: the products that expand them
+    mlp             both products of a dense MLP, 2·matrices·w/t   again: the MLP
+    moe_act         each expert's activation output, 2w            again: the activation
+    shared_experts  the shared expert, 2·matrices·w/t              again: the shared expert
+    moe             all of the experts' activations                again: experts, their exchange and sorting
+    core_attn       scores, where attention is not fused           again: attention (see :mod:`.memory`)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from meshplan.catalogs.models.shapes import ModelShape
+from meshplan.planner.core.arrays import FloatArray
+from meshplan.planner.core.constants import BYTES_16_BIT
+from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
+from meshplan.planner.training.estimator.compute import ComputeModel
+from meshplan.planner.training.estimator.expert_load import arriving_load
+from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.problem import TrainingWorkload
+from meshplan.planner.training.problem.switches import (
+    CORE_ATTENTION,
+    DENSE_MLP,
+    EXPERT_ACTIVATION,
+    EXPERT_LAYER,
+    LATENT_PROJECTION,
+    LAYER_NORM,
+    SHARED_EXPERTS,
+    USUAL_MODULES,
+)
+
+NORMS = 2  # of a layer, before attention and before the MLP
+NORM_PASSES = 2.0  # a norm reads its input and writes its output
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModuleRecompute:
+    """What selective recompute of the workload's modules does to a layer.
+
+    Args:
+        shape: the model.
+        workload: which modules.
+        candidates: the batch.
+    """
+
+    shape: ModelShape
+    workload: TrainingWorkload
+    candidates: Candidates
+
+    @property
+    def is_usual(self) -> bool:
+        """Only the attention core, which the estimate of attention itself covers."""
+        return self.workload.recompute_modules == USUAL_MODULES
+
+    @property
+    def repeats_attention(self) -> bool:
+        """The attention core is among the modules."""
+        return self._has(CORE_ATTENTION)
+
+    @property
+    def repeats_experts(self) -> FloatArray:
+        """How often experts and their exchange run again in the backward pass, [n]."""
+        chosen = self.candidates.recompute == Recompute.SELECTIVE
+        return (chosen & self._has(EXPERT_LAYER)).astype(np.float64)
+
+    def dropped_bytes_per_token(self, kind: LayerKind, sequence_shards: FloatArray) -> FloatArray:
+        """Bytes of one token and layer that are not kept, in 16-bit activations, [n].
+
+        Args:
+            kind: of layer.
+            sequence_shards: devices over which norms are split, [n].
+        """
+        shape, t = self.shape, self.candidates.tensor_parallel
+        dropped = np.zeros(len(self.candidates))
+        if self._has(LAYER_NORM):
+            dropped = dropped + NORMS * BYTES_16_BIT * shape.hidden_size / sequence_shards
+        if self._has(LATENT_PROJECTION) and shape.latent is not None:
+            latent = shape.latent
+            query_key = latent.qk_nope_head_dim + latent.qk_rope_head_dim
+            dropped = dropped + BYTES_16_BIT * shape.num_attention_heads * (2 * query_key + latent.v_head_dim) / t
+        if not kind.is_moe or shape.moe is None:
+            return dropped + self._has(DENSE_MLP) * BYTES_16_BIT * shape.mlp_matrices * shape.intermediate_size / t
+        shared = BYTES_16_BIT * shape.mlp_matrices * shape.moe.shared_intermediate_size / t
+        if self._has(EXPERT_LAYER):
+            return dropped + self.expert_bytes_per_token() + shared
+        if self._has(EXPERT_ACTIVATION):
+            width = shape.moe.expert_intermediate_size / self.candidates.expert_tensor_parallel
+            dropped = dropped + self._copies() * BYTES_16_BIT * width
+        return dropped + self._has(SHARED_EXPERTS) * shared
+
+    def expert_bytes_per_token(self) -> FloatArray:
+        """Activations of the routed experts of one token: inputs, outputs and what lies between, [n]."""
+        moe = self.shape.moe
+        if moe is None:
+            return np.zeros(len(self.candidates))
+        width = moe.expert_intermediate_size / self.candidates.expert_tensor_parallel
+        matrices = self.shape.mlp_matrices
+        return self._copies() * BYTES_16_BIT * (2.0 * self.shape.hidden_size + matrices * width)
+
+    def _copies(self) -> FloatArray:
+        """Copies of one token that a device's experts work on, [n]."""
+        moe, batch = self.shape.moe, self.candidates
+        if moe is None:
+            return np.zeros(len(batch))
+        routed = moe.num_experts_per_token * batch.expert_tensor_parallel / batch.tensor_parallel
+        return np.asarray(routed * arriving_load(self.workload, moe, batch.expert_parallel))
+
+    def again_s(self, kind: LayerKind, compute: ComputeModel) -> FloatArray:
+        """Time of what one layer computes again in its backward pass, without communication, s, [n]."""
+        shape, wide = self.shape, compute.activation_bytes
+        again = np.zeros(len(self.candidates))
+        if self._has(LAYER_NORM):
+            moved = NORMS * NORM_PASSES * wide * shape.hidden_size * compute.sharded_tokens
+            again = again + compute.memory_op(moved).forward_s
+        if self._has(LATENT_PROJECTION):
+            again = again + compute.latent_expansion().forward_s
+        if not kind.is_moe or shape.moe is None:
+            repeats = self._has(DENSE_MLP)
+            return again + (self._mlp_s(shape.intermediate_size, compute) if repeats else 0.0)
+        shared = shape.moe.shared_intermediate_size
+        if shared and (self._has(SHARED_EXPERTS) or self._has(EXPERT_LAYER)):
+            again = again + self._mlp_s(shared, compute)
+        if self._has(EXPERT_LAYER):
+            return again + compute.experts(shape.moe).forward_s + compute.expert_operators().forward_s
+        if self._has(EXPERT_ACTIVATION):
+            width = shape.moe.expert_intermediate_size / self.candidates.expert_tensor_parallel
+            again = again + compute.activation(self._copies() * width).forward_s
+        return again
+
+    def _mlp_s(self, width: int, compute: ComputeModel) -> FloatArray:
+        """Forward pass of a dense or shared MLP."""
+        activated = compute.activation(width / self.candidates.tensor_parallel)
+        return compute.mlp(width).forward_s + activated.forward_s
+
+    def _has(self, module: str) -> bool:
+        return module in self.workload.recompute_modules

@@ -1,0 +1,93 @@
+"""A measured peak is compared only with a plan that could have been the run."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+
+from meshplan.catalogs.constants.training import Calibration
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.measured.observations import ObservationReader, ObservedRun
+from meshplan.planner.training.measured.validate import validate_run
+
+GIB = 1024**3
+CONSTANTS = Calibration(framework="any", architecture="any")
+ROW: dict[str, Any] = {
+    "id": "run-1",
+    "task": "training",
+    "model": {
+        "name": "small",
+        "num_hidden_layers": 8,
+        "hidden_size": 1024,
+        "intermediate_size": 2816,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "gated_mlp": True,
+        "tie_word_embeddings": False,
+    },
+    "hardware": {"device": "h100-sxm-80gb", "num_devices": 16, "devices_per_node": 8, "inter_node": "8x400Gb/s IB"},
+    "precision": "bf16",
+    "framework": {"name": "Megatron-Bridge", "version": "26.08"},
+    "parallelism": {
+        "tensor_parallel": 2,
+        "pipeline_parallel": 2,
+        "data_parallel": 4,
+        "micro_batch_size": 1,
+        "global_batch_size": 32,
+        "activation_recompute": "full",
+    },
+    "workload": {"sequence_length": 4096},
+    "measured": {"iteration_s": 1.0},
+}
+
+
+def run_of(catalog: Catalog, peak: float, **changes: Any) -> ObservedRun:
+    row = copy.deepcopy(ROW)
+    row["measured"]["peak_memory_bytes"] = peak
+    for section, values in changes.items():
+        row[section] = {**row[section], **values} if isinstance(values, dict) else values
+    return ObservationReader(catalog).training_run(row, CONSTANTS)
+
+
+def test_a_plausible_peak_is_compared(catalog: Catalog) -> None:
+    run = run_of(catalog, 40 * GIB)
+    assert run.measured["peak_memory_bytes"] == 40 * GIB
+    assert run.peak_left_out == ""
+
+
+def test_less_than_the_weights_of_a_rank_was_not_measured(catalog: Catalog) -> None:
+    run = run_of(catalog, 0.001 * GIB)
+    assert "peak_memory_bytes" not in run.measured
+    validated = validate_run(run)
+    assert "peak_memory_bytes" not in validated.error
+    assert "weights" in validated.reason
+    assert "iteration_s" in validated.error  # the time is compared all the same
+
+
+@pytest.mark.parametrize("caveat", ["8-bit paged optimizer, step fused into the backward pass (recipe)", "CPU offload"])
+def test_savers_that_no_plan_can_ask_for_are_named(catalog: Catalog, caveat: str) -> None:
+    run = run_of(catalog, 40 * GIB, caveats=[caveat])
+    assert "peak_memory_bytes" not in run.measured
+    assert "in a way that plans do not" in validate_run(run).reason
+
+
+def test_adapters_with_a_trained_vocabulary_hold_its_states(catalog: Catalog) -> None:
+    """Embedding and LM head get gradients and Adam's states, as full fine-tuning gives them."""
+    lora = {"rank": 8, "target_modules": ["q_proj"]}
+    phase = {"phase": "lora"}
+    adapters, whole = (
+        run_of(catalog, 40 * GIB, model={"lora": entry}, workload=phase, parallelism={"zero_stage": 0})
+        for entry in (lora, {**lora, "trained_fully": ["wte", "lm_head"]})
+    )
+    recipe = adapters.problem.calibration.recipe
+    shape, config = adapters.problem.shape, adapters.config
+    states = recipe.gradient_bytes + recipe.optimizer_bytes
+    ends = price(whole.problem, whole.config).stages
+    plain = price(adapters.problem, adapters.config).stages
+    for more, less, held in zip(ends, plain, (shape.embedding_parameters, shape.lm_head_parameters), strict=True):
+        added = more.typical_bytes - less.typical_bytes
+        assert added == pytest.approx(states * held / config.tensor_parallel)
