@@ -22,7 +22,8 @@ _FACTORS = (0.01, 100.0)  # what multiplies a rate or a size
 _CONSTANTS = (0.0, 1e12)  # seconds, bytes, shares
 _MOST_ERROR = 5.0  # of a 90th percentile; e^5 in the logarithm
 _MOST_SAMPLES = 10**9
-_TEXTS = ("source", "date")
+_OTHER_ERRORS = ("related_error_p90", "unseen_error_p90", "cluster_error_p90")
+_TEXTS = ("source", "date", "memory_basis")
 
 
 def calibration_problems(framework: object, architecture: object, document: Mapping[str, Any]) -> Iterator[str]:
@@ -64,7 +65,7 @@ def calibration_problems(framework: object, architecture: object, document: Mapp
 def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
     """Problems of the intervals' half-widths, and of the words for what they rest on."""
     wanted = ("ttft", "tpot", "throughput") if serves else KINDS_OF_WORK
-    for name in ("error_p90",) if serves else ("error_p90", "related_error_p90", "cluster_error_p90"):
+    for name in ("error_p90",) if serves else ("error_p90", *_OTHER_ERRORS):
         errors = document.get(name, {})
         if not isinstance(errors, Mapping):
             yield f"{name} must map {'metrics' if serves else 'kinds of work'} to errors, not {errors!r}"
@@ -77,6 +78,9 @@ def _errors(document: Mapping[str, Any], *, serves: bool) -> Iterator[str]:
     basis = document.get("basis", {} if serves else "")
     if serves and not (isinstance(basis, Mapping) and all(isinstance(text, str) for text in (*basis, *basis.values()))):
         yield f"basis must map metrics to texts, not {basis!r}"
+    generations = document.get("generations", ())
+    if not isinstance(generations, list | tuple) or not all(isinstance(name, str) for name in generations):
+        yield f"generations must be a list of names, not {generations!r}"
     if not serves and not isinstance(basis, str):
         yield f"basis must be a text, not {basis!r}"
 

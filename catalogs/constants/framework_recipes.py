@@ -50,6 +50,8 @@ class Recipe:
         precisions: those of this behaviour, where a later one has the same name and more; empty for all.
         calibrated_as: the framework whose constants it has: another one where it shares them.
         relatives: whose constants to take on hardware where the framework itself was not measured, best first.
+        bounded_by: frameworks of the same memory layout, whose measured peaks say what its estimate may miss where it
+            has none itself; empty: all.
         unstated: see :class:`Unstated`.
         recipe: its layout of a step.
     """
@@ -60,6 +62,7 @@ class Recipe:
     mixed_precision_mode: str = ""
     precisions: tuple[str, ...] = ()
     relatives: tuple[str, ...] = ()
+    bounded_by: tuple[str, ...] = ()
     unstated: Unstated = field(default_factory=Unstated)
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
 
@@ -84,7 +87,8 @@ def recipe_named(framework: str) -> Recipe:
     found = recipes().get(framework)
     if found is not None:
         return found
-    return Recipe(framework=framework, observed_as=(framework,), calibrated_as=framework)
+    usual = recipes()["megatron"]
+    return Recipe(framework=framework, observed_as=(framework,), calibrated_as=framework, bounded_by=usual.bounded_by)
 
 
 def recipe_observed_as(name: str, *, precision: str, mixed_precision_mode: str | None = None) -> Recipe:

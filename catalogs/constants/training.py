@@ -9,7 +9,7 @@ derivatives.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -34,6 +34,7 @@ class Basis(StrEnum):
     FRAMEWORK = "framework and generation"
     RELATED = "related framework"
     ANY = "all frameworks"
+    UNSEEN = "other generations"
     LITERATURE = "literature"
 
 
@@ -171,8 +172,11 @@ class Calibration:
             interval is [predicted / (1 + w), predicted · (1 + w)] and holds 90 % of the runs of *sources held out
             whole*.
         related_error_p90: the same where the set stands in for a related framework.
+        unseen_error_p90: the same on a hardware generation that no run is from.
         cluster_error_p90: the same on a cluster that some runs are known from: what the user's own runs narrow it to.
         basis: what the set was fitted to, as seen from whoever uses it: a :class:`Basis`.
+        memory_basis: what the safe bound of the memory rests on, in words.
+        generations: hardware generations that the runs are from.
         num_runs: published runs behind the fit; 0 where nothing was fitted.
         source: which observations, with their version.
         date: day of the fit, ISO 8601.
@@ -185,8 +189,11 @@ class Calibration:
     recipe: FrameworkRecipe = field(default_factory=FrameworkRecipe)
     error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     related_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
+    unseen_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     cluster_error_p90: Mapping[str, float] = field(default_factory=lambda: ASSUMED_ERRORS)
     basis: str = Basis.LITERATURE.value
+    memory_basis: str = ""
+    generations: Sequence[str] = ()
     num_runs: int = 0
     source: str = ""
     date: str = ""
@@ -194,6 +201,12 @@ class Calibration:
     def for_a_relative(self) -> Calibration:
         """The set as a framework uses it that has no runs on this generation."""
         return replace(self, error_p90=self.related_error_p90, basis=Basis.RELATED.value)
+
+    def for_generation(self, architecture: str) -> Calibration:
+        """The set of all frameworks as it is used on a hardware generation, which it may not have seen."""
+        if architecture in self.generations:
+            return self
+        return replace(self, error_p90=self.unseen_error_p90, basis=Basis.UNSEEN.value)
 
     def with_time(self, **constants: Constant) -> Calibration:
         """A copy with other time constants."""

@@ -30,13 +30,14 @@ class HoldOut(StrEnum):
     SOURCE = "source"
     FRAMEWORK = "framework"
     DEVICE = "device"
+    GENERATION = "generation"
     GROUP = "group"
     RUN = "run"
     LAYOUT = "layout"
 
 
 # What can be left out of the runs that all sets are fitted to, and of a user's own; the default first.
-OF_ALL_RUNS = (HoldOut.SOURCE, HoldOut.FRAMEWORK, HoldOut.DEVICE, HoldOut.GROUP)
+OF_ALL_RUNS = (HoldOut.SOURCE, HoldOut.FRAMEWORK, HoldOut.DEVICE, HoldOut.GENERATION, HoldOut.GROUP)
 OF_OWN_RUNS = (HoldOut.RUN, HoldOut.LAYOUT, HoldOut.GROUP)
 
 
@@ -59,7 +60,7 @@ def calibrate(
         HoldOut | None,
         typer.Option(
             help="What is left out together when errors are taken: of your own runs run (default), layout or group; "
-            "from scratch, source (default), framework, device or group.",
+            "from scratch, source (default), framework, device, generation or group.",
             show_default=False,
         ),
     ] = None,
@@ -141,11 +142,20 @@ def _serving_constants(text: str | None) -> Sequence[str]:
 def _serving(
     served: Observed[PreparedRun], catalog: Catalog, hold_out: str, free: Sequence[str], *, from_scratch: bool
 ) -> FittedSets:
-    """Constants of serving engines, fitted from scratch or adapted to own runs."""
+    """Constants of serving engines, fitted from scratch or adapted to own runs.
+
+    Raises:
+        SpecError: what is to be left out is nothing that serving runs are told apart by.
+    """
+    from meshplan.catalogs.errors import Problem, SpecError
     from meshplan.cli.reports.calibration import serving_sets
     from meshplan.planner.serving.measured.calibrate import calibrate_serving, refine_serving
+    from meshplan.planner.serving.measured.evidence import TOGETHER
     from meshplan.planner.serving.resolve import serving_calibration
 
+    if from_scratch and hold_out not in TOGETHER:
+        message = f"{hold_out} is not left out of serving runs: choose {', '.join(TOGETHER)}"
+        raise SpecError([Problem(path="--hold-out", message=message)])
     if from_scratch:
         result = calibrate_serving(served.runs, source=served.source, log=log)
         return serving_sets(result.headed_by(hold_out), served.source)

@@ -44,6 +44,7 @@ HELD_OUT = {
     "group": "model and device",
     "framework": "framework",
     "device": "device",
+    "generation": "generation of devices",
     "run": "each run",
     "layout": "each layout",
 }

@@ -26,7 +26,7 @@ from meshplan.cli.reports.quantities import (
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.solution import OPTIMAL_RELATIVE_GAP
 from meshplan.planner.core.text import counted
-from meshplan.planner.training.explanation import Explanation, calibration
+from meshplan.planner.training.explanation import Explanation, calibration, fit, memory_basis
 
 _RANK_COLUMN = "first_stage"
 NOT_COMPONENTS = {"typical_bytes", "safe_bytes"}
@@ -102,14 +102,17 @@ def _margin(gap: float) -> str:
 def fit_text(plan: Plan) -> str:
     """Whether a pinned configuration fits, with the numbers."""
     safe, limit = plan.memory["worst"]["safe_bytes"], plan.memory["limit_bytes"]
-    if safe <= limit:
-        return f"it fits, {format_bytes(limit - safe)} of {format_bytes(limit)} to spare on the worst rank"
+    if not plan.solution.get("oom"):
+        return f"{fit(plan)} on the worst rank"
     return f"it does not fit, {format_bytes(safe - limit)} more than {format_bytes(limit)} on the worst rank"
 
 
 def headline(plan: Plan, width: int) -> str:
-    """The question, the status and the gap."""
-    return paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
+    """The question, the status and the gap, and a warning where the plan's memory is not safe."""
+    told = paragraph(question_text(plan.spec), width) + paragraph(status_text(plan), width)
+    if "admitted_by" in plan.solution and "oom" not in plan.solution:
+        told += paragraph(f"Warning: with these pins {fit(plan)}.", width)
+    return told
 
 
 def mapping_section(plan: Plan, width: int) -> str:
@@ -229,9 +232,11 @@ def calibration_text(plan: Plan, width: int) -> str:
     basis = calibration(plan)
     if not basis:
         return ""
+    bound = memory_basis(plan)
+    held = paragraph(f"Safe memory: {bound}.", width) if bound else ""
     unvalidated = plan.provenance.get("not_validated", ())
     wider = "".join(paragraph(f"Not validated: {what}.{_wider(plan, what)}", width) for what in unvalidated)
-    return paragraph(f"Intervals: {basis}.", width) + wider
+    return paragraph(f"Intervals: {basis}.", width) + held + wider
 
 
 def _wider(plan: Plan, what: str) -> str:

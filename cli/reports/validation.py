@@ -110,6 +110,10 @@ def _headline(result: Validation) -> str:
             f"; {ranking.pair_order:.1%} of {ranking.num_pairs} pairs of plans in the measured order, "
             f"regret {ranking.mean_regret:.1%} mean, {ranking.worst_regret:.1%} worst"
         )
+    admitted = Counter(row.admitted for row in result.rows if row.admitted)
+    if admitted:
+        shares = ", ".join(f"{count / admitted.total():.1%} {how}" for how, count in admitted.most_common())
+        text += f"; memory of {admitted.total()} runs that worked, admitted by: {shares}"
     return text
 
 

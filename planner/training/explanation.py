@@ -78,7 +78,7 @@ def proof(plan: Plan) -> str:
     status, gap, count = solution["status"], solution.get("gap"), solution.get("num_candidates")
     among = f" among {count:,} candidates" if count else ""
     if "oom" in solution:
-        return f"one pinned configuration: {_excess(plan) if solution['oom'] else 'it fits the devices’ memory'}"
+        return f"one pinned configuration: {_excess(plan) if solution['oom'] else fit(plan)}"
     if status == "infeasible":
         return f"infeasible: no candidate stays within the limits{among}"
     if status == "optimal":
@@ -86,6 +86,24 @@ def proof(plan: Plan) -> str:
     if gap is None:
         return f"{status}: the choices were pinned, not searched"
     return f"feasible: at most {gap:.2%} from the best possible{among}; the search was cut short"
+
+
+def fit(plan: Plan) -> str:
+    """How a plan stays within the devices' memory; a warning where it does by the typical figure alone."""
+    worst, limit = plan.memory["worst"], plan.memory["limit_bytes"]
+    if worst["safe_bytes"] <= limit:
+        return f"it fits, {format_bytes(limit - worst['safe_bytes'])} of {format_bytes(limit)} to spare"
+    typical = max(stage["typical_bytes"] for stage in plan.memory["stages"])
+    return (
+        f"it fits by the typical figure alone, {format_bytes(typical)} of {format_bytes(limit)}: the safe bound is "
+        f"{format_bytes(worst['safe_bytes'] - limit)} over. Measured runs have needed as much; to be safe, recompute "
+        "more, shard more or take a smaller micro-batch"
+    )
+
+
+def memory_basis(plan: Plan) -> str:
+    """What the safe bound of the memory rests on; empty where that is not known."""
+    return str(plan.provenance.get("calibration", {}).get("memory_basis", ""))
 
 
 def calibration(plan: Plan) -> str:
@@ -106,6 +124,11 @@ def calibration(plan: Plan) -> str:
             return f"constants fitted to {published} ({fitted}); {held}"
         case Basis.RELATED:
             return f"{unmeasured}: constants of {fitted} ({published}); {held}"
+        case Basis.UNSEEN:
+            seen = "no run of any framework on this generation of devices"
+            return (
+                f"{seen}: constants of all frameworks ({published}); {width}: 90 % of generations left out are within"
+            )
         case Basis.ANY:
             return f"{unmeasured}: constants of all frameworks ({published}); {held}"
     return f"constants of the literature, not calibrated on runs; {width} is assumed"

@@ -109,6 +109,7 @@ class _Calibration(Section):
     num_runs: Count
     time_error_p90: Number
     basis: Text = ""
+    memory_basis: Text = ""
 
 
 class _Provenance(Section):
@@ -160,6 +161,7 @@ class _Change(Section):
 
 class _Solution(SolutionDocument):
     oom: bool | None = None
+    admitted_by: Literal["typical figure"] | None = None
     nearest_miss: _Miss | None = None
     least_change: tuple[_Change, ...] = ()
 

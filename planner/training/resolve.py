@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.constants.framework_recipes import recipe_named
+from meshplan.catalogs.constants.framework_recipes import Recipe, recipe_named
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.errors import UnknownEntryError, closest_names, did_you_mean
 from meshplan.catalogs.hardware import Cluster, NodeGroup, Price
@@ -158,6 +158,7 @@ def _workload(spec: TrainingSpec) -> TrainingWorkload:
         phase=spec.workload.phase,
         lora_rank=spec.workload.lora_rank or 0,
         trains_vocabulary=spec.workload.trains_vocabulary,
+        frozen_weights=spec.workload.frozen_weights,
         drops_tokens=spec.workload.has_capacity,
         expert_capacity_factor=spec.workload.expert_capacity_factor or 1.0,
         expert_imbalance=spec.workload.expert_imbalance,
@@ -194,20 +195,31 @@ def _network(spec: ClusterSpec, machine: Machine, profile: ClusterProfile | None
 def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Calibration:
     """The constants for a framework on a hardware generation, under the framework's own layout.
 
-    Fitted for both, else for a relative of the framework on the generation, else the global set, else the literature's.
+    Times: fitted for both, else for a relative of the framework on the generation, else the global set, else the
+    literature's. Memory: fitted for the framework, on whatever generation, else as with the times.
     """
     recipe = recipe_named(framework)
+    found = replace(_timed(catalog, recipe, architecture), recipe=recipe.recipe)
+    held = catalog.calibration(recipe.calibrated_as, ANY)
+    if held is None or found.framework == recipe.calibrated_as:
+        return found
+    memory = Calibration.from_document(held)
+    return replace(found, memory=memory.memory, memory_basis=memory.memory_basis)
+
+
+def _timed(catalog: Catalog, recipe: Recipe, architecture: str) -> Calibration:
+    """The set whose constants of time a framework takes on a hardware generation."""
     own = catalog.calibration(recipe.calibrated_as, architecture)
     if own is not None:
-        return replace(Calibration.from_document(own), recipe=recipe.recipe)
+        return Calibration.from_document(own)
     for relative in recipe.relatives:
         document = catalog.calibration(relative, architecture)
         if document is not None:
-            return replace(Calibration.from_document(document).for_a_relative(), recipe=recipe.recipe)
+            return Calibration.from_document(document).for_a_relative()
     shared = catalog.calibration(ANY, ANY)
     if shared is not None:
-        return replace(Calibration.from_document(shared), recipe=recipe.recipe)
-    return Calibration(framework=ANY, architecture=ANY, recipe=recipe.recipe, source="literature")
+        return Calibration.from_document(shared).for_generation(architecture)
+    return Calibration(framework=ANY, architecture=ANY, source="literature")
 
 
 def _cluster(spec: ClusterSpec, catalog: Catalog, problems: Problems) -> Cluster | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +16,11 @@ from meshplan.planner.core.reading.spec_reader import read_with_names
 from meshplan.planner.core.solution import solution_document
 from meshplan.planner.rank_mapping.pictures import MappingView
 from meshplan.planner.rank_mapping.view import training_view
+from meshplan.planner.training.admission import Admission, admission, by_typical_figure
 from meshplan.planner.training.alternatives import alternatives
 from meshplan.planner.training.alternatives import instead as best_instead
 from meshplan.planner.training.certify import certify_plan
-from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import explain
 from meshplan.planner.training.infeasible import explain_infeasible
 from meshplan.planner.training.measured.validate import row_validator
@@ -32,14 +33,14 @@ from meshplan.planner.training.plan import (
     rejected_rows,
     runner_up_rows,
 )
-from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.spec import TrainingSpec, read_training_spec
 from meshplan.planner.training.resolve import Resolved, resolve_training
 from meshplan.planner.training.search.degrees import KEEP
-from meshplan.planner.training.search.joint import place_config, search_plans
+from meshplan.planner.training.search.joint import JointResult, place_config, search_plans
 from meshplan.planner.training.search.mapping_report import placed, requested_order
 from meshplan.planner.training.search.rank_placement import Placement
-from meshplan.planner.training.search.report import TIE_WIDTH
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig
 from meshplan.planner.training.simulated import simulated_pipeline
 
 if TYPE_CHECKING:
@@ -89,28 +90,57 @@ def resolve(
 def plan(question: Question) -> Plan:
     """Search degrees and rank mapping; see :func:`meshplan.planner.service.make_plan`."""
     resolved = resolve(question.document, question.catalog, question.base)
-    problem = resolved.problem
-    found = search_plans(
-        problem,
-        seed=question.seed,
-        keep=max(KEEP, 2 * question.top),  # equals that differ in a label only are shown once
-        order=requested_order(problem, resolved.mapping),
-        budget=question.budget,
-        on_progress=question.on_progress,
-    )
+    problem, found = _searched(question, resolved)
     solution, search = found.solution, found.search.report
     common: dict[str, Any] = {**_identity(question.document, resolved), "rejected": tuple(rejected_rows(search))}
     report = {**solution_document(solution, question.seed), "num_candidates": search.considered, "tie_width": TIE_WIDTH}
     if solution.assignment is None:
         return Plan(config={}, predicted={}, solution={**report, **explain_infeasible(problem, search)}, **common)
     common["placement"] = found.placement
+    is_generous = problem is not resolved.problem
     problem = placed(problem, found.placement)
-    chosen = price(problem, solution.assignment.config)
-    rows = runner_up_rows(found.best, top=question.top)
     space = found.search.space if problem.machine.network_model is None else None
-    rows += alternative_rows(chosen, alternatives(problem, chosen, space=space, budget=question.budget))
-    resolved = replace(resolved, problem=problem)
+    resolved = replace(resolved, problem=placed(resolved.problem, found.placement))
+    chosen = price(resolved.problem, solution.assignment.config)
+    best = _with_safe_bounds(resolved.problem, found.best) if is_generous else found.best
+    rows = runner_up_rows(best, top=question.top)
+    judged = price(problem, solution.assignment.config)
+    rows += alternative_rows(judged, alternatives(problem, judged, space=space, budget=question.budget))
+    report |= _admitted(resolved.problem, chosen)
     return make_training_plan(resolved, chosen, solution=report, alternatives=tuple(rows), **common)
+
+
+def _searched(question: Question, resolved: Resolved) -> tuple[TrainingProblem, JointResult]:
+    """The search's result, and the problem that it answers: see :mod:`.admission`."""
+
+    def search(problem: TrainingProblem) -> JointResult:
+        return search_plans(
+            problem,
+            seed=question.seed,
+            keep=max(KEEP, 2 * question.top),  # equals that differ in a label only are shown once
+            order=requested_order(problem, resolved.mapping),
+            budget=question.budget,
+            on_progress=question.on_progress,
+        )
+
+    problem = resolved.problem
+    found = search(problem)
+    if found.solution.assignment is not None or not problem.fixed:
+        return problem, found
+    generous = by_typical_figure(problem)
+    again = search(generous)
+    return (problem, found) if again.solution.assignment is None else (generous, again)
+
+
+def _with_safe_bounds(problem: TrainingProblem, best: Iterable[ScoredConfig]) -> list[ScoredConfig]:
+    """Candidates that were found by the typical figure, with their safe bounds."""
+    return [replace(scored, safe_bytes=price(problem, scored.config).safe_bytes) for scored in best]
+
+
+def _admitted(problem: TrainingProblem, priced: Priced) -> dict[str, str]:
+    """What a plan says where its pins stay within the memory by the typical figure alone."""
+    figure = admission(problem, priced)
+    return {"admitted_by": figure.value} if figure is Admission.TYPICAL else {}
 
 
 def estimate(question: Question) -> Plan:
@@ -124,8 +154,9 @@ def estimate(question: Question) -> Plan:
     config = fixed_config(resolved.problem)
     resolved, common["placement"] = _placed_config(resolved, config)
     priced = price(resolved.problem, config)
-    fits = priced.safe_bytes <= resolved.problem.limits.memory_bytes
+    fits = admission(resolved.problem, priced) is not Admission.NONE
     report = {"status": "feasible" if fits else "infeasible", "solver": "none: one configuration", "oom": not fits}
+    report |= _admitted(resolved.problem, priced)
     return make_training_plan(resolved, priced, solution=report, alternatives=(), rejected=(), **common)
 
 

@@ -41,6 +41,7 @@ class ValidatedRow:
         error: metric → predicted / measured − 1.
         filled: choices that the observation left out.
         oom: the safe bound is beyond the device's memory.
+        admitted: by which figure a run that worked would have been admitted as a plan; empty where that is not asked.
         breakdown_s: parts of the predicted step.
     """
 
@@ -55,6 +56,7 @@ class ValidatedRow:
     error: Mapping[str, float] = field(default_factory=dict)
     filled: tuple[str, ...] = ()
     oom: bool = False
+    admitted: str = ""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
 
     def to_document(self) -> dict[str, Any]:
@@ -72,6 +74,7 @@ class ValidatedRow:
             "error": dict(self.error),
             "filled": list(self.filled),
             "oom": self.oom,
+            "admitted": self.admitted,
             "breakdown_s": dict(self.breakdown_s),
         }
 

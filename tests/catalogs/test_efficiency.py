@@ -44,7 +44,7 @@ def test_a_curve_says_where_it_comes_from(catalog: Catalog) -> None:
 
 
 def test_a_device_without_measurements_has_no_curve(catalog: Catalog) -> None:
-    assert catalog.device("mi300x").gemm_curves == {}
+    assert catalog.device("mi355x").gemm_curves == {}
 
 
 def test_a_board_with_a_lower_power_limit_multiplies_slower(catalog: Catalog) -> None:

@@ -96,8 +96,9 @@ def test_top_asks_for_more_candidates(catalog: Catalog) -> None:
     ranked = [row for row in many.alternatives if "chosen" in row]
     assert len(ranked) > 24
     assert [row["chosen"] for row in ranked] == [True] + [False] * (len(ranked) - 1)
-    times = [row["iteration_s"] for row in ranked]
-    assert times == sorted(times)
+    chosen, *others = (row["iteration_s"] for row in ranked)
+    assert others == sorted(others)
+    assert chosen <= min(others) * (1.0 + TIE_WIDTH)  # ties go to the simplest plan
 
 
 def test_pinning_the_chosen_degrees_changes_nothing(plan: Plan, catalog: Catalog) -> None:

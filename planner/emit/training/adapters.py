@@ -23,6 +23,10 @@ def adapters_of(plan: Plan) -> dict[str, Any]:
     workload = plan.spec.get("workload", {})
     phase = workload.get("phase")
     whole = {"modules_to_save": list(_VOCABULARY)} if workload.get("trains_vocabulary") else {}
+    if phase == Phase.QLORA.value and workload.get("frozen_weights") == "gptq":
+        raise CannotExpressError(
+            "PEFT", "weights frozen in GPTQ's format: they come from a checkpoint", "workload.frozen_weights: nf4"
+        )
     if phase == Phase.QLORA.value:
         weights = {"quant_type": "nf4", "use_double_quant": True, "compute_dtype": workload.get("precision", "bf16")}
         return {

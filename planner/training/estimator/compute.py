@@ -25,10 +25,10 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.context_parallel import causal_imbalance
-from meshplan.planner.training.estimator.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.estimator.flops import attention_width, mean_context
 from meshplan.planner.training.estimator.memory_bound import EAGER, FUSED, ROW_SCALING_EXTRA_BYTES, OperatorTraffic
-from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, is_quantised
+from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UNPACK_BYTES, is_quantised
+from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.problem.problem import TrainingWorkload
 
 # Tile of the GEMM kernels in m and n (CUTLASS default on tensor cores).
@@ -219,10 +219,16 @@ class ComputeModel:
             backward = backward + gemm_s(curve, n, k, m, efficiency=efficiency, element_bytes=width)
         cost = Cost(forward_s=forward, backward_s=backward)
         if is_quantised(self.workload) and not whole:
-            cost = cost + self.memory_op(DEQUANTISE_BYTES * n * k, backward_ratio=1.0)
+            cost = cost + self._dequantisation(n * k)
         if name in LOW_PRECISION and self.workload.scales_rows:
             cost = cost + self._row_scaling(m, n, k)
         return cost
+
+    def _dequantisation(self, parameters: FloatArray) -> Cost:
+        """Cost of bringing a matrix of frozen 4-bit weights to 16 bits (:mod:`.states`)."""
+        if self.workload.frozen_weights == "gptq":
+            return self.memory_op(GPTQ_UNPACK_BYTES * parameters, backward_ratio=0.0)
+        return self.memory_op(DEQUANTISE_BYTES * parameters, backward_ratio=1.0)
 
     def _row_scaling(self, m: FloatArray, n: FloatArray, k: FloatArray) -> Cost:
         """Cost of per-row scales for one weight matrix: inputs and weights forward, output gradients backward."""
@@ -303,7 +309,7 @@ class ComputeModel:
         return self.gemm(self.tokens, inputs * width / t, h) + self.gemm(self.tokens, h, width / t)
 
     def experts(self, moe: MixtureOfExperts) -> Cost:
-        """The routed experts of one MoE layer on the most loaded device (:mod:`.expert_load`)."""
+        """The routed experts of one MoE layer on the most loaded device (:func:`.arriving_load`)."""
         batch = self.candidates
         received = self.tokens / batch.tensor_parallel * moe.num_experts_per_token * batch.expert_tensor_parallel
         received = received * arriving_load(self.workload, moe, batch.expert_parallel)

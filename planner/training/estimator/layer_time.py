@@ -18,9 +18,9 @@ from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.communication import CommunicationModel
 from meshplan.planner.training.estimator.compute import LOW_PRECISION, ComputeModel, Cost, activation_bytes
 from meshplan.planner.training.estimator.context_parallel import ContextParallelModel
-from meshplan.planner.training.estimator.expert_load import arriving_load
 from meshplan.planner.training.estimator.recompute import ModuleRecompute
 from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.expert_load import arriving_load
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.switches import Launches
 
@@ -33,6 +33,10 @@ COPIES_RESTACKED = 4.0
 # ones stacked and then summed (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory).
 COPIES_OVERLAPPED = 2.0
 
+# Kernel launches of an eager layer with adapters, over those without. Counted for a Llama layer in PyTorch: two norms
+# of 6, seven products, rotary embedding 10, attention 2, activation 2, two additions: 35. An adapter adds dropout,
+# cast, two products, scale and addition (PEFT, tuners/lora/layer.py): 6 on each of the four attention matrices.
+ADAPTED_LAUNCHES = (35.0 + 4 * 6) / 35.0
 # Share of a layer's kernel launches that are its forward pass: a product's backward is two products.
 FORWARD_LAUNCHES = 1.0 / 3.0
 
@@ -112,6 +116,8 @@ class LayerModel:
         constants, practice = self.calibration.time, self.workload.practice
         waits = kind.is_moe and not self.workload.drops_tokens
         host = constants.host_s_per_moe_layer if waits else constants.host_s_per_layer
+        if self.workload.is_eager and self.workload.phase.has_adapters:
+            host = host * ADAPTED_LAUNCHES
         left = {Launches.EAGER: 1.0, Launches.PARTLY_GRAPHED: constants.graphed_host_share, Launches.GRAPHED: 0.0}
         return np.asarray(host * left[practice.launches] * (1.0 + FORWARD_LAUNCHES * again))
 
@@ -155,7 +161,7 @@ class LayerModel:
         """Exposed time of dispatching tokens to experts and combining their outputs.
 
         Two all-to-alls forward and two backward of T/t·k·h elements from each device, times the busiest rank's load
-        (:mod:`.expert_load`); expert tensor parallelism adds a gather and a scatter of what arrived.
+        (:func:`.arriving_load`); expert tensor parallelism adds a gather and a scatter of what arrived.
         """
         moe, batch, links = self.shape.moe, self.candidates, self.links
         if moe is None or not kind.is_moe:

@@ -23,8 +23,8 @@ from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.training.estimator.candidates import Candidates, LayerKind
 from meshplan.planner.training.estimator.compute import ComputeModel
-from meshplan.planner.training.estimator.expert_load import arriving_load
 from meshplan.planner.training.problem.choice import Recompute
+from meshplan.planner.training.problem.expert_load import arriving_load
 from meshplan.planner.training.problem.problem import TrainingWorkload
 from meshplan.planner.training.problem.switches import (
     CORE_ATTENTION,

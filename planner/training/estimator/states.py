@@ -19,6 +19,10 @@ to 16 bits, in forward, backward and recompute:
 
     bytes of a product of n×k weights, one way = n·k·(0.516 + 2)
 
+GPTQ's weights are unpacked by separate operators where a product has many rows (AutoGPTQ, qlinear_cuda.py): a shift of
+32-bit words, a conversion, a mask, zeros and scales in 16 bits, each through memory: n·k·22.5 bytes, once in a forward
+pass, because the product keeps the result for its backward pass.
+
 Adapters are on every linear layer (§4), so each keeps its input. Not validated against a measured run.
 """
 
@@ -46,6 +50,8 @@ _BITS, _BLOCK, _CONSTANT_BITS, _SECOND_BLOCK, _SECOND_BITS = 4.0, 64.0, 8.0, 256
 NF4_BYTES = (_BITS + _CONSTANT_BITS / _BLOCK + _SECOND_BITS / (_BLOCK * _SECOND_BLOCK)) / 8.0
 # Read the quantised weight, write the dequantised one; reading that is part of the product.
 DEQUANTISE_BYTES = NF4_BYTES + BYTES_16_BIT
+# Read 0.5, write 4; read 4, write 2; then mask, zeros and scales read and write 2 each; GPTQ's torch path.
+GPTQ_UNPACK_BYTES = 0.5 + 4 + 4 + 2 + 3 * 2 * BYTES_16_BIT
 # Embeddings, LM head and norms of a quantised model (PEFT, prepare_model_for_kbit_training: cast to fp32).
 UNQUANTISED_BYTES = 4.0
 

@@ -9,12 +9,12 @@ sets that were fitted without it; likewise a framework, a device, a group
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from meshplan.catalogs.constants.framework_recipes import recipe_named
-from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, MemoryConstants, TimeConstants
+from meshplan.catalogs.constants.training import KINDS_OF_WORK, Basis, Calibration, TimeConstants
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.training.measured.constants_fit import (
     PARAMETERS,
@@ -25,7 +25,7 @@ from meshplan.planner.training.measured.constants_fit import (
     key_of,
     linearised,
 )
-from meshplan.planner.training.measured.memory_fit import UNMEASURED_SAFE_FACTOR, calibrate_memory
+from meshplan.planner.training.measured.memory_fit import MemoryFit, UnseenBounds, calibrate_memory, unseen_bounds
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.unseen import (
     TOGETHER,
@@ -33,7 +33,9 @@ from meshplan.planner.training.measured.unseen import (
     judged,
     left_out,
     local_prior,
+    unseen_half_width,
     with_coverage,
+    with_generations_covered,
 )
 from meshplan.planner.validation.fitting import Prior
 from meshplan.planner.validation.held_out import (
@@ -47,8 +49,8 @@ from meshplan.planner.validation.held_out import (
     today,
 )
 
+ANY = "any"
 FEWEST_FOR_P90 = 5  # own runs of a kind of work from which their own errors are the interval
-UNMEASURED = MemoryConstants(safe_factor=UNMEASURED_SAFE_FACTOR)
 
 
 def calibrate(
@@ -76,43 +78,89 @@ def calibrate(
     for together in TOGETHER:
         log(f"{together} held out")
         folds[together] = left_out(rows, linear, literature, together)
-    # What a new cluster meets: a device that was left out says nothing more, and would count its sources twice.
-    found = [*folds["source"], *folds["framework"]]
     memory = calibrate_memory(observed)
-
-    def made(key: Key, theta: FloatArray, members: Sequence[Row], basis: Basis) -> Calibration:
-        framework, architecture = key
-        return Calibration(
-            framework=framework,
-            architecture=architecture,
-            time=PARAMETERS.replaced(TimeConstants(), theta),
-            memory=memory[framework].constants if framework in memory else UNMEASURED,
-            recipe=recipe_named(framework).recipe,
-            num_runs=len(members),
-            source=source,
-            date=date or today(),
-            error_p90=_widths(found, basis, framework),
-            related_error_p90=_widths(found, Basis.RELATED, framework),
-            cluster_error_p90=_widths(folds["group"], Basis.CLUSTER, framework),
-            basis=basis.value,
-        )
-
+    sets = _Sets(rows=rows, folds=folds, memory=memory, unseen=unseen_bounds(observed), source=source, date=date)
     local = [
-        made(key, fit(members, local_prior(overall)), members, Basis.FRAMEWORK)
+        sets.made(key, fit(members, local_prior(overall)), members, Basis.FRAMEWORK)
         for key, members in sorted(by_key(rows).items())
     ]
     return Calibrated(
-        calibrations=(made(("any", "any"), overall, rows, Basis.ANY), *local),
-        folds={
-            name: with_coverage(items, folds["group"] if name == "group" else found) for name, items in folds.items()
-        },
+        calibrations=(
+            sets.made((ANY, ANY), overall, rows, Basis.ANY),
+            # Memory is the framework's on every generation: it has a set even where no time was measured.
+            *(sets.made((framework, ANY), overall, rows, Basis.ANY) for framework in sorted(memory)),
+            *local,
+        ),
+        folds={name: _covered(name, folds, sets.found) for name in folds},
         memory=memory,
     )
 
 
-def _widths(found: Sequence[HeldOut], basis: Basis, framework: str) -> dict[str, float]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Sets:
+    """Makes sets of constants with their intervals and their memory.
+
+    Args:
+        rows: all runs with a step time.
+        folds: what was held out → the errors on it.
+        memory: framework → its fit.
+        unseen: bounds of frameworks without peaks.
+        source: what the observations are.
+        date: day of the fit; None for today.
+    """
+
+    rows: Sequence[Row]
+    folds: Mapping[str, tuple[HeldOut, ...]]
+    memory: Mapping[str, MemoryFit]
+    unseen: UnseenBounds
+    source: str
+    date: str | None
+
+    @property
+    def found(self) -> list[HeldOut]:
+        """What a new cluster meets: a device that was left out says nothing more, and would count its sources twice."""
+        return [*self.folds["source"], *self.folds["framework"]]
+
+    def made(self, key: Key, theta: FloatArray, members: Sequence[Row], basis: Basis) -> Calibration:
+        """The set with the constants ``theta``, fitted to ``members``."""
+        framework, architecture = key
+        fitted = self.memory.get(framework)
+        held, rests_on = self.unseen.constants(framework) if fitted is None else (fitted.constants, fitted.basis)
+        found, groups, generations = self.found, self.folds["group"], self.folds["generation"]
+        return Calibration(
+            framework=framework,
+            architecture=architecture,
+            time=PARAMETERS.replaced(TimeConstants(), theta),
+            memory=held,
+            memory_basis=rests_on,
+            recipe=recipe_named(framework).recipe,
+            num_runs=len(members),
+            source=self.source,
+            date=self.date or today(),
+            error_p90=_widths(found, basis, framework, groups),
+            related_error_p90=_widths(found, Basis.RELATED, framework),
+            unseen_error_p90={kind: _fraction(unseen_half_width(generations, kind)) for kind in KINDS_OF_WORK},
+            generations=sorted({row.key[1] for row in self.rows}),
+            cluster_error_p90=_widths(groups, Basis.CLUSTER, framework),
+            basis=basis.value,
+        )
+
+
+def _covered(name: str, folds: Mapping[str, tuple[HeldOut, ...]], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
+    """A fold's predictions, judged by the interval that a plan in the same place would have had."""
+    if name == "generation":
+        return with_generations_covered(folds[name], folds[name])
+    if name == "group":
+        return with_coverage(folds[name], folds["group"])
+    return with_coverage(folds[name], found, folds["group"])
+
+
+def _widths(found: Sequence[HeldOut], basis: Basis, framework: str, known: Sequence[HeldOut] = ()) -> dict[str, float]:
     """Kind of work → half-width as a fraction."""
-    return {kind: _fraction(half_width(found, basis=basis, kind=kind, framework=framework)) for kind in KINDS_OF_WORK}
+    return {
+        kind: _fraction(half_width(found, basis=basis, kind=kind, framework=framework, known=known))
+        for kind in KINDS_OF_WORK
+    }
 
 
 def _fraction(log_width: float) -> float:
@@ -154,7 +202,7 @@ def refine(
     together = OWN_TOGETHER[hold_out]
     observed = list(runs)
     rows = [Row(run, shipped(*key_of(run)).time) for run in observed if run.measured.get("iteration_s")]
-    memory = calibrate_memory(observed)
+    memory = calibrate_memory(observed, lambda *key: shipped(*key).memory)
 
     def adapted(members: Sequence[Row], start: Calibration) -> tuple[Calibration, list[HeldOut]]:
         prior = Prior(mean=PARAMETERS.vector(start.time), spread=REFINED_SPREAD)
@@ -170,6 +218,7 @@ def refine(
             framework=framework,
             time=PARAMETERS.replaced(start.time, fit(members, prior)),
             memory=memory[framework].constants if framework in memory else start.memory,
+            memory_basis=memory[framework].basis if framework in memory else start.memory_basis,
             error_p90={kind: _own_width(found, start, kind) for kind in KINDS_OF_WORK},
             basis=Basis.CLUSTER.value,
         )

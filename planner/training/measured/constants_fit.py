@@ -40,7 +40,7 @@ FITTED: Mapping[str, float] = {
     "fully_sharded_overlap": 1.0,
     "expert_parallel_overlap": 1.0,
     "expert_parallel_overlap_inside": 1.0,
-    "expert_product_s": 1.0,
+    "expert_product_s": 0.4,
     "host_s_per_layer": 0.7,
     "host_s_per_moe_layer": 0.7,
     "graphed_host_share": 0.8,

@@ -8,15 +8,19 @@ anew after each solution until it no longer changes.
 
 *Runs without a measured peak* still fitted their devices: where all choices are stated and the model predicts more than
 the device's usable memory, such a run counts as a peak of that size. So a framework without any measured peak gets
-constants too, bounded from above only, and the safe factor :data:`UNMEASURED_SAFE_FACTOR`.
+constants too, bounded from above only.
 
-*Safe bound.* The safe factor multiplies all bytes but ``fixed_bytes``. It is the smallest under which no measured peak
-exceeds the bound, neither fitted to nor with its group held out, plus :data:`SAFE_MARGIN`.
+*Safe bound.* The safe factor multiplies all bytes but ``fixed_bytes``. Of a framework with measured peaks it is the
+smallest under which none exceeds the bound, neither fitted to nor with its group held out, plus :data:`SAFE_MARGIN`.
+A framework without peaks takes what frameworks of the same memory layout (``bounded_by`` of its recipe; where that
+names none, all) would have needed if *they* had not been measured: at the constants of the literature.
+
+*Errors* are those of a group held out, with the factor too chosen without it: nothing that is judged was seen.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,9 +49,12 @@ CONVERGED = 1e-6  # in the constants' own units: the same worst stages give the 
 # Choices that decide memory: where a row leaves one out, that the run fitted is no evidence.
 DECISIVE = frozenset({"activation_recompute", "micro_batch_size", "zero_stage"})
 SAFE_MARGIN = 0.02
+# The same for a framework without peaks: of three with one layout (Zero Bubble, Megatron-DeepSpeed, TorchTitan) one
+# needs 3 % more than the other two would have told.
+UNSEEN_MARGIN = 0.05
 SAFE_FIXED_BYTES = 0.3e9
-# For a framework without a measured peak: the largest held-out under-estimate of those with one, rounded up.
-UNMEASURED_SAFE_FACTOR = 1.20
+# Of a user's own peaks: with fewer the catalog's factor still holds, and they can only widen it.
+FEWEST_OWN_PEAKS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +64,14 @@ class MemoryFit:
     Args:
         framework: our name.
         constants: fitted, with the safe factor.
+        basis: what the safe bound rests on, for reports.
         typical_error: held-out typical / measured − 1 of each run, by id.
         safe_error: held-out safe / measured − 1 of each run, by id.
     """
 
     framework: str
     constants: MemoryConstants
+    basis: str
     typical_error: Mapping[str, float]
     safe_error: Mapping[str, float]
 
@@ -113,17 +122,18 @@ def _stage_bytes(run: ObservedRun, calibration: Calibration) -> list[float]:
     return [stage.typical_bytes for stage in priced.stages]
 
 
-def _allocated(peaks: Sequence[_Peak]) -> bool:
-    return any(recipe_named(peak.run.framework).unstated.peak_is_allocated for peak in peaks)
-
-
-def _solve(peaks: Sequence[_Peak]) -> FloatArray:
-    """Most probable constants, none below zero."""
-    known = {**PRIOR, "fixed_bytes": ALLOCATED_FIXED} if _allocated(peaks) else PRIOR
-    prior = Prior(
-        mean=np.array([mean for mean, _ in known.values()]),
-        spread=np.array([deviation for _, deviation in known.values()]),
+def _prior(peaks: Sequence[_Peak], start: MemoryConstants | None) -> Prior:
+    """Where the constants are expected: of the literature, or of the catalog's set where a user's peaks adapt it."""
+    allocated = any(recipe_named(peak.run.framework).unstated.peak_is_allocated for peak in peaks)
+    known = {**PRIOR, "fixed_bytes": ALLOCATED_FIXED} if allocated else PRIOR
+    means = [mean for mean, _ in known.values()] if start is None else [getattr(start, name) for name in known]
+    return Prior(
+        mean=np.array(means, dtype=np.float64), spread=np.array([deviation for _, deviation in known.values()])
     )
+
+
+def _solve(peaks: Sequence[_Peak], prior: Prior) -> FloatArray:
+    """Most probable constants, none below zero."""
 
     def step(theta: FloatArray) -> FloatArray:
         counted = [peak for peak in peaks if peak.counts(theta)]
@@ -148,45 +158,150 @@ def _constants(theta: FloatArray, safe_factor: float) -> MemoryConstants:
     return MemoryConstants(**values, safe_factor=round(safe_factor, 3), safe_fixed_bytes=SAFE_FIXED_BYTES)
 
 
-def calibrate_memory(runs: Iterable[ObservedRun]) -> dict[str, MemoryFit]:
+def needed_factor(measured: float, total: float, fixed: float) -> float:
+    """The safe factor that a measured peak needs where ``total`` bytes are predicted, ``fixed`` of them not scaled."""
+    return (measured - fixed - SAFE_FIXED_BYTES) / (total - fixed)
+
+
+def _largest(needed: Iterable[float], margin: float = SAFE_MARGIN) -> float:
+    return max([1.0, *needed]) + margin
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UnseenBounds:
+    """What the estimate misses on frameworks that it has not measured: the measured ones, taken as if they were not.
+
+    Args:
+        needed: measured framework → safe factor that each of its peaks needs at the constants of the literature.
+    """
+
+    needed: Mapping[str, tuple[float, ...]]
+
+    def of(self, framework: str) -> tuple[float, str]:
+        """The safe factor of a framework without peaks of its own, and what it rests on."""
+        others = {name: values for name, values in self.needed.items() if name != framework}
+        alike = {name: others[name] for name in recipe_named(framework).bounded_by if name in others}
+        used = alike or others
+        if not used:
+            return MemoryConstants().safe_factor, "no measured peak of any framework"
+        count = sum(len(values) for values in used.values())
+        return (
+            _largest((value for values in used.values() for value in values), UNSEEN_MARGIN),
+            f"{count} measured peaks of {', '.join(used)}, none of {framework} itself",
+        )
+
+    def constants(self, framework: str) -> tuple[MemoryConstants, str]:
+        """Constants of the literature with the bound of :meth:`of`, and what it rests on."""
+        factor, basis = self.of(framework)
+        return _constants(np.array([mean for mean, _ in PRIOR.values()]), factor), basis
+
+
+def unseen_bounds(runs: Iterable[ObservedRun]) -> UnseenBounds:
+    """What every measured framework would have needed unmeasured."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        if run.measured.get("peak_memory_bytes"):
+            peak = _Peak(run)
+            needed = needed_factor(peak.measured, *peak.predicted(_prior([peak], None).mean))
+            found.setdefault(recipe_named(run.framework).calibrated_as, []).append(needed)
+    return UnseenBounds(needed={name: tuple(values) for name, values in found.items()})
+
+
+def calibrate_memory(
+    runs: Iterable[ObservedRun], start: Callable[[str, str], MemoryConstants] | None = None
+) -> dict[str, MemoryFit]:
     """Fit every framework that has measured peaks, or runs that fitted.
 
     Args:
         runs: measured runs.
+        start: (framework, hardware generation) → the catalog's constants, where the runs are a user's own; None: those
+            of the literature.
     """
+    observed = list(runs)
+    unseen = unseen_bounds(observed)
     by_framework: dict[str, list[_Peak]] = {}
-    for run in runs:
+    for run in observed:
         if run.measured.get("peak_memory_bytes") or not (DECISIVE & set(run.filled) or run.expects_oom):
             by_framework.setdefault(recipe_named(run.framework).calibrated_as, []).append(_Peak(run))
-    return {framework: _fit(framework, peaks) for framework, peaks in by_framework.items()}
+    return {
+        framework: _fit(framework, peaks, unseen)
+        if start is None
+        else _adapted(framework, peaks, start(framework, peaks[0].run.architecture))
+        for framework, peaks in by_framework.items()
+    }
 
 
-def _fit(framework: str, samples: Sequence[_Peak]) -> MemoryFit:
-    theta = _solve(samples)
+def _adapted(framework: str, samples: Sequence[_Peak], start: MemoryConstants) -> MemoryFit:
+    """The catalog's constants, moved by a user's own peaks; few of them cannot narrow the bound."""
+    prior = _prior([], start)
+    theta = _solve(samples, prior)
+    peaks = [sample for sample in samples if not sample.is_limit]
+    least = start.safe_factor if len(peaks) < FEWEST_OWN_PEAKS else 1.0
+    held_out = _held_out(samples, lambda others: (_solve(others, prior), least))
+    everything = [*((peak, theta) for peak in peaks), *((peak, used) for peak, used, _ in held_out)]
+    factor = max(_largest(needed_factor(peak.measured, *peak.predicted(used)) for peak, used in everything), least)
+    return _made(framework, _constants(theta, factor), f"{len(peaks)} own peaks", held_out)
+
+
+def _fit(framework: str, samples: Sequence[_Peak], unseen: UnseenBounds) -> MemoryFit:
+    prior = _prior(samples, None)
+    theta = _solve(samples, prior)
+    without_peaks, basis = unseen.of(framework)
     peaks = [sample for sample in samples if not sample.is_limit]
     if not peaks:
-        constants = _constants(theta, UNMEASURED_SAFE_FACTOR)
-        return MemoryFit(framework=framework, constants=constants, typical_error={}, safe_error={})
+        return MemoryFit(
+            framework=framework,
+            constants=_constants(theta, without_peaks),
+            basis=basis,
+            typical_error={},
+            safe_error={},
+        )
 
-    def without(group: str) -> FloatArray:
-        others = [sample for sample in samples if sample.run.group != group]
-        return _solve(others) if any(not other.is_limit for other in others) else theta
+    def learned(known: Sequence[_Peak]) -> tuple[FloatArray, float]:
+        """Constants and safe factor from some peaks; from none, as a framework that nobody has measured."""
+        measured = [peak for peak in known if not peak.is_limit]
+        if not measured:
+            return prior.mean, without_peaks
+        fitted = _solve(known, prior)
+        label = _group if len({peak.run.group for peak in measured}) > 1 else _run
+        errors = [(peak, fitted) for peak in measured]
+        errors += [
+            (peak, used) for peak, used, _ in _held_out(known, lambda others: (_solve(others, prior), 1.0), label)
+        ]
+        return fitted, _largest(needed_factor(peak.measured, *peak.predicted(used)) for peak, used in errors)
 
-    held_out = leave_one_out(
-        sorted(peaks, key=lambda peak: peak.run.group),
-        lambda peak: peak.run.group,
-        without,
-        lambda peak, used: [(peak, *peak.predicted(used))],
+    _, factor = learned(samples)
+    return _made(framework, _constants(theta, factor), f"{len(peaks)} measured peaks", _held_out(samples, learned))
+
+
+def _group(peak: _Peak) -> str:
+    return peak.run.group
+
+
+def _run(peak: _Peak) -> str:
+    return peak.run.id
+
+
+def _held_out(
+    samples: Sequence[_Peak],
+    learned: Callable[[Sequence[_Peak]], tuple[FloatArray, float]],
+    label: Callable[[_Peak], str] = _group,
+) -> list[tuple[_Peak, FloatArray, float]]:
+    """Every measured peak with the constants and the safe factor that were learned without all of its label."""
+    return leave_one_out(
+        sorted((sample for sample in samples if not sample.is_limit), key=label),
+        label,
+        lambda left: learned([sample for sample in samples if label(sample) != left]),
+        lambda peak, known: [(peak, *known)],
     )
-    everything = [*((peak, *peak.predicted(theta)) for peak in peaks), *held_out]
-    needed = [(peak.measured - fixed - SAFE_FIXED_BYTES) / (total - fixed) for peak, total, fixed in everything]
-    factor = max(1.0, *needed) + SAFE_MARGIN
-    return MemoryFit(
-        framework=framework,
-        constants=_constants(theta, factor),
-        typical_error={peak.run.id: total / peak.measured - 1.0 for peak, total, _ in held_out},
-        safe_error={
-            peak.run.id: ((total - fixed) * factor + fixed + SAFE_FIXED_BYTES) / peak.measured - 1.0
-            for peak, total, fixed in held_out
-        },
-    )
+
+
+def _made(
+    framework: str, constants: MemoryConstants, basis: str, held_out: Sequence[tuple[_Peak, FloatArray, float]]
+) -> MemoryFit:
+    typical, safe = {}, {}
+    for peak, used, factor in held_out:
+        total, fixed = peak.predicted(used)
+        typical[peak.run.id] = total / peak.measured - 1.0
+        safe[peak.run.id] = ((total - fixed) * factor + fixed + SAFE_FIXED_BYTES) / peak.measured - 1.0
+    return MemoryFit(framework=framework, constants=constants, basis=basis, typical_error=typical, safe_error=safe)

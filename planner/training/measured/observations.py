@@ -7,6 +7,7 @@ cannot express is refused with a reason, never guessed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -148,6 +149,7 @@ class ObservationReader(MachineReader):
                 phase=phase,
                 drops_tokens=DROPPING_MARK in str(model.values.get("name", "")),
                 lora_rank=lora.whole("rank", DEFAULT_LORA_RANK) if phase.has_adapters else 0,
+                frozen_weights="gptq" if "gptq" in str(lora.values.get("base_weights") or "").lower() else "nf4",
                 trains_vocabulary=phase.has_adapters and "lm_head" in (lora.values.get("trained_fully") or ()),
                 is_eager=not choices.flag("torch_compile", default=not recipe.unstated.is_eager),
                 scales_rows=_scales_rows(row),
@@ -284,7 +286,7 @@ def _expert_degrees(
     problem: TrainingProblem, choices: Section, recipe: Recipe, layer_tensor: int, stage_devices: int
 ) -> tuple[int, int]:
     """Expert and expert-tensor parallelism, checked against the experts and the devices of a stage."""
-    expert = choices.whole("expert_parallel", 1)
+    expert = choices.whole("expert_parallel", _unstated_expert_parallel(problem, stage_devices))
     splits = recipe.unstated.splits_experts and problem.shape.moe is not None
     # Where that does not divide the devices, the run must have asked for whole experts.
     usual = layer_tensor if splits and stage_devices % (expert * layer_tensor) == 0 else 1
@@ -297,6 +299,14 @@ def _expert_degrees(
             "of a stage"
         )
     return expert, tensor
+
+
+def _unstated_expert_parallel(problem: TrainingProblem, stage_devices: int) -> int:
+    """1; where a dispatcher of its own carries tokens, which needs somebody to carry them to, the whole stage."""
+    moe = problem.shape.moe
+    if moe is None or not problem.workload.practice.fused_dispatch:
+        return 1
+    return math.gcd(moe.num_experts, stage_devices)
 
 
 def _shard(choices: Section, data: int) -> int:

@@ -19,7 +19,7 @@ from meshplan.planner.training.problem.switches import (
     TrainingPractice,
     in_order,
 )
-from meshplan.planner.validation.fields import Section
+from meshplan.planner.validation.fields import Section, caveats
 
 # Values of a key in ``parallelism`` that states a switch of TrainingPractice.
 DISPATCHERS = {"alltoall": False, "deepep": True, "hybridep": True}
@@ -35,6 +35,14 @@ MODULE_WORDS = {
     "act": EXPERT_ACTIVATION,
     "shared_expert": SHARED_EXPERTS,
     "attention": CORE_ATTENTION,
+}
+
+# What published rows say in a caveat, in their own words → the switch that it states.
+CAVEATS: Mapping[str, Mapping[str, Any]] = {
+    "dispatcher DeepEP": {"fused_dispatch": True},
+    "TE + DeepEP": {"fused_dispatch": True},
+    "dispatcher A2A": {"fused_dispatch": False},
+    "1f1b overlap": {"overlaps_experts": True},
 }
 
 
@@ -78,6 +86,10 @@ def observed_practice(
         )
     )
     settings = dict(known)
+    said = " | ".join(caveats(row))
+    for words, setting in CAVEATS.items():
+        if words in said:
+            settings |= setting
     if choices.states("cuda_graphs"):
         settings["launches"] = choices.one_of("cuda_graphs", CUDA_GRAPHS)
     if choices.states("expert_dispatcher"):

@@ -54,6 +54,7 @@ TOGETHER: Mapping[str, Callable[[Row], str]] = {
     "source": lambda row: row.source,
     "framework": lambda row: row.key[0],
     "device": lambda row: row.run.problem.machine.device.slug,
+    "generation": lambda row: row.key[1],
     "group": lambda row: row.group,
 }
 
@@ -178,7 +179,9 @@ def judged(row: Row, theta: FloatArray, basis: str = "") -> HeldOut:
     )
 
 
-def half_width(found: Sequence[HeldOut], *, basis: str, kind: str, framework: str) -> float:
+def half_width(
+    found: Sequence[HeldOut], *, basis: str, kind: str, framework: str, known: Sequence[HeldOut] = ()
+) -> float:
     """Half-width in the logarithm of the interval of a step time.
 
     Args:
@@ -186,12 +189,13 @@ def half_width(found: Sequence[HeldOut], *, basis: str, kind: str, framework: st
         basis: what its constants were fitted to.
         kind: of work.
         framework: that ran it.
+        known: errors on groups that were held out of sources that are otherwise known.
 
     Returns:
         :func:`balanced_p90` of the framework's runs with that basis of that kind, if :data:`FEWEST_SOURCES` sources
         have such runs. Else that of all frameworks' runs with that basis of that kind, else of that kind, else of all –
-        and no less than the framework's own runs of that kind have shown: a framework whose releases differ more than
-        those of others is not known as well as they are.
+        and no less than the framework has shown on clusters that were known: one that is missed on its own cluster is
+        not hit on another.
     """
     alike = [item for item in found if item.kind == kind]
     near = [item for item in alike if item.evidence == basis]
@@ -199,23 +203,54 @@ def half_width(found: Sequence[HeldOut], *, basis: str, kind: str, framework: st
     if _is_enough(own):
         return balanced_p90(own)
     pooled = balanced_p90(next((items for items in (near, alike) if _is_enough(items)), found))
-    return max(pooled, balanced_p90(own)) if own else pooled
+    shown = [item for item in (*known, *own) if item.kind == kind and item.key[0] == framework]
+    return max(pooled, balanced_p90(shown)) if shown else pooled
+
+
+def unseen_half_width(found: Sequence[HeldOut], kind: str) -> float:
+    """The same on a hardware generation that no run is from.
+
+    Args:
+        found: errors on generations that were held out whole.
+        kind: of work.
+
+    Returns:
+        :func:`balanced_p90` of the runs of that kind, each generation weighing the same, if :data:`FEWEST_SOURCES`
+        generations have such runs, else of all.
+    """
+    alike = [item for item in found if item.kind == kind]
+    enough = len({item.key[1] for item in alike}) >= FEWEST_SOURCES
+    return balanced_p90(alike if enough else found, lambda item: item.key[1])
+
+
+def _source(item: HeldOut) -> str:
+    return item.source
 
 
 def _is_enough(items: Sequence[HeldOut]) -> bool:
     return len({item.source for item in items}) >= FEWEST_SOURCES
 
 
-def balanced_p90(items: Sequence[HeldOut]) -> float:
-    """90th percentile of |ln(predicted/measured)|, every source weighing the same."""
+def balanced_p90(items: Sequence[HeldOut], label: Callable[[HeldOut], str] = _source) -> float:
+    """90th percentile of |ln(predicted/measured)|, every source – or other label – weighing the same."""
     if not items:
         return float(np.log1p(UNJUDGED))
-    counts = Counter(item.source for item in items)
+    counts = Counter(map(label, items))
     sizes = np.array([log_size(item) for item in items])
-    weight = np.array([1.0 / counts[item.source] for item in items])
+    weight = np.array([1.0 / counts[label(item)] for item in items])
     order = np.argsort(sizes)
     passed = np.cumsum(weight[order]) / weight.sum()
     return float(sizes[order][min(int(np.searchsorted(passed, COVERED)), len(order) - 1)])
+
+
+def with_generations_covered(items: Iterable[HeldOut], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
+    """The predictions, each with whether the interval that the other generations in ``found`` justify holds the run."""
+
+    @cache
+    def width(generation: str, kind: str) -> float:
+        return unseen_half_width([item for item in found if item.key[1] != generation], kind)
+
+    return tuple(replace(item, is_covered=log_size(item) <= width(item.key[1], item.kind)) for item in items)
 
 
 def log_size(item: HeldOut) -> float:
@@ -223,13 +258,17 @@ def log_size(item: HeldOut) -> float:
     return float(abs(np.log1p(max(item.error, LEAST_ERROR))))
 
 
-def with_coverage(items: Iterable[HeldOut], found: Sequence[HeldOut]) -> tuple[HeldOut, ...]:
-    """The predictions, each with whether the interval that the other sources in ``found`` justify holds the run."""
+def with_coverage(
+    items: Iterable[HeldOut], found: Sequence[HeldOut], known: Sequence[HeldOut] = ()
+) -> tuple[HeldOut, ...]:
+    """The predictions, each with whether the interval that the other sources justify holds the run; see
+    :func:`half_width`.
+    """
 
     @cache
     def width(source: str, basis: str, kind: str, framework: str) -> float:
-        others = [item for item in found if item.source != source]
-        return half_width(others, basis=basis, kind=kind, framework=framework)
+        others, clusters = ([item for item in items if item.source != source] for items in (found, known))
+        return half_width(others, basis=basis, kind=kind, framework=framework, known=clusters)
 
     return tuple(
         replace(item, is_covered=log_size(item) <= width(item.source, item.evidence, item.kind, item.key[0]))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshplan.planner.core.plan import Interval
+from meshplan.planner.training.admission import WITH_RECOMPUTE, Admission, admission
 from meshplan.planner.training.estimator.compute import peak_flops_per_s
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.measured.exclusions import exclusion
@@ -94,8 +95,18 @@ def validate_run(run: ObservedRun) -> ValidatedRow:
         error=error,
         filled=run.filled,
         oom=priced.safe_bytes > run.problem.limits.memory_bytes,
+        admitted="" if run.expects_oom else _admitted(run, priced),
         breakdown_s=priced.breakdown_s,
     )
+
+
+def _admitted(run: ObservedRun, priced: Priced) -> str:
+    """How a plan with the choices of a run that worked would have been admitted."""
+    figure = admission(run.problem, priced)
+    if figure is not Admission.NONE or "activation_recompute" not in run.filled:
+        return figure.value
+    again = price(run.problem, replace(run.config, activation_recompute="full", recompute_num_layers=0))
+    return figure.value if admission(run.problem, again) is Admission.NONE else WITH_RECOMPUTE
 
 
 def _question(run: ObservedRun) -> str:

@@ -49,6 +49,7 @@ class TrainingWorkload:
         phase: see :class:`Phase`.
         lora_rank: rank of the adapters, 0 where none are trained.
         trains_vocabulary: beside adapters, the embedding and the LM head are trained whole.
+        frozen_weights: format of weights frozen in four bits: ``nf4`` (bitsandbytes) or ``gptq``.
         drops_tokens: experts drop the tokens beyond their capacity, so that shapes are fixed; otherwise (dropless)
             the host waits in every layer to learn how many tokens arrived.
         expert_capacity_factor: with ``drops_tokens``, rows that every expert gets, padded, over the mean.
@@ -70,6 +71,7 @@ class TrainingWorkload:
     phase: Phase = Phase.PRETRAINING
     lora_rank: int = 0
     trains_vocabulary: bool = False
+    frozen_weights: str = "nf4"
     drops_tokens: bool = False
     expert_capacity_factor: float = 1.0
     expert_imbalance: float = 1.0

@@ -53,6 +53,9 @@ class WorkloadSpec(SpecModel):
     trains_vocabulary: Annotated[bool, Field(strict=True)] = Field(
         default=False, description="beside adapters the embedding and the LM head are trained whole (new tokens)"
     )
+    frozen_weights: Literal["nf4", "gptq"] = Field(
+        default="nf4", description="format of the frozen weights of phase 'qlora': bitsandbytes' or GPTQ's"
+    )
     expert_imbalance: Annotated[float, Field(ge=1, le=MAX_EXPERT_LOAD, allow_inf_nan=False)] = Field(
         default=1.0, description="token copies of the busiest expert-parallel rank over the mean; 1 balanced (dropless)"
     )
@@ -78,6 +81,8 @@ class WorkloadSpec(SpecModel):
             raise ValueError(f"{self.num_sequences} sequences in one step; at most {MAX_GLOBAL_BATCH}")
         if self.phase.has_adapters != (self.lora_rank is not None):
             raise ValueError("phase 'lora' (or 'qlora') and lora_rank go together")
+        if self.frozen_weights != "nf4" and self.phase is not Phase.QLORA:
+            raise ValueError("frozen_weights goes with phase 'qlora': no other has weights in four bits")
         if self.trains_vocabulary and not self.phase.has_adapters:
             raise ValueError("trains_vocabulary goes with phase 'lora' or 'qlora': the others train every weight")
         if self.drops_tokens is False and self.expert_capacity_factor is not None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.training import TimeConstants
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 from meshplan.planner.training.problem.switches import RECOMPUTE_MODULES, in_order
 
 MODULES = st.sets(st.sampled_from(RECOMPUTE_MODULES), min_size=1).map(in_order)
@@ -119,3 +119,22 @@ def test_a_pin_that_is_taken_back_leaves_nothing_behind() -> None:
     problem = problem_of(MOE)
     pins = {"gradient_precision": "bf16", "cuda_graphs": "partial", "recompute_modules": ("moe_act",)}
     assert problem.with_fixed(pins).with_fixed({}) == problem.with_fixed({})
+
+
+def test_adapters_of_an_eager_framework_are_launched_too() -> None:
+    """More kernels a layer; fused ones are not counted again."""
+    slow_host = TimeConstants(host_s_per_layer=9e-3)
+
+    def step(*, is_eager: bool, phase: Phase) -> float:
+        problem = problem_of(phase=phase)
+        problem = replace(
+            problem,
+            calibration=replace(problem.calibration, time=slow_host),
+            workload=replace(problem.workload, is_eager=is_eager),
+        )
+        return price(problem, configured(problem, data_parallel=4)).breakdown_s["kernel-launch overhead"]
+
+    eager = {phase: step(is_eager=True, phase=phase) for phase in (Phase.FINE_TUNING, Phase.LORA)}
+    fused = {phase: step(is_eager=False, phase=phase) for phase in (Phase.FINE_TUNING, Phase.LORA)}
+    assert eager[Phase.LORA] > 1.3 * eager[Phase.FINE_TUNING]
+    assert fused[Phase.LORA] < 1.3 * fused[Phase.FINE_TUNING]

@@ -17,7 +17,7 @@ from meshplan.catalogs.errors import CannotExpressError, SpecError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.service import emit_plan, make_plan
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, NF4_BYTES
+from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UNPACK_BYTES, NF4_BYTES
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
@@ -120,6 +120,22 @@ def test_less_memory_and_never_faster_than_lora(data: int, zero: int, recompute:
         assert four.worst_stage.components["weights"] < sixteen.worst_stage.components["weights"]
         assert four.breakdown_s["matrix products"] > sixteen.breakdown_s["matrix products"]
     assert four.model_flops == sixteen.model_flops
+
+
+def test_gptq_weights_are_unpacked_once_a_forward_pass() -> None:
+    """Recompute repeats it; the backward pass uses what the forward pass has unpacked."""
+    nf4 = qlora()
+    gptq = replace(nf4, workload=replace(nf4.workload, frozen_weights="gptq"))
+    weights = DENSE.num_hidden_layers * (DENSE.attention_parameters + DENSE.dense_mlp_parameters)
+    rate = nf4.machine.device.memory_bandwidth_bytes_per_s * nf4.calibration.time.memory_op_efficiency
+    micro_batches = nf4.workload.global_batch_size // 8
+    for recompute, forwards in (("none", 1), ("full", 2)):
+        choices: dict[str, Any] = {"data_parallel": 8, "quantised_weights": True, "activation_recompute": recompute}
+        slow, fast = (price(problem, configured(problem, **choices)).breakdown_s for problem in (gptq, nf4))
+        added = sum(slow[part] - fast[part] for part in ("matrix products", "recompute"))
+        nf4_passes = forwards + 1  # and the backward pass
+        moved = forwards * GPTQ_UNPACK_BYTES - nf4_passes * DEQUANTISE_BYTES
+        assert added == pytest.approx(micro_batches * weights * moved / rate)
 
 
 def test_dequantisation_by_hand() -> None:

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.constants.training import Calibration, MemoryConstants
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.measured.memory_fit import UNMEASURED_SAFE_FACTOR, calibrate_memory
+from meshplan.planner.training.measured.memory_fit import (
+    FEWEST_OWN_PEAKS,
+    SAFE_FIXED_BYTES,
+    SAFE_MARGIN,
+    UNSEEN_MARGIN,
+    UnseenBounds,
+    calibrate_memory,
+    unseen_bounds,
+)
 from meshplan.planner.training.measured.observations import ObservedRun
 
 FRAMEWORK = "torchtitan"
@@ -99,7 +107,49 @@ def test_the_safe_bound_is_never_exceeded_by_its_own_runs(seed: int, noise: floa
     runs = measured(PLANTED, noise=noise, groups=groups, seed=seed)
     fit = calibrate_memory(runs)[FRAMEWORK]
     assert exceeding(runs, fit.constants) == []
-    assert all(error >= 0.0 for error in fit.safe_error.values())
+    assert fit.safe_error.keys() == {run.id for run in runs}
+
+
+def test_a_group_is_judged_by_constants_and_a_factor_that_have_not_seen_it() -> None:
+    runs = measured(PLANTED, noise=0.1, groups=3, seed=5)
+    fit = calibrate_memory(runs)[FRAMEWORK]
+    judged = [run for run in runs if run.group == "group-1"]
+    without = calibrate_memory([run for run in runs if run.group != "group-1"])[FRAMEWORK].constants
+    for run in judged:
+        priced = price(replace(run.problem, calibration=calibrated(without)), run.config)
+        measured_bytes = run.measured["peak_memory_bytes"]
+        assert fit.typical_error[run.id] == pytest.approx(priced.typical_bytes / measured_bytes - 1.0, abs=2e-3)
+        assert fit.safe_error[run.id] == pytest.approx(priced.safe_bytes / measured_bytes - 1.0, abs=2e-3)
+
+
+def test_a_framework_without_peaks_is_bounded_by_those_of_its_layout() -> None:
+    needed = {"zero-bubble": (1.01, 1.03), "torchtitan": (1.06,), "litgpt": (3.5,)}
+    bounds = UnseenBounds(needed=needed)
+    factor, basis = bounds.of("megatron")
+    assert factor == pytest.approx(1.06 + UNSEEN_MARGIN)
+    assert basis == "3 measured peaks of zero-bubble, torchtitan, none of megatron itself"
+    assert bounds.of("torchtitan")[0] == pytest.approx(1.03 + UNSEEN_MARGIN)  # not by its own peaks
+    assert bounds.of("somebody-else")[0] == pytest.approx(3.5 + UNSEEN_MARGIN)  # nothing is known of its layout
+    assert UnseenBounds(needed={}).of("megatron")[0] == MemoryConstants().safe_factor
+
+
+def test_what_a_framework_would_have_needed_is_told_by_the_literature() -> None:
+    (run, *_) = measured({**PLANTED, "activation_factor": 2.0})
+    ((needed,),) = unseen_bounds([run]).needed.values()
+    literature = MemoryConstants(fixed_bytes=4e9, safe_factor=needed, safe_fixed_bytes=SAFE_FIXED_BYTES)
+    bound = price(replace(run.problem, calibration=calibrated(literature)), run.config).safe_bytes
+    assert bound == pytest.approx(run.measured["peak_memory_bytes"])
+
+
+def test_few_own_peaks_move_the_estimate_and_never_narrow_the_bound() -> None:
+    runs = measured({**PLANTED, "activation_factor": 1.4})
+    catalogs = MemoryConstants(safe_factor=1.3)
+    few = calibrate_memory(runs[: FEWEST_OWN_PEAKS - 1], lambda *_: catalogs)[FRAMEWORK]
+    assert few.constants.safe_factor >= 1.3
+    assert few.constants.activation_factor > 1.1
+    many = calibrate_memory(runs, lambda *_: catalogs)[FRAMEWORK]
+    assert 1.0 + SAFE_MARGIN <= many.constants.safe_factor < 1.3
+    assert "own peaks" in many.basis
 
 
 def test_a_run_without_a_peak_only_says_that_it_fitted() -> None:
@@ -108,7 +158,7 @@ def test_a_run_without_a_peak_only_says_that_it_fitted() -> None:
     worked = replace(run, measured={"iteration_s": 1.0})
     fit = calibrate_memory([worked])[FRAMEWORK]
     assert fit.typical_error == {}
-    assert fit.constants.safe_factor == UNMEASURED_SAFE_FACTOR
+    assert fit.basis == "no measured peak of any framework"
     assert fit.constants.activation_factor == 1.0
     tight = replace(worked.problem.limits, memory_bytes=8e9)
     squeezed = calibrate_memory([replace(worked, problem=replace(worked.problem, limits=tight))])[FRAMEWORK]

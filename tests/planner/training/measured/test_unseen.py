@@ -8,9 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from meshplan.catalogs.constants.training import DENSE, EXPERTS, Basis
+from meshplan.catalogs.constants.training import DENSE, EXPERTS, Basis, Calibration
 from meshplan.planner.training.measured.calibrate import narrowed
-from meshplan.planner.training.measured.unseen import UNJUDGED, balanced_p90, half_width, with_coverage
+from meshplan.planner.training.measured.unseen import (
+    UNJUDGED,
+    balanced_p90,
+    half_width,
+    unseen_half_width,
+    with_coverage,
+    with_generations_covered,
+)
 from meshplan.planner.validation.held_out import HeldOut
 
 
@@ -64,6 +71,35 @@ def test_a_framework_with_few_sources_is_not_taken_for_a_known_one() -> None:
     assert width("rare", poor) == pytest.approx(0.6)
     assert width("rare", good) == pytest.approx(0.1)  # one good source proves no more than the others
     assert width(known[0].key[0], poor) == pytest.approx(0.1)  # its own three sources decide
+    # Missed on a cluster that was known, it is not hit on another.
+    missed = [replace(poor, error=float(np.expm1(0.8)), evidence=Basis.CLUSTER)]
+    unseen = half_width(known, basis=Basis.FRAMEWORK, kind=DENSE, framework="rare", known=missed)
+    assert unseen == pytest.approx(0.8)
+
+
+def test_generations_weigh_the_same_where_none_is_known() -> None:
+    """A generation with many runs says no more of another one than a generation with few."""
+    many = errors("a", [0.1] * 500)
+    few = [replace(item, key=("any", name)) for name in ("volta", "cdna3", "tpu") for item in errors(name, [0.7])]
+    assert unseen_half_width(many + few, DENSE) == pytest.approx(0.7)
+    judged = with_generations_covered(many + few, many + few)
+    assert all(item.is_covered for item in judged)
+    worst = [replace(item, key=("any", "odd")) for item in errors("odd", [2.0])]
+    assert not any(item.is_covered for item in with_generations_covered(worst, many + few + worst))
+
+
+def test_the_set_of_all_frameworks_is_wider_where_it_has_seen_no_such_device() -> None:
+    shared = Calibration(
+        framework="any",
+        architecture="any",
+        error_p90={DENSE: 0.2},
+        unseen_error_p90={DENSE: 0.6},
+        basis=Basis.ANY.value,
+        generations=["hopper", "ampere"],
+    )
+    assert shared.for_generation("hopper") == shared
+    elsewhere = shared.for_generation("cdna2")
+    assert (elsewhere.error_p90[DENSE], elsewhere.basis) == (0.6, Basis.UNSEEN)
 
 
 def test_no_source_sets_the_interval_that_judges_it() -> None:

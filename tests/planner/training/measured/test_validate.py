@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from core_cases import DENSE, MOE, configured, problem_of
 
+from meshplan.planner.training.admission import WITH_RECOMPUTE
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.measured.observations import ObservedRun
 from meshplan.planner.training.measured.validate import METRICS, validate_run
@@ -59,3 +61,22 @@ def test_every_metric_agrees_with_the_step_time() -> None:
 def test_what_is_no_number_is_no_measurement() -> None:
     row = validate_run(run_of(problem_of(DENSE), {"oom": True, "note": "x", "iteration_s": 1.0}))
     assert row.measured == {"iteration_s": 1.0}
+
+
+def test_a_run_that_worked_says_by_which_figure_it_would_have_been_admitted() -> None:
+    problem = problem_of(DENSE, num_devices=8)
+    run = run_of(problem, {"iteration_s": 1.0}, data_parallel=8)
+    priced = price(problem, run.config)
+    full = price(problem, replace(run.config, activation_recompute="full"))
+
+    def admitted(limit: float, **changes: Any) -> str:
+        limits = replace(problem.limits, memory_bytes=limit)
+        return validate_run(replace(run, problem=replace(problem, limits=limits), **changes)).admitted
+
+    unsaid = ("activation_recompute",)
+    assert admitted(priced.safe_bytes) == "safe bound"
+    assert admitted(priced.typical_bytes) == "typical figure"
+    assert admitted(full.typical_bytes) == "neither"
+    assert admitted(full.typical_bytes, filled=unsaid) == WITH_RECOMPUTE
+    assert admitted(full.typical_bytes - 1, filled=unsaid) == "neither"
+    assert admitted(priced.safe_bytes, expects_oom=True) == ""

@@ -16,9 +16,9 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.emit.terms import write_all
 from meshplan.planner.emit.training.megatron.terms import TERMS
 from meshplan.planner.service import make_plan
-from meshplan.planner.training.estimator.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import assumptions
+from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees

@@ -1,0 +1,40 @@
+"""On which figure of the memory a plan is admitted.
+
+A search takes only what stays within the device's memory by the *safe* bound, which no measured run exceeded. Whoever
+pins choices may know that they run: where nothing with his pins stays within the bound, what stays within it by the
+*typical* figure, the expected peak, is admitted, and the plan says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from enum import StrEnum
+
+from meshplan.planner.training.estimator.priced import Priced
+from meshplan.planner.training.problem.problem import TrainingProblem
+
+
+class Admission(StrEnum):
+    """Which figure of the memory stays within the limit."""
+
+    SAFE = "safe bound"
+    TYPICAL = "typical figure"
+    NONE = "neither"
+
+
+# How a measured run is admitted whose row leaves its recompute unsaid, and that only recompute lets in.
+WITH_RECOMPUTE = "recompute that the row leaves unsaid"
+
+
+def admission(problem: TrainingProblem, priced: Priced) -> Admission:
+    """The strictest figure by which every rank stays within the problem's limit."""
+    limit = problem.limits.memory_bytes
+    if priced.safe_bytes <= limit:
+        return Admission.SAFE
+    return Admission.TYPICAL if priced.typical_bytes <= limit else Admission.NONE
+
+
+def by_typical_figure(problem: TrainingProblem) -> TrainingProblem:
+    """The same question with the expected peak for the safe bound."""
+    memory = replace(problem.calibration.memory, safe_factor=1.0, safe_fixed_bytes=0.0)
+    return replace(problem, calibration=replace(problem.calibration, memory=memory))

@@ -1,0 +1,64 @@
+"""What a measured run says about its switches, in its own words, and what nobody may guess for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from meshplan.planner.training.measured.switches import observed_modules, observed_practice
+from meshplan.planner.training.problem.problem import Phase
+from meshplan.planner.training.problem.switches import Launches
+from meshplan.planner.validation.fields import Section
+
+
+def row(**fields: Any) -> dict[str, Any]:
+    return {
+        "model": {"name": "m"},
+        "hardware": {"device": "h100-sxm-80gb"},
+        "framework": {"name": "Somebody's trainer"},
+        "parallelism": {},
+        **fields,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stated", "modules"),
+    [
+        (None, ("core_attn",)),
+        ("none", ("core_attn",)),
+        ("selective (attention)", ("core_attn",)),
+        ("selective (norm, act)", ("layernorm", "moe_act")),
+        ("selective (layernorm, moe)", ("layernorm", "moe")),
+        ("selective (norm, act, shared_expert)", ("layernorm", "moe_act", "shared_experts")),
+        ("mlp, mla_up_proj, moe_act, layernorm", ("layernorm", "mla_up_proj", "mlp", "moe_act")),
+        ("selective per-op", ("core_attn",)),
+    ],
+)
+def test_modules_by_the_words_of_published_tables(stated: str | None, modules: tuple[str, ...]) -> None:
+    observed = row(parallelism={} if stated is None else {"activation_recompute": stated})
+    assert observed_modules(Section(observed, "parallelism")) == modules
+
+
+@pytest.mark.parametrize(
+    ("caveats", "fused", "overlaps"),
+    [
+        ([], False, False),
+        (["dispatcher DeepEP", "+1f1b overlap"], True, True),
+        (["kernels: TE + DeepEP + FlexAttn"], True, False),
+        (["dispatcher A2A"], False, False),
+    ],
+)
+def test_switches_that_a_caveat_states(caveats: list[str], fused: bool, overlaps: bool) -> None:
+    observed = row(caveats=caveats)
+    practice, unstated = observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+    assert (practice.fused_dispatch, practice.overlaps_experts) == (fused, overlaps)
+    assert practice.launches is Launches.EAGER
+    assert unstated == ()
+
+
+def test_a_stated_key_overrules_a_caveat() -> None:
+    observed = row(caveats=["dispatcher DeepEP"], parallelism={"expert_dispatcher": "alltoall", "cuda_graphs": "full"})
+    practice, _ = observed_practice(observed, Section(observed, "parallelism"), "bf16", Phase.PRETRAINING)
+    assert not practice.fused_dispatch
+    assert practice.launches is Launches.GRAPHED

@@ -1,0 +1,81 @@
+"""A search keeps to the safe bound; pins that only the typical figure lets in are admitted with a warning."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from core_cases import DENSE, configured, problem_of
+
+from meshplan.catalogs.database.repository import Catalog
+from meshplan.planner.service import estimate_plan, make_plan
+from meshplan.planner.training.admission import Admission, admission, by_typical_figure
+from meshplan.planner.training.estimator.priced import price
+from meshplan.planner.training.explanation import fit
+
+SPEC: dict[str, Any] = {
+    "kind": "training",
+    "model": "llama-3-8b",
+    "cluster": {"nodes": [{"type": "dgx-h200", "count": 1}]},
+    "workload": {"sequence_length": 8192, "global_batch_size": 64},
+}
+PINNED = {
+    "tensor_parallel": 1,
+    "pipeline_parallel": 1,
+    "context_parallel": 1,
+    "micro_batch_size": 1,
+    "zero_stage": 1,
+    "activation_recompute": "full",
+}
+
+
+def between(catalog: Catalog, fixed: dict[str, Any]) -> dict[str, Any]:
+    """The question with so much memory left free that the pinned plan fits by its typical figure alone."""
+    priced = estimate_plan({**SPEC, "fixed": fixed}, catalog)
+    typical = max(stage["typical_bytes"] for stage in priced.memory["stages"])
+    limit = (typical + priced.memory["worst"]["safe_bytes"]) / 2
+    free = int(priced.memory["device_memory_bytes"] - limit)
+    usable = int(priced.memory["limit_bytes"] - limit)
+    assert free > 0
+    assert usable > 0
+    return {**SPEC, "fixed": fixed, "constraints": {"memory_headroom": f"{usable} B"}}
+
+
+def test_the_strictest_figure_within_the_limit_counts() -> None:
+    problem = problem_of(DENSE)
+    priced = price(problem, configured(problem, data_parallel=8))
+    for limit, expected in (
+        (priced.safe_bytes, Admission.SAFE),
+        (priced.typical_bytes, Admission.TYPICAL),
+        (priced.typical_bytes - 1, Admission.NONE),
+    ):
+        limited = replace(problem, limits=replace(problem.limits, memory_bytes=limit))
+        assert admission(limited, priced) is expected
+    generous = by_typical_figure(problem)
+    assert price(generous, priced.config).safe_bytes == pytest.approx(priced.typical_bytes)
+
+
+def test_pins_are_admitted_by_the_typical_figure_and_the_plan_says_so(catalog: Catalog) -> None:
+    spec = between(catalog, PINNED)
+    plan = make_plan(spec, catalog)
+    assert plan.config
+    assert plan.solution["admitted_by"] == "typical figure"
+    assert "typical figure alone" in fit(plan)
+    assert plan.memory["worst"]["safe_bytes"] > plan.memory["limit_bytes"]
+    assert plan.alternatives[0]["safe_bytes"] == pytest.approx(plan.memory["worst"]["safe_bytes"])
+    priced = estimate_plan(spec, catalog)
+    assert priced.solution["status"] == "feasible"
+    assert priced.solution["admitted_by"] == "typical figure"
+
+
+def test_a_search_keeps_to_the_safe_bound(catalog: Catalog) -> None:
+    plan = make_plan({**between(catalog, PINNED), "fixed": {}}, catalog)
+    assert plan.memory["worst"]["safe_bytes"] <= plan.memory["limit_bytes"]
+    assert "admitted_by" not in plan.solution
+
+
+def test_beyond_the_typical_figure_nothing_is_admitted(catalog: Catalog) -> None:
+    spec = {**SPEC, "fixed": PINNED, "constraints": {"memory_headroom": "110 GiB"}}
+    assert not make_plan(spec, catalog).config
+    assert estimate_plan(spec, catalog).solution["oom"] is True
