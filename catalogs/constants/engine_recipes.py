@@ -6,7 +6,7 @@ They ship as ``seed/engines.yaml``.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -92,6 +92,25 @@ def engine_recipes() -> Mapping[str, EngineRecipe]:
     return {name: read_entry(EngineRecipe, entry, name=name) for name, entry in entries.items()}
 
 
+# Engines that schedule as another one does, by what their documentation says of their batching: the nearest known.
+NEAREST_ENGINE: Mapping[str, str] = {"lmdeploy": "vLLM", "neuron": "vLLM", "tgi": "vLLM", "nim": "TensorRT-LLM"}
+
+
+def is_exactly_known(name: str) -> bool:
+    """Whether measurements call an engine exactly so; otherwise the nearest one stands for it."""
+    return any(name in recipe.observed_as for recipe in engine_recipes().values())
+
+
+def _engine_inside(name: str, known: Iterable[str]) -> str:
+    """The known engine that a name begins with or names as a word, such as ``vLLM with the Mooncake connector``."""
+    words = re.findall(r"[a-z0-9]+(?:[-.][a-z0-9]+)*", name.lower())
+    for engine in sorted(known, key=len, reverse=True):
+        wanted = engine.lower().split()
+        if any(words[start : start + len(wanted)] == wanted for start in range(len(words))):
+            return engine
+    return next((NEAREST_ENGINE[word] for word in words if word in NEAREST_ENGINE), name)
+
+
 def engine_observed_as(name: str, release: str | None, source: str) -> EngineRecipe | None:
     """The entry for the engine that a measurement names; None for an unknown engine.
 
@@ -100,6 +119,8 @@ def engine_observed_as(name: str, release: str | None, source: str) -> EngineRec
         release: None where it states none; a text that is no release number (``nightly-…``) counts as none.
         source: title of the measurement's source.
     """
+    known = {shown for recipe in engine_recipes().values() for shown in recipe.observed_as}
+    name = name if name in known else _engine_inside(name, known)
     found = [recipe for recipe in engine_recipes().values() if name in recipe.observed_as]
     for recipe in found:
         if release is None or not re.match(r"\d+\.", release):

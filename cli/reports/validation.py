@@ -95,6 +95,17 @@ def show_validation(
             columns = (Column(key="rows", title=title, right=True), Column(key="reason", title="Reason"))
             shown_reasons = [{"rows": count, "reason": reason} for reason, count in reasons.most_common(worst)]
             show_rows(shown_reasons, columns, form, title="")
+    _show_unused(result, form)
+
+
+def _show_unused(result: Validation, form: Format) -> None:
+    """Keys of observations that nothing reads, by the number of rows that have them."""
+    from meshplan.cli.render import show_rows
+
+    counts = Counter(key for row in result.rows for key in row.unused)
+    if counts:
+        columns = (Column(key="rows", title="Not used", right=True), Column(key="key", title="Key of the workload"))
+        show_rows([{"rows": count, "key": key} for key, count in counts.most_common()], columns, form, title="")
 
 
 def _is_shown(row: dict[str, Any]) -> bool:

@@ -95,6 +95,14 @@ class Section:
             raise self.wrong(key, f"a whole number from {least:,} to {most:,}")
         return int(value)
 
+    def number(self, key: str, *, or_zero: bool = False) -> float:
+        """A finite number above 0, or 0 where that is allowed."""
+        value = self._stated(key, None)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (_is_positive(value) or (or_zero and value == 0)):
+            raise self.wrong(key, f"a finite number {'of at least' if or_zero else 'above'} 0")
+        return float(value)
+
     def flag(self, key: str, *, default: bool) -> bool:
         """True or false; ``default`` where the row does not say."""
         value = self._stated(key, default)

@@ -40,6 +40,7 @@ class ValidatedRow:
         measured: metric → value, derived ones included.
         error: metric → predicted / measured − 1.
         filled: choices that the observation left out.
+        unused: what it says that nothing here reads.
         oom: the safe bound is beyond the device's memory.
         admitted: by which figure a run that worked would have been admitted as a plan; empty where that is not asked.
         breakdown_s: parts of the predicted step.
@@ -55,6 +56,7 @@ class ValidatedRow:
     measured: Mapping[str, float] = field(default_factory=dict)
     error: Mapping[str, float] = field(default_factory=dict)
     filled: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
     oom: bool = False
     admitted: str = ""
     breakdown_s: Mapping[str, float] = field(default_factory=dict)
@@ -73,6 +75,7 @@ class ValidatedRow:
             "measured": dict(self.measured),
             "error": dict(self.error),
             "filled": list(self.filled),
+            "unused": list(self.unused),
             "oom": self.oom,
             "admitted": self.admitted,
             "breakdown_s": dict(self.breakdown_s),

@@ -6,7 +6,7 @@ Batch limits, token budget and memory fraction are the documented defaults of th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshplan.catalogs.constants.engine_recipes import EngineRecipe
@@ -25,6 +25,14 @@ from meshplan.planner.serving.problem.quantization import (
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, shown
 
+# Limits of the scheduler that a row may state under ``workload``, by their names there → as fields of EngineLimits.
+STATED_LIMITS = {"max_num_seqs": "max_num_seqs", "max_num_batched_tokens": "max_batched_tokens"}
+
+
+def stated_limits(asked: Section) -> dict[str, int]:
+    """The limits of the scheduler that a row states."""
+    return {name: asked.whole(name) for name in STATED_LIMITS if asked.states(name)}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
@@ -37,6 +45,7 @@ class Server:
         recipe: the engine and release.
         quantization: number formats.
         benchmark: the run as the benchmark's launch scripts know it.
+        stated: limits of the scheduler that the row states, by the keys of :data:`STATED_LIMITS`.
     """
 
     shape: ModelShape
@@ -45,6 +54,7 @@ class Server:
     recipe: EngineRecipe
     quantization: Quantization
     benchmark: BenchmarkRun
+    stated: Mapping[str, int] = field(default_factory=dict)
 
 
 def observed_formats(
@@ -105,11 +115,14 @@ def _pool(server: Server, role: Role, section: Section) -> Pool:
     seqs = seqs if seqs and role is Role.DECODE else max(recipe.max_num_seqs, in_flight)
     if workload.arrival is not Arrival.ALL_AT_ONCE:
         seqs = min(seqs, max(in_flight, 1))
+    seqs = server.stated.get("max_num_seqs", seqs)
+    budget = recipe.token_budget(workload.input_length, min(seqs, in_flight))
     limits = EngineLimits(
         max_num_seqs=seqs,
-        max_batched_tokens=recipe.token_budget(workload.input_length, min(seqs, in_flight)),
+        max_batched_tokens=server.stated.get("max_num_batched_tokens", budget),
         chunked_prefill=not recipe.exclusive_prefill,
         cuda_graphs=recipe.cuda_graphs,
+        prefix_caching=workload.trace is not None and workload.trace.cached_tokens is not None,
     )
     return Pool(
         role=role,

@@ -11,14 +11,22 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as
+from meshplan.catalogs.constants.engine_recipes import EngineRecipe, engine_observed_as, is_exactly_known
 from meshplan.catalogs.constants.serving_benchmarks import BenchmarkRun, started_as
 from meshplan.catalogs.errors import CatalogError
 from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.serving.measured.layouts import Server, benchmark_run, observed_formats, observed_pools
-from meshplan.planner.serving.measured.workloads import observed_workload
+from meshplan.planner.serving.measured.drawn import LENGTH_FORMS
+from meshplan.planner.serving.measured.layouts import (
+    STATED_LIMITS,
+    Server,
+    benchmark_run,
+    observed_formats,
+    observed_pools,
+    stated_limits,
+)
+from meshplan.planner.serving.measured.workloads import observed_workload, unused_keys
 from meshplan.planner.serving.problem.config import Role, ServingConfig
 from meshplan.planner.serving.problem.requests import Requests, ServingWorkload
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, row_id, shown
@@ -45,6 +53,8 @@ class ServedRun:
         measured: metric → value, SI units.
         derived: metric → value that rests on an assumption.
         filled: choices that the row left out.
+        unused: keys of its workload that say nothing to the simulation.
+        steady_window: rates are those of the time in which so many requests run; None: of the whole run.
     """
 
     id: str
@@ -57,6 +67,8 @@ class ServedRun:
     measured: Mapping[str, Any]
     derived: Mapping[str, Any]
     filled: tuple[str, ...]
+    unused: tuple[str, ...] = ()
+    steady_window: int | None = None
 
     @property
     def architecture(self) -> str:
@@ -113,8 +125,15 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
     else:
         first = recipe = started_as(recipe, benchmark_run(run, degrees, Role.MIXED))
     quantization, filled = observed_formats(row, asked, shape, first)
+    stated = stated_limits(asked)
     server = Server(
-        shape=shape, machine=machine, workload=workload, recipe=recipe, quantization=quantization, benchmark=run
+        shape=shape,
+        machine=machine,
+        workload=workload,
+        recipe=recipe,
+        quantization=quantization,
+        benchmark=run,
+        stated=stated,
     )
     pools = observed_pools(server, degrees, disaggregated=disaggregated)
     if has_caveat(row, NCCL_MARK):
@@ -129,6 +148,21 @@ def _served_run(row: Mapping[str, Any], reader: MachineReader, traces: Mapping[s
         workload=workload,
         recipe=recipe,
         measured=Section(row, "measured", required=False).measurements(),
-        derived=Section(row, "derived", required=False).measurements(),
-        filled=(*filled, "max_num_seqs", "max_batched_tokens"),
+        derived={**Section(row, "derived", required=False).measurements(), **_cache_blocks(asked)},
+        filled=(*filled, *_unstated(framework.text("name"), asked, stated)),
+        unused=unused_keys(asked.values),
+        steady_window=asked.whole("max_num_seqs") if asked.flag("steady_state", default=False) else None,
     )
+
+
+def _unstated(engine: str, asked: Section, stated: Mapping[str, int]) -> tuple[str, ...]:
+    """What the row leaves to defaults: limits of the scheduler, the prompts' length, the engine's own rules."""
+    names = [field for name, field in STATED_LIMITS.items() if name not in stated]
+    if not any(asked.states(f"input_length{form}") for form in LENGTH_FORMS) and asked.states("prompt_set"):
+        names.append("input_length")
+    return (*names, *(() if is_exactly_known(engine) else ("engine",)))
+
+
+def _cache_blocks(asked: Section) -> dict[str, float]:
+    """The blocks of KV cache that an engine has printed."""
+    return {"kv_blocks": asked.number("kv_blocks")} if asked.states("kv_blocks") else {}

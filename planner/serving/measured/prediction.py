@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cached_property
 
 from meshplan.catalogs.constants.serving import ServingConstants
 from meshplan.planner.serving.estimator.energy import average_power_w
 from meshplan.planner.serving.estimator.iteration import Worker
+from meshplan.planner.serving.estimator.memory import worker_memory
 from meshplan.planner.serving.estimator.pools import pool_worker
 from meshplan.planner.serving.measured.observations import ServedRun
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.problem import Site
 from meshplan.planner.serving.problem.requests import Arrival
 from meshplan.planner.serving.search.deployment import serve
-from meshplan.planner.serving.simulation.metrics import Metrics, summarize
+from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS
+from meshplan.planner.serving.simulation.metrics import Metrics, steady_tokens_per_s, summarize
 from meshplan.planner.serving.simulation.run import ServingRun
 
 # Latency and percentile in the observation format → in simulated metrics.
@@ -76,6 +79,13 @@ class PreparedRun:
         metrics = summarize(served, num_devices=self.run.config.num_devices)
         if metrics.num_rejected:
             return {}
+        window = self.run.steady_window
+        if window is not None and (steady := steady_tokens_per_s(served, window)):
+            metrics = replace(
+                metrics,
+                output_tokens_per_s=steady,
+                output_tokens_per_s_per_device=steady / self.run.config.num_devices,
+            )
         wanted = {**self.run.derived, **self.run.measured}
         found = {}
         for name in wanted:
@@ -121,6 +131,19 @@ def _power_w(prepared: PreparedRun, metrics: Metrics) -> float | None:
     return None if share is None or device.tdp_w is None else share * device.tdp_w * prepared.run.config.num_devices
 
 
+def _energy_per_token(prepared: PreparedRun, metrics: Metrics) -> float | None:
+    watts = _power_w(prepared, metrics)
+    return None if watts is None or metrics.output_tokens_per_s <= 0.0 else watts / metrics.output_tokens_per_s
+
+
+def _cache_blocks(prepared: PreparedRun, _: Metrics) -> float:
+    run, pool = prepared.run, prepared.run.config.pools[0]
+    context = run.workload.input_length + run.workload.output_length
+    device = run.machine.device
+    memory = worker_memory(run.shape, device, pool.layout, pool.limits, pool.quantization, context=context)
+    return memory.kv_capacity_tokens / KV_BLOCK_TOKENS
+
+
 def _is_static(prepared: PreparedRun) -> bool:
     return prepared.run.workload.arrival is Arrival.STATIC_BATCH and prepared.run.config.pools[0].role is Role.MIXED
 
@@ -132,4 +155,6 @@ RATES: Mapping[str, Rate] = {
     "requests_per_s": lambda _, metrics: metrics.requests_per_s,
     "average_power_fraction_of_tdp": _power_share,
     "power_w": _power_w,
+    "energy_per_output_token_j": _energy_per_token,
+    "kv_blocks": _cache_blocks,
 }

@@ -73,6 +73,7 @@ def validated_run(prepared: PreparedRun, calibration: ServingCalibration, *, exc
         measured=measured,
         error={name: values[name] / measured[name] - 1.0 for name in measured},
         filled=run.filled,
+        unused=run.unused,
     )
 
 

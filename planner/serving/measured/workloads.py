@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from meshplan.planner.core.arrays import IntArray
+from meshplan.planner.serving.measured.drawn import LENGTH_FORMS, drawn_requests, is_described
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
 from meshplan.planner.serving.problem.trace import read_trace
 from meshplan.planner.validation.fields import Section, UnsupportedError, has_caveat, shown
@@ -21,6 +22,8 @@ PROMPTS_PER_CONCURRENCY = 10
 LENGTH_RATIO = 0.8
 VARIED_MARK = "vary between 0.8 and 1.0"
 DEFAULT_NUM_REQUESTS = 1000
+# Arrivals whose requests a row may describe one by one, or by their distribution.
+DRAWN = (Arrival.POISSON, Arrival.ALL_AT_ONCE)
 TRACE_SUFFIXES = (".csv.gz", ".csv")
 
 
@@ -32,7 +35,7 @@ def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> d
     if folder is None:
         return {}
     workloads = [row.get("workload") for row in rows]
-    wanted = {str(w["trace_type"]) for w in workloads if isinstance(w, dict) and w.get("trace_type")}
+    wanted = {name for w in workloads if isinstance(w, dict) and (name := _trace_name(w))}
     files = sorted(path for path in folder.iterdir() if path.name.endswith(TRACE_SUFFIXES)) if folder.is_dir() else []
     found = {}
     for kind in sorted(wanted):
@@ -40,6 +43,14 @@ def recorded_traces(rows: Iterable[Mapping[str, Any]], folder: Path | None) -> d
         if matching:
             found[kind] = read_trace(matching[0])
     return found
+
+
+def _trace_name(workload: Mapping[str, Any]) -> str | None:
+    """The kind of a trace, or its file's name without what all files end in; None without a trace."""
+    named = workload.get("trace_type") or workload.get("trace")
+    if not isinstance(named, str):
+        return None
+    return next((named.removesuffix(end) for end in TRACE_SUFFIXES if named.endswith(end)), named)
 
 
 def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[str, Requests]) -> ServingWorkload:
@@ -54,9 +65,11 @@ def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[st
         UnsupportedError: with the reason.
     """
     arrival = asked.one_of("arrival", {item.value: item for item in Arrival})
-    trace_name = asked.values.get("trace_type")
+    trace_name = _trace_name(asked.values)
     if trace_name is not None:
-        return _replayed(asked, arrival, traces.get(str(trace_name)))
+        return _replayed(asked, arrival, traces.get(trace_name), trace_name)
+    if arrival in DRAWN and is_described(asked):
+        return _drawn(drawn_requests(asked, arrival))
     made = partial(
         ServingWorkload,
         arrival=arrival,
@@ -81,11 +94,40 @@ def observed_workload(row: Mapping[str, Any], asked: Section, traces: Mapping[st
     )
 
 
-def _replayed(asked: Section, arrival: Arrival, trace: Requests | None) -> ServingWorkload:
+# Keys of a workload that the simulation reads, or that another of them says as well.
+USED = frozenset(
+    {"arrival", "batch_size", "concurrency", "disaggregated", "kv_block_size", "kv_blocks", "max_num_batched_tokens"}
+    | {"max_num_seqs", "num_requests", "num_shared_prefixes", "prefix_caching", "prefix_reuse_fraction", "prompt_set"}
+    | {"quantization", "request_rate_per_s", "shared_prefix_tokens", "stage", "stages", "steady_state", "trace"}
+    | {"trace_type", "question_tokens", "num_requests_in_stage", "dataset", "seed", "users_per_prefix"}
+    | {f"{name}{form}" for name in ("input_length", "output_length") for form in LENGTH_FORMS}
+)
+
+
+def unused_keys(workload: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys of a row's workload that change nothing here."""
+    return tuple(sorted(workload.keys() - USED))
+
+
+def _drawn(requests: Requests) -> ServingWorkload:
+    """A workload of requests that were drawn as a row describes them."""
+    return ServingWorkload(
+        arrival=Arrival.TRACE,
+        input_length=float(requests.input_length.mean()),
+        output_length=float(requests.output_length.mean()),
+        num_requests=len(requests),
+        trace=requests,
+    )
+
+
+def _replayed(asked: Section, arrival: Arrival, trace: Requests | None, name: str) -> ServingWorkload:
     """The recorded requests at the row's rate, their lengths scaled to the means that the row states."""
     rate = _rate(asked)
     if trace is None:
-        raise UnsupportedError(f"the trace {shown(asked.text('trace_type'))} is not at hand (--traces DIR)")
+        raise UnsupportedError(f"the trace {shown(name)} is not at hand (--traces DIR)")
+    if asked.states("prefix_reuse_fraction") and trace.cached_tokens is None:
+        share = min(asked.number("prefix_reuse_fraction"), 1.0)
+        trace = replace(trace, cached_tokens=np.floor(trace.input_length * share).astype(np.int64))
     recorded = (len(trace) - 1) / float(trace.arrival_s[-1] - trace.arrival_s[0])
     served = replace(
         trace,

@@ -2,7 +2,8 @@
 
 The first line names the columns, in any order: ``arrival_s`` (seconds, non-decreasing), ``input_length`` and
 ``output_length`` (tokens, at least 1), and if known ``prefix`` (identity of a shared prefix; −1 without one),
-``cached_tokens`` (of the prompt, at most all of it) and ``priority`` (smaller goes first).
+``cached_tokens`` (of the prompt, at most all of it) and ``priority`` (smaller goes first). Times of a recorded server
+(:data:`ANSWERED`) are read past.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ from meshplan.planner.serving.problem.requests import Requests
 ARRIVAL = "arrival_s"
 NEEDED = (ARRIVAL, "input_length", "output_length")
 OPTIONAL = ("prefix", "cached_tokens", "priority")
+# What a recording may say of the answers: not of the requests, so that it is read past.
+ANSWERED = ("queued_s", "scheduled_s", "first_token_s", "finished_s")
+_TIMES = (ARRIVAL, *ANSWERED)
 # Problems after which reading stops: the file is probably no trace.
 MAX_PROBLEMS = 10
 LEAST = {
@@ -30,6 +34,7 @@ LEAST = {
     "prefix": -1,
     "cached_tokens": 0,
     "priority": -math.inf,
+    **dict.fromkeys(ANSWERED, 0.0),
 }
 # Whole numbers below this are exact as a float and as a NumPy integer.
 MOST = 2.0**53
@@ -56,7 +61,7 @@ def read_trace(path: Path) -> Requests:
     if problems:
         raise SpecError(problems, of=where)
     columns = dict(zip(header, zip(*rows, strict=True), strict=True))
-    whole = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name != ARRIVAL}
+    whole = {name: np.array(values, dtype=np.int64) for name, values in columns.items() if name not in _TIMES}
     return Requests(
         arrival_s=np.array(columns[ARRIVAL], dtype=float),
         input_length=whole["input_length"],
@@ -68,7 +73,7 @@ def read_trace(path: Path) -> Requests:
 
 
 def _header_problems(header: Sequence[str]) -> list[Problem]:
-    known = (*NEEDED, *OPTIONAL)
+    known = (*NEEDED, *OPTIONAL, *ANSWERED)
     found = [Problem(path="line 1", message=f"column {name!r} is missing") for name in NEEDED if name not in header]
     for name in dict.fromkeys(header):
         if name not in known:
@@ -118,11 +123,11 @@ def _values(header: Sequence[str], line: Sequence[str]) -> tuple[float, ...]:
 
 def _value(name: str, word: str) -> float:
     try:
-        value = float(word) if name == ARRIVAL else int(word)
+        value = float(word) if name in _TIMES else int(word)
     except ValueError:
         value = math.nan
     if math.isnan(value) or not LEAST[name] <= value < MOST:
-        kind = "a number of seconds" if name == ARRIVAL else "a whole number"
+        kind = "a number of seconds" if name in _TIMES else "a whole number"
         least = "" if LEAST[name] == -math.inf else f", at least {LEAST[name]:g}"
         raise ValueError(f"{name} is {word.strip()!r}: give {kind}{least}")
     return value

@@ -63,3 +63,14 @@ def test_every_key_takes_every_kind_of_junk(row: Mapping[str, Any], reader: Mach
 def test_what_a_row_leaves_out_is_listed(reader: MachineReader) -> None:
     row = next(row for row in ROWS if row["workload"].get("concurrency"))
     assert {"max_num_seqs", "max_batched_tokens"} <= set(served_run(row, reader).filled)
+
+
+def test_limits_that_a_row_states_are_those_that_are_simulated(reader: MachineReader) -> None:
+    row = next(row for row in ROWS if row["workload"].get("concurrency") and not row["workload"].get("disaggregated"))
+    stated = with_value(with_value(row, ("workload", "max_num_seqs"), 3), ("workload", "max_num_batched_tokens"), 512)
+    run = served_run(stated, reader)
+    limits = run.config.pools[0].limits
+    assert (limits.max_num_seqs, limits.max_batched_tokens) == (3, 512)
+    assert not {"max_num_seqs", "max_batched_tokens"} & set(run.filled)
+    named = served_run(with_value(row, ("workload", "temperature"), 0.7), reader)
+    assert "temperature" in named.unused

@@ -13,7 +13,15 @@ from simulation_cases import linear_cost, random_requests
 from meshplan.planner.serving.problem.config import EngineLimits
 from meshplan.planner.serving.problem.slo import Slo
 from meshplan.planner.serving.simulation.engine import simulate
-from meshplan.planner.serving.simulation.metrics import confidence_interval, itl, latency, samples_of, series, summarize
+from meshplan.planner.serving.simulation.metrics import (
+    confidence_interval,
+    itl,
+    latency,
+    samples_of,
+    series,
+    steady_tokens_per_s,
+    summarize,
+)
 from meshplan.planner.serving.simulation.reference import reference_run
 from meshplan.planner.serving.simulation.run import ServingRun
 from meshplan.planner.serving.simulation.slo_attainment import attained, attainment, goodput, violations, wilson_lower
@@ -59,6 +67,20 @@ def test_throughput_is_tokens_over_time() -> None:
     assert metrics.output_tokens_per_s == pytest.approx(run.output_length.sum() / (run.end_s - run.arrival_s[0]))
     assert metrics.output_tokens_per_s_per_device == metrics.output_tokens_per_s / 4
     assert metrics.requests_per_s == pytest.approx(200 / (run.end_s - run.arrival_s[0]))
+
+
+def test_the_steady_rate_leaves_out_ramp_and_tail() -> None:
+    """A few endless answers at the end halve the rate of the run, and say nothing about the time before."""
+    requests = random_requests(3, 400, rate_per_s=1e9, shortest_output=2)
+    run = simulate(requests, COST, LIMITS, kv_capacity_tokens=30_000)
+    steady = steady_tokens_per_s(run, LIMITS.max_num_seqs)
+    outputs = requests.output_length.copy()
+    outputs[-2:] = 4000
+    long_tail = simulate(replace(requests, output_length=outputs), COST, LIMITS, kv_capacity_tokens=30_000)
+    assert summarize(long_tail).output_tokens_per_s < 0.7 * summarize(run).output_tokens_per_s
+    assert steady_tokens_per_s(long_tail, LIMITS.max_num_seqs) == pytest.approx(steady, rel=0.05)
+    assert steady > summarize(run).output_tokens_per_s
+    assert steady_tokens_per_s(some_run(num=20), LIMITS.max_num_seqs) == 0.0  # never so many at once, twice
 
 
 def test_goodput_counts_requests_that_stay_within_every_limit() -> None:

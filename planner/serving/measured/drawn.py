@@ -1,0 +1,125 @@
+"""Requests of a measured run that its row describes in more than two nominal lengths and a rate.
+
+*Lengths*: fixed, or drawn from what the source prints of them: a histogram, or quantiles. Draws are stratified, one
+from each of n equal shares of the distribution in shuffled order, so that means and tails are those of the source in
+every run. *Rate stages*: a Poisson process at each rate for its time; a row of one stage sees that stage alone. *Shared
+prefixes*: each request begins with one of a number of system prompts, chosen at random, that a worker may still hold;
+blocks of the cache are shared whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from meshplan.planner.core.arrays import FloatArray, IntArray
+from meshplan.planner.serving.problem.requests import Arrival, Requests
+from meshplan.planner.serving.simulation.arrivals import open_arrivals
+from meshplan.planner.serving.simulation.engine import KV_BLOCK_TOKENS
+from meshplan.planner.validation.fields import Section
+
+SEED = 0
+MOST_REQUESTS = 1_000_000  # of one stage: more say nothing more
+ALL_STAGES = "all"
+# Prompt tokens of benchmarks that print none (one constant for all rows of a set of prompts): an order of magnitude,
+# for chat turns with their history, questions with choices, and code around a gap.
+UNPRINTED_PROMPTS: Mapping[str, int] = {"lm-arena-chat": 1000, "gpqa": 250, "sourcegraph-fim": 1000}
+# Quantiles that sources print of a distribution of lengths.
+QUANTILES = {"min": 0.0, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+# How a row may give a length: ``input_length``, ``input_length_mean`` and so on.
+LENGTH_FORMS = ("", "_mean", "_histogram", "_distribution")
+
+
+def is_described(asked: Section) -> bool:
+    """Whether a row needs more than nominal lengths, a rate and a number of requests."""
+    has_lengths = asked.states("input_length") and asked.states("output_length")
+    return not has_lengths or asked.states("stages") or asked.states("shared_prefix_tokens")
+
+
+def drawn_requests(asked: Section, arrival: Arrival) -> Requests:
+    """The requests that a row describes.
+
+    Args:
+        asked: its ``workload``.
+        arrival: open, or all at once.
+
+    Raises:
+        UnsupportedError: it does not say how long they are, or how many.
+    """
+    rng = np.random.default_rng(SEED)
+    arrivals = _arrivals(asked, arrival, rng)
+    num = len(arrivals)
+    inputs, outputs = (_lengths(asked, name, num, rng) for name in ("input_length", "output_length"))
+    cached = prefix = None
+    if asked.states("shared_prefix_tokens") and asked.flag("prefix_caching", default=True):
+        shared = asked.whole("shared_prefix_tokens") // KV_BLOCK_TOKENS * KV_BLOCK_TOKENS
+        cached = np.minimum(np.full(num, shared, dtype=np.int64), inputs)
+        prefix = rng.integers(0, asked.whole("num_shared_prefixes", 1), num)
+    return Requests(arrival_s=arrivals, input_length=inputs, output_length=outputs, cached_tokens=cached, prefix=prefix)
+
+
+def _arrivals(asked: Section, arrival: Arrival, rng: np.random.Generator) -> FloatArray:
+    if not asked.states("stages"):
+        num = asked.whole("num_requests")
+        if arrival is Arrival.ALL_AT_ONCE:
+            return np.zeros(num)
+        return open_arrivals(rng, num, asked.number("request_rate_per_s"), burstiness=1.0)
+    stages, chosen = asked.values["stages"], asked.values.get("stage", ALL_STAGES)
+    if not isinstance(stages, Sequence) or not all(isinstance(stage, Mapping) for stage in stages):
+        raise asked.wrong("stages", "a list of stages with rate_per_s and duration_s")
+    if chosen != ALL_STAGES:
+        if isinstance(chosen, bool) or not isinstance(chosen, int) or not 0 <= chosen < len(stages):
+            raise asked.wrong("stage", f"{ALL_STAGES}, or a number below {len(stages)}")
+        stages = [stages[chosen]]
+    start, parts = 0.0, []
+    for stage in stages:
+        section = Section({"stage": stage}, "stage")
+        rate, duration = section.number("rate_per_s"), section.number("duration_s")
+        num = max(round(min(rate * duration, MOST_REQUESTS)), 1)
+        parts.append(start + np.sort(rng.uniform(0.0, duration, num)))  # a Poisson process, given its count
+        start += duration
+    return np.concatenate(parts)
+
+
+def _lengths(asked: Section, name: str, num: int, rng: np.random.Generator) -> IntArray:
+    """[num] tokens: as stated, else by histogram, by quantiles, by the mean, else what stands for unprinted prompts."""
+    if asked.states(name):
+        return np.full(num, asked.whole(name), dtype=np.int64)
+    shares = (rng.permutation(num) + 0.5) / num
+    if asked.states(f"{name}_histogram"):
+        drawn = _from_histogram(Section(asked.values, f"{name}_histogram"), shares)
+    elif asked.states(f"{name}_distribution"):
+        printed = Section(asked.values, f"{name}_distribution")
+        known = {share: printed.number(key) for key, share in QUANTILES.items() if printed.states(key)}
+        drawn = np.interp(shares, list(known), sorted(known.values()))
+    elif asked.states(f"{name}_mean"):
+        drawn = np.full(num, asked.number(f"{name}_mean"))
+    else:
+        prompts = str(asked.values.get("prompt_set") or "")
+        if name != "input_length" or prompts not in UNPRINTED_PROMPTS:
+            return np.full(num, asked.whole(name), dtype=np.int64)  # refused: nothing says how long
+        drawn = np.full(num, float(UNPRINTED_PROMPTS[prompts]))
+    if asked.states(f"{name}_mean"):
+        drawn = drawn * (asked.number(f"{name}_mean") / float(np.mean(drawn)))
+    return np.maximum(np.rint(drawn), 1).astype(np.int64)
+
+
+def _from_histogram(printed: Section, shares: FloatArray) -> FloatArray:
+    """Draws from a histogram of bins of one width, uniform inside each."""
+    low, high = printed.number("from", or_zero=True), printed.number("to")
+    counts: Any = printed.values.get("counts")
+    usable = isinstance(counts, Sequence) and len(counts) > 0 and all(_is_count(count) for count in counts)
+    if not usable or not sum(counts) > 0 or not high > low:
+        raise printed.wrong("counts", "numbers of requests in bins of one width between from and to")
+    reached = np.concatenate([[0.0], np.cumsum(counts) / sum(counts)])
+    edges = np.linspace(low, high, len(counts) + 1)
+    place = np.clip(np.searchsorted(reached, shares, side="left") - 1, 0, len(counts) - 1)
+    width = reached[place + 1] - reached[place]
+    inside = np.where(width > 0, (shares - reached[place]) / np.where(width > 0, width, 1.0), 0.5)
+    return np.asarray(edges[place] + inside * (edges[place + 1] - edges[place]))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0

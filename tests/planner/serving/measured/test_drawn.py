@@ -1,0 +1,113 @@
+"""Requests as a row describes them: lengths, stages, shared prefixes; limits and engines by what they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from meshplan.catalogs.constants.engine_recipes import engine_observed_as, is_exactly_known
+from meshplan.planner.serving.measured.drawn import drawn_requests, is_described
+from meshplan.planner.serving.measured.workloads import unused_keys
+from meshplan.planner.serving.problem.requests import Arrival
+from meshplan.planner.validation.fields import Section, UnsupportedError
+
+FIXED = {"input_length": 100, "output_length": 50}
+
+
+def asked(**workload: Any) -> Section:
+    return Section({"workload": workload}, "workload")
+
+
+def test_nominal_lengths_need_no_drawing() -> None:
+    assert not is_described(asked(**FIXED, request_rate_per_s=1.0))
+    assert is_described(asked(input_length=100, output_length_mean=50))
+    assert is_described(asked(**FIXED, stages=[{"rate_per_s": 1, "duration_s": 1}]))
+
+
+def test_a_histogram_comes_back_with_its_mean_and_its_tail() -> None:
+    counts = [100, 300, 0, 0, 100]
+    section = asked(
+        input_length=10, output_length_histogram={"from": 0.0, "to": 500.0, "counts": counts}, num_requests=500
+    )
+    drawn = drawn_requests(section, Arrival.ALL_AT_ONCE).output_length
+    found, _ = np.histogram(drawn, bins=5, range=(0.0, 500.0))
+    assert found == pytest.approx(counts, abs=3)
+    assert drawn.mean() == pytest.approx(190, rel=0.01)  # (100·50 + 300·150 + 100·450)/500
+    scaled = drawn_requests(asked(**section.values, output_length_mean=380.0), Arrival.ALL_AT_ONCE).output_length
+    assert scaled.mean() == pytest.approx(380, rel=0.01)
+
+
+def test_quantiles_come_back() -> None:
+    printed = {"mean": 100.0, "min": 10, "p50": 80, "p90": 200, "p99": 400, "max": 500}
+    section = asked(input_length_distribution=printed, output_length=5, num_requests=2000)
+    drawn = drawn_requests(section, Arrival.ALL_AT_ONCE).input_length
+    assert np.quantile(drawn, [0.5, 0.9, 0.99]) == pytest.approx([80, 200, 400], rel=0.02)
+    assert drawn.min() >= 10
+    assert drawn.max() <= 500
+
+
+def test_stages_follow_each_other_and_one_stage_stands_alone() -> None:
+    stages = [{"rate_per_s": 2.0, "duration_s": 100}, {"rate_per_s": 8.0, "duration_s": 50}]
+    both = drawn_requests(asked(**FIXED, stages=stages, stage="all"), Arrival.POISSON).arrival_s
+    assert len(both) == 200 + 400
+    assert np.count_nonzero(both < 100.0) == 200
+    assert both[-1] <= 150.0
+    assert (np.diff(both) >= 0.0).all()
+    second = drawn_requests(asked(**FIXED, stages=stages, stage=1), Arrival.POISSON).arrival_s
+    assert len(second) == 400
+    assert second[-1] <= 50.0
+
+
+def test_shared_prefixes_are_whole_blocks_that_a_worker_may_hold() -> None:
+    shared = {"shared_prefix_tokens": 100, "num_shared_prefixes": 7, "num_requests": 700, "request_rate_per_s": 5.0}
+    requests = drawn_requests(asked(**FIXED, **shared), Arrival.POISSON)
+    assert requests.cached_tokens is not None
+    assert requests.prefix is not None
+    assert set(requests.cached_tokens.tolist()) == {96}  # blocks of 16
+    assert set(requests.prefix.tolist()) == set(range(7))
+    off = drawn_requests(asked(**FIXED, **shared, prefix_caching=False), Arrival.POISSON)
+    assert off.cached_tokens is None
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"output_length": 5, "num_requests": 3},  # no word about prompts
+        {**FIXED, "stages": "two"},
+        {**FIXED, "stages": [{"rate_per_s": 1}]},
+        {**FIXED, "stages": [{"rate_per_s": 1, "duration_s": 1}], "stage": 1},
+        {"input_length": 5, "output_length_histogram": {"from": 1, "to": 5, "counts": []}, "num_requests": 3},
+        {"input_length": 5, "output_length_histogram": {"from": 5, "to": 1, "counts": [1]}, "num_requests": 3},
+        {"input_length": 5, "output_length_histogram": {"from": 1, "to": 5, "counts": [-1, 1]}, "num_requests": 3},
+    ],
+)
+def test_what_is_not_described_is_refused_with_a_reason(workload: dict[str, Any]) -> None:
+    with pytest.raises(UnsupportedError):
+        drawn_requests(asked(**workload), Arrival.POISSON if "stages" in workload else Arrival.ALL_AT_ONCE)
+
+
+@pytest.mark.parametrize(
+    ("name", "engine"),
+    [
+        ("vLLM", "vllm"),
+        ("vLLM with the Mooncake connector", "vllm"),
+        ("NVIDIA NIM (TensorRT-LLM backend)", "trtllm"),
+        ("LMDeploy TurboMind", "vllm"),
+        ("SGLang ROCm build", "sglang"),
+        ("vllm-neuron", None),
+        ("Somebody's server", None),
+    ],
+)
+def test_engines_are_known_by_what_they_are(name: str, engine: str | None) -> None:
+    recipe = engine_observed_as(name, "0.11.2", "")
+    assert (None if recipe is None else recipe.engine) == engine
+    assert is_exactly_known(name) == (name == "vLLM")
+
+
+def test_what_a_workload_says_in_vain_is_named() -> None:
+    assert unused_keys({**FIXED, "arrival": "poisson", "cpu_kv_blocks": 4, "temperature": 0.7}) == (
+        "cpu_kv_blocks",
+        "temperature",
+    )
