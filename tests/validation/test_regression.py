@@ -1,13 +1,14 @@
 """The estimator against published measurements that ship with the tests: it may not get worse unnoticed.
 
-Which rows, and what was seen when the bounds were set: see README.md beside this file. The constants in the catalog
-were fitted to these runs among others, so this guards against regressions; the honest error is the one that
-``meshplan calibrate`` prints for runs held out.
+Which rows, and what was seen: see README.md beside this file. The constants in the catalog were fitted to these runs
+among others, so this guards against regressions; the honest error is the one that ``meshplan calibrate`` prints for
+sources held out whole. The error of every row is a golden: none may change unnoticed, for better or worse.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,10 +20,10 @@ from meshplan.planner.validation.summary import MetricSummary, Validation
 
 OBSERVATIONS = Path(__file__).parent / "observations.jsonl"
 # A little above what was seen (README.md).
-MEDIAN_STEP_ERROR, MEAN_STEP_ERROR = 0.035, 0.060
+MEDIAN_STEP_ERROR, MEAN_STEP_ERROR = 0.065, 0.090
 MEDIAN_MEMORY_ERROR = 0.02
 # Runs that worked although the safe bound is beyond their device: too many, and only to be lowered.
-REJECTED = 16
+REJECTED = 11
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +39,18 @@ def over_all(validation: Validation, metric: str) -> MetricSummary:
 def test_every_row_is_answered(validation: Validation) -> None:
     assert [row.reason for row in validation.rows if row.status != "ok"] == []
     assert validation.coverage == 1.0
+
+
+def test_the_error_of_each_row_is_known(validation: Validation, golden: Callable[[str, str], None]) -> None:
+    lines = ["run: predicted / measured − 1; in brackets the 90 % interval"]
+    for row in validation.rows:
+        for metric in ("iteration_s", "peak_memory_bytes"):
+            if metric in row.error:
+                low, high = (
+                    getattr(row.predicted[metric], end) / row.measured[metric] - 1.0 for end in ("low", "high")
+                )
+                lines.append(f"{row.id} {metric}: {row.error[metric]:+.1%} [{low:+.1%}, {high:+.1%}]")
+    golden("validation/training_errors.txt", "\n".join(lines) + "\n")
 
 
 def test_step_time(validation: Validation) -> None:

@@ -112,7 +112,7 @@ def test_planted_constants_come_back() -> None:
     """
     runs = runs_of()
     made = calibrate(runs, source="planted", date="2026-01-01")
-    everything, local = made.calibrations
+    everything, *_, local = made.calibrations
     assert (everything.framework, local.framework, local.architecture) == ("any", "megatron", "hopper")
     assert local.num_runs == len(runs)
     for name in (
@@ -136,7 +136,7 @@ def test_planted_constants_come_back() -> None:
 
 def test_noise_shows_in_the_held_out_error() -> None:
     runs = runs_of(noise=0.05)
-    (_, local) = calibrate(runs, source="noisy", date="2026-01-01").calibrations
+    (*_, local) = calibrate(runs, source="noisy", date="2026-01-01").calibrations
     assert 0.04 < local.cluster_error_p90["dense"] < 0.2
     assert np.median(np.abs(errors(runs, local))) < 0.06
     assert local.time.gemm_efficiency == pytest.approx(0.75, rel=0.1)
@@ -144,7 +144,7 @@ def test_noise_shows_in_the_held_out_error() -> None:
 
 def test_what_no_run_can_see_stays_at_the_literature() -> None:
     dense = runs_of(shapes=(LARGE,))
-    (_, local) = calibrate(dense, source="dense only", date="2026-01-01").calibrations
+    (*_, local) = calibrate(dense, source="dense only", date="2026-01-01").calibrations
     for name in (
         "expert_gemm_efficiency",
         "expert_parallel_overlap",

@@ -129,7 +129,10 @@ def test_a_framework_without_peaks_is_bounded_by_those_of_its_layout() -> None:
     assert factor == pytest.approx(1.06 + UNSEEN_MARGIN)
     assert basis == "3 measured peaks of zero-bubble, torchtitan, none of megatron itself"
     assert bounds.of("torchtitan")[0] == pytest.approx(1.03 + UNSEEN_MARGIN)  # not by its own peaks
-    assert bounds.of("somebody-else")[0] == pytest.approx(3.5 + UNSEEN_MARGIN)  # nothing is known of its layout
+    # Whoever is not known is priced by Megatron's recipe, and bounded by what bounds it.
+    assert bounds.of("somebody-else")[0] == pytest.approx(1.06 + UNSEEN_MARGIN)
+    only_litgpt = UnseenBounds(needed={"litgpt": (3.5,)})
+    assert only_litgpt.of("megatron")[0] == pytest.approx(3.5 + UNSEEN_MARGIN)  # none of its layout is measured: all
     assert UnseenBounds(needed={}).of("megatron")[0] == MemoryConstants().safe_factor
 
 
