@@ -13,8 +13,9 @@ from meshplan.planner.imports import models
 from meshplan.planner.imports.completion import complete_training
 from meshplan.planner.imports.reading import Assumption, Reading
 from meshplan.planner.serving.problem.spec import ServingFixedSpec, read_serving_spec
-from meshplan.planner.training.pipeline.layers import split_layers_evenly
+from meshplan.planner.training.problem.layers import layers_by_weights
 from meshplan.planner.training.problem.precisions import PRECISIONS
+from meshplan.planner.training.problem.schedules import SCHEDULES
 from meshplan.planner.training.problem.spec import FixedSpec, read_training_spec
 
 if TYPE_CHECKING:
@@ -306,22 +307,33 @@ def _precision(reading: Reading) -> None:
 
 
 def _layers(reading: Reading, model: str, catalog: Catalog) -> None:
-    """List a split of the layers that ``fixed`` cannot hold; TorchTitan's layers per stage become chunks."""
+    """Hold a stated split against the layers of the model; TorchTitan's layers per stage become those of chunks."""
     values = reading.values
-    per_stage = values.pop("layers_per_stage", None)
+    per_stage, ends = values.pop("layers_per_stage", None), values.pop("end_weights", None)
     if model not in {str(row["slug"]) for row in catalog.models()}:
         return
     layers = catalog.model_shape(model).num_hidden_layers
-    if per_stage is not None:
-        values["virtual_pipeline_stages"] = max(1, layers // (per_stage * values["pipeline_parallel"]))
+    if ends is not None:
+        _weighted_layers(reading, layers, per_stage, ends)
     chunks = values.get("layers_per_chunk")
-    if chunks is None:
-        return
-    if sum(chunks) != layers:
+    if chunks is not None and sum(chunks) != layers:
         raise SpecError(
             [Problem(path="model", message=f"the layout places {sum(chunks)} layers, {model} has {layers}")],
             of="what is imported",
         )
-    if tuple(chunks) != split_layers_evenly(layers, len(chunks)):
-        split = list(split_layers_evenly(layers, len(chunks)))
-        reading.left_out.append(f"layers of each chunk {list(chunks)}: a spec splits them itself ({split})")
+
+
+def _weighted_layers(reading: Reading, layers: int, per_stage: int | None, ends: tuple[int, int]) -> None:
+    """TorchTitan's split of a model: where it does not say how many layers a stage has, the schedule's usual chunks."""
+    values = reading.values
+    stages = values["pipeline_parallel"]
+    schedule = SCHEDULES.get(str(values.get("pipeline_schedule", "1f1b")))
+    usual = stages * (1 if schedule is None else min(schedule.chunks, 2))
+    chunks = usual if per_stage is None else -(-(layers + sum(ends)) // per_stage)
+    split = layers_by_weights(layers, chunks, *ends) if chunks % stages == 0 else None
+    if split is None:
+        message = f"{layers} layers in {chunks} chunks on {stages} stages, the ends counting as {ends[0]} and {ends[1]}"
+        raise SpecError([Problem(path="fixed.pipeline_parallel", message=f"TorchTitan has no split of {message}")])
+    values["virtual_pipeline_stages"] = chunks // stages
+    if len(set(split)) > 1:
+        values["layers_per_chunk"] = list(split)

@@ -22,7 +22,6 @@ from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.certificate import Certificate, Check, none_better, same_value
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.choices import plain_defaults
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
@@ -269,8 +268,8 @@ def _config(problem: TrainingProblem, chosen: Choices) -> TrainingConfig | None:
     ]
     if not all(fits):
         return None
-    layers = problem.fixed.get("layers_per_chunk", split_layers_evenly(shape.num_hidden_layers, p * v))
-    if len(layers) != p * v or min(layers) < 1:
+    layers = problem.fixed.get("layers_per_chunk", problem.rules.usual_layers(shape.num_hidden_layers, p * v))
+    if layers is None or len(layers) != p * v or min(layers) < 1:
         return None
     complete = {
         **plain_defaults(),

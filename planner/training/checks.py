@@ -9,10 +9,10 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.core.problems import Problems
-from meshplan.planner.training.pipeline.layers import layers_problem
 from meshplan.planner.training.pipeline.orders import ZIGZAG
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
 from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.layers import layers_problem
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.precisions import missing_units
 from meshplan.planner.training.problem.problem import OFFLOADS, Phase
@@ -135,8 +135,10 @@ def check_layers(spec: TrainingSpec, shape: ModelShape, rules: FrameworkRules, p
     )
     if wrong is not None:
         problems.say("fixed.layers_per_chunk", wrong)
-    elif not rules.uneven_layers and len(set(layers)) > 1:
-        problems.say("fixed.layers_per_chunk", f"{rules.name} runs stages of equal length: give equal numbers")
+    elif not rules.splits_as(layers):
+        usual = rules.usual_layers(sum(layers), len(layers))
+        fix = "another number of stages or chunks" if usual is None else f"such as {list(usual)}"
+        problems.say("fixed.layers_per_chunk", f"{rules.name} cannot split {sum(layers)} layers so: give {fix}")
 
 
 def check_offload(spec: TrainingSpec, machine: Machine, problems: Problems) -> None:

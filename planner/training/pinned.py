@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from meshplan.catalogs.errors import Problem, SpecError
-from meshplan.planner.training.pipeline.layers import layers_problem, split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.pipeline.orders import ZIGZAG
 from meshplan.planner.training.problem.choices import plain_defaults
+from meshplan.planner.training.problem.layers import layers_problem, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
 
@@ -51,9 +51,14 @@ def fixed_config(problem: TrainingProblem) -> TrainingConfig:
 
 def _layers(problem: TrainingProblem, chunks: int) -> tuple[int, ...]:
     """Layers of each chunk; embedding and LM head count as layers unless they are split over all stages."""
-    is_split = problem.fixed.get("vocabulary_parallel", False)
-    split = split_layers_ignoring_ends if is_split else split_layers_evenly
-    return split(problem.shape.num_hidden_layers, chunks)
+    layers = problem.shape.num_hidden_layers
+    if problem.fixed.get("vocabulary_parallel", False):
+        return split_layers_ignoring_ends(layers, chunks)
+    usual = problem.rules.usual_layers(layers, chunks)
+    if usual is None:
+        message = f"{problem.rules.name} cannot split {layers} layers into {chunks} chunks: give another number"
+        raise SpecError([Problem(path="fixed.pipeline_parallel", message=message)])
+    return usual
 
 
 def _chunks_per_stage(problem: TrainingProblem) -> int:

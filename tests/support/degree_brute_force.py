@@ -10,6 +10,7 @@ Selective recompute is left out: with fused attention it is none to the estimato
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -64,6 +65,26 @@ def layer_splits(layers: int, chunks: int) -> Iterator[tuple[int, ...]]:
             yield sizes
 
 
+def is_weighted(split: tuple[int, ...]) -> bool:
+    """Whether a framework of small weights (TorchTitan) deals these layers, on one stage or more.
+
+    With the ends counted as so many layers the chunks differ by one at most, longer ones first, and whole chunks of the
+    longest length hold all.
+
+    >>> is_weighted((15, 16, 16, 15)), is_weighted((16, 16, 16, 13)), is_weighted((4, 3, 4))
+    (True, True, False)
+    """
+    if len(split) == 1:
+        return True
+    for first, last in itertools.product((0, 1), (0, 1, 2, 3)):
+        loads = [split[0] + first, *split[1:-1], split[-1] + last]
+        longest = max(loads)
+        is_dealt = loads == sorted(loads, reverse=True) and longest - min(loads) <= 1
+        if is_dealt and min(loads) >= max(1, first, last) and math.ceil(sum(loads) / longest) == len(loads):
+            return True
+    return False
+
+
 def pipelines(
     problem: TrainingProblem, splits: Splits = layer_splits
 ) -> Iterator[tuple[int, int, str, tuple[int, ...]]]:
@@ -75,7 +96,7 @@ def pipelines(
             if problem.limits.unvalidated_schedules and p > 1 and v == 2:
                 names = (*names, "v-half", "v-min", "dualpipe-v")
             for split in splits(layers, p * v):
-                if not rules.uneven_layers and len(set(split)) > 1:
+                if rules.layer_splits is not None and not is_weighted(split):
                     continue
                 for schedule in names:
                     if schedule in rules.pipeline_schedules:

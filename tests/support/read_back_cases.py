@@ -95,10 +95,10 @@ def differences(reading: Reading, config: TrainingConfig, *, handed: bool = True
         planned.pop("pipeline_schedule", None)  # one stage has none
     if reading.source != "megatron":
         # Other frameworks have no argument for these; the planner's rules keep them at 1.
-        for name in ("virtual_pipeline_stages", "expert_tensor_parallel"):
+        for name in ("virtual_pipeline_stages", "expert_tensor_parallel", "layers_per_chunk"):
             planned.pop(name, None)
     found = {name: (value, reading.values.get(name)) for name, value in planned.items()}
-    uneven = len(set(config.layers_per_chunk)) > 1
-    if uneven:
+    # TorchTitan's weights of the ends become layers where the model is known, which a command line alone does not say.
+    if reading.source == "megatron" and len(set(config.layers_per_chunk)) > 1:
         found["layers_per_chunk"] = (config.layers_per_chunk, reading.values.get("layers_per_chunk"))
     return {name: pair for name, pair in found.items() if pair[0] != pair[1]}

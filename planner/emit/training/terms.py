@@ -93,7 +93,9 @@ def refuse(
             "this configuration: " + "; ".join(f"{rule.message} ({rule.source})" for rule in broken),
             f"what meshplan plan finds with constraints.target: {rules.name}",
         )
-    if not rules.uneven_layers and len(set(config.layers_per_chunk)) > 1:
+    if not rules.splits_as(config.layers_per_chunk):
         raise CannotExpressError(
-            rules.name, "stages of unequal length", "a number of stages and chunks that divides the layers"
+            rules.name,
+            f"chunks of {', '.join(map(str, config.layers_per_chunk))} layers",
+            "a number of stages and chunks that divides the layers",
         )

@@ -20,6 +20,7 @@ from meshplan.planner.emit.training.job import Job, Setting
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.terms import TrainingRows, refuse
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
+from meshplan.planner.training.problem.layers import weights_of_splits
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import TORCHTITAN, TORCHTITAN_CONFIGS
 
@@ -44,6 +45,9 @@ _ZERO_SHARDED_GRADIENTS, _ZERO_SHARDED_PARAMETERS = 2, 3
 SUBCOMMAND = "activation-checkpoint:"
 _PARALLELISM = "--parallelism."
 _TRAINING = "--training."
+_FIRST_WEIGHT = f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers"
+_LAST_WEIGHT = f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers"
+_USUAL_WEIGHT = 1  # of either, where a command line does not say
 COMPILE, NO_COMPILE = "--compile.enable", "--compile.no-enable"
 ASYNC, NO_ASYNC = "--compile.enable-async-tensor-parallel", "--compile.no-enable-async-tensor-parallel"
 KERNEL_FLAGS = frozenset({COMPILE, NO_COMPILE, ASYNC, NO_ASYNC})
@@ -84,14 +88,16 @@ def _data_parallel(config: TrainingConfig, _: ModelShape) -> Arguments:
 def _stages(config: TrainingConfig, _: ModelShape) -> Arguments:
     if config.pipeline_parallel == 1:
         return {f"{_PARALLELISM}pipeline-parallel-degree": "1"}
+    layers, chunks = sum(config.layers_per_chunk), len(config.layers_per_chunk)
+    first, last = weights_of_splits(layers, chunks)[config.layers_per_chunk]
     return {
         f"{_PARALLELISM}pipeline-parallel-degree": str(config.pipeline_parallel),
         f"{_PARALLELISM}pipeline-parallel-schedule": _SCHEDULES[config.pipeline_schedule],
         f"{_PARALLELISM}pipeline-parallel-microbatch-size": str(config.micro_batch_size),
         # By default TorchTitan takes a layer from the first and the last stage.
-        f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers": "0",
-        f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers": "0",
-        f"{_PARALLELISM}pipeline-parallel-layers-per-stage": str(config.layers_per_chunk[0]),
+        _FIRST_WEIGHT: str(first),
+        _LAST_WEIGHT: str(last),
+        f"{_PARALLELISM}pipeline-parallel-layers-per-stage": str(-(-(layers + first + last) // chunks)),
         f"{_TRAINING}disable-cuda-graphs": "",
     }
 
@@ -109,19 +115,29 @@ def _experts(config: TrainingConfig, _: ModelShape) -> Arguments:
 
 
 def _read_stages(arguments: Arguments) -> Mapping[str, Any]:
-    """``layers_per_stage`` becomes chunks a stage where the model is known."""
+    """``layers_per_stage`` and the weights of the ends become layers of each chunk where the model is known."""
     schedule = arguments.get(f"{_PARALLELISM}pipeline-parallel-schedule")
     if schedule is not None and schedule not in _SCHEDULES.values():
         raise ValueError(f"the schedule {schedule!r} has no name here; known: {', '.join(_SCHEDULES.values())}")
     named = next((ours for ours, theirs in _SCHEDULES.items() if theirs == schedule), None)
     stages = count(arguments, f"{_PARALLELISM}pipeline-parallel-degree")
-    is_split = stages is not None and stages > 1
+    if stages is None or stages == 1:
+        return stated(pipeline_parallel=stages)
     return stated(
         pipeline_parallel=stages,
-        pipeline_schedule=named if is_split else None,
-        micro_batch_size=count(arguments, f"{_PARALLELISM}pipeline-parallel-microbatch-size") if is_split else None,
-        layers_per_stage=count(arguments, f"{_PARALLELISM}pipeline-parallel-layers-per-stage") if is_split else None,
+        pipeline_schedule=named,
+        micro_batch_size=count(arguments, f"{_PARALLELISM}pipeline-parallel-microbatch-size"),
+        layers_per_stage=count(arguments, f"{_PARALLELISM}pipeline-parallel-layers-per-stage"),
+        end_weights=(_weight(arguments, _FIRST_WEIGHT), _weight(arguments, _LAST_WEIGHT)),
     )
+
+
+def _weight(arguments: Arguments, key: str) -> int:
+    """Layers that an end counts for."""
+    text = str(arguments.get(key, _USUAL_WEIGHT)).strip()
+    if text == "0":
+        return 0
+    return count({key: text}, key) or _USUAL_WEIGHT
 
 
 def _read_data_parallel(arguments: Arguments) -> Mapping[str, Any]:
@@ -204,15 +220,16 @@ TERMS = (
         f"{_PARALLELISM}pipeline-parallel-schedule",
         f"{_PARALLELISM}pipeline-parallel-microbatch-size",
         f"{_PARALLELISM}pipeline-parallel-layers-per-stage",
-        f"{_PARALLELISM}pipeline-parallel-first-stage-less-layers",
-        f"{_PARALLELISM}pipeline-parallel-last-stage-less-layers",
+        _FIRST_WEIGHT,
+        _LAST_WEIGHT,
         f"{_TRAINING}disable-cuda-graphs",
         expressed_by="--parallelism.pipeline-parallel-degree, -schedule, -microbatch-size",
     ),
     _rows.covered(
         "layers_per_chunk",
-        "--parallelism.pipeline-parallel-layers-per-stage; equal stages only",
-        verified_by="flag and type only: the split is read in the source, not run",
+        "--parallelism.pipeline-parallel-layers-per-stage, -first-stage-less-layers 0 or 1, -last-stage-less-layers "
+        "0 to 3",
+        verified_by="TorchTitan's own split into stages, by name of layer",
     ),
     _rows.number(f"{_PARALLELISM}context-parallel-degree", "context_parallel"),
     _rows.term(

@@ -10,11 +10,13 @@ parser accepts (``stage``). tests/conformance/megatron holds them against the fr
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.layers import split_layers_evenly
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +28,7 @@ class FrameworkRules:
         version: the release that the rules were checked against.
         rules: every rule that can refuse a configuration.
         rank_orders: parallel dimensions from the fastest-varying to the slowest, the default first.
-        uneven_layers: stages may hold different numbers of layers.
+        layer_splits: (layers, chunks) → how they may be split, the usual way first; None: in every way.
         pipeline_schedules: what it can run, as named in
             :data:`meshplan.planner.training.problem.schedules.SCHEDULES`.
         shards_over_context_parallel: sharded states are split over data × context parallel devices, not data alone.
@@ -42,7 +44,7 @@ class FrameworkRules:
     version: str
     rules: tuple[LegalityRule, ...]
     rank_orders: tuple[tuple[str, ...], ...]
-    uneven_layers: bool
+    layer_splits: Callable[[int, int], tuple[tuple[int, ...], ...]] | None
     pipeline_schedules: tuple[str, ...]
     shards_over_context_parallel: bool
     vocab_multiple_per_tensor_parallel: int
@@ -55,6 +57,18 @@ class FrameworkRules:
     def broken(self, shape: ModelShape, config: Any) -> tuple[LegalityRule, ...]:
         """The rules that ONE configuration breaks; empty when the framework takes it."""
         return tuple(rule for rule in self.rules if not rule.holds(shape, config))
+
+    def usual_layers(self, num_layers: int, num_chunks: int) -> tuple[int, ...] | None:
+        """Layers of each chunk where nobody says otherwise; None where the framework has no split into so many."""
+        if self.layer_splits is None:
+            return split_layers_evenly(num_layers, num_chunks)
+        return next(iter(self.layer_splits(num_layers, num_chunks)), None)
+
+    def splits_as(self, layers_per_chunk: Sequence[int]) -> bool:
+        """Whether the framework can split a model into chunks of these lengths."""
+        if self.layer_splits is None:
+            return True
+        return tuple(layers_per_chunk) in self.layer_splits(sum(layers_per_chunk), len(layers_per_chunk))
 
     def padded_vocab_size(self, vocab_size: int, tensor_parallel: int) -> int:
         """Rows of the embedding and of the LM head as the framework allocates them."""

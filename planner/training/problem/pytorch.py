@@ -13,6 +13,7 @@ import numpy as np
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.layers import equal_layers, splits_by_weights
 from meshplan.planner.training.problem.legality import (
     capacity_rule,
     context_style_rule,
@@ -174,7 +175,7 @@ TORCHTITAN = FrameworkRules(
         host_only_rule("torchtitan", f"{_TITAN}: config/configs.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
-    uneven_layers=False,
+    layer_splits=splits_by_weights,
     pipeline_schedules=("none", "1f1b", "interleaved", "dualpipe-v"),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,
@@ -184,7 +185,8 @@ TORCHTITAN = FrameworkRules(
         "time are those of another set than the estimate's.",
         "dualpipe-v is planned where fixed.pipeline_schedule asks for it; it cannot be combined with torch.compile "
         "(torch 2.13: distributed/pipelining/schedules.py, _check_torch_compile_compatibility).",
-        "Stages of unequal length would need module names per stage, which the command line cannot express.",
+        "Stages of unequal length come from the weights of the embedding and the LM head, in layers; any other split "
+        "would need module names per stage, which the command line cannot express.",
     ),
 )
 
@@ -233,7 +235,7 @@ DEEPSPEED = FrameworkRules(
         ),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
-    uneven_layers=False,
+    layer_splits=equal_layers,
     pipeline_schedules=("none",),
     shards_over_context_parallel=False,
     vocab_multiple_per_tensor_parallel=1,
@@ -282,7 +284,7 @@ ACCELERATE = FrameworkRules(
         host_only_rule("accelerate", f"{_ACCELERATE}: utils/dataclasses.py"),
     ),
     rank_orders=(("tensor", "context", "data", "pipeline"),),
-    uneven_layers=False,
+    layer_splits=equal_layers,
     pipeline_schedules=("none",),
     shards_over_context_parallel=True,
     vocab_multiple_per_tensor_parallel=1,

@@ -21,9 +21,9 @@ import numpy as np
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, split_layers
-from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.choice import Choice, Recompute
 from meshplan.planner.training.problem.choices import COLUMNS
+from meshplan.planner.training.problem.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingProblem
 from meshplan.planner.training.problem.schedules import schedules_of
 
@@ -235,17 +235,16 @@ def pipeline_splits(problem: TrainingProblem) -> list[PipelineSplit]:
         if given is not None:
             chunks = [len(given) // p] if len(given) % p == 0 and (p > 1 or len(given) == 1) else []
         for v in _choices(problem, "virtual_pipeline_stages", chunks):
-            if not problem.rules.uneven_layers and layers % (p * v) != 0:
-                continue
             splits += [
                 split_layers(
                     shape,
                     pipeline_parallel=p,
                     virtual_pipeline_stages=v,
-                    layers_per_chunk=_usual_layers(problem, p, v),
+                    layers_per_chunk=layers_per_chunk,
                     schedule=schedule,
                     vocabulary_parallel=bool(problem.fixed.get("vocabulary_parallel", False)),
                 )
+                for layers_per_chunk in _layer_splits(problem, p * v)
                 for schedule in _schedules(problem, p, v)
             ]
     return splits
@@ -263,16 +262,19 @@ def _schedules(problem: TrainingProblem, p: int, v: int) -> tuple[str, ...]:
     )
 
 
-def _usual_layers(problem: TrainingProblem, p: int, v: int) -> tuple[int, ...]:
-    """Layers of each chunk: as given by the user, else as even as possible.
+def _layer_splits(problem: TrainingProblem, chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Layers of each chunk: as given by the user, else those of the framework; where it takes all, as even as possible.
 
-    Others are found where they may win (:mod:`~meshplan.planner.training.search.layers.uneven`).
+    Others are then found where they may win (:mod:`~meshplan.planner.training.search.layers.uneven`).
     """
     given = problem.fixed.get("layers_per_chunk")
+    layers, rules = problem.shape.num_hidden_layers, problem.rules
     if given is not None:
-        return tuple(given)
+        return (tuple(given),) if sum(given) == layers and rules.splits_as(given) else ()
+    if rules.layer_splits is not None:
+        return rules.layer_splits(layers, chunks)
     split = split_layers_ignoring_ends if problem.fixed.get("vocabulary_parallel", False) else split_layers_evenly
-    return split(problem.shape.num_hidden_layers, p * v)
+    return (split(layers, chunks),)
 
 
 def template_candidates(

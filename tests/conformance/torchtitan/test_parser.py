@@ -23,6 +23,7 @@ from read_back_cases import differences, num_devices, read_back
 from meshplan.catalogs.models.shapes import MixtureOfExperts, ModelShape
 from meshplan.planner.emit.training import torchtitan as emitter
 from meshplan.planner.launch.registry import emit
+from meshplan.planner.training.problem.layers import splits_by_weights
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.pytorch import TORCHTITAN
 
@@ -85,6 +86,16 @@ class Judge:
             config.model_spec.model.update_from_config(config=config)
         return config, dims
 
+    def layers_per_stage(self, config: Any, dims: Any) -> tuple[int, ...]:
+        """Layers of each virtual stage, as TorchTitan names them; nothing is built."""
+        from torchtitan.distributed import pipeline_parallel as stages
+
+        if dims.pp == 1:
+            return (len(config.model_spec.model.layers),)
+        chunks, layers, *weights = stages._get_pipeline_metadata(dims, config.parallelism, config.model_spec.model)
+        names = stages._generate_llm_fqn_per_model_part(chunks, layers, *weights)
+        return tuple(sum(name.startswith("layers.") for name in part) for part in names)
+
     def refusal(self, words: Sequence[str], *, world_size: int) -> str | None:
         try:
             self.parse(words, world_size=world_size)
@@ -126,8 +137,11 @@ def random_plans(*, seed: int, count: int) -> list[tuple[ModelShape, TrainingCon
             choices["context_parallel_style"] = draw.choice(("ring", "ring-plain"))
         if choices["zero_stage"] == 3 and draw.random() < 0.3:
             choices |= {"parameter_offload": True, "optimizer_offload": True}
-        config = config_for(shape, **choices)
-        if not TORCHTITAN.broken(shape, config) and len(set(config.layers_per_chunk)) == 1:
+        splits = splits_by_weights(shape.num_hidden_layers, stages * virtual)
+        if not splits:
+            continue
+        config = config_for(shape, **choices, layers_per_chunk=draw.choice(splits))
+        if not TORCHTITAN.broken(shape, config):
             found.append((shape, config))
     return found
 
@@ -171,6 +185,7 @@ def test_random_legal_plans_are_accepted_and_read_back(judge: Judge, tmp_path: P
         assert parsed.compile.enable
         assert {"model", "loss"} <= set(parsed.compile.components)
         assert not parsed.compile.enable_async_tensor_parallel
+        assert judge.layers_per_stage(parsed, dims) == config.layers_per_chunk
         policy = parsed.activation_checkpoint
         expected = {"none": "NoneType", "selective": "SelectiveAC", "full": "FullAC"}[config.activation_recompute]
         assert expected in type(policy).__qualname__

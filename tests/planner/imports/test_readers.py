@@ -12,12 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meshplan.catalogs.database.repository import Catalog
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.imports.arithmetic import whole_number
 from meshplan.planner.imports.command import read_inputs
 from meshplan.planner.imports.launchers import read_launch
 from meshplan.planner.imports.reading import Reading
 from meshplan.planner.imports.shell import read_script
+from meshplan.planner.imports.spec import Answers, complete
 
 MEGATRON = """#!/bin/bash
 #SBATCH --nodes=4
@@ -213,6 +215,31 @@ def test_what_torchtitan_compiles_is_compared_with_what_is_priced(flags: str, sa
     found = read_inputs([*command.split(), *flags.split()])
     assert [line.split(":")[0] for line in found.left_out] == said
     assert not [word for word in found.unread if "compile" in word]
+
+
+@pytest.mark.parametrize(
+    ("flags", "chunks", "layers"),
+    [
+        ("--parallelism.pipeline-parallel-layers-per-stage 16", 1, (15, *[16] * 6, 15)),
+        ("", 1, (15, *[16] * 6, 15)),
+        ("--parallelism.pipeline-parallel-schedule Interleaved1F1B", 2, (7, *[8] * 14, 7)),
+        ("--parallelism.pipeline-parallel-last-stage-less-layers 3", 1, (16, 17, *[16] * 5, 13)),
+    ],
+)
+def test_torchtitans_weights_become_layers_of_each_chunk(
+    flags: str, chunks: int, layers: tuple[int, ...], database: Path
+) -> None:
+    """Of 126 layers on 8 stages; where nothing is said, each end counts as a layer."""
+    command = (
+        "torchrun --nnodes 64 --nproc-per-node 8 -m torchtitan.train --module llama3 --config llama3_405b "
+        "--compile.enable --parallelism.tensor-parallel-degree 8 --parallelism.pipeline-parallel-degree 8 "
+        "--parallelism.data-parallel-shard-degree 8 --training.local-batch-size 16 --training.seq-len 8192 "
+        "--parallelism.pipeline-parallel-microbatch-size 1 --training.global-batch-size 128"
+    )
+    reading = read_inputs([*command.split(), *flags.split()])
+    spec = complete(reading, Answers(node_type="dgx-h100"), Catalog.open(str(database))).spec
+    assert spec["fixed"].get("virtual_pipeline_stages", 1) == chunks
+    assert tuple(spec["fixed"]["layers_per_chunk"]) == layers
 
 
 def test_older_torchtitan_toml(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def returns(target: str, shape: ModelShape, config: TrainingConfig) -> None:
     """Nothing is changed, nothing contradicts, and the files ask for the plan's devices."""
     assume(not FRAMEWORKS[target].broken(shape, config))
     assume(config.world_size <= 8 or config.world_size % 8 == 0 or target != "accelerate")
-    assume(target == "megatron" or len(set(config.layers_per_chunk)) == 1)
+    assume(FRAMEWORKS[target].splits_as(config.layers_per_chunk))
     script = "train.py" if target in {"deepspeed", "accelerate"} else ""
     emitted = emit(target, replace(request_for(shape, config, hosts=()), script=script))
     assert num_devices(emitted) == config.world_size

@@ -49,7 +49,7 @@ MOST_COUNTS = 24
 
 def may_be_uneven(problem: TrainingProblem) -> bool:
     """Whether stages may hold different numbers of layers, and nobody pinned how many."""
-    return problem.rules.uneven_layers and "layers_per_chunk" not in problem.fixed
+    return problem.rules.layer_splits is None and "layers_per_chunk" not in problem.fixed
 
 
 def _stage(counts: Sequence[int], *, first: bool = False, head: bool = False, index: int = 0) -> StageClass:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshplan.planner.training.estimator.candidates import LayerKind, PipelineSplit, layer_kinds, split_layers
-from meshplan.planner.training.pipeline.layers import split_layers_evenly
+from meshplan.planner.training.problem.layers import split_layers_evenly
 
 
 def split_of(shape, stages: int, chunks: int = 1, layers: tuple[int, ...] | None = None) -> PipelineSplit:

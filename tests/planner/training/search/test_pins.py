@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -38,12 +39,14 @@ def pins(draw: st.DrawFn) -> tuple[str, Any]:
 
 @st.composite
 def questions(draw: st.DrawFn) -> TrainingProblem:
+    rules = draw(st.sampled_from((MEGATRON, ANY_FRAMEWORK, TORCHTITAN)))
+    shape = draw(st.sampled_from((DENSE, MOE, LATENT)))
     return problem_of(
-        draw(st.sampled_from((DENSE, MOE, LATENT))),
+        replace(shape, slug="llama-3.1-8b") if rules is TORCHTITAN else shape,  # it knows no model but its own
         num_devices=draw(st.sampled_from((2, 4, 6, 8))),
         global_batch_size=draw(st.sampled_from((4, 6, 8))),
         sequence_length=draw(st.sampled_from((512, 2048))),
-        rules=draw(st.sampled_from((MEGATRON, ANY_FRAMEWORK, TORCHTITAN))),
+        rules=rules,
         limits={
             "memory_bytes": draw(st.sampled_from((6.5e9, 8e9, 80e9))),
             "unvalidated_schedules": True,

@@ -10,8 +10,8 @@ import pytest
 from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
 from degree_brute_force import every_legal_config
 
-from meshplan.planner.training.pipeline.layers import split_layers_evenly
 from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.layers import split_layers_evenly
 from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.problem.pytorch import TORCHTITAN
@@ -172,3 +172,14 @@ def test_the_search_may_be_allowed_what_no_run_confirms() -> None:
     }
     on_titan = problem_of(**question, **allowed, rules=TORCHTITAN)
     assert {split.schedule for split in pipeline_splits(on_titan)} == {"none", "1f1b", "interleaved", "dualpipe-v"}
+
+
+def test_torchtitan_deals_layers_by_the_weights_of_the_ends() -> None:
+    """126 layers on 8 stages (Llama 3.1 405B): TorchTitan's own default takes one from each end."""
+    shape = replace(DENSE, slug="llama-3.1-405b", num_hidden_layers=126)
+    problem = problem_of(shape, num_devices=8, global_batch_size=16, rules=TORCHTITAN, fixed={"pipeline_parallel": 8})
+    plain = [split.layers_per_chunk for split in pipeline_splits(problem) if split.virtual_pipeline_stages == 1]
+    assert plain[0] == (15, 16, 16, 16, 16, 16, 16, 15)
+    assert (16, 16, 16, 16, 16, 16, 16, 14) in plain
+    pinned = problem.with_fixed({"layers_per_chunk": (14, 16, 16, 16, 16, 16, 16, 16)})
+    assert pipeline_splits(pinned) == []

@@ -105,7 +105,7 @@ def test_what_a_framework_says_it_runs_is_what_its_emitter_takes() -> None:
         assert set(rows[name, "precision"]) == set(rules.precisions)
         assert set(rows[name, "activation_recompute"]) == set(rules.recompute_modes)
         assert set(rows[name, "pipeline_schedule"]) - {""} == set(rules.pipeline_schedules) - {"none"}
-        assert ("uneven" in rows[name, "layers_per_chunk"]) is rules.uneven_layers
+        assert ("uneven" in rows[name, "layers_per_chunk"]) is (rules.layer_splits is None)
 
 
 def test_unknown_target_offers_the_known_ones() -> None:

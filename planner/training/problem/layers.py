@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+# Weights of the embedding and of the LM head, in layers, that are planned (torchtitan's own default is one each): a
+# head of 128,256 tokens costs an 8B model two to three layers.
+FIRST_WEIGHTS, LAST_WEIGHTS = (0, 1), (0, 1, 2, 3)
 
 
 def split_layers_evenly(num_layers: int, num_chunks: int, *, num_nextn_predict_layers: int = 0) -> tuple[int, ...]:
@@ -48,6 +52,62 @@ def split_layers_ignoring_ends(num_layers: int, num_chunks: int) -> tuple[int, .
     """
     base, extra = divmod(num_layers, num_chunks)
     return (base,) * (num_chunks - extra) + (base + 1,) * extra
+
+
+def equal_layers(num_layers: int, num_chunks: int) -> tuple[tuple[int, ...], ...]:
+    """The one split into chunks of equal length; none where it does not divide.
+
+    >>> equal_layers(32, 4), equal_layers(30, 4)
+    (((8, 8, 8, 8),), ())
+    """
+    return () if num_layers % num_chunks else ((num_layers // num_chunks,) * num_chunks,)
+
+
+def layers_by_weights(num_layers: int, num_chunks: int, first: int, last: int) -> tuple[int, ...] | None:
+    """TorchTitan's split: embedding and LM head count as ``first`` and ``last`` layers, what is left over comes early.
+
+    Source: torchtitan 0.3.0, distributed/pipeline_parallel.py (_generate_llm_fqn_per_model_part).
+
+    Returns:
+        Layers of each chunk; None where a weight is more than a chunk.
+
+    >>> layers_by_weights(126, 8, 1, 1), layers_by_weights(32, 4, 1, 3)
+    ((15, 16, 16, 16, 16, 16, 16, 15), (8, 9, 9, 6))
+    """
+    if num_chunks == 1:
+        return (num_layers,)
+    base, extra = divmod(num_layers + first + last, num_chunks)
+    if base == 0 or max(first, last) > base:
+        return None
+    layers = [base + (chunk < extra) for chunk in range(num_chunks)]
+    layers[0] -= first
+    layers[-1] -= last
+    return tuple(layers)
+
+
+def weights_of_splits(num_layers: int, num_chunks: int) -> Mapping[tuple[int, ...], tuple[int, int]]:
+    """Every split by weights, the usual one first → weights of embedding and LM head.
+
+    Left out are those into a number of chunks that no ``pipeline_parallel_layers_per_stage`` gives: TorchTitan divides
+    by it and rounds up.
+
+    >>> weights_of_splits(126, 16)[7, *[8] * 14, 7], len(weights_of_splits(32, 4))
+    ((1, 1), 6)
+    """
+    pairs = [(first, last) for first in FIRST_WEIGHTS for last in LAST_WEIGHTS]
+    usual = (0, 0) if num_layers % num_chunks == 0 else (1, 1)
+    found: dict[tuple[int, ...], tuple[int, int]] = {}
+    for first, last in sorted(pairs, key=lambda pair: pair != usual):
+        split = layers_by_weights(num_layers, num_chunks, first, last)
+        total = num_layers + first + last
+        if split is not None and -(-total // -(-total // num_chunks)) == num_chunks:
+            found.setdefault(split, (first, last))
+    return found
+
+
+def splits_by_weights(num_layers: int, num_chunks: int) -> tuple[tuple[int, ...], ...]:
+    """Every split that TorchTitan makes of small weights (:func:`weights_of_splits`), the usual one first."""
+    return tuple(weights_of_splits(num_layers, num_chunks))
 
 
 def _assign_to_least_loaded(num_layers: int, num_chunks: int, *, at_end: int) -> tuple[int, ...]:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from degree_brute_force import is_weighted, layer_splits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshplan.planner.training.pipeline.layers import split_layers_evenly, split_layers_ignoring_ends
+from meshplan.planner.training.problem.layers import (
+    split_layers_evenly,
+    split_layers_ignoring_ends,
+    splits_by_weights,
+)
 
 
 @given(st.integers(1, 200), st.integers(1, 64), st.integers(0, 2))
@@ -20,6 +25,15 @@ def test_every_layer_is_dealt_once(layers: int, chunks: int, nextn: int) -> None
         assert len(dealt) == chunks
         assert sum(dealt) == layers
         assert min(dealt) >= 0
+
+
+@pytest.mark.parametrize("layers", range(1, 15))
+@pytest.mark.parametrize("chunks", range(1, 6))
+def test_splits_by_weights_are_all_that_there_are(layers: int, chunks: int) -> None:
+    """Against every split, judged by what it looks like and not by how it is made."""
+    assert set(splits_by_weights(layers, chunks)) == {
+        split for split in layer_splits(layers, chunks) if is_weighted(split)
+    }
 
 
 @pytest.mark.parametrize(
