@@ -13,6 +13,7 @@ from typing import Any, cast
 from meshplan.catalogs.errors import SpecError, StoreError
 from meshplan.catalogs.units import format_duration
 from meshplan.planner.core.kinds import KINDS
+from meshplan.planner.core.measurable import measurable
 from meshplan.planner.core.plan import Interval, Plan
 
 # Parts of the step whose change is below this share of the reference's step are not worth naming.
@@ -148,7 +149,7 @@ def compare_measured(plan: Plan, measured: Mapping[str, Any]) -> tuple[MeasuredM
             error=interval.value / float(measured[name]) - 1.0,
             inside=interval.low <= float(measured[name]) <= interval.high,
         )
-        for name, interval in predictions(plan).items()
+        for name, interval in {**predictions(plan), **measurable(plan)}.items()
         if name in measured
     )
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import Problem, SpecError, StoreError, closest_names, did_you_mean
 from meshplan.catalogs.untrusted.documents import DocumentError
 from meshplan.planner.core.kinds import KINDS
+from meshplan.planner.core.measurable import measurable
 from meshplan.planner.core.plan import CLOCK_FIELDS, NOT_IN_DIGEST, PLAN_ID_LENGTH, Plan, digest
 from meshplan.planner.core.plan_document import PlanDocument, document_problems
 from meshplan.planner.core.reading.documents import read_document
@@ -108,7 +109,7 @@ def record(handle: str, measured: Mapping[str, Any], rows: PlanRows) -> Recorded
     problems = [problem for name, value in measured.items() for problem in _metric_problems(plan, name, value)]
     if not measured:
         problems = [
-            Problem(path="", message=f"no metric is given; a plan predicts {', '.join(sorted(plan.predicted))}")
+            Problem(path="", message=f"no metric is given; a plan predicts {', '.join(sorted(measurable(plan)))}")
         ]
     if problems:
         raise SpecError(problems, of="what was measured")
@@ -116,8 +117,9 @@ def record(handle: str, measured: Mapping[str, Any], rows: PlanRows) -> Recorded
 
 
 def _metric_problems(plan: Plan, name: str, value: object) -> list[Problem]:
-    if name not in plan.predicted:
-        known = sorted(plan.predicted)
+    predicted = measurable(plan)
+    if name not in predicted:
+        known = sorted(predicted)
         hint = did_you_mean(closest_names(name, known)) or f"; the plan predicts {', '.join(known) or 'no metric'}"
         return [Problem(path=name, message=f"unknown metric{hint}")]
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value <= 0:

@@ -92,7 +92,7 @@ def record(
             "--from",
             metavar="LOG",
             help="Result of vllm bench serve, sglang.bench_serving, genai-perf or aiperf; log of Megatron-LM or "
-            "TorchTitan.",
+            "TorchTitan; what torch.cuda.memory_stats() or memory_summary() print.",
             show_default=False,
         ),
     ] = None,

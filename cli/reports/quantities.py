@@ -17,6 +17,7 @@ METRIC_TITLES = {
     "mfu": "MFU",
     "hfu": "HFU",
     "peak_memory_bytes": "peak memory per device",
+    "allocated_memory_bytes": "memory of tensors",
     "run_time_s": "time of the run",
     "usd_per_run": "cost of the run",
     "usd_per_hour": "cost per hour",

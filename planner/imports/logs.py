@@ -7,8 +7,9 @@ vllm bench serve --save-result     vllm/benchmarks/serve.py: ``mean_ttft_ms``, `
 sglang.bench_serving --output-file sglang/benchmark/serving.py: a JSON object a line; ``mean_e2e_latency_ms`` …
 text of both on the terminal       "Mean TTFT (ms):", "Request throughput (req/s):" …
 genai-perf, aiperf                 ``profile_export_*.json``: ``time_to_first_token`` {unit, avg, p50, p99}, …
-Megatron-LM                        training.py ``training_log``: "elapsed time per iteration (ms)", "max allocated"
+Megatron-LM                        training.py ``training_log``: "elapsed time per iteration (ms)"
 TorchTitan                         components/metrics.py: "step:  1  loss: … memory: 47.91GiB(50.44%)  tps: 5,123"
+PyTorch's allocator                ``torch.cuda.memory_stats()``, ``memory_summary()``: :mod:`.torch_memory`
 train.py of meshplan               ``meshplan {"step": 1, "step_time_s": 3.5}``
 =================================  =====================================================================================
 
@@ -24,9 +25,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.errors import Problem, SpecError
+from meshplan.planner.core.measurable import ALLOCATED, PEAK, measurable
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.core.reading.documents import parse_document
+from meshplan.planner.imports.torch_memory import torch_memory
 
 MAX_LOG_BYTES = 2**28
 _MS = 1e-3
@@ -48,8 +52,6 @@ _RATES = {
 _AIPERF = {"time_to_first_token": "ttft", "inter_token_latency": "tpot", "request_latency": "e2e"}
 _UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0, "sec": 1.0}
 _MEGATRON_STEP = re.compile(r"iteration\s+(\d+)/\s*\d+\s*\|.*?elapsed time per iteration \(ms\):\s*([\d.]+)")
-_MEGATRON_MEMORY = re.compile(r"max allocated:\s*([\d.]+)")
-_MEGABYTE = 2**20  # Megatron-LM divides by 1024 × 1024
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _TITAN = re.compile(r"step:\s*(\d+)\s.*?memory:\s*([\d.]+)GiB.*?tps:\s*([\d,.]+)")
 _GIB = 2**30
@@ -77,16 +79,16 @@ def read_log(path: Path, plan: Plan) -> dict[str, float]:
         found = reader(text, plan)
         if found:
             break
+    found = {**found, **_memory(text, plan)}
     if not found:
         raise _refused(
             f"{path} holds no result of vllm bench serve, sglang.bench_serving, genai-perf, aiperf, Megatron-LM, "
-            "TorchTitan or train.py"
+            "TorchTitan or train.py, and no statistics of PyTorch's allocator"
         )
-    known = {name: value for name, value in found.items() if name in plan.predicted and value > 0}
+    predicted = measurable(plan)
+    known = {name: value for name, value in found.items() if name in predicted and value > 0}
     if not known:
-        raise _refused(
-            f"{path} measures {', '.join(sorted(found))}; this plan predicts {', '.join(sorted(plan.predicted))}"
-        )
+        raise _refused(f"{path} measures {', '.join(sorted(found))}; this plan predicts {', '.join(sorted(predicted))}")
     return known
 
 
@@ -160,8 +162,16 @@ def _name(statistic: str, metric: str) -> str:
 
 def _megatron(text: str, plan: Plan) -> dict[str, float]:
     steps = [(int(step), float(value) * _MS) for step, value in _MEGATRON_STEP.findall(text)]
-    memory = [float(value) * _MEGABYTE for value in _MEGATRON_MEMORY.findall(text)]
-    return _training(steps, memory, plan)
+    return _training(steps, [], plan)
+
+
+def _memory(text: str, plan: Plan) -> Mapping[str, float]:
+    """What PyTorch says; where the constants' own peaks were of tensors, theirs is the peak that the plan predicts."""
+    found = torch_memory(text)
+    framework = str(plan.provenance.get("calibration", {}).get("framework", ""))
+    if framework and recipe_named(framework).unstated.peak_is_allocated and ALLOCATED in found:
+        return {PEAK: found[ALLOCATED]}
+    return found
 
 
 def _torchtitan(text: str, plan: Plan) -> dict[str, float]:

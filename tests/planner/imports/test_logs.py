@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from emit_cases import LLAMA_70B, config_for, plan_for
 from serving_cases import aggregated, layout, serving_plan
 
+from meshplan.catalogs.constants.framework_recipes import recipe_named
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.core.plan import Interval
 from meshplan.planner.imports.logs import read_log
@@ -26,6 +28,7 @@ TRAINING = plan_for(
     LLAMA_70B,
     CONFIG,
     predicted=dict.fromkeys(("iteration_s", "peak_memory_bytes", "tokens_per_s_per_device"), ONE),
+    memory={"worst": {"fixed_bytes": 0.25}},
 )
 VLLM = {
     "backend": "openai",
@@ -73,6 +76,21 @@ MEGATRON = (
     )
     + "[Rank 0] (after 1 iterations) memory (MB) | allocated: 10240.0 | max allocated: 20480.0 | reserved: 30000.0\n"
 )
+STATISTICS = json.dumps(
+    {"allocated_bytes.all.current": 10, "allocated_bytes.all.peak": 61 * 10**9, "reserved_bytes.all.peak": 66 * 10**9}
+)
+SUMMARY = """
+|===========================================================================|
+|                  PyTorch CUDA memory summary, device ID 0                 |
+|---------------------------------------------------------------------------|
+|        Metric         | Cur Usage  | Peak Usage | Tot Alloc  | Tot Freed  |
+|---------------------------------------------------------------------------|
+| Allocated memory      |  68096 KiB |  61000 MiB |    182 GiB |    181 GiB |
+|       from large pool |  68096 KiB |  61000 MiB |    182 GiB |    181 GiB |
+|---------------------------------------------------------------------------|
+| GPU reserved memory   |  72000 MiB |  72000 MiB |  72000 MiB |      0 B   |
+|===========================================================================|
+"""
 TITAN = "".join(
     f"[rank0]:[titan] - root - INFO - \x1b[31mstep: {step:2d}  \x1b[32mloss:  8.1  \x1b[38;2;180;60;0mgrad_norm: 1.0  "
     f"\x1b[36mmemory: 20.00GiB(25.3%)  \x1b[34mtps: {rate}  \x1b[36mtflops: 300.1  \x1b[35mmfu: 30.34%\x1b[39m\n"
@@ -110,7 +128,11 @@ def test_serving(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        (MEGATRON, {"iteration_s": 2.05, "peak_memory_bytes": 20480 * 2**20}),
+        (MEGATRON, {"iteration_s": 2.05, "allocated_memory_bytes": 20480 * 2**20}),  # of tensors, not of the device
+        (f"{MEGATRON} | max reserved: 30720.0", {"peak_memory_bytes": 30720 * 2**20}),
+        (STATISTICS, {"allocated_memory_bytes": 61e9, "peak_memory_bytes": 66e9}),
+        (str(json.loads(STATISTICS)), {"allocated_memory_bytes": 61e9, "peak_memory_bytes": 66e9}),
+        (SUMMARY + SUMMARY.replace("72000", "71000"), {"peak_memory_bytes": 72000 * 2**20}),
         # 128 sequences of 4096 tokens on 8 devices: 65,536 tokens a device and step.
         (TITAN, {"iteration_s": 2.0, "peak_memory_bytes": 20 * 2**30, "tokens_per_s_per_device": 32768.0}),
         (OURS, {"iteration_s": 2.1}),
@@ -121,6 +143,14 @@ def test_training(tmp_path: Path, text: str, wanted: dict[str, float]) -> None:
     (tmp_path / "log").write_text(text)
     found = read_log(tmp_path / "log", TRAINING)
     assert {name: found[name] for name in wanted} == pytest.approx(wanted)
+
+
+def test_where_the_constants_count_tensors_the_peak_is_theirs(tmp_path: Path) -> None:
+    """A plan whose memory was fitted to peaks of tensors predicts those."""
+    (tmp_path / "log").write_text(STATISTICS)
+    counted = replace(TRAINING, provenance={"calibration": {"framework": "alpa"}})
+    assert recipe_named("alpa").unstated.peak_is_allocated
+    assert read_log(tmp_path / "log", counted) == {"peak_memory_bytes": 61e9}
 
 
 @pytest.mark.parametrize("text", ["", "hello", "{", '{"a": 1}', "iteration 1/ 2 |", "\x00\xff", "[1]" * 1000])
