@@ -168,7 +168,8 @@ def _megatron(text: str, plan: Plan) -> dict[str, float]:
 def _memory(text: str, plan: Plan) -> Mapping[str, float]:
     """What PyTorch says; where the constants' own peaks were of tensors, theirs is the peak that the plan predicts."""
     found = torch_memory(text)
-    framework = str(plan.provenance.get("calibration", {}).get("framework", ""))
+    calibration = plan.provenance.get("calibration")
+    framework = str(calibration.get("framework", "")) if isinstance(calibration, Mapping) else ""
     if framework and recipe_named(framework).unstated.peak_is_allocated and ALLOCATED in found:
         return {PEAK: found[ALLOCATED]}
     return found

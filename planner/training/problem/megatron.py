@@ -417,7 +417,6 @@ _ARITHMETIC = frozenset(
         "vocabulary_parallel_has_an_order",
         "heads_divisible_by_tensor_parallel",
         "kv_heads_and_tensor_parallel_divide",
-        "pipeline_at_most_layers",
         "interleaving_needs_pipeline",
         "global_batch_divisible",
         "experts_divisible_by_expert_parallel",

@@ -153,6 +153,12 @@ def test_where_the_constants_count_tensors_the_peak_is_theirs(tmp_path: Path) ->
     assert read_log(tmp_path / "log", counted) == {"peak_memory_bytes": 61e9}
 
 
+def test_a_plan_without_constants_is_held_against_both(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(STATISTICS)
+    without = replace(TRAINING, provenance={"calibration": None})
+    assert read_log(tmp_path / "log", without) == {"allocated_memory_bytes": 61e9, "peak_memory_bytes": 66e9}
+
+
 @pytest.mark.parametrize("text", ["", "hello", "{", '{"a": 1}', "iteration 1/ 2 |", "\x00\xff", "[1]" * 1000])
 def test_other_files_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "log").write_text(text)
