@@ -25,95 +25,34 @@ several places, all count as the least kind. Where each stage gathers its parame
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
 from meshplan.planner.core.arrays import FloatArray, IntArray
-from meshplan.planner.training.estimator.candidates import Candidates, StageClass, layer_kinds
+from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
-from meshplan.planner.training.estimator.step import TrainingModel
-from meshplan.planner.training.pipeline.closed_forms import in_flight, least_bubble, staged_pipeline_s
+from meshplan.planner.training.pipeline.closed_forms import least_bubble, staged_pipeline_s
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-from meshplan.planner.training.problem.choice import Recompute
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.search.memory_savers import takes_blocks
+from meshplan.planner.training.search.layers.stage_costs import (
+    SplitCosts,
+    StageCosts,
+    StageTable,
+    stage_of,
+    training_model,
+    unit,
+)
 
 # Schedules in which a micro-batch fills the pipeline before a stage and drains it after.
 FILLING = frozenset({"gpipe", "1f1b", "interleaved"})
 # Splits of one candidate that are all looked at; beyond, the dynamic programme is the bound.
 MOST_ENUMERATED = 2_000
-# Numbers of layers of a stage for which times are tabulated.
-MOST_COUNTS = 24
 
 
 def may_be_uneven(problem: TrainingProblem) -> bool:
     """Whether stages may hold different numbers of layers, and nobody pinned how many."""
     return problem.rules.layer_splits is None and "layers_per_chunk" not in problem.fixed
-
-
-def _stage(counts: Sequence[int], *, first: bool = False, head: bool = False, index: int = 0) -> StageClass:
-    one = tuple(int(count > 0) for count in counts)
-    return StageClass(
-        layers=tuple(counts),
-        has_embedding=first,
-        has_head=head,
-        first_index=index,
-        count=1,
-        first_layers=(tuple(0 for _ in counts), one),
-    )
-
-
-def _unit(kind: int, kinds: int, count: int = 1) -> tuple[int, ...]:
-    return tuple(count if index == kind else 0 for index in range(kinds))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageCosts:
-    """Time and memory of the stages of a batch of candidates, as functions of the layers they hold.
-
-    Args:
-        layer_s: of each layer in order, [L, n].
-        base_s: what each stage adds, [p, n].
-        again_s: least time that recompute of a layer adds, [n].
-        held_bytes: of the layers before each one, on each stage, [p, L + 1, n].
-        base_bytes: what each stage adds, [p, n].
-        saved_bytes: most that recompute of a layer saves on each stage, [p, n]; 0 where there is none.
-    """
-
-    layer_s: FloatArray
-    base_s: FloatArray
-    again_s: FloatArray
-    held_bytes: FloatArray
-    base_bytes: FloatArray
-    saved_bytes: FloatArray
-
-    def of_the_least_layer(self) -> StageCosts:
-        """The same with every layer as quick and as small as the least one: a bound where chunks mix kinds of layer."""
-        layers = len(self.layer_s)
-        least = np.diff(self.held_bytes, axis=1).min(axis=1)
-        return replace(
-            self,
-            layer_s=np.broadcast_to(self.layer_s.min(axis=0), self.layer_s.shape),
-            held_bytes=least[:, None] * np.arange(layers + 1)[None, :, None],
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageTable:
-    """What a stage with one pair of ends takes, by its number of layers, which are alike; row 0 is of ``fewest``.
-
-    Args:
-        fewest: layers of the first row.
-        seconds: of a micro-batch, forward + backward, [counts, n].
-        exposed_s: gradient reduction after the last micro-batch, [counts, n].
-        optimizer_s: optimizer step, [counts, n].
-    """
-
-    fewest: int
-    seconds: FloatArray
-    exposed_s: FloatArray
-    optimizer_s: FloatArray
 
 
 class UnevenSplits:
@@ -126,34 +65,23 @@ class UnevenSplits:
 
     def __init__(self, problem: TrainingProblem, batch: Candidates) -> None:
         self.problem, self.batch, self.split = problem, batch, batch.split
-        self.kinds, self.kind_of = layer_kinds(problem.shape)
-        self.model = self._model(batch)
+        self.stages = SplitCosts(problem, batch)
+        self.kinds, self.kind_of, self.model = self.stages.kinds, self.stages.kind_of, self.stages.model
         self.tables: dict[tuple[bool, bool], StageTable] = {}
-        self.head_stage = stage_of_chunk(
-            self.split.schedule, self.split.pipeline_parallel, self.split.virtual_pipeline_stages
-        )[-1]
-
-    def _model(self, batch: Candidates) -> TrainingModel:
-        problem = self.problem
-        return TrainingModel(
-            shape=problem.shape,
-            machine=problem.machine,
-            workload=problem.workload,
-            candidates=batch,
-            calibration=problem.calibration,
-        )
 
     def quick_bound_s(self) -> FloatArray:
         """No split, and no sharding, is faster, [n]: the mean stage with the least bubble, or the slowest one alone."""
         split, batch = self.split, self.batch
-        model = self._model(replace(batch, zero_stage=np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1)))
+        model = training_model(
+            self.problem, replace(batch, zero_stage=np.minimum(batch.zero_stage, ZERO_PARAMETERS - 1))
+        )
         p, m = split.pipeline_parallel, batch.num_microbatches
         totals = [self.kind_of.count(kind) for kind in range(len(self.kinds))]
         fewer = [totals[0] - 1, *totals[1:]]
         is_split = split.vocabulary_parallel
         share = 1.0 if is_split else 0.0
         total_s, without_s = model.stages_s(
-            [replace(_stage(counts, first=not is_split, head=not is_split), vocabulary_share=share)
+            [replace(stage_of(counts, first=not is_split, head=not is_split), vocabulary_share=share)
              for counts in (totals, fewer)]
         )  # fmt: skip
         pipeline_s = total_s / p * (m + self._bubble())
@@ -183,107 +111,11 @@ class UnevenSplits:
         )
         return least * (split.pipeline_parallel - 1)
 
-    # --- costs ------------------------------------------------------------------------------------------------------
-
-    def _ends(self, stage: int) -> tuple[bool, bool]:
-        if self.split.vocabulary_parallel:
-            return False, False
-        return stage == 0, stage == self.head_stage
-
-    def costs(self) -> StageCosts:
-        """See :class:`StageCosts`."""
-        split = self.split
-        p, kinds = split.pipeline_parallel, len(self.kinds)
-        usual = -(-self.problem.shape.num_hidden_layers // p)
-        point = [usual - 1 if kinds == 1 else 0, *[0] * (kinds - 1)]
-        ends = {self._ends(stage) for stage in range(p)}
-        asked: list[StageClass] = []
-        where: dict[tuple[bool, bool], int] = {}
-        for first, head in sorted(ends):
-            share = 1.0 / p if split.vocabulary_parallel else 0.0
-            where[first, head] = len(asked)
-            asked.append(replace(_stage(point, first=first, head=head), vocabulary_share=share))
-            for kind in range(kinds):
-                more = [count + (index == kind) for index, count in enumerate(point)]
-                asked.append(replace(_stage(more, first=first, head=head), vocabulary_share=share))
-        seconds = self.model.stages_s(asked)
-        plain = where[False, False] if (False, False) in where else min(where.values())
-        units = [seconds[plain + 1 + kind] - seconds[plain] for kind in range(kinds)]
-        base = {key: seconds[at] - point[0] * units[0] for key, at in where.items()}
-        held_bytes, base_bytes, saved = self._bytes()
-        return StageCosts(
-            layer_s=np.stack([units[kind] for kind in self.kind_of]),
-            base_s=np.stack([base[self._ends(stage)] for stage in range(p)]),
-            again_s=self._again_s(),
-            held_bytes=held_bytes,
-            base_bytes=base_bytes,
-            saved_bytes=saved,
-        )
-
-    def _again_s(self) -> FloatArray:
-        """Least time that recompute of one more layer adds to a micro-batch, [n]."""
-        rows = (self.batch.recompute == Recompute.NONE) & (self.batch.zero_stage < ZERO_PARAMETERS)
-        if not takes_blocks(self.problem) or not rows.any():
-            return np.zeros(len(self.batch))
-        ones = np.ones(len(self.batch), dtype=np.int64)
-        in_blocks = self._model(replace(self.batch, recompute=int(Recompute.BLOCK) * ones, recompute_num_layers=ones))
-        layers = [_stage(_unit(kind, len(self.kinds))) for kind in range(len(self.kinds))]
-        pairs = zip(in_blocks.stages_s(layers), self.model.stages_s(layers), strict=True)
-        return np.where(rows, np.minimum.reduce([again - once for again, once in pairs]), 0.0)
-
-    def _bytes(self) -> tuple[FloatArray, FloatArray, FloatArray]:
-        """``held_bytes``, ``base_bytes`` and ``saved_bytes`` of :class:`StageCosts`; 0 where the bound leaves them."""
-        batch, split, kinds = self.batch, self.split, len(self.kinds)
-        p, layers = split.pipeline_parallel, len(self.kind_of)
-        shape = (p, len(batch))
-        if split.vocabulary_parallel:
-            return np.zeros((p, layers + 1, len(batch))), np.zeros(shape), np.zeros(shape)
-        memory = self.model.memory
-        one = {
-            (kind, index): memory.stage(_stage(_unit(kind, kinds), index=index)).safe_bytes
-            for kind in range(kinds)
-            for index in (0, p - 1)
-        }
-        two = {key: memory.stage(_stage(_unit(key[0], kinds, 2), index=key[1])).safe_bytes for key in one}
-        flying = np.stack([self._in_flight(stage) for stage in range(p)])
-        spread = np.maximum(flying[0] - flying[-1], 1e-9)
-        weight = np.where(flying[0] > flying[-1], (flying - flying[-1]) / spread, 1.0)  # of the first stage
-        slope = {
-            kind: weight * (two[kind, 0] - one[kind, 0]) + (1.0 - weight) * (two[kind, p - 1] - one[kind, p - 1])
-            for kind in range(kinds)
-        }
-        start = np.minimum.reduce([2.0 * one[kind, 0] - two[kind, 0] for kind in range(kinds)])
-        base = np.broadcast_to(start, shape).copy()
-        for stage in {0, self.head_stage}:
-            first, head = self._ends(stage)
-            layer = _unit(0, kinds)
-            plain = memory.stage(_stage(layer, index=stage)).safe_bytes
-            base[stage] += memory.stage(_stage(layer, first=first, head=head, index=stage)).safe_bytes - plain
-        constants = self.problem.calibration.memory
-        dropped = np.maximum.reduce([memory.layer_bytes(kind) for kind in self.kinds]) - memory.layer_input_bytes()
-        saved = flying * dropped * constants.activation_factor * constants.safe_factor
-        again = (batch.recompute == Recompute.NONE) & takes_blocks(self.problem)
-        known = batch.zero_stage < ZERO_PARAMETERS
-        per_layer = np.stack([np.where(known, slope[kind], 0.0) for kind in range(kinds)], axis=1)
-        held = np.zeros((p, layers + 1, len(batch)))
-        np.cumsum(per_layer[:, list(self.kind_of)], axis=1, out=held[:, 1:])
-        return held, np.where(known, base, 0.0), np.where(again & known, saved, 0.0)
-
-    def _in_flight(self, stage: int) -> FloatArray:
-        split = self.split
-        return in_flight(
-            split.schedule,
-            pipeline_parallel=split.pipeline_parallel,
-            virtual_pipeline_stages=split.virtual_pipeline_stages,
-            stage=stage,
-            num_microbatches=self.batch.num_microbatches,
-        )
-
     # --- the dynamic programme ----------------------------------------------------------------------------------------
 
     def _fewest(self, stage: int) -> int:
         """Fewest layers of a stage: one in each chunk but the first and the last."""
-        ends = 0 if self.split.vocabulary_parallel else (stage == 0) + (stage == self.head_stage)
+        ends = 0 if self.split.vocabulary_parallel else (stage == 0) + (stage == self.stages.head_stage)
         return max(self.split.virtual_pipeline_stages - ends, 0)
 
     def solve(self, most_s: FloatArray) -> tuple[FloatArray, list[IntArray]]:
@@ -297,9 +129,9 @@ class UnevenSplits:
         """
         split, batch, layers = self.split, self.batch, len(self.kind_of)
         p, v, m = split.pipeline_parallel, split.virtual_pipeline_stages, batch.num_microbatches
-        costs = self.costs() if len(self.kinds) == 1 or v == 1 else self.costs().of_the_least_layer()
+        costs = self.stages.costs() if len(self.kinds) == 1 or v == 1 else self.stages.costs().of_the_least_layer()
         longest = self._longest(costs, (most_s - self.model.around_s()) / m)
-        self.tables = self._tables(max(layers - (p - 1) * longest, 0), longest)
+        self.tables = self.stages.tables(max(layers - (p - 1) * longest, 0), longest)
         outside = self._outside_s(most_s)
         until = np.concatenate([np.zeros((1, len(batch))), np.cumsum(costs.layer_s, axis=0)])
         fill = (1.0 if split.schedule in FILLING else 0.0) / v
@@ -320,33 +152,12 @@ class UnevenSplits:
             self._enumerate(costs, most_s, bound, found)
         return bound, found
 
-    def _tables(self, fewest: int, most: int) -> dict[tuple[bool, bool], StageTable]:
-        """Stage's ends → :class:`StageTable`; none where layers differ or there are too many counts."""
-        if len(self.kinds) > 1 or most - fewest >= MOST_COUNTS:
-            return {}
-        tables = {}
-        share = 1.0 / self.split.pipeline_parallel if self.split.vocabulary_parallel else 0.0
-        for first, head in sorted({self._ends(stage) for stage in range(self.split.pipeline_parallel)}):
-            stages = [
-                replace(_stage([count], first=first, head=head), vocabulary_share=share)
-                for count in range(fewest, most + 1)
-            ]
-            seconds = self.model.stages_s(stages)
-            pairs = [self.model.ending_s(stage, own) for stage, own in zip(stages, seconds, strict=True)]
-            tables[first, head] = StageTable(
-                fewest=fewest,
-                seconds=np.stack(seconds),
-                exposed_s=np.stack([pair[0] for pair in pairs]),
-                optimizer_s=np.stack([pair[1] for pair in pairs]),
-            )
-        return tables
-
     def _enumerate(self, costs: StageCosts, most_s: FloatArray, bound: FloatArray, found: list[IntArray]) -> None:
         """Where few splits are left, price all of them: their least is the bound (changed in place)."""
         split, batch = self.split, self.batch
         p = split.pipeline_parallel
         around, best = self.model.around_s(), found[0].copy()
-        tables = [self.tables[self._ends(stage)] for stage in range(p)]
+        tables = [self.tables[self.stages.ends(stage)] for stage in range(p)]
         exact = ~costs.saved_bytes.any(axis=0) | self._always_fits(costs)
         for row in np.flatnonzero(exact & (bound < most_s)).tolist():
             seconds = np.stack([table.seconds[:, row] for table in tables])
@@ -449,7 +260,7 @@ class UnevenSplits:
         """A micro-batch on a stage with ``count`` layers that take ``layers_s`` together, [., n]."""
         if not self.tables:
             return costs.base_s[stage] + layers_s
-        table = self.tables[self._ends(stage)]
+        table = self.tables[self.stages.ends(stage)]
         return np.broadcast_to(table.seconds[count - table.fewest], layers_s.shape)
 
     def _recompute_s(self, stage: int, costs: StageCosts, begin: slice, end: slice) -> FloatArray:
@@ -491,7 +302,7 @@ class UnevenSplits:
                 return self.model.around_s() + np.maximum.reduce(exposed) + np.maximum.reduce(optimizer)
         longest_s = np.where(np.isfinite(most_s), most_s, 1e30) / self.batch.num_microbatches
         kinds = len(self.kinds)
-        ends_s = [self.model.ending_s(_stage(_unit(kind, kinds, usual)), longest_s) for kind in range(kinds)]
+        ends_s = [self.model.ending_s(stage_of(unit(kind, kinds, usual)), longest_s) for kind in range(kinds)]
         ending = [exposed_s + optimizer_s for exposed_s, optimizer_s in ends_s]
         return self.model.around_s() + np.minimum.reduce(ending)
 
