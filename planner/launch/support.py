@@ -22,9 +22,9 @@ from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, Target, emit, features_of, verified_of
 from meshplan.planner.training.problem.choice import Choice
 from meshplan.planner.training.problem.choices import BY_NAME, CHOICES, PROBE_REPLICAS, plain_defaults
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.layers import split_layers_evenly
-from meshplan.planner.training.problem.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.schedules import SCHEDULES, schedules_of
 

@@ -10,10 +10,10 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.pipeline.orders import ZIGZAG
-from meshplan.planner.training.problem.framework_rules import FrameworkRules
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.layers import layers_problem
-from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.precisions import missing_units
 from meshplan.planner.training.problem.problem import OFFLOADS, Phase
 from meshplan.planner.training.problem.spec import TrainingSpec

@@ -32,8 +32,8 @@ from meshplan.planner.cluster.spec import ClusterSpec
 from meshplan.planner.cluster.topologies import described_network, usable_nodes
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.checks import check_choices, check_framework, check_layers, check_mapping, check_offload
-from meshplan.planner.training.problem.framework_rules import FrameworkRules, without_layer_recompute
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules, without_layer_recompute
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingLimits, TrainingProblem, TrainingWorkload
 from meshplan.planner.training.problem.spec import TrainingSpec
 

@@ -8,7 +8,7 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
-from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 HANDED_OVER = "training_config.json (MESHPLAN_CONFIG)"

@@ -10,7 +10,7 @@ from typing import Any
 from meshplan.catalogs.constants.training import ADAPTERS, DENSE, EXPERTS, Calibration
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.switches import (
     ALL_TO_ALL,
     AS_IT_COMES,

@@ -11,7 +11,7 @@ from meshplan.planner.cluster.network_model import Orders, slowest_pipeline_s
 from meshplan.planner.cluster.rank_layout import ALL_TO_ALL, NEIGHBOURS, RING, slot_boundaries
 from meshplan.planner.cluster.slot_links import Group, group_of, slot_links
 from meshplan.planner.core.solution import relative_gap
-from meshplan.planner.training.problem.legality import head_exchange
+from meshplan.planner.training.problem.frameworks.legality import head_exchange
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.joint import placed_problem
 from meshplan.planner.training.search.placement_model import PlacementModel

@@ -20,8 +20,8 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import EmittedPlan
 from meshplan.planner.emit.training import accelerate as emitter
 from meshplan.planner.launch.registry import emit
+from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE
 from meshplan.planner.training.problem.problem import TrainingConfig
-from meshplan.planner.training.problem.pytorch import ACCELERATE
 
 pytestmark = pytest.mark.launchers
 

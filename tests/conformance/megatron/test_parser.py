@@ -35,7 +35,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.megatron import job as emitter
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 pytestmark = pytest.mark.launchers

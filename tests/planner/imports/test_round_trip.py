@@ -18,8 +18,8 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.training.megatron.layers import pipeline_layout, read_layout
 from meshplan.planner.emit.training.megatron.terms import TERMS
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.switches import RECOMPUTE_MODULES, in_order
 

@@ -11,7 +11,7 @@ from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.certificate import AGREES, DISAGREES, Certificate
 from meshplan.planner.training import certify
 from meshplan.planner.training.certify import certify_plan
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.report import ScoredConfig

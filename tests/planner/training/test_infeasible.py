@@ -16,7 +16,7 @@ from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.infeasible import explain_infeasible
 from meshplan.planner.training.pinned import fixed_config
 from meshplan.planner.training.plan import config_from_document
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingLimits, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 

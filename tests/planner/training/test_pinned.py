@@ -11,7 +11,7 @@ from core_cases import DENSE, MOE, configured, problem_of
 from meshplan.catalogs.errors import SpecError
 from meshplan.planner.training.estimator.priced import price
 from meshplan.planner.training.pinned import fixed_config
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 
 
 def messages(**question: Any) -> list[str]:

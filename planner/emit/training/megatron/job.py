@@ -27,7 +27,7 @@ from meshplan.planner.emit.training.megatron.model import Flag, inexpressible_sh
 from meshplan.planner.emit.training.megatron.terms import TERMS, ZERO_SHARDED_GRADIENTS
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig
 
 TARGET = "megatron"

@@ -24,7 +24,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.emit.orchestrators import kubernetes
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import emit
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 
 FILES = {"jobset": "jobset.yaml", "job": "job.yaml", "trainjob": "trainjob.yaml"}
 REQUEST = replace(request_for(LLAMA_70B, LLAMA_70B_ON_64, hosts=()), image="registry.example/train:1")

@@ -25,7 +25,7 @@ from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.writer import write_artifacts
 from meshplan.planner.launch.registry import TARGETS, emit, target_names
 from meshplan.planner.launch.support import support_matrix
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 NOTE = """#!/usr/bin/env bash

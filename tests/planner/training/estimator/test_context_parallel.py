@@ -17,9 +17,9 @@ from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
-from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, TORCHTITAN
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.problem.pytorch import ACCELERATE, TORCHTITAN
 
 FEW = settings(max_examples=60, deadline=None)
 EXCHANGE = "context-parallel communication"

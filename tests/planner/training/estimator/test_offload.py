@@ -21,7 +21,7 @@ from meshplan.planner.training.estimator.offload import (
 )
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.infeasible import explain_infeasible
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingObjective, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 

@@ -30,7 +30,7 @@ from meshplan.planner.training.estimator.offload import (
     host_optimizer_s,
 )
 from meshplan.planner.training.estimator.priced import Priced, price
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.unvalidated import unconfirmed

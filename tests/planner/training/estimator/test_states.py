@@ -18,7 +18,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.service import emit_plan, make_plan
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.estimator.states import DEQUANTISE_BYTES, GPTQ_UNPACK_BYTES, NF4_BYTES
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import Phase, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.unvalidated import unconfirmed

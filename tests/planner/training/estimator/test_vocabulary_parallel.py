@@ -12,8 +12,8 @@ from meshplan.catalogs.errors import SpecError
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.pinned import fixed_config
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.simulated import simulated_step_s
 

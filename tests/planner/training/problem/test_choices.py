@@ -33,7 +33,7 @@ from meshplan.planner.training.problem.choices import (
     full_name,
     plain_defaults,
 )
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.precisions import PRECISIONS
 from meshplan.planner.training.problem.problem import OFFLOADS, TrainingConfig
 from meshplan.planner.training.problem.spec import ConstraintsSpec, FixedSpec, TrainingSpec, WorkloadSpec

@@ -19,7 +19,7 @@ from meshplan.planner.service import make_plan
 from meshplan.planner.training.estimator.priced import Priced, price
 from meshplan.planner.training.explanation import assumptions
 from meshplan.planner.training.problem.expert_load import arriving_load, leaving_load
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.objective import work_device_s

@@ -16,8 +16,8 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.rules import LegalityRule
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
 from meshplan.planner.training.problem.choices import SPLIT
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS, framework_rules
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS, framework_rules
 from meshplan.planner.training.problem.problem import TrainingConfig
 from meshplan.planner.training.problem.switches import USUAL_MODULES
 

@@ -11,7 +11,7 @@ from meshplan.planner.training.measured import observations
 from meshplan.planner.training.pipeline.closed_forms import CLOSED_FORMS
 from meshplan.planner.training.pipeline.lookup import V_UNITS, nominal_times, pipeline_order
 from meshplan.planner.training.pipeline.orders import stage_of_chunk
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.schedules import NO_PIPELINE, SCHEDULES, Priced, Searched, schedules_of
 from meshplan.planner.training.problem.spec import FixedSpec
 

@@ -14,7 +14,7 @@ from meshplan.catalogs.errors import SolverError
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import Progress, Status
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
 from meshplan.planner.training.search import degrees as degree_search
 from meshplan.planner.training.search.degrees import search_degrees

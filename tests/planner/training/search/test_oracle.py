@@ -10,7 +10,7 @@ from core_cases import DENSE, MOE, problem_of
 from degree_brute_force import Costed, brute_force, price_all
 
 from meshplan.planner.core.solution import Status
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective
 from meshplan.planner.training.search.degrees import search_degrees
 from meshplan.planner.training.search.report import TIE_WIDTH

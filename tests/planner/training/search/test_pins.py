@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshplan.planner.training.problem.choices import CHOICES, PINNABLE, SEARCHABLE
-from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN
 from meshplan.planner.training.problem.problem import TrainingProblem
-from meshplan.planner.training.problem.pytorch import TORCHTITAN
 from meshplan.planner.training.search.joint import search_plans
 
 # Choices that make another question of it: the search never takes them unasked.

@@ -10,11 +10,11 @@ import pytest
 from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
 from degree_brute_force import every_legal_config
 
-from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.layers import split_layers_evenly
-from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
-from meshplan.planner.training.problem.pytorch import TORCHTITAN
 from meshplan.planner.training.search.report import config_of
 from meshplan.planner.training.search.templates import (
     legal_candidates,

@@ -9,7 +9,7 @@ import pytest
 from core_cases import DENSE, WINDOWED, machine_with, problem_of
 from degree_brute_force import brute_force, objective_of, price_all
 
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 

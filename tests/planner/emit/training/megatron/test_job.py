@@ -28,8 +28,8 @@ from meshplan.planner.emit.training.megatron import job as megatron
 from meshplan.planner.emit.training.megatron import terms as megatron_terms
 from meshplan.planner.launch.registry import emit, target_names
 from meshplan.planner.launch.support import support_matrix
-from meshplan.planner.training.problem.frameworks import FRAMEWORKS
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.problem import TrainingConfig
 
 GOLDENS = {

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.priced import price
-from meshplan.planner.training.problem.megatron import MEGATRON
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 from meshplan.planner.training.search.degrees import search_degrees
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from meshplan.planner.training.problem.framework_rules import FrameworkRules
-from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK, MEGATRON
-from meshplan.planner.training.problem.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
+from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 
 FRAMEWORKS = {rules.name: rules for rules in (MEGATRON, TORCHTITAN, DEEPSPEED, ACCELERATE, ANY_FRAMEWORK)}
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.training.problem import legality
 from meshplan.planner.training.problem.choice import RECOMPUTE_MODES
-from meshplan.planner.training.problem.framework_rules import FrameworkRules
+from meshplan.planner.training.problem.frameworks import legality
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.precisions import PRECISIONS
 from meshplan.planner.training.problem.schedules import SCHEDULES
 

@@ -1,6 +1,6 @@
 """Predicates over the choices of a training configuration, and the rules that several frameworks share.
 
-A predicate takes a model and one configuration, or columns of many (:mod:`.frameworks`); a function whose name ends in
+A predicate takes a model and one configuration, or columns of many (:mod:`.rules`); a function whose name ends in
 ``rule`` makes the rule of one framework.
 """
 

@@ -12,9 +12,7 @@ import numpy as np
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.core.rules import LegalityRule
-from meshplan.planner.training.problem.framework_rules import FrameworkRules
-from meshplan.planner.training.problem.layers import equal_layers, splits_by_weights
-from meshplan.planner.training.problem.legality import (
+from meshplan.planner.training.problem.frameworks.legality import (
     capacity_rule,
     context_style_rule,
     expert_transport_rules,
@@ -27,7 +25,9 @@ from meshplan.planner.training.problem.legality import (
     switch_rules,
     whole_weights_rule,
 )
-from meshplan.planner.training.problem.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
+from meshplan.planner.training.problem.layers import equal_layers, splits_by_weights
 
 _TITAN = "torchtitan 0.3.0"
 _SPEED = "deepspeed 0.19.8"

@@ -1,0 +1,1 @@
+"""What each training framework accepts, and what any of them would refuse."""
