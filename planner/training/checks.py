@@ -10,7 +10,7 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.cluster.network import Network
 from meshplan.planner.core.problems import Problems
 from meshplan.planner.training.pipeline.orders import ZIGZAG
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.layers import layers_problem

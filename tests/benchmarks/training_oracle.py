@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 from core_cases import DENSE, MOE, problem_of
 from degree_brute_force import brute_force, price_all
 
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.problem import TrainingObjective
 from meshplan.planner.training.search.degrees import search_degrees
 

@@ -13,7 +13,7 @@ from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import AttentionKind, LatentAttention, MixtureOfExperts, ModelShape
 from meshplan.planner.cluster.machine import Machine
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.layers import split_layers_evenly
 from meshplan.planner.training.problem.problem import (

@@ -22,7 +22,7 @@ from meshplan.planner.emit.training.adapters import adapter_notes, adapters_of, 
 from meshplan.planner.emit.training.job import Job, Setting, plan_fields
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.emit.training.torchrun import RANK_TABLE, RANK_TABLE_FILE
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.problem import TrainingConfig
 

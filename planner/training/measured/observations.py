@@ -19,7 +19,7 @@ from meshplan.catalogs.models.observed import shape_from_observation
 from meshplan.planner.training.estimator.states import ZERO_PARAMETERS
 from meshplan.planner.training.measured.peaks import PEAKS, peak_left_out
 from meshplan.planner.training.measured.switches import observed_modules, observed_practice
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.layers import split_layers_evenly, split_layers_ignoring_ends
 from meshplan.planner.training.problem.problem import (
     Phase,

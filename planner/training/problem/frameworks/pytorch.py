@@ -12,6 +12,7 @@ import numpy as np
 
 from meshplan.catalogs.models.shapes import AttentionKind, ModelShape
 from meshplan.planner.core.rules import LegalityRule
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.legality import (
     capacity_rule,
     context_style_rule,
@@ -25,7 +26,6 @@ from meshplan.planner.training.problem.frameworks.legality import (
     switch_rules,
     whole_weights_rule,
 )
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.layers import equal_layers, splits_by_weights
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 

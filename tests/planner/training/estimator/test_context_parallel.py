@@ -17,7 +17,8 @@ from meshplan.planner.training.estimator.candidates import Candidates
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
 from meshplan.planner.training.estimator.step import estimate_training
 from meshplan.planner.training.problem.choice import CONTEXT_PARALLEL_STYLES
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, TORCHTITAN
 from meshplan.planner.training.problem.problem import TrainingConfig, TrainingProblem
 

@@ -16,7 +16,8 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.training.estimator.communication import CommunicationModel
 from meshplan.planner.training.estimator.memory import MemoryModel
 from meshplan.planner.training.estimator.priced import Priced, candidates_of, price
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
 from meshplan.planner.training.problem.problem import Phase, TrainingConfig, TrainingProblem
 

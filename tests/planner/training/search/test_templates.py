@@ -10,7 +10,8 @@ import pytest
 from core_cases import DENSE, LATENT, MOE, WINDOWED, problem_of
 from degree_brute_force import every_legal_config
 
-from meshplan.planner.training.problem.frameworks.megatron import ANY_FRAMEWORK, MEGATRON
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.pytorch import TORCHTITAN
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 from meshplan.planner.training.problem.layers import split_layers_evenly
