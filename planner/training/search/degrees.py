@@ -33,17 +33,15 @@ from typing import Any
 
 import numpy as np
 
-from meshplan.catalogs.units import SECONDS_PER_HOUR
 from meshplan.planner.core.arrays import FloatArray, IntArray
 from meshplan.planner.core.budget import Budget
 from meshplan.planner.core.solution import OnProgress, Progress, Solution, Status, relative_gap, status_of
 from meshplan.planner.training.estimator.candidates import Candidates, PipelineSplit, joined
 from meshplan.planner.training.estimator.memory import MemoryModel, StageMemory
-from meshplan.planner.training.estimator.offload import USABLE_HOST_SHARE
 from meshplan.planner.training.estimator.step import estimate_training
-from meshplan.planner.training.pipeline.closed_forms import least_bubble
 from meshplan.planner.training.problem.choice import Recompute
-from meshplan.planner.training.problem.problem import TrainingObjective, TrainingProblem
+from meshplan.planner.training.problem.problem import TrainingProblem
+from meshplan.planner.training.search.incumbents import Incumbents
 from meshplan.planner.training.search.layers import mix
 from meshplan.planner.training.search.layers.open_splits import MOST_PRICED, OpenSplits
 from meshplan.planner.training.search.memory_savers import (
@@ -54,7 +52,7 @@ from meshplan.planner.training.search.memory_savers import (
     with_blocks,
 )
 from meshplan.planner.training.search.objective import Objective
-from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport, config_of, order_of
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 from meshplan.planner.training.search.space import Portion, Space
 from meshplan.planner.training.search.templates import legal_candidates, template_candidates, tries_smaller_groups
 from meshplan.planner.training.search.variants import COMMUNICATION, smaller_groups, variants, without_communication_s
@@ -67,8 +65,6 @@ CHUNK_ROWS = 16_384
 LEAST_ROWS = 1024
 # Templates of a split are priced as far as their bound is within this relative distance of the next split's.
 LOOK_AHEAD = 0.01
-# Two candidates within this relative distance are equal to the estimator; the simpler one is taken.
-TIE_RELATIVE = 1e-9
 SOLVER_NAME = "enumeration with bounds"
 
 
@@ -80,19 +76,25 @@ class DegreeSearch:
         keep: incumbents to keep.
         space: what there is to search; None to make it.
         usual_splits: layers are split as evenly as possible only, for a comparison that needs no proof.
+        incumbents: what keeps candidates, in a search that looks at no other splits of the layers; None: the best.
     """
 
     def __init__(
-        self, problem: TrainingProblem, *, keep: int = KEEP, space: Space | None = None, usual_splits: bool = False
+        self,
+        problem: TrainingProblem,
+        *,
+        keep: int = KEEP,
+        space: Space | None = None,
+        usual_splits: bool = False,
+        incumbents: Incumbents | None = None,
     ) -> None:
         self.problem = replace(problem, limits=replace(problem.limits, max_devices=problem.most_devices))
-        self.keep = keep
         self.space = Space.of(self.problem) if space is None else space
         self.report = SearchReport(illegal=self._illegal())
-        self.best: list[ScoredConfig] = []
         self.objective = Objective(problem)
+        self.incumbents = incumbents or Incumbents(self.problem, self.objective, self.report, keep=keep)
         self.open_splits = OpenSplits(problem, self.objective, applies=not usual_splits)
-        self._is_closing = False
+        self._is_closing = incumbents is not None
 
     def _illegal(self) -> Mapping[str, tuple[str, ...]]:
         """Degrees that no rule allows, and more devices than a network joins."""
@@ -102,26 +104,9 @@ class DegreeSearch:
         return {**illegal, machine.no_network: (f"more than {machine.joined_devices} devices",)}
 
     @property
-    def threshold(self) -> float:
-        """Objective that a candidate must beat to be kept."""
-        return self.best[-1].objective if len(self.best) >= self.keep else math.inf
-
-    def _device_range(self) -> tuple[float, float]:
-        """Fewest and most devices with which a candidate can still be kept."""
-        limits, machine = self.problem.limits, self.problem.machine
-        most = float(limits.max_devices)
-        if limits.max_usd_per_hour is not None and machine.usd_per_hour_per_device:
-            # Prices are no binary numbers: 3 nodes at 3 × the price of a node must not come out as 2.999….
-            most = min(most, (1.0 + TIE_RELATIVE) * limits.max_usd_per_hour / machine.usd_per_hour_per_device)
-        least = float(limits.min_devices)
-        if limits.max_step_s is not None:
-            least = max(least, self.objective.work_s / limits.max_step_s)
-        if math.isfinite(self.threshold):
-            if self.problem.objective is TrainingObjective.THROUGHPUT:
-                least = max(least, self.objective.work_s / self.threshold)
-            elif self.problem.objective is TrainingObjective.NUM_DEVICES:
-                most = min(most, self.threshold)
-        return least, most
+    def best(self) -> list[ScoredConfig]:
+        """The incumbents, best first."""
+        return self.incumbents.best
 
     # --- search -----------------------------------------------------------------------------------------------------
 
@@ -138,7 +123,7 @@ class DegreeSearch:
         is_done = False
         with budget.keeping():
             self._queue_splits(queue)
-            while queue and queue[0].least <= self._limit:
+            while queue and queue[0].least <= self.incumbents.limit:
                 self._visit(queue)
                 if on_progress is not None:
                     on_progress(self._progress(queue))
@@ -157,18 +142,13 @@ class DegreeSearch:
             bound = self._least_of_all()
         return self._solution(bound, "" if is_done else budget.stopped, wall, cpu)
 
-    @property
-    def _limit(self) -> float:
-        """Largest bound with which a candidate can still be kept."""
-        return self.threshold * (1.0 + TIE_RELATIVE)
-
     def _least_of_all(self) -> float:
         """A bound before any split was looked at."""
         return float(self.objective.bound(np.asarray(float(self.problem.limits.max_devices))))
 
     def _queue_splits(self, queue: list[Portion]) -> None:
         """Every split with the templates that fit its share of the devices, by their least bound."""
-        least, most = self._device_range()
+        least, most = self.incumbents.device_range()
         for index, split in enumerate(self.space.splits):
             p = split.pipeline_parallel
             fits = self.space.templates.between(1, self.problem.limits.max_devices / p)
@@ -209,12 +189,12 @@ class DegreeSearch:
         bounds, rows = portion.bounds, portion.rows
         if bounds is None:
             bounds = self._bounds(split, rows)
-            hopeful = bounds <= self._limit
+            hopeful = bounds <= self.incumbents.limit
             self._rule_out(self._count(rows[~hopeful]))
             bounds, rows = bounds[hopeful], rows[hopeful]
             order = np.argsort(bounds, kind="stable")
             bounds, rows = bounds[order], rows[order]
-        kept = int(np.searchsorted(bounds, self._limit, side="right"))
+        kept = int(np.searchsorted(bounds, self.incumbents.limit, side="right"))
         self._rule_out(self._count(rows[kept:]))
         bounds, rows = bounds[:kept], rows[:kept]
         if not kept:
@@ -241,7 +221,7 @@ class DegreeSearch:
     def _price(self, split: PipelineSplit, rows: IntArray) -> None:
         """Price the candidates of some templates; those that only another split of the layers can save are noted."""
         if self.open_splits.applies and split.pipeline_parallel > 1:
-            may_win = self._bounds(split, rows, other_layers=False) <= self._limit
+            may_win = self._bounds(split, rows, other_layers=False) <= self.incumbents.limit
             if not may_win.all():
                 asked = template_candidates(self.problem, self.space.templates, rows[~may_win], split)
                 self._rule_out(len(asked))
@@ -253,9 +233,9 @@ class DegreeSearch:
     def _price_templates(self, split: PipelineSplit, rows: IntArray) -> None:
         everything = template_candidates(self.problem, self.space.templates, rows, split)
         whole = everything.recompute == Recompute.FULL
-        if whole.any() and math.isfinite(self.threshold):
+        if whole.any() and math.isfinite(self.incumbents.threshold):
             again = np.repeat(self._bounds(split, rows, Recompute.FULL), self.space.templates.num_variants[rows])
-            hopeful = everything.take(~whole | (again <= self._limit))
+            hopeful = everything.take(~whole | (again <= self.incumbents.limit))
         else:
             hopeful = everything
         self._rule_out(len(everything) - len(hopeful))
@@ -263,7 +243,7 @@ class DegreeSearch:
             if variant is hopeful:
                 self._price_legal(hopeful)
                 continue
-            still = variant.take(self._may_be_kept(variant))
+            still = variant.take(self.incumbents.may_be_kept(variant))
             self._rule_out(len(variant) - len(still))
             self._price_legal(still)
 
@@ -277,7 +257,7 @@ class DegreeSearch:
         stages = self._memory(batch).stages()
         if not mix.is_pinned(self.problem):
             self._price_with_blocks(batch, stages)
-        for mixed in mix.gathered_mixes(self.problem, batch, self._may_replace):
+        for mixed in mix.gathered_mixes(self.problem, batch, self.incumbents.may_replace):
             self._price_more(mixed)
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
         for moved in offloaded(self.problem, batch.take(safe > self.problem.limits.memory_bytes)):
@@ -294,7 +274,7 @@ class DegreeSearch:
         fits = safe <= self.problem.limits.memory_bytes
         if fits.all():
             return batch
-        self._within("device memory", safe, self.problem.limits.memory_bytes, least)
+        self.incumbents.within("device memory", safe, self.problem.limits.memory_bytes, least)
         out = np.append(~fits, False)[group]
         self._rule_out(int(np.count_nonzero(out)))
         self.report.over_limit["device memory"] += int(np.count_nonzero(out)) - int(np.count_nonzero(~fits))
@@ -310,7 +290,7 @@ class DegreeSearch:
     def _note_splits(self, batch: Candidates) -> None:
         """Remember the candidates of which another split of the layers may win, or stay within memory."""
         if not self._is_closing and len(batch):
-            self.open_splits.note(batch, self.best[0].objective if self.best else math.inf)
+            self.open_splits.note(batch, self.incumbents.least_objective)
 
     def _price_with_blocks(self, batch: Candidates, stages: Sequence[StageMemory]) -> None:
         """Price a batch, and its candidates that a block of recomputed layers brings within memory."""
@@ -332,30 +312,16 @@ class DegreeSearch:
         self.report.priced += len(batch)
         if not len(batch):
             return
-        problem = self.problem
+        problem, incumbents = self.problem, self.incumbents
         safe = np.maximum.reduce([stage.safe_bytes for stage in stages])
-        keep = self._within("device memory", safe, problem.limits.memory_bytes, batch)
-        limit = self._host_limit(batch)
-        if limit is not None:
-            states = np.maximum.reduce(
-                [stage.components["weights"] + stage.components["optimizer"] + stage.host_bytes for stage in stages]
-            )
-            host = states * np.minimum(problem.machine.devices_per_host, batch.world_size)
-            keep &= self._within("host memory", host, limit, batch)
+        keep = incumbents.within_memory(batch, stages, safe)
         batch, safe = batch.take(keep), safe[keep]
         if not len(batch):
             return
         estimate = estimate_training(problem.shape, problem.machine, problem.workload, batch, problem.calibration)
         step_s = estimate.step_s
-        keep = np.ones(len(batch), dtype=bool)
-        if problem.limits.max_step_s is not None:
-            keep &= self._within("step time", step_s, problem.limits.max_step_s, batch)
-        if problem.limits.max_usd_per_run is not None:
-            rate = (problem.machine.usd_per_hour_per_device or 0.0) / SECONDS_PER_HOUR * (problem.num_steps or 0.0)
-            keep &= self._within(
-                "cost of the run", step_s * batch.world_size * rate, problem.limits.max_usd_per_run, batch
-            )
-        self._keep_best(batch.take(keep), step_s[keep], safe[keep])
+        keep = incumbents.within_time_and_money(batch, step_s)
+        incumbents.take(batch.take(keep), step_s[keep], safe[keep])
         self._price_smaller_groups(batch, step_s, estimate.breakdown_s[COMMUNICATION])
 
     def _price_smaller_groups(self, batch: Candidates, step_s: FloatArray, exposed_s: FloatArray) -> None:
@@ -363,7 +329,7 @@ class DegreeSearch:
         if self._is_closing or not tries_smaller_groups(self.problem):
             return
         least_s = without_communication_s(batch, step_s, exposed_s)
-        hopeful = np.isfinite(least_s) & self._may_replace(batch, least_s)
+        hopeful = np.isfinite(least_s) & self.incumbents.may_replace(batch, least_s)
         if hopeful.any():
             self._price_more(smaller_groups(batch.take(hopeful)))
 
@@ -378,63 +344,11 @@ class DegreeSearch:
         """Price other splits of the layers where they may win; of a search that was cut short take the bound alone."""
         self._is_closing = True
         self.open_splits.close(
-            lambda: self.best[0].objective if self.best else math.inf,
+            lambda: self.incumbents.least_objective,
             self._every_group,
             lambda batch: self._price_with_blocks(batch, self._memory(batch).stages()),
             budget=MOST_PRICED if is_whole else 0,
         )
-
-    def _host_limit(self, batch: Candidates) -> float | None:
-        """Host memory that states may fill; what the machine has counts only where they lie there all the time."""
-        asked, there = self.problem.limits.host_memory_bytes, self.problem.machine.host_memory_bytes
-        if asked is not None or there is None or not (batch.offloads_states | batch.activation_offload).any():
-            return asked
-        return USABLE_HOST_SHARE * there
-
-    def _may_be_kept(self, batch: Candidates) -> FloatArray:
-        """Variants that a bound by arithmetic alone does not rule out, [n] booleans."""
-        p, m = batch.split.pipeline_parallel, batch.num_microbatches
-        left = least_bubble(
-            batch.split.schedule, pipeline_parallel=p, virtual_pipeline_stages=batch.split.virtual_pipeline_stages
-        )
-        work = np.where(batch.recompute == Recompute.FULL, self.objective.work_with_recompute_s, self.objective.work_s)
-        devices = batch.world_size
-        least = self.objective.of(work / devices * (1.0 + left * (p - 1) / m), devices)
-        return least <= self.threshold * (1.0 + TIE_RELATIVE)
-
-    def _may_replace(self, batch: Candidates, least_s: FloatArray) -> FloatArray:
-        """Candidates that a step of ``least_s`` seconds would bring among the best, [n] booleans."""
-        return self.objective.of(least_s, batch.world_size) <= self.threshold * (1.0 + TIE_RELATIVE)
-
-    def _within(self, name: str, values: FloatArray, limit: float, batch: Candidates) -> FloatArray:
-        """Which candidates stay within a limit; the others are counted, and the nearest miss remembered."""
-        fits = values <= limit
-        misses = int(np.count_nonzero(~fits))
-        if misses:
-            self.report.over_limit[name] += misses
-            excess = np.where(fits, np.inf, values - limit)
-            row = int(np.argmin(excess))
-            nearest = self.report.nearest_miss.get(name)
-            if nearest is None or excess[row] < nearest[0]:
-                self.report.nearest_miss[name] = (float(excess[row]), config_of(batch, row, self.problem))
-        return fits
-
-    def _keep_best(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
-        objective = self.objective.of(step_s, batch.world_size)
-        limit = self.threshold * (1.0 + TIE_RELATIVE)
-        rows = np.flatnonzero(objective <= limit)
-        rows = rows[np.argsort(objective[rows], kind="stable")][: 4 * self.keep]
-        for row in rows:
-            self.best.append(
-                ScoredConfig(
-                    config=config_of(batch, int(row), self.problem),
-                    objective=float(objective[row]),
-                    step_s=float(step_s[row]),
-                    safe_bytes=float(safe[row]),
-                )
-            )
-        self.best.sort(key=lambda scored: order_of(scored, self.problem.objective))
-        del self.best[self.keep :]
 
     def _solution(self, left: float, stopped: str, wall: float, cpu: float) -> Solution[ScoredConfig]:
         """The incumbent with its proof.

@@ -205,7 +205,7 @@ class _Joint:
         if bounding.assignment is None:
             return JointResult(solution=bounding, search=self.search, best=(), placement=None)
         least = {scored.config: scored.objective for scored in self.search.best}
-        rest = self.search.best[-1].objective if len(self.search.best) >= self.search.keep else float("inf")
+        rest = self.search.best[-1].objective if len(self.search.best) >= self.search.incumbents.keep else float("inf")
         rest = min(rest, bounding.bound if bounding.bound is not None and bounding.gap else rest)
         with self.budget.keeping():
             self._map_all(on_progress)
@@ -246,7 +246,7 @@ class _Joint:
             for config, item in self.placed.items()
         ]
         bound = min(best.scored.objective, *bounds)
-        self.search.best = [item.scored for item in ranked[: self.keep]]
+        self.search.incumbents.best = [item.scored for item in ranked[: self.keep]]
         solution = Solution(
             status=status_of(best.scored.objective, bound, tolerance=TIE_WIDTH),
             assignment=best.scored,

@@ -27,7 +27,8 @@ from meshplan.planner.training.problem.choice import ContextStyle
 from meshplan.planner.training.problem.problem import TrainingProblem
 from meshplan.planner.training.problem.schedules import NO_PIPELINE
 from meshplan.planner.training.search.degrees import DegreeSearch
-from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, config_of
+from meshplan.planner.training.search.incumbents import Incumbents, scored_row
+from meshplan.planner.training.search.report import TIE_WIDTH, ScoredConfig, SearchReport
 
 # Tokens of a sequence on each device below which it is not split: the least in NVIDIA's published Llama 3 recipes
 # (NeMo and Megatron-Bridge train 70B and 405B at 8,192 tokens with context_parallel 2).
@@ -78,14 +79,19 @@ def _is_simpler(columns: Sequence[Any], than: Sequence[float]) -> BoolArray:
     return simpler
 
 
-class _TieSearch(DegreeSearch):
-    """The search among candidates that tie with the best."""
+class _SimplestTie(Incumbents):
+    """The simplest of the candidates that tie with the best; no others count.
 
-    def __init__(self, problem: TrainingProblem, known: Sequence[ScoredConfig], limit: float) -> None:
-        super().__init__(problem, keep=1)
-        self.limit, self.num_devices = limit, known[0].config.world_size
+    Args:
+        search: the search whose incumbents are known.
+        limit: largest objective of a tie.
+    """
+
+    def __init__(self, search: DegreeSearch, limit: float) -> None:
+        super().__init__(search.problem, search.objective, SearchReport(), keep=1)
+        known = search.best
+        self.largest, self.num_devices = limit, known[0].config.world_size
         self.chosen, self.rank = known[0], self._rank_of(known[0])
-        self._is_closing = True  # no other splits of the layers
         for scored in known[1:]:
             rank = self._rank_of(scored)
             if scored.objective <= limit and scored.config.world_size == self.num_devices and rank < self.rank:
@@ -97,32 +103,27 @@ class _TieSearch(DegreeSearch):
 
     @property
     def threshold(self) -> float:
-        return self.limit
+        return self.largest
 
-    def _device_range(self) -> tuple[float, float]:
+    def device_range(self) -> tuple[float, float]:
         return self.num_devices, self.num_devices
 
-    def _may_be_kept(self, batch: Candidates) -> FloatArray:
-        rows = super()._may_be_kept(batch)
+    def may_be_kept(self, batch: Candidates) -> BoolArray:
+        rows = super().may_be_kept(batch)
         if not rows.any():
             return rows
         # What a candidate lacks in memory, recompute of a block may bring: that is no simpler than none.
         return rows & _is_simpler([*complexity(self.problem, batch), np.zeros(len(batch))], self.rank)
 
-    def _keep_best(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
+    def take(self, batch: Candidates, step_s: FloatArray, safe: FloatArray) -> None:
         objective = self.objective.of(step_s, batch.world_size)
         columns = [*complexity(self.problem, batch), objective]
-        rows = np.flatnonzero((objective <= self.limit) & _is_simpler(columns, self.rank))
+        rows = np.flatnonzero((objective <= self.largest) & _is_simpler(columns, self.rank))
         if not len(rows):
             return
         row = int(rows[np.lexsort([column[rows] for column in reversed(columns)])[0]])
         self.rank = tuple(float(column[row]) for column in columns)
-        self.chosen = ScoredConfig(
-            config=config_of(batch, row, self.problem),
-            objective=float(objective[row]),
-            step_s=float(step_s[row]),
-            safe_bytes=float(safe[row]),
-        )
+        self.chosen = scored_row(self.problem, batch, row, objective, step_s, safe)
 
 
 def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solution[ScoredConfig]:
@@ -132,10 +133,11 @@ def settle_ties(search: DegreeSearch, solution: Solution[ScoredConfig]) -> Solut
     limit = solution.bound / (1.0 - TIE_WIDTH)
     if solution.assignment.objective > limit:  # not even the best is proven within the width
         return solution
-    ties = _TieSearch(search.problem, search.best, limit)
-    again = ties.run()
+    ties = _SimplestTie(search, limit)
+    again = DegreeSearch(search.problem, incumbents=ties).run()
     chosen = ties.chosen
-    search.best = [chosen, *(scored for scored in search.best if scored.config != chosen.config)][: search.keep]
+    others = (scored for scored in search.best if scored.config != chosen.config)
+    search.incumbents.best = [chosen, *others][: search.incumbents.keep]
     return replace(
         solution,
         assignment=chosen,
