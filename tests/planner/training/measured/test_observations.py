@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from measured_rows import TRAINING_ROW
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.repository import Catalog
@@ -27,33 +28,13 @@ from meshplan.planner.validation.machines import read_rows
 from meshplan.planner.validation.summary import ValidatedRow
 
 CONSTANTS = Calibration(framework="any", architecture="any")
-ROW: dict[str, Any] = {
-    "id": "run-1",
-    "task": "training",
+ROW: dict[str, Any] = TRAINING_ROW | {
     "group": "mine|dense",
-    "model": {
-        "name": "small",
-        "num_hidden_layers": 8,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "gated_mlp": True,
-        "tie_word_embeddings": False,
-    },
-    "hardware": {"device": "h100-sxm-80gb", "num_devices": 16, "devices_per_node": 8, "inter_node": "8x400Gb/s IB"},
-    "precision": "bf16",
-    "framework": {"name": "Megatron-Bridge", "version": "26.08"},
-    "parallelism": {
-        "tensor_parallel": 2,
-        "pipeline_parallel": 2,
+    "parallelism": TRAINING_ROW["parallelism"]
+    | {
         "context_parallel": 1,
-        "data_parallel": 4,
         "virtual_pipeline_stages": 2,
-        "micro_batch_size": 1,
         "num_microbatches": 8,
-        "global_batch_size": 32,
         "zero_stage": 1,
         "zero1_group_size": 4,
         "activation_recompute": "selective",

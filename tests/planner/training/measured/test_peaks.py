@@ -6,6 +6,7 @@ import copy
 from typing import Any
 
 import pytest
+from measured_rows import TRAINING_ROW
 
 from meshplan.catalogs.constants.training import Calibration
 from meshplan.catalogs.database.repository import Catalog
@@ -15,38 +16,10 @@ from meshplan.planner.training.measured.validate import validate_run
 
 GIB = 1024**3
 CONSTANTS = Calibration(framework="any", architecture="any")
-ROW: dict[str, Any] = {
-    "id": "run-1",
-    "task": "training",
-    "model": {
-        "name": "small",
-        "num_hidden_layers": 8,
-        "hidden_size": 1024,
-        "intermediate_size": 2816,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 8,
-        "vocab_size": 32000,
-        "gated_mlp": True,
-        "tie_word_embeddings": False,
-    },
-    "hardware": {"device": "h100-sxm-80gb", "num_devices": 16, "devices_per_node": 8, "inter_node": "8x400Gb/s IB"},
-    "precision": "bf16",
-    "framework": {"name": "Megatron-Bridge", "version": "26.08"},
-    "parallelism": {
-        "tensor_parallel": 2,
-        "pipeline_parallel": 2,
-        "data_parallel": 4,
-        "micro_batch_size": 1,
-        "global_batch_size": 32,
-        "activation_recompute": "full",
-    },
-    "workload": {"sequence_length": 4096},
-    "measured": {"iteration_s": 1.0},
-}
 
 
 def run_of(catalog: Catalog, peak: float, **changes: Any) -> ObservedRun:
-    row = copy.deepcopy(ROW)
+    row = copy.deepcopy(TRAINING_ROW)
     row["measured"]["peak_memory_bytes"] = peak
     for section, values in changes.items():
         row[section] = {**row[section], **values} if isinstance(values, dict) else values
