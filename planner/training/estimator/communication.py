@@ -91,9 +91,11 @@ class CommunicationModel:
 
     def gather_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
         """All-gather to, or reduce-scatter from, ``total_bytes`` on each member, [n]; nothing to send takes no time."""
+        issued = (size > 1) & (total_bytes > 0.0)
+        if not np.any(issued):  # every other call of a search: dense models have no experts, most plans no copies
+            return np.zeros(np.shape(issued))
         spacing, latency = self._across(RING, size, stride)
         ring = (size - 1) / size * total_bytes * np.maximum(spacing, 1.0 / self.scale_up_bytes_per_s)
-        issued = (size > 1) & (total_bytes > 0.0)
         return np.where(issued, ring + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
     def all_reduce_s(self, total_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
@@ -113,6 +115,9 @@ class CommunicationModel:
                 domains·(1 − (1 − 1/domains)^k) of k copies cross the network, with as many domains as if all held as
                 few members as the one with fewest. None: every copy crosses.
         """
+        issued = (size > 1) & (sent_bytes > 0.0)
+        if not np.any(issued):
+            return np.zeros(np.shape(issued))
         spacing, latency = self._across(ALL_TO_ALL, size, stride)
         leaving = sent_bytes * spacing
         if copies_per_token is not None:
@@ -120,7 +125,6 @@ class CommunicationModel:
             leaving = leaving * domains * (1.0 - (1.0 - 1.0 / domains) ** copies_per_token) / copies_per_token
         beside = most_on_a_slot(size, stride, self.machine.domain_size) - 1
         near = sent_bytes * beside / size / self.scale_up_bytes_per_s
-        issued = (size > 1) & (sent_bytes > 0.0)
         return np.where(issued, np.maximum(near, leaving) + self._tree_s(size, spacing > 0.0, latency), 0.0)
 
     def ring_step_s(self, sent_bytes: FloatArray, size: IntArray, stride: IntArray) -> FloatArray:
