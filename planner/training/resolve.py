@@ -201,10 +201,14 @@ def calibration_for(catalog: Catalog, framework: str, architecture: str) -> Cali
     recipe = recipe_named(framework)
     found = replace(_timed(catalog, recipe, architecture), recipe=recipe.recipe)
     held = catalog.calibration(recipe.calibrated_as, ANY)
-    if held is None or found.framework == recipe.calibrated_as:
+    if held is None:
         return found
-    memory = Calibration.from_document(held)
-    return replace(found, memory=memory.memory, memory_basis=memory.memory_basis)
+    if found.framework != recipe.calibrated_as:
+        memory = Calibration.from_document(held)
+        found = replace(found, memory=memory.memory, memory_basis=memory.memory_basis)
+    if recipe.calibrated_as == recipe.framework:
+        return found
+    return replace(found, memory_basis=f"{found.memory_basis}, the constants of {recipe.calibrated_as}")
 
 
 def _timed(catalog: Catalog, recipe: Recipe, architecture: str) -> Calibration:

@@ -216,8 +216,8 @@ class StateModel:
         has_shards = zero >= (ZERO_GRADIENTS if recipe.is_fsdp else ZERO_PARAMETERS)
         whole = self.accumulates_whole()
         for parameters, trained, ranks in self._shares(stage):
-            resident = parameters / np.where(has_shards, ranks, 1)
-            weights = weights + resident * (recipe.weight_bytes + copies)
+            resident = self._weight_bytes(parameters, trained) + parameters * copies
+            weights = weights + resident / np.where(has_shards, ranks, 1)
             sharded = trained * self.gradient_bytes / np.where(zero >= ZERO_GRADIENTS, ranks, 1)
             gradients = gradients + np.where(whole, trained * self.gradient_reduce_bytes, sharded)
             states = on_device + extra
@@ -248,8 +248,20 @@ class StateModel:
         """A rank's shard of the parameters under ZeRO-3, [n]."""
         if is_quantised(self.workload):
             return self._quantised_bytes(stage)
+        return sum(
+            (self._weight_bytes(parameters, trained) / ranks for parameters, trained, ranks in self._shares(stage)),
+            np.zeros(1),
+        )
+
+    def _weight_bytes(self, parameters: FloatArray, trained: FloatArray) -> FloatArray:
+        """Bytes of resident parameters, [n]: frozen ones stay in 16 bits where trained ones are kept in 32.
+
+        Source: accelerate 1.15.0, utils/fsdp_utils.py, fsdp2_prepare_model (parameters that require gradients alone are
+        cast to fp32).
+        """
         each = self.calibration.recipe.weight_bytes
-        return sum((parameters * each / ranks for parameters, _, ranks in self._shares(stage)), np.zeros(1))
+        frozen = np.maximum(parameters - trained, 0.0)
+        return (parameters - frozen) * each + frozen * min(each, BYTES_16_BIT)
 
     def off_device(self, stage: StageClass) -> FloatArray:
         """Offloaded optimizer states and parameters of one rank, [n]."""

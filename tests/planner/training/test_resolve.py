@@ -150,6 +150,19 @@ def test_constants_come_from_the_framework_its_relatives_or_all(catalog: Catalog
     assert own.recipe == unseen.recipe
 
 
+@pytest.mark.parametrize("target", ["deepspeed", "accelerate"])
+@pytest.mark.parametrize("generation", ["ampere", "hopper"])
+def test_hugging_face_launchers_are_bounded_by_runs_of_hugging_face(
+    catalog: Catalog, target: str, generation: str
+) -> None:
+    """Megatron's bound let plans through that the eager operators of Transformers would not have fitted."""
+    taken = calibration_for(catalog, target, generation)
+    measured = calibration_for(catalog, "huggingface-deepspeed", "ampere")
+    assert taken.memory == measured.memory
+    assert taken.memory_basis.endswith("the constants of huggingface-deepspeed")
+    assert taken.memory.safe_factor > calibration_for(catalog, "megatron", generation).memory.safe_factor
+
+
 def test_limits_are_the_tighter_of_two(catalog: Catalog) -> None:
     limits = resolved(
         catalog, constraints={"max_step_time": "100 s", "max_run_time": "1 h", "max_devices": 8}

@@ -213,3 +213,18 @@ def test_other_frameworks_do_not_offer_it(target: str) -> None:
     assert not rules.quantised_weights
     names = {rule.name for rule in rules.broken(DENSE, configured(qlora(), quantised_weights=True))}
     assert f"{target}_has_no_quantised_weights" in names
+
+
+def test_frozen_weights_stay_in_16_bits_where_trained_ones_are_kept_in_32() -> None:
+    """Accelerate casts only parameters with gradients: 2 bytes a frozen one, 4 an adapter's."""
+    recipe = FrameworkRecipe(weight_bytes=4.0, gradient_bytes=4.0, optimizer_bytes=8.0)
+    wide = Calibration(framework="any", architecture="any", recipe=recipe)
+    narrow = replace(wide, recipe=replace(recipe, weight_bytes=2.0))
+    problems = [
+        qlora(phase=Phase.LORA, num_devices=1, machine=machine_with(1), global_batch_size=1, calibration=constants)
+        for constants in (wide, narrow)
+    ]
+    cast, uncast = (price(problem, configured(problem, zero_stage=0)).worst_stage.components for problem in problems)
+    adapters = cast["optimizer"] / recipe.optimizer_bytes
+    assert cast["weights"] - uncast["weights"] == pytest.approx(2.0 * adapters)
+    assert cast["gradients"] == pytest.approx(4.0 * adapters)
