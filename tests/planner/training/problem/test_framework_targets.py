@@ -28,9 +28,13 @@ def test_a_plan_for_the_framework_can_be_launched(target: str, catalog: Catalog)
         emitted = emit_plan(plan, launcher, catalog, script=script)  # the framework is that of the plan
         assert emitted.parser_verified is not None
         assert all(plan.digest in file.content for file in emitted.artifacts if file.path.name == "README.md")
-    if script:
-        with pytest.raises(EmitError, match=r"--script train\.py"):
-            emit_plan(plan, target, catalog)
+
+
+@pytest.mark.parametrize(("target", "degree"), [("deepspeed", "tensor_parallel"), ("accelerate", "context_parallel")])
+def test_degrees_beyond_our_script_ask_for_one(target: str, degree: str, catalog: Catalog) -> None:
+    plan = make_plan({**SPEC, "constraints": {"target": target}, "fixed": {degree: 2}}, catalog)
+    with pytest.raises(EmitError, match=rf"{degree} 2.*--script train\.py"):
+        emit_plan(plan, target, catalog)
 
 
 def test_a_plan_for_another_framework_is_refused_with_the_reason(catalog: Catalog) -> None:

@@ -51,7 +51,7 @@ def test_styles_agree_with_brute_force(name: str) -> None:
     best = undominated(brute_force(problem, price_all(problem)))
     solution, search = search_degrees(problem)
     assert (solution.assignment is None) == (not best)
-    assert len(search.best) == min(search.keep, len(best))
+    assert len(search.best) == min(search.incumbents.keep, len(best))
     for scored, (expected, _) in zip(search.best, best, strict=False):
         assert objective_of(problem, scored.config, scored.step_s) == pytest.approx(expected, rel=1e-8)
     assert search.report.considered == search.report.priced + search.report.ruled_out
