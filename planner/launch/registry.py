@@ -77,6 +77,16 @@ TARGETS = (
         takes_script=True,
     ),
     Target(
+        name="axolotl",
+        module="meshplan.planner.emit.training.axolotl",
+        summary="Axolotl YAML (LoRA, QLoRA, every weight) and torchrun scripts",
+    ),
+    Target(
+        name="torchtune",
+        module="meshplan.planner.emit.training.torchtune",
+        summary="torchtune recipe (LoRA, QLoRA, every weight) and torchrun scripts",
+    ),
+    Target(
         name="slurm",
         module="meshplan.planner.emit.orchestrators.slurm",
         summary="sbatch file around a framework's job",

@@ -25,7 +25,7 @@ from meshplan.planner.training.problem.choices import BY_NAME, CHOICES, PROBE_RE
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
 from meshplan.planner.training.problem.frameworks.table import FRAMEWORKS
 from meshplan.planner.training.problem.layers import split_layers_evenly
-from meshplan.planner.training.problem.problem import TrainingConfig
+from meshplan.planner.training.problem.problem import Phase, TrainingConfig
 from meshplan.planner.training.problem.schedules import SCHEDULES, schedules_of
 
 _DEVICES_PER_HOST = 8
@@ -212,7 +212,8 @@ def _plan(config: TrainingConfig, probe: Probe) -> Plan:
         table = [(rank % 2, rank // 2) for rank in range(len(table))]
     return Plan(
         kind="training",
-        spec={"kind": "training"},
+        # From a checkpoint: some targets only fine-tune, none only pre-trains.
+        spec={"kind": "training", "workload": {"phase": Phase.FINE_TUNING.value}},
         spec_digest="",
         catalog_digest="",
         config=cast("Mapping[str, Any]", config.choices),

@@ -11,12 +11,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "support"))
 
-from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, request_for
+from emit_cases import LLAMA_70B, LLAMA_70B_ON_64, config_for, plan_for, request_for
 from emitted import random_serving, random_training, serving_outcomes, training_outcomes
 from read_back_cases import FILES, read_back
 
@@ -28,14 +27,18 @@ LARGE = config_for(LLAMA_70B, tensor_parallel=8, pipeline_parallel=8, data_paral
 CONFIGS = {
     "torchtitan": config_for(LLAMA_70B, tensor_parallel=8, pipeline_parallel=4, data_parallel=2, zero_stage=3),
     "deepspeed": config_for(LLAMA_70B, data_parallel=64, zero_stage=3),
-    "accelerate": config_for(LLAMA_70B, data_parallel=64, zero_stage=3),
+    **{
+        target: config_for(LLAMA_70B, data_parallel=64, zero_stage=3)
+        for target in ("accelerate", "axolotl", "torchtune")
+    },
 }
 
 
 def main() -> None:
     for target in (target for target in TARGETS if not target.serves):
         config = CONFIGS.get(target.name, LLAMA_70B_ON_64)
-        request = replace(request_for(LLAMA_70B, config, hosts=()), script="train.py" if target.takes_script else "")
+        plan = plan_for(LLAMA_70B, config, spec={"kind": "training", "workload": {"phase": "sft"}})
+        request = request_for(LLAMA_70B, config, plan=plan, hosts=(), script="train.py" if target.takes_script else "")
         framework = "megatron" if target.wraps else None
         started = time.process_time()
         for _ in range(REPEATS):

@@ -132,7 +132,9 @@ def random_training(draw: random.Random) -> TrainingRequest:
     if draw.random() < 0.2:
         draw.shuffle(order)
     table = tuple(divmod(place, DEVICES_PER_HOST) for place in order)
-    request = request_for(shape, config, plan=plan_for(shape, config, rank_table=table), hosts=())
+    # Of a checkpoint, which every framework can start from.
+    spec = {"kind": "training", "model": shape.slug, "workload": {"phase": "sft"}}
+    request = request_for(shape, config, plan=plan_for(shape, config, rank_table=table, spec=spec), hosts=())
     return replace(request, devices_per_host=DEVICES_PER_HOST)
 
 

@@ -20,6 +20,8 @@ FILES = {
     "torchtitan": "torchtitan_args.txt",
     "deepspeed": "deepspeed_config.json",
     "accelerate": "accelerate_config.yaml",
+    "axolotl": "axolotl.yaml",
+    "torchtune": "torchtune.yaml",
 }
 HANDED_OVER = "training_config.json"
 

@@ -56,7 +56,7 @@ def refuse_adapters(plan: Plan, target: str) -> None:
         raise CannotExpressError(
             target,
             f"adapters (phase {phase_of(plan).value}): its own trainer trains every weight",
-            "target accelerate or deepspeed, whose train.py makes the adapters with PEFT",
+            "target axolotl or torchtune; or accelerate or deepspeed, whose train.py makes the adapters with PEFT",
         )
 
 

@@ -51,6 +51,7 @@ class Job:
         notes: what the user should know before launching.
         starter: bash that starts one agent per host in place of torchrun; empty for torchrun. It may use
             ``$node_rank``, ``$num_hosts``, ``$world_size``, ``${device_list[@]}`` and ``${program[@]}``.
+        data: what the program trains on where the user names nothing.
     """
 
     target: str
@@ -63,6 +64,7 @@ class Job:
     settings: tuple[Setting, ...] = ()
     notes: tuple[str, ...] = ()
     starter: str = ""
+    data: str = "synthetic data"
 
     @property
     def rank_table(self) -> tuple[tuple[int, int], ...]:

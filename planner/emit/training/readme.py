@@ -45,7 +45,7 @@ Flags after the node rank are passed on and override those of the plan.
 
 ## Variables
 
-A plan does not decide these. The defaults train on synthetic data.
+A plan does not decide these. The defaults train on {job.data}.
 
 | variable | default | meaning |
 |---|---|---|

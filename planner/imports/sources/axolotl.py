@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 from meshplan.planner.emit.terms import read_all
+from meshplan.planner.emit.training.axolotl import NO_CHOICES, TERMS
 from meshplan.planner.imports.reading import Given, Reading, as_written
 from meshplan.planner.imports.sources import trainer
+from meshplan.planner.training.problem.problem import Phase
 
 SOURCE = "axolotl"
 _KEYS = ("base_model", "sequence_len", "micro_batch_size", "datasets")
-_TERMS = (
-    trainer.number("micro_batch_size", "micro_batch_size"),
-    trainer.number("num_microbatches", "gradient_accumulation_steps"),
-    trainer.number("sequence_length", "sequence_len"),
+# What the emitter writes in a form of its own, and what plans for Axolotl do not have.
+_ONLY_READ = (
     trainer.number("lora_rank", "lora_r"),
     trainer.number("tensor_parallel", "tensor_parallel_size"),
     trainer.number("context_parallel", "context_parallel_size", "sequence_parallel_degree"),
-    trainer.number("num_shard_groups", "dp_replicate_size"),
-    trainer.precision_row("bf16", "fp16"),
-    trainer.switch("activation_recompute", "full", "gradient_checkpointing"),
 )
-_READ_BELOW = ("adapter", "load_in_4bit", "deepspeed", "base_model")
+_READ_BELOW = frozenset(
+    {
+        *("adapter", "load_in_4bit", "deepspeed", "base_model", "reinit_weights", "lora_alpha", "lora_dropout"),
+        *("lora_target_modules", "lora_target_linear", "lora_modules_to_save"),
+    }
+)
 
 
 def recognises(given: Given) -> bool:
@@ -29,16 +31,20 @@ def recognises(given: Given) -> bool:
 
 def read(given: Given) -> Reading:
     """Batch, length, adapters, and how states are sharded: a DeepSpeed file by its name, or FSDP."""
-    document = given.document
-    reading = Reading(source=SOURCE, target="accelerate", launch=given.launch)
-    reading.take(read_all(_TERMS, document))
+    document = {key: value for key, value in given.document.items() if value not in (None, "")}
+    reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
+    reading.take(read_all((*TERMS, *_ONLY_READ), document))
     reading.model = str(document.get("base_model", ""))
-    known = {key for term in _TERMS for key in term.keys} | set(_READ_BELOW)
+    known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | _READ_BELOW | NO_CHOICES
     reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
     trainer.take_adapter(reading, document.get("adapter"), is_narrow=document.get("load_in_4bit") is True)
+    if "phase" not in reading.values and document.get("reinit_weights") is not True:
+        reading.assume("phase", Phase.FINE_TUNING.value, "no adapter: every weight of a checkpoint")
     if document.get("deepspeed"):
         trainer.take_deepspeed(reading, str(document["deepspeed"]))
     elif any(key.startswith("fsdp") for key in document):
         reading.assume("zero_stage", 3, "fsdp: parameters are sharded")
+    if any(reading.values.get(name, 1) > 1 for name in ("tensor_parallel", "context_parallel")):
+        reading.target = "accelerate"  # the rules of the target axolotl are those of data parallelism
     trainer.complete(reading)
     return reading

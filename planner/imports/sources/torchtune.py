@@ -5,23 +5,22 @@ from __future__ import annotations
 import re
 
 from meshplan.planner.emit.terms import read_all
+from meshplan.planner.emit.training.torchtune import NO_CHOICES, TERMS
 from meshplan.planner.imports.launchers import read_launch
 from meshplan.planner.imports.reading import Given, Reading, as_written
 from meshplan.planner.imports.sources import trainer
+from meshplan.planner.training.problem.problem import Phase
 
 SOURCE = "torchtune"
 _COMPONENT = "model._component_"
-_TERMS = (
-    trainer.number("micro_batch_size", "batch_size"),
-    trainer.number("num_microbatches", "gradient_accumulation_steps"),
-    trainer.number("sequence_length", "tokenizer.max_seq_len"),
+# What the emitter writes in a form of its own, and what plans for torchtune do not have.
+_ONLY_READ = (
     trainer.number("lora_rank", "model.lora_rank"),
     trainer.number("tensor_parallel", "tensor_parallel_dim"),
     trainer.number("data_parallel_shard", "data_parallel_shard_dim"),
     trainer.number("num_shard_groups", "data_parallel_replicate_dim"),
-    trainer.switch("activation_recompute", "full", "enable_activation_checkpointing"),
 )
-_READ_BELOW = (_COMPONENT, "dtype")
+_READ_BELOW = (_COMPONENT, "model.lora_attn_modules", "model.apply_lora_to_mlp", "model.apply_lora_to_output")
 _MODEL = re.compile(r"torchtune\.models\.\w+\.(?:(q?lora)_)?([a-z0-9_]+)")
 
 
@@ -35,9 +34,9 @@ def read(given: Given) -> Reading:
     """Batch, length, adapters; distributed recipes shard parameters (FSDP2)."""
     words = [word.partition("=") for word in (*given.launch.program, *given.loose)]
     stated = {key: value for key, sign, value in words if sign and not key.startswith("-")}
-    document = {**given.document, **stated}
-    reading = Reading(source=SOURCE, target="any", launch=given.launch)
-    reading.take(read_all(_TERMS, document))
+    document = {key: value for key, value in {**given.document, **stated}.items() if value not in (None, "", "null")}
+    reading = Reading(source=SOURCE, target=SOURCE, launch=given.launch)
+    reading.take(read_all((*TERMS, *_ONLY_READ), document))
     if reading.values.get("data_parallel_shard") == 1 or "-1" in str(document.get("data_parallel_shard_dim", "")):
         reading.values.pop("data_parallel_shard", None)
     recipe = " ".join(given.launch.program)
@@ -49,17 +48,19 @@ def read(given: Given) -> Reading:
     named = re.search(r"q?lora", recipe)
     adapter = (found.group(1) if found else None) or (named.group() if named else None)
     trainer.take_adapter(reading, adapter, is_narrow=False)
+    reading.assume("phase", Phase.FINE_TUNING.value, "no adapter: every weight of a checkpoint")
     if found:
         reading.model = _name(found.group(2))
     elif config:  # a recipe that comes with torchtune: llama3_1/8B_lora
         family, _, size = config.group(1).partition("/")
         reading.model = "-".join(filter(None, (_name(family), size.partition("_")[0].lower())))
-    reading.values["precision"] = {"bf16": "bf16", "fp16": "fp16"}.get(str(document.get("dtype", "bf16")), "fp32")
-    reading.source_flags["precision"] = "dtype"
-    known = {key for term in _TERMS for key in term.keys} | set(_READ_BELOW)
+    reading.assume("precision", "bf16", "not stated; the dtype of torchtune's own configurations")
+    known = {key for term in (*TERMS, *_ONLY_READ) for key in term.keys} | set(_READ_BELOW) | NO_CHOICES
     reading.unread += [as_written(key, value) for key, value in document.items() if key not in known]
     if "distributed" in recipe or (reading.launch.num_devices or 1) > 1:
         reading.assume("zero_stage", 3, "a distributed recipe shards parameters (FSDP2)")
+    if reading.values.get("tensor_parallel", 1) > 1:
+        reading.target = "any"  # the rules of the target torchtune are those of data parallelism
     trainer.complete(reading)
     return reading
 

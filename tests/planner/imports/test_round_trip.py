@@ -131,7 +131,8 @@ def test_megatron(plan: tuple[ModelShape, TrainingConfig]) -> None:
     returns("megatron", *plan)
 
 
-@pytest.mark.parametrize("target", sorted(FILES.keys() - {"megatron"}))
+# Those of fine-tuning have a suite of their own: tests/planner/emit/training/test_finetuning.py.
+@pytest.mark.parametrize("target", sorted(FILES.keys() - {"megatron", "axolotl", "torchtune"}))
 @given(data=st.data())
 @settings(max_examples=80, deadline=None)
 def test_pytorch_frameworks(target: str, data: st.DataObject) -> None:

@@ -1,4 +1,4 @@
-"""What TorchTitan, DeepSpeed and Accelerate allow, beyond what the mathematics of parallelism asks.
+"""What TorchTitan, DeepSpeed, Accelerate, Axolotl and torchtune allow, beyond what the mathematics of parallelism asks.
 
 Their rules are held against the frameworks' own parsers by tests/conformance. A choice that a framework has no flag
 for is refused here, so that a plan made for it can be launched.
@@ -32,6 +32,8 @@ from meshplan.planner.training.problem.layers import equal_layers, splits_by_wei
 _TITAN = "torchtitan 0.3.0"
 _SPEED = "deepspeed 0.19.8"
 _ACCELERATE = "accelerate 1.15.0"
+_AXOLOTL = "axolotl 0.19.0"
+_TUNE = "torchtune 0.6.1"
 _ZERO_1, _ZERO_2, _ZERO_3 = 1, 2, 3
 
 # Our models by the configuration function that builds the same layers: (module, function) of torchtitan.models.
@@ -47,6 +49,30 @@ TORCHTITAN_CONFIGS = {
     "qwen3-14b": ("qwen3", "qwen3_14b"),
     "qwen3-32b": ("qwen3", "qwen3_32b"),
     "qwen3-30b-a3b": ("qwen3", "qwen3_30b_a3b"),
+}
+
+# Our models by the builder of torchtune.models that makes the same layers. Mistral's and Gemma's builders are left out:
+# they leave out the sliding window, or cap logits, as the planner's model does not.
+TORCHTUNE_BUILDERS = {
+    "llama-2-7b": ("llama2", "llama2_7b"),
+    "llama-2-13b": ("llama2", "llama2_13b"),
+    "llama-2-70b": ("llama2", "llama2_70b"),
+    "llama-3-8b": ("llama3", "llama3_8b"),
+    "llama-3-70b": ("llama3", "llama3_70b"),
+    "llama-3.1-8b": ("llama3_1", "llama3_1_8b"),
+    "llama-3.1-70b": ("llama3_1", "llama3_1_70b"),
+    "llama-3.1-405b": ("llama3_1", "llama3_1_405b"),
+    "llama-3.2-1b": ("llama3_2", "llama3_2_1b"),
+    "llama-3.2-3b": ("llama3_2", "llama3_2_3b"),
+    "llama-3.3-70b": ("llama3_3", "llama3_3_70b"),
+    "qwen2-7b": ("qwen2", "qwen2_7b"),
+    "qwen2.5-0.5b": ("qwen2_5", "qwen2_5_0_5b"),
+    "qwen2.5-1.5b": ("qwen2_5", "qwen2_5_1_5b_base"),
+    "qwen2.5-3b": ("qwen2_5", "qwen2_5_3b"),
+    "qwen2.5-7b": ("qwen2_5", "qwen2_5_7b_base"),
+    "qwen2.5-14b": ("qwen2_5", "qwen2_5_14b_base"),
+    "qwen2.5-32b": ("qwen2_5", "qwen2_5_32b_base"),
+    "qwen2.5-72b": ("qwen2_5", "qwen2_5_72b_base"),
 }
 
 
@@ -290,6 +316,95 @@ ACCELERATE = FrameworkRules(
     vocab_multiple_per_tensor_parallel=1,
     recompute_modes=("none", "full"),
     precisions=("bf16", "fp16"),
+    sequence_parallel=False,
+    quantised_weights=True,
+)
+
+
+def _data_parallel_only(framework: str, source: str) -> tuple[LegalityRule, ...]:
+    """Rules of a trainer that is planned for with replicas and shards alone, on weights that fit a device's layers."""
+    degrees = ("tensor_parallel", "pipeline_parallel", "context_parallel", "expert_parallel", "expert_tensor_parallel")
+    reason = f"plans for {framework} have data parallelism alone"
+    return (
+        *ANY_FRAMEWORK.rules,
+        *(_one(degree, framework, reason, source) for degree in degrees),
+        _whole_sequences(reason, source),
+        *expert_transport_rules(framework, source),
+        *switch_rules(framework, source),
+        capacity_rule(framework, "experts are those of the checkpoint", source),
+        *_plain_sharding(framework, source),
+        no_vocabulary_parallel(framework),
+        joint_offload_rule(framework, source),
+        host_only_rule(framework, source),
+    )
+
+
+AXOLOTL = FrameworkRules(
+    name="axolotl",
+    version="0.19.0",
+    rules=(
+        *_data_parallel_only("axolotl", f"{_AXOLOTL}: utils/schemas/config.py (its other degrees were not tried)"),
+        LegalityRule(
+            name="replicated_or_sharded",
+            holds=lambda _, config: np.where(
+                config.zero_stage >= _ZERO_2, config.data_parallel_shard > 1, config.zero_stage == 0
+            ),
+            message="zero_stage 0 (replicas), or 2 and 3 (FSDP2) with data_parallel_shard > 1",
+            stage="parser",
+            source=f"{_AXOLOTL}: utils/schemas/fsdp.py, utils/trainer.py (setup_parallelism_envs)",
+        ),
+        no_offload_rule("axolotl", "activation_offload", "its own ways of it were not tried", f"{_AXOLOTL}: schemas/"),
+    ),
+    rank_orders=(("tensor", "context", "data", "pipeline"),),
+    layer_splits=equal_layers,
+    pipeline_schedules=("none",),
+    shards_over_context_parallel=True,
+    vocab_multiple_per_tensor_parallel=1,
+    recompute_modes=("none", "full"),
+    precisions=("bf16", "fp16"),
+    sequence_parallel=False,
+    quantised_weights=True,
+)
+
+TORCHTUNE = FrameworkRules(
+    name="torchtune",
+    version="0.6.1",
+    rules=(
+        *_data_parallel_only("torchtune", f"{_TUNE}: recipes/lora_finetune_distributed.py"),
+        LegalityRule(
+            name="model_has_a_builder",
+            holds=lambda shape, config: (config.tensor_parallel >= 1) & (shape.slug in TORCHTUNE_BUILDERS),
+            message=f"torchtune builds its own models: one of {', '.join(TORCHTUNE_BUILDERS)}",
+            stage="parser",
+            source=f"{_TUNE}: torchtune/models/*/_model_builders.py",
+        ),
+        LegalityRule(
+            name="sharded_over_all",
+            holds=lambda _, config: np.where(
+                config.data_parallel > 1,
+                (config.zero_stage >= _ZERO_2) & (config.data_parallel_shard == config.data_parallel),
+                config.zero_stage == 0,
+            ),
+            message="several devices always shard (FSDP2: zero_stage 2 or 3, data_parallel_shard = data_parallel), one "
+            "device never (zero_stage 0)",
+            stage="run time",
+            source=f"{_TUNE}: recipes/lora_finetune_distributed.py, _setup_model",
+        ),
+        LegalityRule(
+            name="offload_needs_shards",
+            holds=lambda _, config: np.logical_not(config.parameter_offload) | (config.data_parallel > 1),
+            message="parameter_offload (fsdp_cpu_offload) needs several devices",
+            stage="run time",
+            source=f"{_TUNE}: recipes/lora_finetune_single_device.py (no such key)",
+        ),
+    ),
+    rank_orders=(("tensor", "context", "data", "pipeline"),),
+    layer_splits=equal_layers,
+    pipeline_schedules=("none",),
+    shards_over_context_parallel=True,
+    vocab_multiple_per_tensor_parallel=1,
+    recompute_modes=("none", "full"),
+    precisions=("bf16",),
     sequence_parallel=False,
     quantised_weights=True,
 )

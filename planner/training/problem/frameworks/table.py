@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
 from meshplan.planner.training.problem.frameworks.megatron import MEGATRON
-from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, DEEPSPEED, TORCHTITAN
+from meshplan.planner.training.problem.frameworks.pytorch import ACCELERATE, AXOLOTL, DEEPSPEED, TORCHTITAN, TORCHTUNE
 from meshplan.planner.training.problem.frameworks.rules import FrameworkRules
 
-FRAMEWORKS = {rules.name: rules for rules in (MEGATRON, TORCHTITAN, DEEPSPEED, ACCELERATE, ANY_FRAMEWORK)}
+FRAMEWORKS = {
+    rules.name: rules for rules in (MEGATRON, TORCHTITAN, DEEPSPEED, ACCELERATE, AXOLOTL, TORCHTUNE, ANY_FRAMEWORK)
+}
 
 
 def framework_rules(name: str) -> FrameworkRules | None:

@@ -59,7 +59,7 @@ def test_other_degrees_ask_for_a_script(target: str, config: Any) -> None:
 @pytest.mark.parametrize("phase", ["lora", "qlora"])
 def test_a_trainer_of_every_weight_refuses_adapters(target: str, phase: str) -> None:
     """Files that train every weight of a plan for adapters would need far more memory than it counted on."""
-    with pytest.raises(CannotExpressError, match=r"adapters.*target accelerate or deepspeed"):
+    with pytest.raises(CannotExpressError, match=r"adapters.*target axolotl or torchtune; or accelerate or deepspeed"):
         emit(target, asked(phase=phase, lora_rank=16))
 
 

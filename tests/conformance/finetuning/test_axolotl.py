@@ -1,0 +1,111 @@
+"""Axolotl's own schema over the YAML that we emit. On demand: ``make test-launchers`` (it needs torch).
+
+The schema takes unknown keys: ours are compared with the names of its fields.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import random
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import yaml
+from finetuning_cases import random_tuning, tuning
+
+from meshplan.planner.emit.training import axolotl as emitter
+from meshplan.planner.emit.training.request import TrainingRequest
+from meshplan.planner.training.problem.frameworks.pytorch import AXOLOTL
+
+pytestmark = pytest.mark.launchers
+
+NUM_RANDOM_PLANS = 200
+ON_H100 = {"bf16": True, "fp8": True, "n_gpu": 8, "n_node": 1, "compute_capability": "sm_90"}
+
+
+class Judge:
+    """Axolotl's schema, imported once."""
+
+    def __init__(self) -> None:
+        from axolotl.utils.schemas.config import AxolotlConfigWCapabilities
+        from axolotl.utils.schemas.fsdp import FSDPConfig
+
+        self.schema, self.fsdp = AxolotlConfigWCapabilities, FSDPConfig
+
+    def read(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """The values that Axolotl holds after its checks."""
+        said = {**document, "capabilities": ON_H100, "env_capabilities": {"torch_version": "2.11.0"}}
+        found: dict[str, Any] = self.schema(**said).model_dump()
+        return found
+
+    def refuses(self, document: Mapping[str, Any]) -> bool:
+        try:
+            self.read(document)
+        except ValueError:  # pydantic's errors are of this kind
+            return True
+        return False
+
+
+@pytest.fixture(scope="module")
+def judge() -> Judge:
+    return Judge()
+
+
+def document(request: TrainingRequest) -> dict[str, Any]:
+    """What Axolotl reads: the emitted text."""
+    text = next(file.content for file in emitter.job(request).files if file.path == emitter.CONFIG_FILE)
+    return dict(yaml.safe_load(text))
+
+
+def test_version_is_the_one_that_the_rules_name() -> None:
+    assert importlib.metadata.version("axolotl") == AXOLOTL.version == emitter.VERIFIED.version
+
+
+def test_random_legal_plans_are_accepted_unchanged(judge: Judge) -> None:
+    draw = random.Random(3)
+    for _ in range(NUM_RANDOM_PLANS):
+        said = document(random_tuning(draw, "axolotl"))
+        held = judge.read(said)
+        nested = {"fsdp_config", "datasets"}
+        assert {key: held[key] for key in said if key not in nested} == {
+            key: value for key, value in said.items() if key not in nested
+        }
+        for key, value in said.get("fsdp_config", {}).items():
+            assert held["fsdp_config"][key] == value
+        assert (held["fsdp_config"] is not None) == ("fsdp_config" in said)
+
+
+def test_every_key_is_one_of_the_schema(judge: Judge) -> None:
+    draw = random.Random(4)
+    for _ in range(40):
+        said = document(random_tuning(draw, "axolotl"))
+        assert said.keys() <= judge.schema.model_fields.keys()
+        assert said.get("fsdp_config", {}).keys() <= judge.fsdp.model_fields.keys()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"micro_batch_size": "one"},
+        {"sequence_len": [4096]},
+        {"lora_r": "sixteen"},
+        {"lora_modules_to_save": "embed_tokens"},
+        {"gradient_checkpointing": "sometimes"},
+        {"datasets": None},
+        {"adapter": None, "load_in_4bit": True},
+        {"adapter": "qlora", "load_in_4bit": False},
+        {"fsdp_config": {"auto_wrap_policy": "SOME_WRAP"}},
+    ],
+    ids=str,
+)
+def test_mutations_are_refused(judge: Judge, change: Mapping[str, Any]) -> None:
+    said = document(tuning())
+    assert not judge.refuses(said)
+    assert judge.refuses({**said, **change})
+
+
+@pytest.mark.parametrize("change", [{"micro_batch_sice": 1}, {"fp16": True}], ids=str)
+def test_holes_of_the_schema(judge: Judge, change: Mapping[str, Any]) -> None:
+    """Unknown keys are taken silently (another test compares ours with its names), and two precisions at once."""
+    assert not judge.refuses({**document(tuning()), **change})

@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# meshplan plan 97f846bbdaf6
+# plan digest: 97f846bbdaf657410535afd66e3788d47baad2efde502735787013d5f53207b1
+# parser: axolotl 0.19.0 (AxolotlConfigWCapabilities, its schema; no model is loaded and no data read)
+# usage: launch.sh NODE_RANK [more flags of the program]
+set -euo pipefail
+here=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
+fail() {
+  printf 'launch.sh: %s\n' "$1" >&2
+  exit 1
+}
+
+if [[ -f $here/SHA256SUMS && ${MESHPLAN_SKIP_CHECKS:-0} != 1 ]]; then
+  changed=$(cd -- "$here" && sha256sum --check --quiet SHA256SUMS 2>&1) || fail \
+    "files differ from what meshplan wrote: $changed; emit them again, or set MESHPLAN_SKIP_CHECKS=1"
+fi
+
+[[ ${1:-} =~ ^[0-9]+$ ]] || fail "usage: launch.sh NODE_RANK [more flags]; node ranks are in hosts.txt"
+node_rank=$1
+shift
+devices=""
+while read -r row_rank row_host row_devices; do
+  if [[ $row_rank == "$node_rank" ]]; then
+    hostname=$row_host
+    devices=$row_devices
+  fi
+done < "$here/hosts.txt"
+[[ -n $devices ]] || fail "no node rank $node_rank in hosts.txt"
+IFS=, read -r -a device_list <<< "$devices"
+
+# --- where, and with which variables ------------------------------------------------------------------------------
+: "${MASTER_ADDR:?set MASTER_ADDR to the name of the first host}"
+export MASTER_ADDR
+export MASTER_PORT=${MASTER_PORT:-29500}
+export CUDA_VISIBLE_DEVICES=$devices  # local rank i runs on the i-th of these
+# no variable needs a value
+
+# --- Axolotl ------------------------------------------------------------------------------------------------------
+program=(-m axolotl.cli.train "$here/axolotl.yaml")
+: "${DATA_TYPE:=alpaca}"
+[[ -z ${MODEL:-} ]] || program+=(--base_model="$MODEL")
+if [[ -n ${DATA:-} ]]; then
+  [[ $DATA$DATA_TYPE != *[\"\'\\]* ]] || fail "DATA and DATA_TYPE must have no quotes and no backslashes"
+  program+=(--datasets="[{\"path\": \"$DATA\", \"type\": \"$DATA_TYPE\"}]")
+fi
+[[ -z ${MAX_STEPS:-} ]] || program+=(--max_steps="$MAX_STEPS")
+[[ -z ${LR:-} ]] || program+=(--learning_rate="$LR")
+[[ -z ${WARMUP_STEPS:-} ]] || program+=(--warmup_steps="$WARMUP_STEPS")
+[[ -z ${WEIGHT_DECAY:-} ]] || program+=(--weight_decay="$WEIGHT_DECAY")
+[[ -z ${LORA_ALPHA:-} ]] || program+=(--lora_alpha="$LORA_ALPHA")
+[[ -z ${OUTPUT:-} ]] || program+=(--output_dir="$OUTPUT")
+
+# --- checks before the start (MESHPLAN_SKIP_CHECKS=1 skips them) --------------------------------------------------
+check_gpus() {
+  command -v nvidia-smi > /dev/null || fail "nvidia-smi is not on the PATH"
+  local listing device line name memory_mib
+  listing=$(env -u CUDA_VISIBLE_DEVICES nvidia-smi --query-gpu=index,name,memory.total --format=csv,noheader,nounits)
+  for device in "${device_list[@]}"; do
+    line=$(grep -E "^$device, " <<< "$listing") || fail "$hostname has no GPU $device; it has: $listing"
+    IFS=, read -r _ name memory_mib <<< "${line//, /,}"
+    [[ $name == *H100* ]] || fail "GPU $device is $name, the plan is for "H100
+    (( memory_mib >= 78469 )) || fail "GPU $device has $memory_mib MiB, the plan counts on 78469 MiB"
+  done
+  return 0
+}
+check_master() {
+  [[ $node_rank != 0 ]] || return 0
+  local answer
+  # The port opens when node rank 0 starts: a refused connection still proves that the host answers.
+  answer=$(timeout 10 bash -c 'exec 3<> "/dev/tcp/$1/$2"' _ "$MASTER_ADDR" "$MASTER_PORT" 2>&1) && return 0
+  [[ $answer == *refused* ]] || fail "cannot reach MASTER_ADDR=$MASTER_ADDR port $MASTER_PORT: ${answer:-no answer}"
+}
+if [[ ${MESHPLAN_SKIP_CHECKS:-0} != 1 ]]; then
+  command -v "${TORCHRUN:-torchrun}" > /dev/null || fail "torchrun is not on the PATH (or set TORCHRUN)"
+  check_gpus
+  check_master
+fi
+
+num_hosts=2
+world_size=16
+exec "${TORCHRUN:-torchrun}" \
+  --nnodes "$num_hosts" \
+  --node-rank "$node_rank" \
+  --nproc-per-node "${#device_list[@]}" \
+  --rdzv-backend static \
+  --master-addr "$MASTER_ADDR" \
+  --master-port "$MASTER_PORT" \
+  --max-restarts 0 \
+  "${program[@]}" "$@"
