@@ -41,5 +41,11 @@ PlanArgument = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option("--out", "-o", metavar="DIR", help="Folder for the launcher files.", show_default=False)
 ]
+ScriptOption = Annotated[
+    str,
+    typer.Option(
+        "--script", metavar="FILE", help="Your training script, where the framework has none.", show_default=False
+    ),
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace files that are already there.")]
 SeedOption = Annotated[int, typer.Option("--seed", metavar="N", help="Where pseudo-random choices start from.")]

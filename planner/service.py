@@ -129,6 +129,28 @@ def estimate_plan(spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, bas
     return cast("Plan", estimate(Question(document=_plain(kind, document), catalog=catalog, base=folder)))
 
 
+def check_files(
+    spec: Mapping[str, Any] | str | Path, catalog: Catalog, *, base: Path | None = None, **options: Any
+) -> None:
+    """Stop where the plan of a spec would not become files, before it is searched for.
+
+    Args:
+        spec: as in :func:`make_plan`.
+        catalog: how many devices a node has.
+        base: as in :func:`make_plan`.
+        options: fields of :class:`~meshplan.planner.emit.artifact.EmitOptions`.
+
+    Raises:
+        SpecError: the spec is malformed.
+        EmitError: an option is missing, or the target does not do what the spec asks for.
+    """
+    document, _ = read_spec_file(spec, base)
+    kind = kind_of(document)
+    launcher = kind.launcher()
+    if hasattr(launcher, "check"):
+        launcher.check(_plain(kind, document), catalog, EmitOptions(**options))
+
+
 def explain(plan: Plan) -> Explanation:
     """Why the plan is as it is: proof, runner-up, limits, what its numbers rest on; ``to_document()`` gives plain JSON.
 

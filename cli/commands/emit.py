@@ -10,7 +10,7 @@ import typer
 
 from meshplan.cli.completion import complete_target
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument
+from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, PlanArgument, ScriptOption
 from meshplan.cli.render import Column, Format
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -38,6 +38,17 @@ ModelPathOption = Annotated[
 ]
 
 
+FrameworkVersionOption = Annotated[
+    str,
+    typer.Option(
+        "--framework-version",
+        metavar="RELEASE",
+        help="Release of the framework or engine that runs the files. Default: the one that was checked.",
+        show_default=False,
+    ),
+]
+
+
 @app.command()
 def emit(
     plan: PlanArgument,
@@ -58,12 +69,8 @@ def emit(
             "--framework", metavar="NAME", help="Framework that an orchestrator target launches.", show_default=False
         ),
     ] = None,
-    script: Annotated[
-        str,
-        typer.Option(
-            "--script", metavar="FILE", help="Your training script, where the framework has none.", show_default=False
-        ),
-    ] = "",
+    framework_version: FrameworkVersionOption = "",
+    script: ScriptOption = "",
     image: ImageOption = "",
     model_path: ModelPathOption = "",
     pod_resource: PodResourceOption = None,
@@ -88,6 +95,7 @@ def emit(
         wanted,
         catalog,
         framework=framework,
+        framework_version=framework_version,
         script=script,
         image=image,
         model_path=model_path,

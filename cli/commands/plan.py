@@ -29,7 +29,15 @@ from meshplan.cli.asking import (
     question,
 )
 from meshplan.cli.database import open_catalog
-from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, OutOption, SeedOption, SpecOrOptions
+from meshplan.cli.options import (
+    DatabaseOption,
+    ForceOption,
+    FormatOption,
+    OutOption,
+    ScriptOption,
+    SeedOption,
+    SpecOrOptions,
+)
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
@@ -105,6 +113,7 @@ def plan(
     seed: SeedOption = 0,
     certify: CertifyOption = False,
     out: OutOption = None,
+    script: ScriptOption = "",
     force: ForceOption = False,
     store: StoreOption = True,
     name: NameOption = "",
@@ -123,7 +132,7 @@ def plan(
     from meshplan.cli.progress import progress_line
     from meshplan.cli.reports.plan import is_infeasible
     from meshplan.planner.core.certificate import disagrees
-    from meshplan.planner.service import make_plan
+    from meshplan.planner.service import check_files, make_plan
 
     asked = Asked(
         model=model,
@@ -140,6 +149,8 @@ def plan(
     )
     catalog = open_catalog(db, or_shipped=True)
     document, base = question(spec, asked, settings or (), catalog)
+    if out is not None:
+        check_files(document, catalog, base=base, script=script)
     with progress_line() as on_progress:
         made = make_plan(
             document,
@@ -153,7 +164,7 @@ def plan(
             certify=certify,
             since_start=True,
         )
-    keep = Keep(store=store, name=name, tag=tag, out=out, force=force, db=db)
+    keep = Keep(store=store, name=name, tag=tag, out=out, script=script, force=force, db=db)
     _show_and_keep(made, catalog, keep, form, full=full)
     if disagrees(made.certificate):
         raise typer.Exit(EXIT_SOLVER)
@@ -169,6 +180,7 @@ class Keep:
     name: str
     tag: str | None
     out: Path | None
+    script: str
     force: bool
     db: str | None
 
@@ -186,7 +198,7 @@ def _show_and_keep(made: Plan, catalog: Catalog, keep: Keep, form: Format, *, fu
         try:
             stored = keep.store and not is_infeasible(made) and _save(made, catalog, keep.name, keep.tag)
             if keep.out is not None and not is_infeasible(made):
-                files = _write(made, catalog, keep.out, force=keep.force)
+                files = _write(made, catalog, keep.out, script=keep.script, force=keep.force)
         finally:
             if form is Format.TABLE:
                 show_text(f"\n{stored_text(made, stored=stored, db=keep.db, files=files, out=keep.out)}")
@@ -208,11 +220,11 @@ def _save(made: Plan, catalog: Catalog, name: str, tag: str | None) -> bool:
     return True
 
 
-def _write(made: Plan, catalog: Catalog, out: Path, *, force: bool) -> tuple[Path, ...]:
+def _write(made: Plan, catalog: Catalog, out: Path, *, script: str, force: bool) -> tuple[Path, ...]:
     from meshplan.planner.emit.artifact import plan_artifact
     from meshplan.planner.emit.writer import write_artifacts
     from meshplan.planner.service import emit_plan, plan_target
 
     target = plan_target(made)
-    artifacts = (plan_artifact(made),) if target is None else emit_plan(made, target, catalog).artifacts
+    artifacts = (plan_artifact(made),) if target is None else emit_plan(made, target, catalog, script=script).artifacts
     return write_artifacts(artifacts, out, force=force)

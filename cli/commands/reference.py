@@ -29,11 +29,21 @@ _SUPPORT_COLUMNS = (
     Column(key="feature", title="Choice", wrap=False),
     Column(key="takes", title="Takes"),
     Column(key="expressed_by", title="Flags"),
+    Column(key="since", title="New in"),
     Column(key="verified_by", title="Verified by", footnote=True, wrap=False),
 )
 _ALL_COLUMNS = tuple(
     Column(key=key, title=key)
-    for key in ("target", "feature", "takes", "refuses", "expressed_by", "verified_by", "parser_verified")
+    for key in (
+        "target",
+        "feature",
+        "takes",
+        "refuses",
+        "expressed_by",
+        "since",
+        "verified_by",
+        "parser_verified",
+    )
 )
 _CHOICE_COLUMNS = (
     Column(key="name", title="Choice", wrap=False),
@@ -44,7 +54,7 @@ _CHOICE_COLUMNS = (
 )
 _ALL_CHOICE_COLUMNS = tuple(
     Column(key=key, title=key.capitalize())
-    for key in ("name", "spec", "abbreviations", "type", "default", "about", "frameworks")
+    for key in ("name", "spec", "abbreviations", "type", "default", "about", "frameworks", "since")
 )
 
 
@@ -103,7 +113,8 @@ def support(
     if form is not Format.TABLE:
         show_rows(chosen, _ALL_COLUMNS, form)
     elif target is not None:
-        show_rows(chosen, _SUPPORT_COLUMNS, form)
+        is_new = any(row["since"] for row in chosen)  # of most targets no release was compared
+        show_rows(chosen, [column for column in _SUPPORT_COLUMNS if is_new or column.key != "since"], form)
     else:
         show_rows([_summary(name, chosen) for name in names], _TARGET_COLUMNS, form)
         show_text("Choices of a plan that each target takes; one by one: meshplan catalog support TARGET\n")

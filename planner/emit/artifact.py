@@ -69,6 +69,7 @@ class EmitOptions:
     Args:
         framework: what an orchestrator launches (the framework that the plan was made for where None); a target that
             is itself a framework takes none.
+        framework_version: release of the framework or engine that runs the files; empty for the one that was checked.
         script: training script, for frameworks that bring none of their own.
         image: container image, for launchers that start containers.
         model_path: checkpoint to serve; empty for where the model is published.
@@ -76,6 +77,7 @@ class EmitOptions:
     """
 
     framework: str | None = None
+    framework_version: str = ""
     script: str = ""
     image: str = ""
     model_path: str = ""

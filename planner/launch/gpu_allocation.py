@@ -103,6 +103,7 @@ def _request(
         model_path=options.model_path,
         max_sequence_length=_longest_request(plan, str(service["name"])),
         image=options.image,
+        framework_version=options.framework_version,
     )
 
 

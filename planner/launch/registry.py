@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from meshplan.catalogs.errors import CannotExpressError, EmitError, closest_names, did_you_mean
 from meshplan.planner.emit.artifact import EmittedPlan, ParserVerified
+from meshplan.planner.emit.releases import release_of
 from meshplan.planner.emit.serving import benchmark
 from meshplan.planner.emit.serving import readme as serving_readme
 from meshplan.planner.emit.serving import script as serving_script
@@ -224,6 +225,7 @@ def emit(target: str, request: TrainingRequest, *, framework: str | None = None)
         raise EmitError(f"target {target} launches serving plans, this one is of the kind {request.plan.kind!r}")
     started = _framework(found, framework)
     refuse_devices(started.name, (request.device,))
+    release_of(started.name, request.framework_version)
     if request.script and not started.takes_script:
         raise EmitError(f"{started.name} brings its own training script; leave --script out")
     job = cast("Job", _module(started).job(request))
@@ -261,6 +263,7 @@ def emit_serving(target: str, request: ServingRequest) -> EmittedPlan:
             )
         started = _target(engine)
     refuse_devices(started.name, [host.device for host in request.host_types.values()])
+    release_of(started.name, request.framework_version)
     job = cast("ServingJob", _module(started).job(request))
     if found.wraps and len({program.pool.role for program in job.programs}) < len(job.programs):
         raise CannotExpressError(target, "several kinds of workers behind one weighted router", f"target {engine}")

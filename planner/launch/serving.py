@@ -46,6 +46,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
             for row in plan.memory["pools"]
         },
         image=options.image,
+        framework_version=options.framework_version,
         pod_resources=options.pod_resources,
     )
     return emit_serving(target_name, request)

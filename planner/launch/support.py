@@ -17,6 +17,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.emit.artifact import EmittedPlan
+from meshplan.planner.emit.releases import since_text
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import TARGETS, Target, emit, features_of, verified_of
@@ -60,7 +61,9 @@ def support_matrix() -> tuple[Mapping[str, Any], ...]:
 
 
 def support_rows(dense: ModelShape, experts: ModelShape) -> tuple[Mapping[str, Any], ...]:
-    """Rows of target, feature, takes, refuses, expressed_by, verified_by, parser_verified.
+    """Rows of target, feature, takes, refuses, expressed_by, since, verified_by, parser_verified.
+
+    ``since`` names flags that older releases lack (:mod:`meshplan.planner.emit.releases`).
 
     Args:
         dense: a model that every framework knows, for most probes.
@@ -93,6 +96,7 @@ def _target_rows(target: Target, dense: ModelShape, experts: ModelShape) -> Iter
             "takes": ", ".join(takes),
             "refuses": "; ".join(refuses),
             "expressed_by": "" if feature is None else feature.expressed_by,
+            "since": "" if feature is None else since_text(target.name, feature.expressed_by),
             "verified_by": _NOTHING_TO_VERIFY if feature is None else feature.verified_by,
             "parser_verified": {} if verified is None else asdict(verified),
         }
@@ -110,12 +114,16 @@ def _without_a_flag(choice: Choice | None, takes: Sequence[str]) -> Feature | No
 
 
 def choice_rows() -> tuple[Mapping[str, Any], ...]:
-    """Every choice of a training plan: name, abbreviations, type, default, meaning, and which frameworks take it."""
+    """Every choice of a training plan: name, abbreviations, type, default, meaning, which frameworks take it, and
+    from which of their releases on where that is known.
+    """
     taken: dict[str, list[str]] = {choice.name: [] for choice in CHOICES}
+    since: dict[str, list[str]] = {choice.name: [] for choice in CHOICES}
     for row in support_matrix():
         rules = FRAMEWORKS.get(row["target"])
         if rules is not None and row["feature"] in taken and _is_free(row):
             taken[row["feature"]].append(f"{rules.name} {rules.version}")
+            since[row["feature"]] += [f"{rules.name}: {row['since']}"] if row["since"] else []
     return tuple(
         {
             "name": choice.name,
@@ -125,6 +133,7 @@ def choice_rows() -> tuple[Mapping[str, Any], ...]:
             "default": choice.follows if choice.default is None else str(choice.default).lower(),
             "about": choice.about,
             "frameworks": ", ".join(taken[choice.name]),
+            "since": ", ".join(since[choice.name]),
         }
         for choice in CHOICES
     )

@@ -1,4 +1,6 @@
-"""A stored training plan as a request to the emitters: the device's name and memory from the catalog."""
+"""A stored training plan as a request to the emitters: the device's name and memory from the catalog; and what can be
+said of its files before it is searched for.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,13 @@ from typing import TYPE_CHECKING, Any
 from meshplan.catalogs.errors import EmitError, UnknownEntryError
 from meshplan.planner.core.plan import shape_from_document
 from meshplan.planner.emit.artifact import EmitOptions
+from meshplan.planner.emit.training import own_script, torchtune
+from meshplan.planner.emit.training.adapters import TRAINERS_OF_EVERY_WEIGHT, no_adapters
 from meshplan.planner.emit.training.request import TrainingRequest
 from meshplan.planner.launch.registry import emit, is_orchestrator
-from meshplan.planner.training.problem.spec import ConstraintsSpec
+from meshplan.planner.training.problem.frameworks.arithmetic import ANY_FRAMEWORK
+from meshplan.planner.training.problem.problem import Phase
+from meshplan.planner.training.problem.spec import ConstraintsSpec, TrainingSpec, read_training_spec
 
 if TYPE_CHECKING:
     from meshplan.catalogs.database.repository import Catalog
@@ -20,8 +26,62 @@ if TYPE_CHECKING:
 
 
 def target(plan: Plan) -> str | None:
-    """The framework that the plan was made for."""
-    return ConstraintsSpec.model_validate(plan.spec.get("constraints", {})).target
+    """The framework that the plan was made for; torchrun with a script of the user's where it was made for any."""
+    return _target(ConstraintsSpec.model_validate(plan.spec.get("constraints", {})))
+
+
+def _target(constraints: ConstraintsSpec) -> str:
+    return own_script.TARGET if constraints.target == ANY_FRAMEWORK.name else constraints.target
+
+
+# Degrees that the user's own script may have and train.py of meshplan has not, by target.
+_SCRIPTS_DEGREES = {"deepspeed": ("tensor_parallel",), "accelerate": ("tensor_parallel", "context_parallel")}
+
+
+def check(document: Mapping[str, Any], catalog: Catalog, options: EmitOptions) -> None:
+    """Stop before a search of minutes where its plan would not become files.
+
+    Args:
+        document: the spec.
+        catalog: how many devices a node has.
+        options: what the user adds to the files.
+
+    Raises:
+        SpecError: the spec is malformed.
+        EmitError: a script is missing that the plan may need.
+        CannotExpressError: the target does not train what the workload asks for.
+    """
+    spec = read_training_spec(document)
+    name, phase = _target(spec.constraints), spec.workload.phase
+    if phase.has_adapters and name in TRAINERS_OF_EVERY_WEIGHT:
+        raise no_adapters(name, phase)
+    if name == torchtune.TARGET and phase is Phase.PRETRAINING:
+        raise torchtune.no_pretraining()
+    if options.script:
+        return
+    if name == own_script.TARGET:
+        raise own_script.no_script()
+    open_degrees = [degree for degree in _SCRIPTS_DEGREES.get(name, ()) if getattr(spec.fixed, degree) != 1]
+    if open_degrees and not _is_one_device(spec, catalog):
+        pins = " ".join(f"--set fixed.{degree}=1" for degree in open_degrees)
+        raise EmitError(
+            f"target {name}: the plan may have {' and '.join(open_degrees)}, and {own_script.TRAIN_FILE} of meshplan "
+            f"expresses data parallelism only: name a training script of yours (--script FILE), or keep to data "
+            f"parallelism ({pins})"
+        )
+
+
+def _is_one_device(spec: TrainingSpec, catalog: Catalog) -> bool:
+    """Whether no degree can be above 1."""
+    cluster = spec.cluster
+    if spec.constraints.max_devices == 1:
+        return True
+    if cluster.devices is not None:
+        return cluster.devices.nodes * cluster.devices.per_node == 1
+    try:
+        return sum(one.count * catalog.node_type(one.type).num_devices for one in cluster.nodes or ()) == 1
+    except UnknownEntryError:
+        return True  # planning says which name is unknown
 
 
 def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) -> EmittedPlan:
@@ -39,6 +99,7 @@ def files(plan: Plan, target_name: str, catalog: Catalog, options: EmitOptions) 
         devices_per_host=devices_per_host,
         hosts=tuple((plan.mapping or {}).get("hosts", ())),
         script=options.script,
+        framework_version=options.framework_version,
         image=options.image,
         pod_resources=options.pod_resources,
     )

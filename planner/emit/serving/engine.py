@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from meshplan.planner.emit.artifact import Artifact, ParserVerified
+from meshplan.planner.emit.releases import release_notes, spelled
 from meshplan.planner.emit.serving.hosts import nodes_per_worker
 from meshplan.planner.emit.serving.job import (
     EVERY_INTERFACE,
@@ -67,7 +68,8 @@ class Engine:
         """
         refuse_serving(self.rules, request)
         written = write_all(self.terms, request, pool)
-        return tuple((flag, value) if value else (flag,) for flag, value in written.items() if flag.startswith("--"))
+        flags = ((flag, value) if value else (flag,) for flag, value in written.items() if flag.startswith("--"))
+        return spelled(self.rules.name, request.framework_version, flags)
 
     def job(self, request: ServingRequest) -> ServingJob:
         """Servers of every pool, and a router where there are several.
@@ -78,17 +80,21 @@ class Engine:
         """
         pools = request.config.pools
         name = self.rules.name
+        programs = tuple(
+            self.program(request, pool, self.arguments(request, pool), nodes_per_worker(request, pool, target=name))
+            for pool in pools
+        )
+        for program in programs:  # what says which node this is has no older spelling
+            words = (word for word in (*program.head, *program.follower) if isinstance(word, str))
+            spelled(name, request.framework_version, ((word,) for word in words if word.startswith("--")))
         return ServingJob(
             target=name,
             request=request,
             verified=self.verified,
-            programs=tuple(
-                self.program(request, pool, self.arguments(request, pool), nodes_per_worker(request, pool, target=name))
-                for pool in pools
-            ),
+            programs=programs,
             router=self.router(request),
             files=tuple(file for pool in pools for file in self.files(request, pool)),
-            notes=tuple(self.notes(request)),
+            notes=(*self.notes(request), *release_notes(name, request.framework_version)),
         )
 
     def features(self) -> tuple[Feature, ...]:

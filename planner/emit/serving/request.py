@@ -62,6 +62,8 @@ class ServingRequest:
         hosts: names or addresses by host number; empty: each launch reads MESHPLAN_HOSTS.
         port: TCP port that clients use.
         image: container image; empty for a name that the user has to replace.
+        framework_version: release of the engine that runs the files (:mod:`..releases`); empty for the one that was
+            checked.
         load: what clients do, for the benchmark; None leaves it out.
         prefix_caching: of workers that prefill, whatever the plan says; None: as the plan says.
         pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
@@ -78,6 +80,7 @@ class ServingRequest:
     hosts: tuple[str, ...] = ()
     port: int = DEFAULT_SERVING_PORT
     image: str = ""
+    framework_version: str = ""
     load: Load | None = None
     prefix_caching: bool | None = None
     pod_resources: Mapping[str, int] = field(default_factory=dict)

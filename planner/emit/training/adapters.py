@@ -12,6 +12,7 @@ from meshplan.catalogs.errors import CannotExpressError
 from meshplan.planner.core.plan import Plan
 from meshplan.planner.training.problem.problem import Phase
 
+TRAINERS_OF_EVERY_WEIGHT = frozenset({"megatron", "torchtitan"})
 _VOCABULARY = ("embed_tokens", "lm_head")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 # PEFT's name for every linear layer but the LM head.
@@ -53,11 +54,16 @@ def refuse_adapters(plan: Plan, target: str) -> None:
         CannotExpressError: it does: the weights' states would need memory that the plan has not counted.
     """
     if adapters_of(plan):
-        raise CannotExpressError(
-            target,
-            f"adapters (phase {phase_of(plan).value}): its own trainer trains every weight",
-            "target axolotl or torchtune; or accelerate or deepspeed, whose train.py makes the adapters with PEFT",
-        )
+        raise no_adapters(target, phase_of(plan))
+
+
+def no_adapters(target: str, phase: Phase) -> CannotExpressError:
+    """The refusal of a target whose own trainer trains every weight."""
+    return CannotExpressError(
+        target,
+        f"adapters (phase {phase.value}): its own trainer trains every weight",
+        "target axolotl or torchtune; or accelerate or deepspeed, whose train.py makes the adapters with PEFT",
+    )
 
 
 def adapter_notes(plan: Plan, *, script: str) -> tuple[str, ...]:

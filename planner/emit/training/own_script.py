@@ -125,6 +125,11 @@ def train_file(request: TrainingRequest, target: str) -> Artifact:
     return Artifact(path=TRAIN_FILE, content=text)
 
 
+def no_script() -> EmitError:
+    """The refusal where no script is named."""
+    return EmitError("torchrun runs a training script of yours: name it with --script train.py")
+
+
 def job(request: TrainingRequest) -> Job:
     """The user's script with the choices of the plan in a file.
 
@@ -132,7 +137,7 @@ def job(request: TrainingRequest) -> Job:
         EmitError: no script is named.
     """
     if not request.script:
-        raise EmitError("torchrun runs a training script of yours: meshplan emit … --script train.py")
+        raise no_script()
     return script_job(
         request,
         rules=ANY_FRAMEWORK,

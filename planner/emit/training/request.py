@@ -29,6 +29,7 @@ class TrainingRequest:
         devices_per_host: devices of every host, used or not; 0 where that is not known.
         image: container image, for launchers that start containers; empty for a name that the user has to replace.
         script: the user's training script, for frameworks that have none of their own; empty for none.
+        framework_version: release that runs the files (:mod:`..releases`); empty for the one that was checked.
         pod_resources: what pods ask for besides devices, by Kubernetes' name: RDMA devices.
     """
 
@@ -40,6 +41,7 @@ class TrainingRequest:
     devices_per_host: int = 0
     image: str = ""
     script: str = ""
+    framework_version: str = ""
     pod_resources: Mapping[str, int] = field(default_factory=dict)
 
     @property

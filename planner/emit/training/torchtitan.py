@@ -13,6 +13,7 @@ from typing import Any
 
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
+from meshplan.planner.emit.releases import release_notes, spelled
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, count, feature_rows, stated, write_all
 from meshplan.planner.emit.training.adapters import refuse_adapters
@@ -332,7 +333,8 @@ def job(request: TrainingRequest) -> Job:
     """TorchTitan with its argument file."""
     refuse_adapters(request.plan, TARGET)
     head = commented((*stamp(request.plan, VERIFIED), "One flag per line, the sub-command last; read by launch.sh."))
-    text = head + "".join(" ".join(flag) + "\n" for flag in arguments(request))
+    flags = spelled(TARGET, request.framework_version, arguments(request))
+    text = head + "".join(" ".join(flag) + "\n" for flag in flags)
     notes = TORCHTITAN.notes[:1] if request.config.activation_recompute == "selective" else ()
     return Job(
         target=TARGET,
@@ -345,6 +347,7 @@ def job(request: TrainingRequest) -> Job:
         settings=SETTINGS,
         notes=(
             *notes,
+            *release_notes(TARGET, request.framework_version),
             "The plan assumes compiled kernels and no asynchronous tensor parallelism; the flags set both.",
             "Data and optimizer are those of the model's own configuration in TorchTitan; override them by flags.",
         ),

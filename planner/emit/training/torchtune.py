@@ -231,6 +231,11 @@ def recipe_of(request: TrainingRequest) -> str:
     return f"{kind}_finetune_{'distributed' if request.config.world_size > 1 else 'single_device'}"
 
 
+def no_pretraining() -> CannotExpressError:
+    """The refusal of a plan that starts from random weights."""
+    return CannotExpressError(TARGET, "pre-training: its recipes start from a checkpoint", "workload.phase: sft")
+
+
 def configuration(request: TrainingRequest) -> dict[str, Any]:
     """The recipe's YAML as a mapping.
 
@@ -239,7 +244,7 @@ def configuration(request: TrainingRequest) -> dict[str, Any]:
     """
     refuse(TORCHTUNE, request.shape, request.config, _KNOWN_NAMES)
     if phase_of(request.plan) is Phase.PRETRAINING:
-        raise CannotExpressError(TARGET, "pre-training: its recipes start from a checkpoint", "workload.phase: sft")
+        raise no_pretraining()
     if "modules_to_save" in adapters_of(request.plan):
         raise CannotExpressError(
             TARGET, "embedding and LM head trained whole beside adapters", "workload.trains_vocabulary: false"

@@ -277,3 +277,42 @@ def test_ctrl_c_before_there_is_anything_ends_quietly(
 def test_a_time_limit_is_a_positive_number(meshplan: Command, spec: Path) -> None:
     for limit in ("0", "-1", "nan", "inf", "soon"):
         assert meshplan("plan", spec, "--time-limit", limit).code == 2
+
+
+# --- files that would be missing something -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ("constraints: {target: deepspeed}", ["may have tensor_parallel", "--script FILE", "fixed.tensor_parallel=1"]),
+        ("constraints: {target: accelerate}", ["tensor_parallel and context_parallel", "--script FILE"]),
+        ("constraints: {target: any}", ["--script train.py"]),
+        ("constraints: {target: torchtune}", ["start from a checkpoint", "workload.phase: sft"]),
+        ("constraints: {target: megatron}\nphase: lora", ["adapters (phase lora)", "target axolotl or torchtune"]),
+    ],
+)
+def test_what_the_files_would_lack_is_said_before_the_search(
+    change: str, words: list[str], meshplan: Command, tmp_path: Path, database: Path
+) -> None:
+    path = tmp_path / "spec.yaml"
+    change, _, phase = change.partition("\nphase: ")
+    spec = SPEC.replace("kind:", f"{change}\nkind:", 1)
+    if phase:
+        spec = spec.replace("global_batch_size: 64", f"global_batch_size: 64, phase: {phase}, lora_rank: 16")
+    path.write_text(spec)
+    outcome = meshplan("plan", path, "--out", tmp_path / "out")
+    assert (outcome.code, outcome.out) == (6, "")
+    assert all(word in outcome.err for word in words), outcome.err
+    assert stored(database) == []
+
+
+def test_a_script_answers_it(meshplan: Command, tmp_path: Path) -> None:
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.replace("kind:", "constraints: {target: any}\nkind:", 1))
+    assert meshplan("plan", path, "--out", tmp_path / "out", "--script", "mine.py").code == 0
+    assert "mine.py" in (tmp_path / "out" / "launch.sh").read_text()
+    pinned = SPEC.replace("kind:", "constraints: {target: deepspeed}\nfixed: {tensor_parallel: 1}\nkind:", 1)
+    path.write_text(pinned)
+    assert meshplan("plan", path, "--out", tmp_path / "own").code == 0
+    assert (tmp_path / "own" / "train.py").is_file()

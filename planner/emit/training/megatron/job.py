@@ -18,6 +18,7 @@ from typing import Any
 from meshplan.catalogs.errors import CannotExpressError, EmitError
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.emit.artifact import Artifact, ParserVerified, commented, stamp
+from meshplan.planner.emit.releases import release_notes, spelled
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import feature_rows, write_all
 from meshplan.planner.emit.training.adapters import phase_of, refuse_adapters
@@ -144,7 +145,7 @@ def job(request: TrainingRequest) -> Job:
     """Megatron-LM with its argument file."""
     refuse_adapters(request.plan, TARGET)
     is_fine_tuned = phase_of(request.plan) is Phase.FINE_TUNING
-    flags = arguments(request)
+    flags = spelled(TARGET, request.framework_version, arguments(request))
     argument_file = Artifact(path=ARGUMENTS_FILE, content=_argument_text(request, flags))
     return Job(
         target=TARGET,
@@ -158,6 +159,7 @@ def job(request: TrainingRequest) -> Job:
         notes=(
             *model_notes(request.shape),
             *_config_notes(request.config),
+            *release_notes(TARGET, request.framework_version),
         ),
     )
 

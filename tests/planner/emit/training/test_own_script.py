@@ -77,7 +77,7 @@ def test_names_that_no_path_needs_are_refused(script: str) -> None:
 
 
 def test_script_belongs_to_frameworks_without_one() -> None:
-    with pytest.raises(EmitError, match=r"meshplan emit … --script train\.py"):
+    with pytest.raises(EmitError, match=r"name it with --script train\.py"):
         emit("torchrun", replace(REQUEST, script=""))
     with pytest.raises(EmitError, match="leave --script out"):
         emit("megatron", REQUEST)
