@@ -47,6 +47,38 @@ text
 EOF
 srun torchrun --nnodes 4 --nproc-per-node "$GPUS" pretrain_gpt.py "${ARGS[@]}" 2>&1
 """
+MANIFEST = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: chat}
+spec:
+  replicas: 2
+  template:
+    spec:
+      containers:
+      - name: server
+        image: vllm/vllm-openai:latest
+        command: ["/bin/sh", "-c"]
+        args: ["vllm serve meta-llama/Llama-3.1-8B-Instruct -tp 2 --max-num-seqs 64"]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: chat}
+"""
+TUNED = """\
+base_model: meta-llama/Llama-3.1-8B
+adapter: lora
+lora_r: 16
+datasets: [{path: data, type: alpaca}]
+sequence_len: 4096
+micro_batch_size: 1
+gradient_accumulation_steps: 4
+bf16: true
+fsdp_config: {reshard_after_forward: true}
+dp_shard_size: 8
+"""
+STAGES = json.dumps({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "bf16": {"enabled": True},
+                     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}})  # fmt: skip
 TRACE = "arrival_s,input_length,output_length\n0.0,128,16\n0.5,256,32\n1.5,64,8\n"
 LOADS = "layer,expert,count\n0,0,5\n0,1,7\n1,0,3\n1,1,9\n"
 SIGNS = [
@@ -100,15 +132,33 @@ def commands(folder: Path) -> dict[str, tuple[str, str, list[list[str]]]]:
                "workload": {"trace": "trace.csv"}, "slo": {"ttft_p99_s": 5}}  # fmt: skip
     (folder / "trace.yaml").write_text(json.dumps(serving))
     limit = ["--no-store", "--time-limit", "2"]
+    where = ["--node-type", "dgx-h100"]
+    load = ["--input-length", "1000", "--output-length", "100", "--concurrency", "8"]
+    model_of = ["--model", "llama-3.1-8b", "--nodes", "1"]
     return {
         "spec (YAML)": ("spec.yaml", TRAINING, [["plan", "spec.yaml", *limit]]),
-        "import": ("run.sh", SCRIPT, [["import", "run.sh", "--node-type", "dgx-h100"]]),
+        "import script": ("run.sh", SCRIPT, [["import", "run.sh", *where, "--model", "llama-3.1-8b"]]),
+        "import pods": ("pods.yaml", MANIFEST, [["import", "pods.yaml", *where, *load]]),
+        "import YAML": ("tune.yaml", TUNED, [["import", "tune.yaml", *where, "--nodes", "1"]]),
+        "import JSON": ("zero.json", STAGES, [["import", "zero.json", *where, *model_of, "--sequence-length", "4096"]]),
         "catalog": ("catalog.json", catalog, [["catalog", "import", "catalog.json"]]),
         "model": ("config.json", model, [["plan", "model.yaml", *limit]]),
         "trace": ("trace.csv", TRACE, [["plan", "trace.yaml", *limit]]),
         "loads": ("loads.csv", LOADS, [["experts", "loads.csv", "--devices", "2"]]),
         "measured": ("measured.json", '{"iteration_s": 2.5}', [["plans", "record", "base", "measured.json"]]),
     }
+
+
+def sound(reader: str, base: tuple[str, str, list[list[str]]], folder: Path) -> None:
+    """Stop where the text before any edit is refused: its mutations would test little."""
+    name, text, lines = base
+    (folder / name).write_text(text)
+    here = Path.cwd()
+    os.chdir(folder)
+    for line in lines:
+        if run_one(line, folder / "out", folder / "err"):
+            raise SystemExit(f"{reader}: {' '.join(line)}: {(folder / 'err').read_text()}")
+    os.chdir(here)
 
 
 def plans(folder: Path) -> dict[str, Any]:
@@ -228,6 +278,8 @@ def main() -> None:
         for reader, base in readers.items():
             if options.only not in reader:
                 continue
+            if base is not None and reader != "plan":
+                sound(reader, base, folder)
             count = options.forged if reader == "plan" else options.mutated // (len(readers) - 1)
             total: Counter[str] = Counter()
             bugs: list[str] = []
@@ -238,7 +290,7 @@ def main() -> None:
                 bugs += more
             exits = ", ".join(f"{key}: {value}" for key, value in sorted(total.items()) if key.startswith("exit"))
             bad = {key: total[key] for key in ("slow", "large", "payload", "hangs", "crashes")}
-            print(f"{reader:12} {count} inputs; {exits}; {bad}", flush=True)
+            print(f"{reader:13} {count} inputs; {exits}; {bad}", flush=True)
             for text in sorted(set(bugs))[:10]:
                 print(f"    {text.strip()}")
 
