@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,46 @@ def side_rows(document: Mapping[str, Any]) -> list[Row]:
     if step:
         before, after = format_duration(step["before_s"]), format_duration(step["after_s"])
         rows.append({"what": "step time", "today": before, "new": after})
+    for title, read in _SERVED if "served" in document else ():
+        rows.append({"what": title, **{side: read(document["served"][key]) for side, key in _SIDE_KEYS.items()}})
     return rows
+
+
+def _hops_text(hops: Mapping[str, float]) -> str:
+    """Ways of tokens by level."""
+    return " / ".join(percent(hops[level]) for level in ("same_device", "same_node", "other_node"))
+
+
+_SIDE_KEYS = {"today": "current", "new": "new"}
+_SERVED: tuple[tuple[str, Callable[[Mapping[str, Any]], str]], ...] = (
+    ("TTFT, mean", lambda side: format_duration(side["ttft_mean_s"])),
+    ("TTFT, p99", lambda side: format_duration(side["ttft_p99_s"])),
+    ("TPOT, mean", lambda side: format_duration(side["tpot_mean_s"])),
+    ("fullest device over the mean", lambda side: f"{side['load_factor']:.3f}"),
+    ("ways: same device / node / other node", lambda side: _hops_text(side["hops"])),
+    ("tokens of KV cache in a worker", lambda side: f"{side['kv_capacity_tokens']:,}"),
+)
+
+
+def served_experts_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The ``experts`` of a serving plan's answer, a sentence for each pool; empty where there are none."""
+    return " ".join(_pool_experts(row) for row in rows)
+
+
+def _pool_experts(row: Mapping[str, Any]) -> str:
+    if row.get("unused_because"):
+        return f"The routing given for experts is not used by the {row['pool']} pool: {row['unused_because']}."
+    copies = ""
+    if row["num_copies"]:
+        copies = (
+            f"; {counted(row['num_copies'], 'copy', 'copies')} in each layer take "
+            f"{format_bytes(row['copies_bytes_per_device'])} of each device from the KV cache"
+        )
+    return (
+        f"Experts of the {row['pool']} pool on {counted(row['expert_parallel'], 'device')}: the fullest has "
+        f"{row['load_factor']:.3f} times the mean load; of the ways of tokens stay on the device / stay on the "
+        f"node / cross nodes {_hops_text(row['hops'])}{copies}."
+    )
 
 
 def _report(placed: Placed, document: Mapping[str, Any], width: int) -> str:
@@ -100,6 +139,7 @@ def _sentences(document: Mapping[str, Any]) -> list[str]:
     step, sampled, answer = document.get("step_time"), document.get("sampled"), document["answer"]
     if step:
         lines.append(f"step time {signed_percent(step['time_ratio'] - 1.0)} against the current placement")
+    lines += _served_sentences(document)
     if "moved_experts" in answer:
         moved = f"{counted(answer['moved_experts'], 'expert')} to move"
         if "moved_bytes" in answer:
@@ -117,4 +157,26 @@ def _sentences(document: Mapping[str, Any]) -> list[str]:
             f"scenario {item['name']}: balancedness {item['balancedness']:.4f}, alone {item['alone']:.4f} "
             f"(regret {item['regret']:.4f})"
         )
+    return lines
+
+
+def _served_sentences(document: Mapping[str, Any]) -> list[str]:
+    """What the placement does to a serving plan, against the current one and against the plan."""
+    if "served" not in document:
+        return []
+    planned, current, new = (document["served"][key] for key in ("as planned", "current", "new"))
+    ratios = [
+        f"{name} {signed_percent(new[key] / current[key] - 1.0)} (as planned {format_duration(planned[key])})"
+        for name, key in (("TTFT", "ttft_mean_s"), ("TPOT", "tpot_mean_s"))
+    ]
+    moves = document["replacement"]
+    lines = ["against the current placement: " + ", ".join(ratios)]
+    if planned["load_factor"] is None:
+        lines.append("the plan assumed the skew that kernels were timed with; plan again with experts: {loads: FILE}")
+    moved = f"placing anew moves {counted(moves['moved_experts'], 'expert')}, {format_bytes(moves['moved_bytes'])}"
+    if moves["seconds"] is not None:
+        moved += f", in {format_duration(moves['seconds'])} on the links"
+    lines.append(moved + (" (of the recorded layers)" if document.get("is_sample") else ""))
+    if document["dispatch"] == "returns" and "cross_device_fraction" in document["new"]:
+        lines.append("tokens return to their attention rank after each layer: which expert follows which costs nothing")
     return lines

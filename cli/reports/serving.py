@@ -8,6 +8,7 @@ from typing import Any
 
 from meshplan.catalogs.units import format_bytes, format_duration, format_usd
 from meshplan.cli.render import Column, Format, Row, rendered_rows
+from meshplan.cli.reports.expert_placement import served_experts_text
 from meshplan.cli.reports.parts import cluster_text, effort_text, model_on_cluster, paragraph, rejected_section
 from meshplan.cli.reports.quantities import TICK, bar, gib, interval_text, metric_text, metric_title, percent
 from meshplan.planner.core.plan import Plan
@@ -283,7 +284,9 @@ def memory_section(plan: Plan, width: int) -> str:
     )
     text = rendered_rows(rows, columns, Format.TABLE, title="Memory of one device in GiB", width=width)
     per_token = ", ".join(f"{row.get('pool', row['role'])} {format_bytes(row['kv_bytes_per_token'])}" for row in rows)
-    return text + paragraph(f"KV cache of one token on one device: {per_token}.", width)
+    experts = served_experts_text((plan.answer or {}).get("experts", ()))
+    below = f"KV cache of one token on one device: {per_token}."
+    return text + paragraph(below, width) + (paragraph(experts, width) if experts else "")
 
 
 def time_section(plan: Plan, width: int) -> str:

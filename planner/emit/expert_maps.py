@@ -29,8 +29,8 @@ from meshplan.planner.core.arrays import IntArray
 from meshplan.planner.emit.artifact import Artifact
 from meshplan.planner.expert_placement.pictures import svg_picture
 from meshplan.planner.expert_placement.placing import Placed, views
+from meshplan.planner.expert_placement.problem.maps import MAP_KEY
 
-MAP_KEY = "physical_to_logical_map"
 VLLM_RECORD_TYPE = "eplb_initial_mapping"
 
 
@@ -146,6 +146,9 @@ def map_artifact(placed: Placed, target: str) -> Artifact:
     Raises:
         CannotExpressError: the target cannot express the placement.
     """
+    if placed.setting.is_sample:
+        layers = placed.problem.num_layers
+        raise CannotExpressError(target, f"a map of {layers} of the model's MoE layers", "a recording of all of them")
     text = expert_map(
         target,
         placed.placement,

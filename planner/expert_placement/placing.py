@@ -129,6 +129,23 @@ def place(
     return replace(placed, document=_document(placed, trace, advice=advice, seed=seed))
 
 
+def keep_current(placed: Placed) -> Placed:
+    """The current placement as the answer, where the new one is worse by a measure that the objective does not see."""
+    problem, bound = placed.problem, placed.solution.bound
+    reached = objective_of(problem, placed.current)
+    solution = replace(
+        placed.solution,
+        status=placed.solution.status if bound is None else status_of(reached, bound),
+        assignment=Placement(physical_to_logical_map=placed.current),
+        objective=reached,
+        gap=None if bound is None else relative_gap(reached, bound),
+        solver=f"{placed.solution.solver}; the current one is faster",
+    )
+    left = {key: value for key, value in placed.document.items() if key not in ("sampled", "scenarios")}
+    document = {**left, "answer": answer(problem, solution), "new": placed.document["today"]}
+    return replace(placed, solution=solution, document=document)
+
+
 def _trace(recordings: Mapping[str, ExpertRecording], problem: ExpertPlacementProblem) -> IntArray | None:
     """[L, tokens, top_k] the recorded tokens; None without traces."""
     traces = [item.token_experts for item in recordings.values() if item.token_experts is not None]

@@ -43,6 +43,7 @@ class ExpertSetting:
         tokens_per_batch: tokens that all these devices together route in one pass of one layer, or None.
         step_s: optimizer step under balanced routing, or None.
         expert_s: part of the step in expert GEMMs and their exposed all-to-all, or None.
+        is_sample: the recorded layers are some of the model's and stand for all.
     """
 
     num_devices: int
@@ -57,6 +58,7 @@ class ExpertSetting:
     tokens_per_batch: int | None = None
     step_s: float | None = None
     expert_s: float | None = None
+    is_sample: bool = False
 
 
 def setting_of_plan(plan: Plan, machine: Machine) -> ExpertSetting:

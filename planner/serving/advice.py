@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from dataclasses import asdict, replace
 from typing import Any
 
-from meshplan.planner.serving.problem.config import Role
+from meshplan.planner.serving.estimator.expert_traffic import expert_traffic
+from meshplan.planner.serving.estimator.memory import weights_bytes
+from meshplan.planner.serving.problem.config import Pool, Role
+from meshplan.planner.serving.problem.expert_routing import copies_of
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.search.branch import Simulated
@@ -31,8 +34,8 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
 
     Returns:
         ``pareto`` (closed form, including points that violate SLOs), ``num_running``, ``useful_batch``, ``sensitivity``
-        (the chosen deployment under other requests) and, where a rate is given, ``max_request_rate_per_s`` within the
-        SLOs.
+        (the chosen deployment under other requests), ``experts`` where the question says how they are routed, and,
+        where a rate is given, ``max_request_rate_per_s`` within the SLOs.
     """
     last = chosen.candidate.parts[-1][0]
     found: dict[str, Any] = {
@@ -58,6 +61,11 @@ def advice(problem: ServingProblem, chosen: Simulated, report: ServingReport, *,
     }
     if last.placed.role is not Role.PREFILL:
         found["useful_batch"] = useful_batch(last)
+    if problem.experts is not None:
+        found["experts"] = [
+            {"pool": name, **_experts(problem, pool)}
+            for name, pool in zip(chosen.candidate.config.pool_names, chosen.candidate.config.pools, strict=True)
+        ]
     if problem.workload.request_rate_per_s is not None and problem.workload.trace is None and problem.slos:
         found["max_request_rate_per_s"] = sustainable_rate(problem, chosen, seed=seed)
     return found
@@ -107,6 +115,28 @@ def _shapes(problem: ServingProblem, chosen: Simulated, seed: int) -> list[dict[
     config, cost = chosen.candidate.config, chosen.candidate.parts[0][0].cost
     shapes = simulated_shapes(_loaded(problem, chosen), config, cost, chosen.judged.metrics, seed=seed)
     return [{**asdict(shape), "validated": False} for shape in shapes]
+
+
+def _experts(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
+    """What the question's routing means for the layout of a pool, or why it is not used."""
+    layout, moe = pool.layout, problem.shape.moe
+    top_k = 1 if moe is None else moe.num_experts_per_token
+    domain = problem.machines[pool.node_type].domain_size
+    traffic = expert_traffic(problem.experts, layout, top_k=top_k, domain_size=domain)
+    row: dict[str, Any] = {"expert_parallel": layout.expert_parallel}
+    if traffic is None:
+        return {**row, "unused_because": "every device has all experts, so routing changes no time"}
+    whole, copies = (
+        weights_bytes(problem.shape, pool.quantization, layout, expert_copies=number)
+        for number in (0, copies_of(problem.experts, layout))
+    )
+    return {
+        **row,
+        "load_factor": float(traffic.load_factor.mean()),
+        "hops": asdict(traffic.hops),
+        "num_copies": copies_of(problem.experts, layout),
+        "copies_bytes_per_device": copies - whole,
+    }
 
 
 def _idle(problem: ServingProblem, chosen: Simulated) -> dict[str, Any]:

@@ -53,6 +53,10 @@ def binding_constraint(problem: ServingProblem, report: ServingReport) -> Bindin
     legal = [one for one in considered if not any(True for _ in _violated(problem, *one[1:]))]
     if not legal:
         return Binding(kind=RULE, text=_binding_rule(problem, considered))
+    misfits = [None if problem.experts is None else problem.experts.misfit(layout) for _, layout, _ in legal]
+    if all(misfits):
+        return Binding(kind=RULE, text=f"experts: {misfits[0]}")
+    legal = [one for one, misfit in zip(legal, misfits, strict=True) if misfit is None]
     missing = [_missing(problem, role, *one) for one in legal]
     if min(missing)[0] > 0.0:
         _, text, shortage = min(missing)
@@ -117,7 +121,7 @@ def _missing(
     device = problem.machines[node_type].device
     held = tokens_held(problem, role)
     limits = default_limits(problem, role, device, layout)
-    memory = worker_memory(problem.shape, device, layout, limits, quantization, context=held)
+    memory = worker_memory(problem.shape, device, layout, limits, quantization, context=held, experts=problem.experts)
     cache = held * memory.kv_bytes_per_token
     needed = memory.weights_bytes + memory.workspace_bytes + cache
     text = (

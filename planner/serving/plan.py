@@ -10,6 +10,7 @@ from typing import Any
 from meshplan.planner.core.plan import Interval, Plan, plain
 from meshplan.planner.serving.advice import advice
 from meshplan.planner.serving.estimator.breakdown import iteration_parts
+from meshplan.planner.serving.estimator.memory import caches
 from meshplan.planner.serving.estimator.pools import pool_memory
 from meshplan.planner.serving.problem.config import Pool, ServingConfig, serving_config_document
 from meshplan.planner.serving.problem.nodes import place_workers, pools_by_node_type
@@ -121,7 +122,7 @@ def _around(value: float, factor: float) -> Interval:
 def memory_row(problem: ServingProblem, pool: Pool) -> dict[str, Any]:
     """Bytes of the fullest device of a pool, and what its cache holds."""
     memory = pool_memory(problem.site, pool, problem.workload)
-    held = memory.kv_capacity_tokens / pool.layout.attention_data_parallel * memory.kv_bytes_per_token
+    held = memory.kv_capacity_tokens / caches(problem.experts, pool.layout) * memory.kv_bytes_per_token
     device = problem.machines[pool.node_type].device
     return {
         "role": pool.role.value,

@@ -23,6 +23,7 @@ from meshplan.planner.core.plan_document import (
     as_json,
 )
 from meshplan.planner.core.reading.spec_fields import MAX_DEVICES
+from meshplan.planner.expert_placement.problem.recordings import MOST_EXPERTS
 from meshplan.planner.serving.problem.config import (
     EngineLimits,
     KvTier,
@@ -38,6 +39,7 @@ from meshplan.planner.serving.problem.spec import ServingSpec
 
 _Devices = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 _MAX_BATCH = 10**9  # tokens or requests of one iteration
+_MAX_SLOTS = 10**6  # slots of experts over all layers: 250 layers of 4,000
 
 
 def _sound_layout(layout: Layout) -> Layout:
@@ -82,6 +84,15 @@ def _known_engine(name: str) -> str:
     return name
 
 
+def _even_map(layers: list[list[int]]) -> list[list[int]]:
+    slots = {len(layer) for layer in layers}
+    if len(slots) != 1 or not 0 < len(layers) * max(slots) <= _MAX_SLOTS:
+        raise ValueError(f"layers of {sorted(slots)} slots: all have as many, {_MAX_SLOTS} together at most")
+    if not all(0 <= expert < MOST_EXPERTS for layer in layers for expert in layer):
+        raise ValueError(f"experts are whole numbers from 0 to {MOST_EXPERTS - 1}")
+    return layers
+
+
 class ServingChoices(Closed):
     """The choices of one deployment."""
 
@@ -90,6 +101,7 @@ class ServingChoices(Closed):
     pools: Annotated[list[_Pool], Field(min_length=1)]
     router: Router
     speculation: Speculation | None
+    expert_map: Annotated[list[list[int]], AfterValidator(_even_map)] | None = None
     name: Text = ""  # of an allocation's services
     model: Text = ""
 
@@ -245,6 +257,22 @@ class _Shape(Section):
     num_rejected: Count
 
 
+class _Hops(Section):
+    same_device: Number
+    same_node: Number
+    other_node: Number
+
+
+class _Experts(Section):
+    pool: Text
+    expert_parallel: Count
+    unused_because: Text | None = None
+    load_factor: Number = 0.0
+    hops: _Hops | Nothing = Nothing()
+    num_copies: Count = 0
+    copies_bytes_per_device: Number = 0.0
+
+
 class _Answer(Section):
     pareto: tuple[_Point, ...] = ()
     num_running: Number = 0.0
@@ -256,6 +284,7 @@ class _Answer(Section):
     num_idle_devices: Count = 0
     idle_because: Text | None = None
     useful_batch: Count | None = None
+    experts: tuple[_Experts, ...] = ()
     max_request_rate_per_s: Number | None = None
 
     @model_validator(mode="after")

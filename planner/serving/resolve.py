@@ -18,6 +18,7 @@ from meshplan.planner.core.problems import Problems
 from meshplan.planner.serving.problem.config import Role
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import ENGINES, PUBLISHED_SCHEMES
+from meshplan.planner.serving.problem.expert_routing import expert_routing
 from meshplan.planner.serving.problem.problem import Pinned, ServingLimits, ServingObjective, ServingProblem
 from meshplan.planner.serving.problem.quantization import checkpoint_formats
 from meshplan.planner.serving.problem.requests import Arrival, Requests, ServingWorkload
@@ -77,6 +78,7 @@ def resolve_serving(
     schemes = _schemes(spec, shape, catalog)
     _check_schemes(spec, shape, schemes, machines, problems)
     _check(spec, shape, machines, prices, rules, problems)
+    experts = expert_routing(spec.experts, shape, base, problems)
     problems.check()
     recipe = engine_recipes()[rules.name]
     problem = ServingProblem(
@@ -101,6 +103,7 @@ def resolve_serving(
         speculation=None if spec.speculation is None else spec.speculation.value,
         kv_tier=None if spec.kv_tier is None else spec.kv_tier.value,
         pinned=_pinned(spec),
+        experts=experts,
     )
     return ResolvedServing(problem=problem, prices=prices, sources=_sources(problem, prices))
 
@@ -292,6 +295,8 @@ def _sources(problem: ServingProblem, prices: Mapping[str, Price]) -> dict[str, 
         f"model {problem.shape.slug}": problem.shape.source,
         f"engine {problem.rules.name} {problem.rules.version}": problem.rules.limits_source,
     }
+    if problem.experts is not None:
+        sources["routing of experts"] = problem.experts.source
     for name, calibration in problem.calibrations.items():
         sources[f"constants on {name}"] = (
             f"{calibration.engine} on {calibration.architecture}, {calibration.num_runs} runs: {calibration.source}"

@@ -102,7 +102,8 @@ class Exchange:
         return share * self.machine.scale_out_bytes_per_s
 
     @property
-    def _network_s_per_byte(self) -> float:
+    def network_s_per_byte(self) -> float:
+        """The inverse of :attr:`network_bytes_per_s`; infinite where no network joins the nodes."""
         return 1.0 / self.network_bytes_per_s if self.machine.is_joined else float("inf")
 
     def level(self, group: int) -> EvidenceLevel:
@@ -113,6 +114,10 @@ class Exchange:
     def _span(self, group: int) -> tuple[int, int]:
         """Fewest of the group's devices on a node where it crosses nodes (else all), and the most nodes of a group."""
         return group_span(group, 1, max(self.world_size, group), self.machine.domain_size)
+
+    def fewest_on_a_node(self, group: int) -> int:
+        """Fewest of the group's devices on a node where it crosses nodes, else all."""
+        return self._span(group)[0]
 
     def _nodes(self, group: int) -> int:
         return self._span(group)[1]
@@ -128,7 +133,7 @@ class Exchange:
         fewest, nodes = self._span(group)
         if nodes == 1:
             return local
-        across = 2.0 * (group - 1) / group * size_bytes / fewest * self._network_s_per_byte
+        across = 2.0 * (group - 1) / group * size_bytes / fewest * self.network_s_per_byte
         hops = 2.0 * np.ceil(np.log2(nodes)) * self.machine.scale_out_latency_s
         return np.maximum(local, across) + hops + COLLECTIVE_S
 
@@ -173,7 +178,16 @@ class Exchange:
         return None
 
     def experts_s(
-        self, rank_tokens: FloatArray, *, group: int, ranks: int, hidden: int, top_k: int, activation_bytes: float
+        self,
+        rank_tokens: FloatArray,
+        *,
+        group: int,
+        ranks: int,
+        hidden: int,
+        top_k: int,
+        activation_bytes: float,
+        near: FloatArray | float = 1.0,
+        far: FloatArray | float = 1.0,
     ) -> FloatArray:
         """Dispatch to, and combine from, experts spread over ``group`` devices.
 
@@ -184,6 +198,8 @@ class Exchange:
             hidden: size of a token's state.
             top_k: experts that a token visits.
             activation_bytes: of one dispatched element.
+            near: tokens that the fullest device takes from its node, over those of even routing.
+            far: tokens that a NIC of the fullest node takes, over those of even routing.
         """
         if group <= 1:
             return np.zeros_like(rank_tokens)
@@ -191,14 +207,14 @@ class Exchange:
         most = self._most(group)
         row = hidden * (activation_bytes + BYTES_16_BIT)
         copies = inside_copies(top_k, group)
-        near = rank_tokens * copies * row * (most - 1) / group / self.scale_up_bytes_per_s
+        nearby = near * rank_tokens * copies * row * (most - 1) / group / self.scale_up_bytes_per_s
         latency = 2.0 * (COLLECTIVE_S + (self.machine.scale_out_latency_s if nodes > 1 else 0.0))
-        to_all, slowest = latency + near, 1.0 / self.scale_up_bytes_per_s
+        to_all, slowest = latency + nearby, 1.0 / self.scale_up_bytes_per_s
         if nodes > 1:
             domains = group / fewest  # as if every node held as few of them as the one with fewest
             far_copies = domains * (1.0 - (1.0 - 1.0 / domains) ** top_k)
-            far = rank_tokens * far_copies * row * (domains - 1) / domains * self._network_s_per_byte
-            to_all, slowest = latency + np.maximum(near, far), max(slowest, self._network_s_per_byte / fewest)
+            across = far * rank_tokens * far_copies * row * (domains - 1) / domains * self.network_s_per_byte
+            to_all, slowest = latency + np.maximum(nearby, across), max(slowest, self.network_s_per_byte / fewest)
         gathered = latency + 2.0 * (group - 1) / group * ranks * rank_tokens * hidden * BYTES_16_BIT * slowest
         return np.minimum(to_all, gathered)
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -26,10 +26,13 @@ from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.core.arrays import FloatArray
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.estimator.collectives import Exchange
+from meshplan.planner.serving.estimator.expert_traffic import ExpertTraffic, expert_traffic, staying_s
+from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
 from meshplan.planner.serving.estimator.operators import Operators
 from meshplan.planner.serving.estimator.step_cost import StepCost
 from meshplan.planner.serving.estimator.table import Table, token_knots
 from meshplan.planner.serving.problem.config import EngineLimits, Layout, Role, Speculation
+from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
 # Memory-bound kernels of the attention and the MLP half of a layer, and the hidden-size elements that a norm with
@@ -101,6 +104,7 @@ class Worker:
         role: prefill workers run no decodes.
         speculation: None without a draft.
         all_reduce: engine whose all-reduce kernels are called; empty for its own.
+        experts: routing and the places of experts; None prices the skew that kernels were timed with.
     """
 
     shape: ModelShape
@@ -114,6 +118,7 @@ class Worker:
     role: Role = Role.MIXED
     speculation: Speculation | None = None
     all_reduce: str = ""
+    experts: ExpertRouting | None = None
 
     @cached_property
     def operators(self) -> Operators:
@@ -129,6 +134,14 @@ class Worker:
             custom_all_reduce=self.limits.custom_all_reduce,
             world_size=self.layout.num_devices,
         )
+
+    @cached_property
+    def traffic(self) -> ExpertTraffic | None:
+        """Loads of the expert-parallel devices, and the ways of tokens between them; None where nothing is said."""
+        if self.shape.moe is None:
+            return None
+        top_k, domain = self.shape.moe.num_experts_per_token, self.machine.domain_size
+        return expert_traffic(self.experts, self.layout, top_k=top_k, domain_size=domain)
 
     # --- by part ------------------------------------------------------------------------------------------------------
 
@@ -170,19 +183,22 @@ class Worker:
 
     def routed_s(self, tokens: FloatArray) -> FloatArray:
         """Routed experts of one layer on the most loaded device; ``tokens`` of all ranks of a stage."""
-        moe, layout = self.shape.moe, self.layout
+        moe, layout, traffic = self.shape.moe, self.layout, self.traffic
         if moe is None:
             return np.zeros_like(tokens)
-        return self.operators.experts_s(
+        slots = moe.num_experts if traffic is None else traffic.num_slots
+        price = partial(
+            self.operators.experts_s,
             self.quantization.experts,
             tokens,
             hidden=self.shape.hidden_size,
             width=moe.expert_intermediate_size / layout.expert_tensor_parallel,
             matrices=self.shape.mlp_matrices,
             top_k=moe.num_experts_per_token,
-            num_experts=moe.num_experts,
-            local_experts=moe.num_experts / layout.expert_parallel,
+            num_experts=slots,
+            local_experts=slots / layout.expert_parallel,
         )
+        return price() if traffic is None else traffic.mean_over_layers(lambda factor: price(load_factor=factor))
 
     def expert_exchange_s(self, tokens: FloatArray) -> FloatArray:
         """Dispatch and combine of one layer; ``tokens`` of all ranks of a stage."""
@@ -190,14 +206,24 @@ class Worker:
         ranks = layout.attention_data_parallel
         if moe is None or ranks == 1:
             return np.zeros_like(tokens)  # attention and experts share their devices: the all-reduce suffices
-        return self.exchange.experts_s(
+        group, hidden = layout.expert_parallel * layout.expert_tensor_parallel, self.shape.hidden_size
+        sent_bytes = SCHEMES[self.quantization.experts].activation_bytes
+        if self.traffic is not None and self.traffic.staying is not None:
+            kv_bytes = kv_bytes_per_token(self.shape, self.quantization) / self.shape.num_hidden_layers
+            ways = partial(staying_s, self.exchange, self.traffic.staying, group=group, hidden=hidden)
+            return ways(tokens, activation_bytes=sent_bytes, kv_bytes=kv_bytes)
+        price = partial(
+            self.exchange.experts_s,
             tokens / ranks,
-            group=layout.expert_parallel * layout.expert_tensor_parallel,
+            group=group,
             ranks=ranks,
-            hidden=self.shape.hidden_size,
+            hidden=hidden,
             top_k=moe.num_experts_per_token,
-            activation_bytes=SCHEMES[self.quantization.experts].activation_bytes,
+            activation_bytes=sent_bytes,
         )
+        if self.traffic is None:
+            return price()
+        return price(near=self.traffic.near[:, None], far=self.traffic.far[:, None]).mean(axis=0)
 
     def head_s(self, sequences: FloatArray) -> FloatArray:
         """LM head and sampling for ``sequences`` of one batch."""

@@ -16,6 +16,7 @@ from meshplan.catalogs.hardware import Device
 from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.core.constants import BYTES_16_BIT
 from meshplan.planner.serving.problem.config import EngineLimits, Layout
+from meshplan.planner.serving.problem.expert_routing import Dispatch, ExpertRouting, copies_of
 from meshplan.planner.serving.problem.quantization import SCHEMES, Quantization
 
 # CUDA context, communicators and captured graphs of one process (vLLM's memory profiling logs report 1 to 3 GiB in
@@ -63,8 +64,11 @@ def kv_bytes_per_token(shape: ModelShape, quantization: Quantization, *, tensor_
     return per_layer * shape.num_hidden_layers
 
 
-def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout) -> float:
-    """Weights on one device of a worker, bytes; stages are taken as equal, the ends hold embedding or head."""
+def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout, *, expert_copies: int = 0) -> float:
+    """Weights on one device of a worker, bytes; stages are taken as equal, the ends hold embedding or head.
+
+    ``expert_copies`` are those of a layer beyond one of each expert, over all devices that hold its experts.
+    """
     attention = SCHEMES[quantization.attention].weight_bytes * _attention_parameters(shape, layout.tensor_parallel)
     mlp = SCHEMES[quantization.mlp].weight_bytes
     total = shape.num_hidden_layers * attention
@@ -72,7 +76,8 @@ def weights_bytes(shape: ModelShape, quantization: Quantization, layout: Layout)
     total += dense_layers * mlp * shape.dense_mlp_parameters / layout.tensor_parallel
     if shape.moe is not None:
         spread = layout.expert_parallel * layout.expert_tensor_parallel
-        routed = SCHEMES[quantization.experts].weight_bytes * shape.moe.num_experts * shape.expert_parameters / spread
+        held = shape.moe.num_experts + expert_copies
+        routed = SCHEMES[quantization.experts].weight_bytes * held * shape.expert_parameters / spread
         shared = mlp * shape.shared_expert_parameters / layout.tensor_parallel
         total += shape.num_moe_layers * (routed + shared + BYTES_16_BIT * shape.router_parameters)
     ends = BYTES_16_BIT * (shape.embedding_parameters + shape.lm_head_parameters) / layout.tensor_parallel
@@ -97,6 +102,7 @@ def worker_memory(
     quantization: Quantization,
     *,
     context: float,
+    experts: ExpertRouting | None = None,
 ) -> WorkerMemory:
     """Memory of one worker.
 
@@ -107,8 +113,9 @@ def worker_memory(
         limits: limits of its scheduler; ``memory_fraction`` of the device's usable memory is its budget.
         quantization: formats of weights and cache.
         context: mean tokens held by a request, which determines the effect of sliding windows.
+        experts: their copies, and whether every device holds the cache of all requests.
     """
-    weights = weights_bytes(shape, quantization, layout)
+    weights = weights_bytes(shape, quantization, layout, expert_copies=copies_of(experts, layout))
     t = layout.tensor_parallel
     width = max(shape.intermediate_size, _expert_width(shape)) / t
     tokens = min(limits.max_batched_tokens, 2**16)
@@ -124,8 +131,16 @@ def worker_memory(
         workspace_bytes=workspace,
         kv_bytes_per_token=per_token,
         budget_bytes=budget,
-        kv_capacity_tokens=int(rank_tokens * layout.attention_data_parallel),
+        kv_capacity_tokens=int(rank_tokens * caches(experts, layout)),
     )
+
+
+def caches(experts: ExpertRouting | None, layout: Layout) -> int:
+    """Caches of a worker that hold different requests: its attention data-parallel ranks' unless tokens stay with
+    their experts, where every device holds all requests.
+    """
+    stays = experts is not None and experts.dispatch is Dispatch.STAYS and layout.expert_parallel > 1
+    return 1 if stays else layout.attention_data_parallel
 
 
 def window_share(shape: ModelShape, context: float) -> float:

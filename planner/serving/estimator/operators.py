@@ -298,8 +298,12 @@ class Operators:
         top_k: int,
         num_experts: int,
         local_experts: float,
+        load_factor: float | None = None,
     ) -> FloatArray:
         """Routed experts of one layer on one device; ``tokens`` are all that choose among ``num_experts``.
+
+        ``load_factor`` is the load of the fullest device over the mean, where it is known. Without it, the tables of a
+        group of devices are those of a power law of exponent :data:`ROUTING_SKEW`, and rooflines take the mean.
 
         Tables with balanced routing hit min(k·T, E) experts with T tokens, independent choices hit E·(1 − (1 − k/E)^T):
         times are scaled by the ratio of the kernel's times for these numbers of experts.
@@ -313,20 +317,21 @@ class Operators:
             "num_experts": num_experts,
             "expert_parallel": groups,
             "gated": matrices == GATED,
-            "skew": ROUTING_SKEW if groups > 1 else 0.0,
+            "skew": ROUTING_SKEW if groups > 1 and load_factor is None else 0.0,
+            "load_factor": load_factor,
         }
         seconds = self._expert_kernels_s(scheme, tokens, **sizes)
         if seconds is not None:
             by_choice = self._expert_kernels_s(scheme, distinct / top_k, **sizes)
             by_table = self._expert_kernels_s(scheme, np.minimum(tokens, num_experts / top_k), **sizes)
-            if groups == 1 and by_choice is not None and by_table is not None:
+            if (groups == 1 or load_factor is not None) and by_choice is not None and by_table is not None:
                 seconds = seconds * np.minimum(by_choice / by_table, 1.0)
             hit = distinct / groups
             moved = SCHEMES[scheme].weight_bytes * hit * matrices * hidden * width
-            flops = 2.0 * tokens * top_k / groups * matrices * hidden * width
+            flops = 2.0 * tokens * top_k / groups * (load_factor or 1.0) * matrices * hidden * width
             return self._own(gemm_class(scheme)) * self._rescaled(seconds, flops, moved)
         hit = local_experts * (1.0 - (1.0 - top_k / num_experts) ** tokens)
-        visits = tokens * top_k * local_experts / num_experts
+        visits = (load_factor or 1.0) * tokens * top_k * local_experts / num_experts
         grouped = self._roofline_s(
             scheme,
             flops=2.0 * visits * matrices * hidden * width / GROUPED_SHARE,

@@ -50,6 +50,7 @@ def pool_worker(site: Site, pool: Pool, workload: ServingWorkload, speculation: 
         contexts=ContextRange(prompt=prompt, least=prompt, most=prompt + max(output, 1.0)),
         role=pool.role,
         speculation=speculation,
+        experts=site.experts,
     )
 
 
@@ -62,4 +63,5 @@ def pool_memory(site: Site, pool: Pool, workload: ServingWorkload) -> WorkerMemo
         pool.limits,
         pool.quantization,
         context=workload.input_length + workload.output_length / 2.0,
+        experts=site.experts,
     )

@@ -217,12 +217,15 @@ class ServingConfig:
             router, with a name and a weight for each kind of worker.
         router: see :class:`Router`.
         speculation: None without a draft.
+        expert_map: expert in each slot of each MoE layer, of the pools that spread experts over devices; None: one copy
+            each, in order.
     """
 
     engine: str
     pools: tuple[Pool, ...]
     router: Router = Router.LEAST_LOADED
     speculation: Speculation | None = None
+    expert_map: tuple[tuple[int, ...], ...] | None = None
 
     @property
     def is_disaggregated(self) -> bool:
@@ -265,12 +268,14 @@ class ServingConfig:
 
 def serving_config_document(config: ServingConfig) -> dict[str, Any]:
     """The choices as plain JSON, with the number of devices of each pool and of all pools."""
+    lies = {} if config.expert_map is None else {"expert_map": [list(layer) for layer in config.expert_map]}
     return {
         "engine": config.engine,
         "num_devices": config.num_devices,
         "pools": [_pool_document(pool) for pool in config.pools],
         "router": config.router.value,
         "speculation": None if config.speculation is None else asdict(config.speculation),
+        **lies,
     }
 
 
@@ -286,6 +291,7 @@ def serving_config_from_document(document: Mapping[str, Any]) -> ServingConfig:
             pools=tuple(_pool_from(pool) for pool in document["pools"]),
             router=Router(document["router"]),
             speculation=None if document["speculation"] is None else Speculation(**document["speculation"]),
+            expert_map=tuple(tuple(layer) for layer in document["expert_map"]) if "expert_map" in document else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         what = f"field {error} is missing" if isinstance(error, KeyError) else str(error)

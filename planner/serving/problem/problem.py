@@ -12,6 +12,7 @@ from meshplan.catalogs.models.shapes import ModelShape
 from meshplan.planner.cluster.machine import Machine
 from meshplan.planner.serving.problem.config import KvTier, Role, Speculation
 from meshplan.planner.serving.problem.engine_rules import EngineRules
+from meshplan.planner.serving.problem.expert_routing import ExpertRouting
 from meshplan.planner.serving.problem.quantization import Quantization
 from meshplan.planner.serving.problem.requests import Arrival, ServingWorkload
 from meshplan.planner.serving.problem.slo import Slo
@@ -73,12 +74,14 @@ class Site:
         machines: node type → devices and links.
         recipe: how the engine schedules.
         constants: node type → calibrated constants.
+        experts: routing and the places of experts; None where nothing is known of them.
     """
 
     shape: ModelShape
     machines: Mapping[str, Machine]
     recipe: EngineRecipe
     constants: Mapping[str, ServingConstants]
+    experts: ExpertRouting | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +102,7 @@ class ServingProblem:
         speculation: None without a draft.
         kv_tier: second KV cache tier of mixed workers; None without one.
         pinned: see :class:`Pinned`.
+        experts: routing and the places of experts; None where nothing is known of them.
     """
 
     shape: ModelShape
@@ -114,12 +118,15 @@ class ServingProblem:
     speculation: Speculation | None = None
     kv_tier: KvTier | None = None
     pinned: Pinned = field(default_factory=Pinned)
+    experts: ExpertRouting | None = None
 
     @property
     def site(self) -> Site:
         """Model, hardware and engine alone."""
         constants = {name: calibration.constants for name, calibration in self.calibrations.items()}
-        return Site(shape=self.shape, machines=self.machines, recipe=self.recipe, constants=constants)
+        return Site(
+            shape=self.shape, machines=self.machines, recipe=self.recipe, constants=constants, experts=self.experts
+        )
 
     @property
     def num_devices(self) -> int:

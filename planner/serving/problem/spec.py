@@ -11,6 +11,7 @@ from meshplan.planner.cluster.spec import ClusterSpec, PriceSpec
 from meshplan.planner.core.reading.spec_fields import Count, Dollars, SpecModel, Whole
 from meshplan.planner.core.reading.spec_reader import read_spec
 from meshplan.planner.serving.problem.config import KvTier, Speculation
+from meshplan.planner.serving.problem.expert_routing import ExpertRoutingSpec
 from meshplan.planner.serving.problem.problem import ServingObjective
 from meshplan.planner.serving.problem.quantization import KV_CACHE_BYTES, SCHEMES
 from meshplan.planner.serving.problem.requests import Arrival
@@ -195,6 +196,10 @@ class ServingSpec(SpecModel):
         default=None, description="keeps prefixes that the devices have no room for; with workload.num_prefixes"
     )
     speculation: SpeculationSpec | None = None
+    experts: ExpertRoutingSpec | None = Field(
+        default=None,
+        description="recorded or named routing of a mixture of experts; default: the skew that kernels were timed with",
+    )
     constraints: ServingConstraintsSpec = ServingConstraintsSpec()
     fixed: ServingFixedSpec = ServingFixedSpec()
 

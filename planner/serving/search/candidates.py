@@ -7,6 +7,7 @@ simulation can confirm.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from meshplan.planner.serving.estimator.collectives import Exchange
 from meshplan.planner.serving.estimator.memory import kv_bytes_per_token
-from meshplan.planner.serving.problem.config import Layout, Role, Router, ServingConfig
+from meshplan.planner.serving.problem.config import Layout, Pool, Role, Router, ServingConfig
 from meshplan.planner.serving.problem.problem import ServingProblem
 from meshplan.planner.serving.search.families import Counts, Family
 from meshplan.planner.serving.search.layouts import PlacedWorker
@@ -98,6 +99,7 @@ def _mixed(family: Family, counts: Counts) -> Candidate:
             engine=problem.rules.name,
             pools=tuple(pools),
             speculation=problem.speculation,
+            expert_map=_expert_map(problem, pools),
             router=Router.LEAST_LOADED if len(pools) == 1 else Router.LEAST_CONNECTIONS,
         ),
         rate=total if rate is None else rate,
@@ -170,6 +172,7 @@ def _pair(family: Family, counts: Counts) -> Candidate:
         moved, devices=min(prefill.num_devices, decode.num_devices)
     )
     running = int(steady.num_seqs[index]) * second
+    pools = (pool_of(problem, prefill.placed, first), pool_of(problem, decode.placed, second))
     if problem.has_free_load:  # requests in prefill and in transfer are in flight too
         running += math.ceil(rate * (prefill.first_token_s + transfer))
     return _candidate(
@@ -177,14 +180,23 @@ def _pair(family: Family, counts: Counts) -> Candidate:
         counts,
         ServingConfig(
             engine=problem.rules.name,
-            pools=(pool_of(problem, prefill.placed, first), pool_of(problem, decode.placed, second)),
+            pools=pools,
             speculation=problem.speculation,
+            expert_map=_expert_map(problem, pools),
         ),
         rate=rate,
         running=min(running, problem.workload.concurrency or running),
         tpot_s=float(steady.tpot_s[index]),
         ttft_s=prefill.first_token_s + transfer,
     )
+
+
+def _expert_map(problem: ServingProblem, pools: Sequence[Pool]) -> tuple[tuple[int, ...], ...] | None:
+    """The places of the experts that the question gives, where a pool spreads them over devices."""
+    experts = problem.experts
+    if experts is None or experts.placement is None or all(pool.layout.expert_parallel == 1 for pool in pools):
+        return None
+    return tuple(tuple(layer) for layer in experts.placement.tolist())
 
 
 # --- scores -----------------------------------------------------------------------------------------------------------

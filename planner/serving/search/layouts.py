@@ -72,6 +72,10 @@ def placed_workers(problem: ServingProblem, role: Role, rejected: Counter[str]) 
                 if violated is not None:
                     rejected[f"{problem.rules.name}: {violated.message}"] += 1
                     continue
+                misfit = None if problem.experts is None else problem.experts.misfit(layout)
+                if misfit is not None:
+                    rejected[misfit] += 1
+                    continue
                 worker = _placed(problem, role, node_type, machine, layout, quantization)
                 if worker is None:
                     rejected["weights, workspace and one request's KV cache do not fit the device"] += 1
@@ -169,7 +173,9 @@ def _placed(
     if chunk is not None:
         most = min(limits.max_num_seqs, chunk * ranks)
         limits = replace(limits, max_batched_tokens=chunk, max_num_seqs=most)
-    memory = worker_memory(problem.shape, machine.device, layout, limits, quantization, context=held)
+    memory = worker_memory(
+        problem.shape, machine.device, layout, limits, quantization, context=held, experts=problem.experts
+    )
     if memory.kv_capacity_tokens < held * ranks:
         return None
     if "max_num_seqs" not in problem.pinned.of(role):
