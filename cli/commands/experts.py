@@ -13,6 +13,8 @@ from meshplan.cli.options import DatabaseOption, ForceOption, FormatOption, Seed
 from meshplan.cli.render import Format
 
 if TYPE_CHECKING:
+    from meshplan.planner.core.plan import Plan
+    from meshplan.planner.expert_placement.placing import Placed
     from meshplan.planner.expert_placement.setting import ExpertSetting
 
 app = typer.Typer(rich_markup_mode=None, add_completion=False)
@@ -52,7 +54,8 @@ ExpertsArguments = Annotated[
     list[str],
     typer.Argument(
         metavar="[PLAN] [NAME=]LOADS...",
-        help="A training plan with expert_parallel > 1 (none with --devices), then recordings of its routing; "
+        help="A training or serving plan with expert_parallel > 1 (none with --devices), then recordings of its "
+        "routing; "
         "several are scenarios, such as prefill=a.json decode=b.json.",
         show_default=False,
     ),
@@ -137,19 +140,15 @@ def experts(
     if (emit is None) != (out is None):
         raise typer.BadParameter("--emit and --out go together")
     question = _question(min_balance, dispatch, max_moves)
-    setting, files = _setting(arguments, devices, devices_per_node, db)
-    recordings = read_recordings(
-        files, given_format=None if recorded_by is None else recorded_by.value, num_experts=setting.num_experts
-    )
-    placed = place(
-        setting,
-        recordings,
-        num_redundant_experts=slots,
-        separate_windows=windows,
-        advice=advice,
-        seed=seed,
-        **question,
-    )
+    plan, files = _plan_and_files(arguments, devices, devices_per_node, db)
+    question |= {"num_redundant_experts": slots, "separate_windows": windows, "advice": advice, "seed": seed}
+    given_format = None if recorded_by is None else recorded_by.value
+    if plan is not None and plan.kind == "serving":
+        placed = _place_served(plan, files, given_format, db, question)
+    else:
+        setting = _training_setting(plan, db) if plan is not None else _given_setting(devices, devices_per_node)
+        recordings = read_recordings(files, given_format=given_format, num_experts=setting.num_experts)
+        placed = place(setting, recordings, **question)
     written: list[Path] = []
     if emit is not None and out is not None:
         written += write_artifacts([map_artifact(placed, emit.value)], out, force=force)
@@ -174,32 +173,60 @@ def _question(min_balance: float | None, dispatch: Dispatch, max_moves: int | No
     return {}
 
 
-def _setting(
+def _plan_and_files(
     arguments: list[str], devices: int | None, devices_per_node: int | None, db: str | None
-) -> tuple[ExpertSetting, Mapping[str, Path]]:
-    """The devices and the recordings that the arguments name."""
-    from meshplan.planner.expert_placement.setting import ExpertSetting, setting_of_plan
-
+) -> tuple[Plan | None, Mapping[str, Path]]:
+    """The plan, unless the devices are given by hand, and the recordings that the arguments name."""
     if devices is not None:
-        setting = ExpertSetting(num_devices=devices, devices_per_node=min(devices_per_node or devices, devices))
-        return setting, _files(arguments)
+        return None, _files(arguments)
     if len(arguments) == 1:
         raise typer.BadParameter("name a plan and a recording, or --devices G and a recording")
     if devices_per_node is not None:
         raise typer.BadParameter("--devices-per-node goes with --devices; a plan knows its nodes")
     from meshplan.cli.database import open_catalog
     from meshplan.cli.stored import load_plan
+
+    plan = load_plan(arguments[0], open_catalog(db))
+    if plan.kind not in ("training", "serving"):
+        raise typer.BadParameter(
+            f"plan {plan.plan_id} is of the kind {plan.kind!r}; name a training or serving plan, or --devices G"
+        )
+    return plan, _files(arguments[1:])
+
+
+def _given_setting(devices: int | None, devices_per_node: int | None) -> ExpertSetting:
+    from meshplan.planner.expert_placement.setting import ExpertSetting
+
+    num_devices = devices or 1
+    return ExpertSetting(num_devices=num_devices, devices_per_node=min(devices_per_node or num_devices, num_devices))
+
+
+def _training_setting(plan: Plan, db: str | None) -> ExpertSetting:
+    from meshplan.cli.database import open_catalog
     from meshplan.planner.core.plan import shape_from_document
+    from meshplan.planner.expert_placement.setting import setting_of_plan
     from meshplan.planner.training.service import resolve
 
-    catalog = open_catalog(db)
-    plan = load_plan(arguments[0], catalog)
-    if plan.kind != "training":
-        raise typer.BadParameter(
-            f"plan {plan.plan_id} is of the kind {plan.kind!r}; name a training plan, or --devices G"
-        )
-    resolved = resolve(plan.spec, catalog, shape=shape_from_document(plan.provenance["model"]))
-    return setting_of_plan(plan, resolved.problem.machine), _files(arguments[1:])
+    resolved = resolve(plan.spec, open_catalog(db), shape=shape_from_document(plan.provenance["model"]))
+    return setting_of_plan(plan, resolved.problem.machine)
+
+
+def _place_served(
+    plan: Plan, files: Mapping[str, Path], given_format: str | None, db: str | None, question: Mapping[str, Any]
+) -> Placed:
+    """Place the experts of a serving plan; files that its spec names are looked up from here."""
+    from meshplan.cli.database import open_catalog
+    from meshplan.planner.core.plan import shape_from_document
+    from meshplan.planner.expert_placement.setting import read_recordings
+    from meshplan.planner.serving.expert_plan import place_served_experts
+    from meshplan.planner.serving.problem.spec import read_serving_spec
+    from meshplan.planner.serving.resolve import resolve_serving
+
+    shape = shape_from_document(plan.provenance["model"])
+    problem = resolve_serving(read_serving_spec(plan.spec), open_catalog(db), Path(), shape=shape).problem
+    num_experts = None if shape.moe is None else shape.moe.num_experts
+    recordings = read_recordings(files, given_format=given_format, num_experts=num_experts)
+    return place_served_experts(plan, problem, recordings, **question)
 
 
 def _files(arguments: list[str]) -> dict[str, Path]:

@@ -172,3 +172,97 @@ def test_plans_without_spread_experts_are_refused(
     assert "expert ids outside 0..7" in meshplan("experts", plan, trace).err
     np.savez(tmp_path / "short.npz", load=np.ones((3, EXPERTS)))
     assert "32 MoE layers" in meshplan("experts", plan, tmp_path / "short.npz").err
+
+
+SERVED = """\
+kind: serving
+model: MODEL
+cluster:
+  devices: {type: h100-sxm-80gb, per_node: 2, nodes: 2}
+  links: {intra_node: {bandwidth: 450 GB/s, latency: 3 us}, inter_node: {bandwidth: 50 GB/s, latency: 5 us}}
+workload: {input_length: 1024, output_length: 64, concurrency: 32, num_requests: 128}
+constraints: {target: sglang}
+fixed:
+  {mode: aggregated, tensor_parallel: 1, attention_data_parallel: 4, expert_parallel: 4, num_workers: 1,
+   max_batched_tokens: 2048, max_num_seqs: 32}
+"""
+
+
+def served(meshplan: Command, folder: Path, more: str = "", model: str = "mixtral-8x7b") -> dict[str, Any]:
+    spec = folder / "served.yaml"
+    spec.write_text(SERVED.replace("MODEL", model) + more)
+    plan: dict[str, Any] = meshplan("plan", spec, "--format", "json").json
+    return plan
+
+
+def mean_s(plan: dict[str, Any], name: str) -> float:
+    return float(plan["predicted"][name]["value"])
+
+
+def test_a_serving_plan_moves_with_the_places_of_its_experts(
+    meshplan: Command, tmp_path: Path, recording: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plan, place by recorded routing, plan again with the map: the second plan has what the placement promised."""
+    monkeypatch.chdir(tmp_path)
+    without, out = served(meshplan, tmp_path), tmp_path / "out"
+    loaded = served(meshplan, tmp_path, "experts: {loads: loads.csv}\n")
+    document = meshplan("experts", without["plan_id"], recording, "--format", "json").json
+    current, new = document["served"]["current"], document["served"]["new"]
+    assert new["load_factor"] < current["load_factor"]
+    assert new["ttft_mean_s"] < current["ttft_mean_s"]
+    assert new["tpot_mean_s"] < current["tpot_mean_s"]
+    assert current["ttft_mean_s"] == pytest.approx(mean_s(loaded, "ttft_mean_s"))
+    assert document["served"]["as planned"]["load_factor"] is None
+    assert document["replacement"]["moved_experts"] > 0
+    call = ("experts", loaded["plan_id"], recording, "--emit", "sglang", "--out", out)
+    assert "TTFT −" in meshplan(*call).out
+    placed = served(meshplan, tmp_path, "experts: {loads: loads.csv, placement: out/expert_location.json}\n")
+    assert mean_s(placed, "ttft_mean_s") == pytest.approx(new["ttft_mean_s"])
+    assert mean_s(placed, "tpot_mean_s") == pytest.approx(new["tpot_mean_s"])
+    assert placed["config"]["expert_map"] == document["answer"]["physical_to_logical_map"]
+    assert placed["answer"]["experts"][0]["load_factor"] == pytest.approx(new["load_factor"])
+    assert "Experts of the mixed pool on 4 devices" in meshplan("plans", "show", placed["plan_id"]).out
+    refused = meshplan("emit", placed["plan_id"], "--target", "sglang", "--out", tmp_path / "launch")
+    assert "passes over it for Mixtral" in " ".join(refused.err.split())
+
+
+def test_copies_of_experts_take_tokens_of_the_cache(meshplan: Command, tmp_path: Path, recording: Path) -> None:
+    plan = served(meshplan, tmp_path)["plan_id"]
+    document = meshplan("experts", plan, recording, "--slots", 4, "--format", "json").json
+    current, new = document["served"]["current"], document["served"]["new"]
+    if len(document["answer"]["physical_to_logical_map"][0]) > EXPERTS:  # else the copies cost more than they bring
+        assert new["kv_capacity_tokens"] < current["kv_capacity_tokens"]
+    assert new["ttft_mean_s"] <= current["ttft_mean_s"] or new["tpot_mean_s"] <= current["tpot_mean_s"]
+
+
+def test_some_recorded_layers_stand_for_all_but_make_no_map(meshplan: Command, tmp_path: Path) -> None:
+    np.savez(tmp_path / "three.npz", load=counts(3)[:3])
+    plan = served(meshplan, tmp_path)["plan_id"]
+    document = meshplan("experts", plan, tmp_path / "three.npz", "--format", "json").json
+    assert document["is_sample"]
+    outcome = meshplan("experts", plan, tmp_path / "three.npz", "--emit", "sglang", "--out", tmp_path / "o")
+    assert "a map of 3 of the model's MoE layers" in outcome.err
+
+
+def test_serving_plans_that_cannot_be_placed_are_refused(meshplan: Command, tmp_path: Path, recording: Path) -> None:
+    whole = served(meshplan, tmp_path, "").copy()
+    spec = tmp_path / "whole.yaml"
+    spec.write_text(SERVED.replace("MODEL", "mixtral-8x7b").replace("expert_parallel: 4", "expert_parallel: 1"))
+    made = meshplan("plan", spec, "--format", "json").json
+    assert "has all experts on every device" in meshplan("experts", made["plan_id"], recording).err
+    np.savez(tmp_path / "other.npz", load=np.ones((LAYERS, DOUBLE * EXPERTS)))
+    said = " ".join(meshplan("experts", whole["plan_id"], tmp_path / "other.npz").err.split())
+    assert "16 experts per layer, Mixtral 8x7B v0.1 has 8" in said
+
+
+def test_routing_that_is_not_used_is_reported(meshplan: Command, tmp_path: Path) -> None:
+    spec = tmp_path / "whole.yaml"
+    one = SERVED.replace("MODEL", "mixtral-8x7b").replace("expert_parallel: 4", "expert_parallel: 1")
+    spec.write_text(one + "experts: {zipf: 1}\n")
+    made = meshplan("plan", spec, "--format", "json").json
+    assert made["answer"]["experts"][0]["unused_because"]
+    assert "is not used by the mixed pool" in " ".join(meshplan("plans", "show", made["plan_id"]).out.split())
+    spec.write_text(one + "experts: {loads: none.csv}\n")
+    assert "does not exist" in meshplan("plan", spec).err
+    spec.write_text(one + "experts: {loads: none.csv, zipf: 1}\n")
+    assert "give loads (a recording) or zipf" in " ".join(meshplan("plan", spec).err.split())
