@@ -8,16 +8,21 @@ parser, ``resolve_once`` and ``check_server_args``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from meshplan.catalogs.errors import CannotExpressError
-from meshplan.planner.emit.artifact import ParserVerified
+from meshplan.planner.emit.artifact import Artifact, ParserVerified
+from meshplan.planner.emit.expert_maps import expert_map
 from meshplan.planner.emit.serving import terms
 from meshplan.planner.emit.serving.engine import POLICIES_TEXT, SERVE_ON, Engine, router_program
 from meshplan.planner.emit.serving.job import Argument, Flags, PoolProgram, RouterOf, Template
 from meshplan.planner.emit.serving.request import ServingRequest
 from meshplan.planner.emit.target import Feature
 from meshplan.planner.emit.terms import Arguments, count, stated
+from meshplan.planner.expert_placement.problem.maps import sound_map
 from meshplan.planner.serving.problem.config import Layout, Pool, Role
 from meshplan.planner.serving.problem.engines import SGLANG
 
@@ -41,6 +46,11 @@ _DATA = ("--dp-size", "--data-parallel-size", "--dp")
 _DATA_IS_ATTENTION = "--enable-dp-attention"
 _EXPERTS = ("--ep-size", "--expert-parallel-size", "--ep")
 _CHUNK = "--chunked-prefill-size"
+# Model families whose classes in SGLang 0.5.23 have get_model_config_for_expert_location; for others (mixtral, olmoe)
+# the engine passes over the map without a word.
+MAPPED_FAMILIES = (
+    *("deepseek_v2", "deepseek_v3", "glm4_moe", "gpt_oss", "kimi_k2", "minimax_m2", "qwen2_moe", "qwen3_moe"),
+)
 
 
 def _attention_data(arguments: Arguments) -> int | None:
@@ -137,6 +147,43 @@ def _kv_tier(_: ServingRequest, pool: Pool) -> Arguments:
     return {"--enable-hierarchical-cache": "", "--hicache-size": str(max(int(pool.kv_tier.bytes_per_device / _GB), 1))}
 
 
+def _expert_copies(request: ServingRequest, pool: Pool) -> Arguments:
+    """Slots of a layer beyond one for each expert; the map itself is a file, see :func:`_expert_files`."""
+    moe, lies = request.shape.moe, request.config.expert_map
+    if moe is None or lies is None or pool.layout.expert_parallel == 1:
+        return {}
+    if request.shape.family not in MAPPED_FAMILIES:
+        raise CannotExpressError(
+            SGLANG.name,
+            f"a map of experts: {SGLANG.version} passes over it for {request.shape.name}",
+            f"a plan without experts.placement; a map is loaded for {', '.join(MAPPED_FAMILIES)}",
+        )
+    if len(lies) != request.shape.num_moe_layers:
+        raise CannotExpressError(
+            SGLANG.name,
+            f"a map of {len(lies)} of the model's {request.shape.num_moe_layers} MoE layers",
+            "a map of all of them",
+        )
+    return {"--ep-num-redundant-experts": str(len(lies[0]) - moe.num_experts)}
+
+
+def _map_path(request: ServingRequest, pool: Pool) -> str:
+    return f"{request.pool_name(pool)}_expert_location.json"
+
+
+def _expert_files(request: ServingRequest, pool: Pool) -> tuple[Artifact, ...]:
+    """The map, a row for every layer of the model: SGLang counts dense layers, too, and does not look at their rows."""
+    moe, lies = request.shape.moe, request.config.expert_map
+    if moe is None or lies is None or pool.layout.expert_parallel == 1:
+        return ()
+    rows = iter(lies)
+    in_order = [slot % moe.num_experts for slot in range(len(lies[0]))]
+    every = np.array([next(rows) if is_moe else in_order for is_moe in moe.moe_layers])
+    sound_map(every, num_experts=moe.num_experts, where=_map_path(request, pool))
+    text = expert_map(SGLANG.name, every, num_experts=moe.num_experts, num_devices=pool.layout.expert_parallel)
+    return (Artifact(path=PurePosixPath(_map_path(request, pool)), content=text),)
+
+
 TERMS = (
     _rows.tensor(
         "--tp-size",
@@ -176,6 +223,12 @@ TERMS = (
         *_EXPERTS,
         expressed_by=f"{_EXPERTS[0]}; --moe-a2a-backend deepep, --moe-dense-tp-size 1 where attention is data parallel",
         verified_by=f"{_PARSER}; divisibility by our own rule",
+    ),
+    _rows.write_only(
+        "expert_map",
+        _expert_copies,
+        f"--init-expert-location, --ep-num-redundant-experts ({', '.join(MAPPED_FAMILIES)})",
+        verified_by=f"{_PARSER}; the map by the engine's own reader of it",
     ),
     _rows.max_num_seqs("--max-running-requests", note=" (of all attention-data ranks)"),
     _rows.term(
@@ -223,6 +276,8 @@ REPLICAS = _rows.term(
 def _program(request: ServingRequest, pool: Pool, flags: Flags, num_nodes: int) -> PoolProgram:
     _check_nodes(pool, num_nodes)
     node: list[Argument] = [*SERVE_ON]
+    if _expert_files(request, pool):
+        node += ["--init-expert-location", Template(text=f"{{files}}/{_map_path(request, pool)}")]
     if pool.role is Role.PREFILL:
         node += ["--disaggregation-bootstrap-port", Template(text="{bootstrap_port}")]
     if num_nodes > 1:
@@ -275,6 +330,7 @@ ENGINE = Engine(
     program=_program,
     router=_router,
     notes=_notes,
+    files=_expert_files,
     more_features=(
         Feature(name="router", expressed_by=f"sglang-router {POLICIES_TEXT}", verified_by=str(ROUTER_VERIFIED)),
         Feature(

@@ -14,6 +14,7 @@ from meshplan.planner.emit.terms import Arguments, Rows, Term, count, stated
 from meshplan.planner.serving.problem.config import Pool
 from meshplan.planner.serving.problem.engine_rules import EngineRules
 from meshplan.planner.serving.problem.engines import PUBLISHED_SCHEMES
+from meshplan.planner.serving.problem.expert_routing import Dispatch
 
 # How often a limit counts, by the data-parallel ranks that the arguments state.
 Ranks = Callable[[Arguments], int]
@@ -132,6 +133,12 @@ def refuse_serving(rules: EngineRules, request: ServingRequest) -> None:
         CannotExpressError: with what is wrong and the nearest that can be expressed.
     """
     config = request.config
+    if (request.plan.spec.get("experts") or {}).get("dispatch") == Dispatch.STAYS.value:
+        raise CannotExpressError(
+            rules.name,
+            "tokens that stay with their experts: in every engine they return to their attention rank",
+            "a plan with experts.dispatch: returns",
+        )
     if config.engine != rules.name:
         raise CannotExpressError(
             rules.name,
@@ -143,6 +150,24 @@ def refuse_serving(rules: EngineRules, request: ServingRequest) -> None:
         raise CannotExpressError(
             rules.name, "this configuration: " + "; ".join(wrong), f"what meshplan plan finds with engine {rules.name}"
         )
+
+
+def map_refused(rules: EngineRules, because: str) -> Callable[[ServingRequest, Pool], Arguments]:
+    """The ``write`` of an engine that cannot load a map of experts: it refuses plans that have one.
+
+    Args:
+        rules: of the engine.
+        because: why.
+    """
+
+    def write(request: ServingRequest, _: Pool) -> Arguments:
+        if request.config.expert_map is None:
+            return {}
+        raise CannotExpressError(
+            rules.name, f"a map of experts ({because})", "a plan without experts.placement, or target sglang"
+        )
+
+    return write
 
 
 def uses_own_layers(rules: EngineRules, request: ServingRequest) -> bool:

@@ -143,6 +143,11 @@ TERMS = (
     ),
     _rows.degree("--pp_size", name="pipeline_parallel", always=True),
     _rows.degree("--ep_size", name="expert_parallel"),
+    _rows.write_only(
+        "expert_map",
+        terms.map_refused(TRTLLM, "its load balancer needs the WIDEEP backend, whose kernels were not priced"),
+        "refused: only its WIDEEP backend loads a map",
+    ),
     _rows.max_num_seqs("--max_batch_size", ranks=_attention_ranks, note=" (of one attention-data rank)"),
     _rows.max_batched_tokens("--max_num_tokens"),
     _rows.write_only(

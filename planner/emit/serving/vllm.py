@@ -149,6 +149,11 @@ TERMS = (
         expressed_by=f"{_EXPERTS} (over tensor × data parallel ranks); expert_tensor_parallel: without it",
         verified_by=f"{_PARSER}; divisibility by our own rule",
     ),
+    _rows.write_only(
+        "expert_map",
+        terms.map_refused(VLLM, f"{VLLM.version} loads none: its EPLB starts with experts in order and moves them"),
+        f"refused: {VLLM.version} loads no map",
+    ),
     _rows.max_num_seqs("--max-num-seqs", ranks=_data_ranks, note=" (of one data-parallel rank)"),
     _rows.max_batched_tokens("--max-num-batched-tokens"),
     _pair_term("chunked_prefill", write=_chunks),

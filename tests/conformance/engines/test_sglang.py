@@ -6,6 +6,7 @@ import importlib.metadata
 import random
 import sys
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,3 +167,34 @@ def test_a_tier_of_kv_cache_is_what_the_plan_says(sglang, checkpoints) -> None:
     view = resolved_view(sglang.resolved(words[3:]))
     assert view.enable_hierarchical_cache
     assert view.hicache_size * 1e9 == tier.bytes_per_device
+
+
+def test_a_map_of_experts_is_taken_with_its_copies(sglang, checkpoints) -> None:
+    from sglang.srt.arg_groups.overrides import resolved_view
+
+    copies = 16
+    lies = ((*range(256), *range(copies)),) * 58
+    config = replace(aggregated("sglang", layout(1, data=16, expert=16)), expert_map=lies)
+    request = serving_request(DEEPSEEK_V3, config, model_path=checkpoints[DEEPSEEK_V3.slug], quantized_checkpoint=False)
+    job = emitter.job(request)
+    (program,) = job.programs
+    for node_rank in (0, 1):
+        words = command_of(program, node_rank)
+        assert {word for word in words if word.startswith("--")} <= sglang.option_strings
+        view = resolved_view(sglang.resolved(words[3:]))
+        assert view.ep_num_redundant_experts == copies
+        assert view.init_expert_location == f"/files/{job.files[0].path}"
+        assert view.ep_dispatch_algorithm == "static"
+
+
+def test_families_whose_map_is_read_are_those_that_the_engine_asks(sglang) -> None:
+    """The engine places experts of models whose class has get_model_config_for_expert_location, and of no others."""
+    import sglang as package
+
+    models = Path(package.__file__).parent / "srt" / "models"
+    asked = "get_model_config_for_expert_location"
+    files = {"deepseek_v3": "deepseek_v2", "kimi_k2": "deepseek_v2"}  # models of one class
+    for family in emitter.MAPPED_FAMILIES:
+        assert asked in (models / f"{files.get(family, family)}.py").read_text()
+    for family in ("mixtral", "olmoe"):
+        assert asked not in (models / f"{family}.py").read_text()

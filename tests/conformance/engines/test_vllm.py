@@ -190,3 +190,11 @@ def test_a_tier_of_kv_cache_is_what_the_plan_says(vllm, checkpoints) -> None:
     cache = vllm.config(words[2:]).cache_config
     assert cache.kv_offloading_size * 2**30 == 8 * tier.bytes_per_device
     assert cache.kv_offloading_backend == "native"
+
+
+def test_no_flag_loads_a_map_of_experts(vllm) -> None:
+    """Its EPLB counts by itself; if this fails, the emitter may give it the plan's map."""
+    from vllm.config.parallel import EPLBConfig
+
+    assert not [name for name in vars(EPLBConfig()) if "map" in name or "path" in name or "file" in name]
+    assert not [flag for flag in vllm.option_strings if "expert" in flag and ("map" in flag or "location" in flag)]
