@@ -77,9 +77,10 @@ def place_served_experts(
     """
     config, pool = _spread(plan)
     recordings = {name: of_moe_layers(one, problem.shape, name) for name, one in recordings.items()}
+    recordings, copies = _from_the_plan(config, problem, recordings, int(choices.pop("num_redundant_experts", 0)))
     first = next(iter(recordings.values()))
     setting = serving_setting(plan, problem, pool, is_sample=len(first.layer_ids) < problem.shape.num_moe_layers)
-    placed = place(setting, recordings, seed=seed, **choices)
+    placed = place(setting, recordings, num_redundant_experts=copies, seed=seed, **choices)
     if placed.solution.assignment is None:
         return placed
     said = Dispatch.RETURNS if problem.experts is None else problem.experts.dispatch
@@ -103,6 +104,27 @@ def place_served_experts(
         "replacement": asdict(moves),
     }
     return replace(placed, document=document)
+
+
+def _from_the_plan(
+    config: ServingConfig, problem: ServingProblem, recordings: Mapping[str, ExpertRecording], copies: int
+) -> tuple[Mapping[str, ExpertRecording], int]:
+    """The plan's own map as the one in force, and its copies where none are asked; without one, what was recorded.
+
+    Raises:
+        SpecError: other layers than the map's were recorded, or another number of copies is asked.
+    """
+    if config.expert_map is None or problem.shape.moe is None:
+        return recordings, copies
+    lies = np.array(config.expert_map)
+    has = lies.shape[1] - problem.shape.moe.num_experts
+    layers = next(iter(recordings.values())).load.shape[1]
+    if copies not in (0, has) or layers != len(lies):
+        raise _error(
+            f"the plan's map has {len(lies)} layers with {has} copies; asked are {layers} with {copies}: place them "
+            "for a plan without experts.placement"
+        )
+    return {name: replace(one, current=lies) for name, one in recordings.items()}, has
 
 
 def _spread(plan: Plan) -> tuple[ServingConfig, Pool]:

@@ -164,6 +164,12 @@ def _expert_copies(request: ServingRequest, pool: Pool) -> Arguments:
             f"a map of {len(lies)} of the model's {request.shape.num_moe_layers} MoE layers",
             "a map of all of them",
         )
+    if len(lies[0]) % pool.layout.expert_parallel:
+        raise CannotExpressError(
+            SGLANG.name,
+            f"{len(lies[0])} slots of experts on {pool.layout.expert_parallel} devices",
+            "a map whose slots divide over them",
+        )
     return {"--ep-num-redundant-experts": str(len(lies[0]) - moe.num_experts)}
 
 

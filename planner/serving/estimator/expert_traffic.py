@@ -32,6 +32,11 @@ from meshplan.planner.serving.estimator.collectives import COLLECTIVE_S, Exchang
 from meshplan.planner.serving.problem.config import Layout
 from meshplan.planner.serving.problem.expert_routing import Dispatch, ExpertRouting
 
+# Ratio of neighbouring load factors at which kernels are priced: DeepSeek-V3 on 32 H200 is planned in 12 CPU-seconds,
+# with every layer's own factor in 34. Single factors are off by 0.9 % (OLMoE), 2.2 % (Qwen3-235B) and 4.9 %
+# (DeepSeek-V3) at worst (16 H100, factors up to 4, 16 to 65,536 tokens).
+FACTOR_STEP = 1.05
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hops:
@@ -86,9 +91,19 @@ class ExpertTraffic:
     staying: StayingTraffic | None = None
 
     def mean_over_layers(self, price: Callable[[float], FloatArray]) -> FloatArray:
-        """Mean over layers of a price by load factor, asked once for each distinct factor."""
-        factors, counts = np.unique(self.load_factor, return_counts=True)
-        total = sum(count * price(float(factor)) for factor, count in zip(factors, counts, strict=True))
+        """Mean over layers of a price by load factor, linear between powers of :data:`FACTOR_STEP`.
+
+        The knots are the same for all loads, so that a smaller load never costs more.
+        """
+        place = np.log(np.maximum(self.load_factor, 1.0)) / np.log(FACTOR_STEP)
+        below = np.floor(place)
+        share = (self.load_factor - FACTOR_STEP**below) / (FACTOR_STEP ** (below + 1.0) - FACTOR_STEP**below)
+        share = np.clip(share, 0.0, 1.0)
+        weights = np.zeros(int(below.max()) + 2)
+        np.add.at(weights, below.astype(int), 1.0 - share)
+        np.add.at(weights, below.astype(int) + 1, share)
+        knots = np.flatnonzero(weights)
+        total = sum(weights[knot] * price(float(FACTOR_STEP**knot)) for knot in knots)
         return np.asarray(total / len(self.load_factor))
 
 

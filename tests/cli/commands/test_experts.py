@@ -221,6 +221,10 @@ def test_a_serving_plan_moves_with_the_places_of_its_experts(
     assert mean_s(placed, "tpot_mean_s") == pytest.approx(new["tpot_mean_s"])
     assert placed["config"]["expert_map"] == document["answer"]["physical_to_logical_map"]
     assert placed["answer"]["experts"][0]["load_factor"] == pytest.approx(new["load_factor"])
+    again = meshplan("experts", placed["plan_id"], recording, "--format", "json").json
+    assert again["served"]["current"]["ttft_mean_s"] == pytest.approx(new["ttft_mean_s"])
+    refusal = meshplan("experts", placed["plan_id"], recording, "--slots", 4).err
+    assert "map has 32 layers with 0 copies; asked are 32 with 4" in " ".join(refusal.split())
     assert "Experts of the mixed pool on 4 devices" in meshplan("plans", "show", placed["plan_id"]).out
     refused = meshplan("emit", placed["plan_id"], "--target", "sglang", "--out", tmp_path / "launch")
     assert "passes over it for Mixtral" in " ".join(refused.err.split())
