@@ -120,19 +120,31 @@ def summarize(run: ServingRun, *, num_devices: int = 1) -> Metrics:
     )
 
 
-def steady_tokens_per_s(run: ServingRun, num_running: int) -> float:
-    """Rate of output tokens while ``num_running`` requests run: without the ramp at the start and the tail at the end.
+def steady_window_s(run: ServingRun, num_running: int) -> tuple[float, float] | None:
+    """The time in which ``num_running`` requests run: without the ramp at the start and the tail at the end.
 
-    From the first token of the ``num_running``-th request to the time when one more than so many are left; an answer's
-    tokens come evenly between its first and its last. 0 where there is no such time.
+    From the first token of the ``num_running``-th request to the time when one more than so many are left; None where
+    there is no such time.
     """
     served = run.is_served & (run.output_length > 1)
     first, finish = run.first_token_s[served], run.finish_s[served]
-    if len(first) < 2 * num_running + 1:
-        return 0.0
+    if len(first) <= num_running:
+        return None
     start, end = float(np.sort(first)[num_running - 1]), float(np.sort(finish)[-num_running - 1])
-    if end <= start:
+    return (start, end) if start < end else None
+
+
+def steady_tokens_per_s(run: ServingRun, num_running: int) -> float:
+    """Rate of output tokens in the window of :func:`steady_window_s`; 0 where there is none.
+
+    An answer's tokens come evenly between its first and its last.
+    """
+    window = steady_window_s(run, num_running)
+    if window is None:
         return 0.0
+    start, end = window
+    served = run.is_served & (run.output_length > 1)
+    first, finish = run.first_token_s[served], run.finish_s[served]
     inside = np.clip(np.minimum(finish, end) - np.maximum(first, start), 0.0, None)
     tokens = (run.output_length[served] - 1) * inside / np.maximum(finish - first, LEAST_WIDTH)
     return float(tokens.sum()) / (end - start)

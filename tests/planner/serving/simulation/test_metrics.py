@@ -20,6 +20,7 @@ from meshplan.planner.serving.simulation.metrics import (
     samples_of,
     series,
     steady_tokens_per_s,
+    steady_window_s,
     summarize,
 )
 from meshplan.planner.serving.simulation.reference import reference_run
@@ -80,7 +81,18 @@ def test_the_steady_rate_leaves_out_ramp_and_tail() -> None:
     assert summarize(long_tail).output_tokens_per_s < 0.7 * summarize(run).output_tokens_per_s
     assert steady_tokens_per_s(long_tail, LIMITS.max_num_seqs) == pytest.approx(steady, rel=0.05)
     assert steady > summarize(run).output_tokens_per_s
-    assert steady_tokens_per_s(some_run(num=20), LIMITS.max_num_seqs) == 0.0  # never so many at once, twice
+    assert steady_tokens_per_s(some_run(num=20), LIMITS.max_num_seqs) == 0.0  # never so many at once
+
+
+def test_the_steady_window_ends_before_the_tail_of_a_short_run() -> None:
+    """All requests at once, fewer than two full batches: what follows the last admission is tail, not rate."""
+    run = simulate(random_requests(3, 50, rate_per_s=1e9, shortest_output=40), COST, LIMITS, kv_capacity_tokens=30_000)
+    window = steady_window_s(run, LIMITS.max_num_seqs)
+    assert window is not None
+    start, end = window
+    assert np.count_nonzero(run.first_token_s <= start) == LIMITS.max_num_seqs
+    assert np.count_nonzero(run.finish_s > end) == LIMITS.max_num_seqs
+    assert steady_tokens_per_s(run, LIMITS.max_num_seqs) > 1.1 * summarize(run).output_tokens_per_s
 
 
 def test_goodput_counts_requests_that_stay_within_every_limit() -> None:
